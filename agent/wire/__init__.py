@@ -1,0 +1,70 @@
+"""What a rank tells the server: the batch, its bytes, its limits, and the names both ends use.
+
+The lighter end owns the wire: the server imports this module, never the other way round, and it
+imports nothing of ours. Rules that keep old bytes readable for ever (`tests/wire/golden`):
+`VERSION` grows when a field changes its meaning; a new field is optional and has a default; a field
+that is not known is ignored.
+
+Two forms carry the same batch. msgpack is what the agent sends: arrays are raw little-endian
+bytes. JSON is for people and scripts: arrays are lists, the three non-finite numbers are the strings
+`"NaN"`, `"Infinity"`, `"-Infinity"`, and 64-bit words are hexadecimal strings.
+"""
+
+from rankscope.agent.wire.batch import (
+    Answer,
+    Array,
+    Batch,
+    Column,
+    Event,
+    Float64,
+    Hello,
+    Int64,
+    Print,
+    TensorTable,
+    UInt64,
+)
+from rankscope.agent.wire.codec import (
+    CONTENT_TYPE,
+    MAX_BODY_BYTES,
+    MAX_COLUMNS,
+    MAX_NAME_LENGTH,
+    VERSION,
+    WireError,
+    decode,
+    encode,
+    from_json,
+    number_to_json,
+    numbers_to_json,
+    to_json,
+)
+from rankscope.agent.wire.names import KINDS, RANK_STATES, SEVERITIES, STAGES
+
+__all__ = [
+    "CONTENT_TYPE",
+    "KINDS",
+    "MAX_BODY_BYTES",
+    "MAX_COLUMNS",
+    "MAX_NAME_LENGTH",
+    "RANK_STATES",
+    "SEVERITIES",
+    "STAGES",
+    "VERSION",
+    "Answer",
+    "Array",
+    "Batch",
+    "Column",
+    "Event",
+    "Float64",
+    "Hello",
+    "Int64",
+    "Print",
+    "TensorTable",
+    "UInt64",
+    "WireError",
+    "decode",
+    "encode",
+    "from_json",
+    "number_to_json",
+    "numbers_to_json",
+    "to_json",
+]

@@ -1,0 +1,418 @@
+"""A batch as bytes (msgpack) and as plain JSON values, and back, with every field checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgpack
+import numpy as np
+from rankscope.agent.wire.batch import Array, Batch, Column, Event, Hello, Int64, Print, TensorTable
+from rankscope.agent.wire.names import RANK_STATES, STAGES
+
+VERSION = 1
+CONTENT_TYPE = "application/msgpack"
+
+MAX_BODY_BYTES = 32 * 2**20
+MAX_NAME_LENGTH = 250
+MAX_COLUMNS = 10_000
+
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class WireError(ValueError):
+    """A batch that cannot be taken; says where in it and what is wrong.
+
+    Attributes:
+        where: path of the field, for example `columns.loss.values`.
+    """
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"{where}: {problem}")
+        self.where = where
+        self.problem = problem
+
+
+def encode(batch: Batch) -> bytes:
+    """Bytes (msgpack) of a batch."""
+    packed: bytes = msgpack.packb(_to_plain(batch, _pack_array, _pack_steps), use_bin_type=True)
+    return packed
+
+
+def decode(data: bytes) -> Batch:
+    """The batch that `encode` wrote, at any version up to ours.
+
+    Raises:
+        WireError: the bytes are no batch, or one of a version that is not known here.
+    """
+    try:
+        plain = msgpack.unpackb(data, raw=False, strict_map_key=False)
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise WireError("body", f"is not msgpack: {error}") from error
+    return _from_plain(plain)
+
+
+def to_json(batch: Batch) -> dict[str, Any]:
+    """The batch as plain JSON values."""
+    return _to_plain(batch, _list_array, lambda steps: steps.tolist())
+
+
+def from_json(plain: Any) -> Batch:
+    """The batch that `to_json` wrote, or a script by hand.
+
+    Raises:
+        WireError: naming the field that is missing or wrong.
+    """
+    return _from_plain(plain)
+
+
+def number_to_json(value: float) -> float | str:
+    """A float as JSON can carry it: the three non-finite numbers become strings."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def numbers_to_json(values: Array) -> list[Any]:
+    """The values of an array as JSON can carry them; see `number_to_json`."""
+    plain: list[Any] = values.tolist()
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        return [number_to_json(v) for v in plain]
+    return plain
+
+
+# ------------------------------------------------------------------------------------------ writing
+
+
+def _pack_array(array: Array) -> dict[str, Any]:
+    contiguous = np.ascontiguousarray(array)
+    little = contiguous.astype(contiguous.dtype.newbyteorder("<"), copy=False)
+    return {"dtype": little.dtype.str, "shape": list(little.shape), "data": little.tobytes()}
+
+
+def _pack_steps(steps: Int64) -> dict[str, Any]:
+    # Steps are nearly always an arithmetic sequence: three numbers instead of 8 bytes a point.
+    if len(steps) > 2:
+        stride = int(steps[1] - steps[0])
+        if stride > 0 and bool((np.diff(steps) == stride).all()):
+            return {"range": [int(steps[0]), int(steps[-1]) + 1, stride]}
+    return _pack_array(steps)
+
+
+def _list_array(array: Array) -> Any:
+    if array.dtype == np.uint64:
+        return [f"{int(word):016x}" for word in array]
+    if array.ndim == 2:
+        return [numbers_to_json(row) for row in array]
+    return numbers_to_json(array)
+
+
+def _to_plain(batch: Batch, pack: Any, pack_steps: Any) -> dict[str, Any]:
+    def columns(items: Mapping[str, Column]) -> dict[str, Any]:
+        return {
+            name: {"steps": pack_steps(c.steps), "values": pack(c.values)}
+            for name, c in items.items()
+        }
+
+    plain: dict[str, Any] = {
+        "v": VERSION,
+        "project": batch.project,
+        "run": batch.run,
+        "rank": batch.rank,
+        "session": batch.session,
+        "attempt": batch.attempt,
+        "seq": batch.seq,
+        "world_size": batch.world_size,
+        "sent_at": batch.sent_at,
+        "through_step": batch.through_step,
+        "state": batch.state,
+        "phase": batch.phase,
+        "error": batch.error,
+        "columns": columns(batch.columns),
+        "words": columns(batch.words),
+        "prints": [
+            {
+                "step": p.step,
+                "stage": p.stage,
+                "table": p.table,
+                "digests": pack(p.digests),
+                "sketches": None if p.sketches is None else pack(p.sketches),
+            }
+            for p in batch.prints
+        ],
+        "events": [
+            {"step": e.step, "kind": e.kind, "text": e.text, "data": dict(e.data)}
+            for e in batch.events
+        ],
+        "dropped": dict(batch.dropped),
+    }
+    if batch.hello is not None:
+        h = batch.hello
+        plain["hello"] = {
+            "started_at": h.started_at,
+            "host": h.host,
+            "pid": h.pid,
+            "local_rank": h.local_rank,
+            "launcher": h.launcher,
+            "wrapper": h.wrapper,
+            "heartbeat_seconds": h.heartbeat_seconds,
+            "config": dict(h.config),
+            "tables": {
+                name: {
+                    "names": list(t.names),
+                    "shapes": [list(s) for s in t.shapes],
+                    "dtypes": list(t.dtypes),
+                    "shards": list(t.shards),
+                }
+                for name, t in h.tables.items()
+            },
+        }
+    return plain
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+def _from_plain(plain: Any) -> Batch:
+    fields = _mapping(plain, "body")
+    version = fields.get("v", VERSION)
+    if not isinstance(version, int) or not 1 <= version <= VERSION:
+        raise WireError(
+            "v", f"version {version!r} is not known here (up to {VERSION}): update the server"
+        )
+    state = _text(fields, "state", "running")
+    if state not in RANK_STATES:
+        raise WireError("state", f"{state!r} is none of {', '.join(RANK_STATES)}")
+    attempt = fields.get("attempt")
+    rank = _integer(fields, "rank", minimum=0)
+    hello = fields.get("hello")
+    return Batch(
+        project=_name(fields, "project", "default"),
+        run=_name(fields, "run"),
+        rank=rank,
+        session=_text(fields, "session", ""),
+        attempt=None if attempt is None else _integer(fields, "attempt", minimum=0),
+        seq=_integer(fields, "seq", minimum=0),
+        world_size=_integer(fields, "world_size", 1, minimum=1),
+        sent_at=_real(fields, "sent_at", 0.0),
+        through_step=_integer(fields, "through_step", -1, minimum=-1),
+        state=state,
+        phase=_text(fields, "phase", ""),
+        error=_text(fields, "error", ""),
+        hello=None if hello is None else _hello(_mapping(hello, "hello")),
+        columns=_columns(fields, "columns", np.float64),
+        words=_columns(fields, "words", np.uint64),
+        prints=tuple(
+            _print(_mapping(p, f"prints[{i}]"), f"prints[{i}]")
+            for i, p in enumerate(_sequence(fields, "prints"))
+        ),
+        events=tuple(
+            _event(_mapping(e, f"events[{i}]"), f"events[{i}]")
+            for i, e in enumerate(_sequence(fields, "events"))
+        ),
+        dropped={
+            str(k): _integer({"n": v}, "n", minimum=0, where=f"dropped.{k}")
+            for k, v in _mapping(fields.get("dropped") or {}, "dropped").items()
+        },
+    )
+
+
+def _columns(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> dict[str, Column]:
+    items = _mapping(fields.get(key) or {}, key)
+    if len(items) > MAX_COLUMNS:
+        raise WireError(key, f"has {len(items)} series; at most {MAX_COLUMNS} fit into a batch")
+    columns = {}
+    for name, item in items.items():
+        where = f"{key}.{name}"
+        _check_name(name, where)
+        parts = _mapping(item, where)
+        steps = _steps(parts.get("steps"), f"{where}.steps")
+        values = _array(parts.get("values"), dtype, f"{where}.values")
+        if values.ndim != 1 or steps.shape != values.shape:
+            raise WireError(
+                where, f"has {steps.size} steps but values of shape {list(values.shape)}"
+            )
+        columns[name] = Column(steps, values)
+    return columns
+
+
+def _print(fields: Mapping[str, Any], where: str) -> Print:
+    stage = _text(fields, "stage", where=where)
+    if stage not in STAGES:
+        raise WireError(f"{where}.stage", f"{stage!r} is none of {', '.join(STAGES)}")
+    digests = _array(fields.get("digests"), np.uint64, f"{where}.digests")
+    if digests.ndim != 1:
+        raise WireError(f"{where}.digests", "must be one word a tensor")
+    sketches = fields.get("sketches")
+    if sketches is not None:
+        sketches = _array(sketches, np.float64, f"{where}.sketches")
+        if sketches.ndim != 2 or len(sketches) != len(digests):
+            raise WireError(f"{where}.sketches", "must be one row for each digest")
+    return Print(
+        step=_integer(fields, "step", minimum=-1, where=where),
+        stage=stage,
+        table=_text(fields, "table", "parameters", where=where),
+        digests=digests,
+        sketches=sketches,
+    )
+
+
+def _event(fields: Mapping[str, Any], where: str) -> Event:
+    return Event(
+        step=_integer(fields, "step", -1, minimum=-1, where=where),
+        kind=_text(fields, "kind", where=where),
+        text=_text(fields, "text", "", where=where),
+        data=_mapping(fields.get("data") or {}, f"{where}.data"),
+    )
+
+
+def _hello(fields: Mapping[str, Any]) -> Hello:
+    tables = {}
+    for name, item in _mapping(fields.get("tables") or {}, "hello.tables").items():
+        where = f"hello.tables.{name}"
+        parts = _mapping(item, where)
+        names = tuple(str(n) for n in _sequence(parts, "names", where))
+        table = TensorTable(
+            names=names,
+            shapes=tuple(tuple(int(n) for n in s) for s in _sequence(parts, "shapes", where)),
+            dtypes=tuple(str(d) for d in _sequence(parts, "dtypes", where)),
+            shards=tuple(str(s) for s in _sequence(parts, "shards", where)) or ("",) * len(names),
+        )
+        if not len(names) == len(table.shapes) == len(table.dtypes) == len(table.shards):
+            raise WireError(where, "names, shapes, dtypes and shards must be of one length")
+        tables[str(name)] = table
+    return Hello(
+        started_at=_real(fields, "started_at", 0.0, "hello"),
+        host=_text(fields, "host", "", "hello"),
+        pid=_integer(fields, "pid", 0, minimum=0, where="hello"),
+        local_rank=_integer(fields, "local_rank", 0, minimum=0, where="hello"),
+        launcher=_text(fields, "launcher", "", "hello"),
+        wrapper=_text(fields, "wrapper", "", "hello"),
+        heartbeat_seconds=_real(fields, "heartbeat_seconds", 5.0, "hello"),
+        tables=tables,
+        config=_mapping(fields.get("config") or {}, "hello.config"),
+    )
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise WireError(where, f"must be an object, not {type(value).__name__}")
+    return value
+
+
+def _sequence(fields: Mapping[str, Any], key: str, where: str = "") -> Iterable[Any]:
+    value = fields.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise WireError(_path(where, key), f"must be a list, not {type(value).__name__}")
+    return value
+
+
+def _path(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+_REQUIRED = object()
+
+
+def _text(fields: Mapping[str, Any], key: str, default: Any = _REQUIRED, where: str = "") -> str:
+    value = fields.get(key, default)
+    if value is _REQUIRED:
+        raise WireError(_path(where, key), "is missing")
+    if not isinstance(value, str):
+        raise WireError(_path(where, key), f"must be text, not {type(value).__name__}")
+    return value
+
+
+def _check_name(value: Any, where: str) -> None:
+    if not isinstance(value, str) or not value or len(value) > MAX_NAME_LENGTH:
+        raise WireError(where, f"a name is text of 1 to {MAX_NAME_LENGTH} characters")
+    if not value.isprintable():
+        raise WireError(where, "a name has printable characters only")
+
+
+def _name(fields: Mapping[str, Any], key: str, default: Any = _REQUIRED) -> str:
+    value = _text(fields, key, default)
+    _check_name(value, key)
+    return value
+
+
+def _integer(
+    fields: Mapping[str, Any], key: str, default: Any = _REQUIRED, *, minimum: int, where: str = ""
+) -> int:
+    value = fields.get(key, default)
+    if value is _REQUIRED:
+        raise WireError(_path(where, key), "is missing")
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**63:
+        raise WireError(_path(where, key), f"must be an integer from {minimum}, not {value!r}")
+    return value
+
+
+def _real(fields: Mapping[str, Any], key: str, default: float, where: str = "") -> float:
+    value = fields.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise WireError(_path(where, key), f"must be a finite number, not {value!r}")
+    return float(value)
+
+
+def _steps(value: Any, where: str) -> Int64:
+    if isinstance(value, Mapping) and "range" in value:
+        bounds = value["range"]
+        if (
+            not isinstance(bounds, list | tuple)
+            or len(bounds) != 3
+            or not all(isinstance(b, int) and not isinstance(b, bool) for b in bounds)
+            or bounds[2] < 1
+            or not 0 <= (bounds[1] - bounds[0]) // bounds[2] <= MAX_BODY_BYTES
+        ):
+            raise WireError(where, "a range is [first, end, stride] with a stride from 1")
+        steps = np.arange(*bounds, dtype=np.int64)
+    else:
+        steps = _array(value, np.int64, where)
+    if steps.ndim != 1 or (steps.size and int(steps.min()) < 0):
+        raise WireError(where, "steps are a flat list of integers from 0")
+    return steps
+
+
+def _array(value: Any, dtype: type[Any], where: str) -> Array:
+    """An array of exactly `dtype` from its msgpack or its JSON form; read-only where it can be."""
+    if isinstance(value, Mapping):
+        raw, shape, given = value.get("data"), value.get("shape"), value.get("dtype")
+        wanted = np.dtype(dtype).newbyteorder("<")
+        if given != wanted.str:
+            raise WireError(where, f"has dtype {given!r}; {wanted.str!r} is expected")
+        if not isinstance(raw, bytes) or not isinstance(shape, list | tuple):
+            raise WireError(where, "an array has dtype, shape and data")
+        if not all(isinstance(n, int) and n >= 0 for n in shape) or (
+            math.prod(shape) * wanted.itemsize != len(raw)
+        ):
+            raise WireError(where, f"{len(raw)} bytes are no array of shape {list(shape)}")
+        return np.frombuffer(raw, dtype=wanted).reshape(shape).astype(dtype, copy=False)
+    if not isinstance(value, list | tuple):
+        raise WireError(where, "is missing" if value is None else "must be a list of numbers")
+    try:
+        if dtype is np.uint64:
+            return np.array([int(w, 16) if isinstance(w, str) else w for w in value], dtype)
+        if dtype is np.float64:
+            if any(isinstance(row, list | tuple) for row in value):
+                return np.array([[_number(v) for v in row] for row in value], dtype)
+            return np.array([_number(v) for v in value], dtype)
+        if not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+            raise WireError(where, "must be a list of integers")
+        return np.array(value, dtype)
+    except WireError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(where, f"is no list of numbers: {error}") from error
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str):
+        if value not in _NON_FINITE:
+            raise ValueError(f"{value!r}: only NaN, Infinity and -Infinity are written as text")
+        return _NON_FINITE[value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)

@@ -1,0 +1,64 @@
+"""The names that both ends, the documentation and outside scripts rely on."""
+
+SEVERITIES = ("info", "warning", "critical")
+
+# The links of the chain within one optimizer step, in the order in which they can break.
+STAGES = (
+    "start",
+    # Between two steps: parameters that something else than the optimizer wrote.
+    "outside_optimizer",
+    "batch",
+    "local_gradient",
+    "reduced_gradient",
+    "clipped_gradient",
+    "optimizer_state",
+    "hyperparameters",
+    "parameters",
+)
+
+KINDS = (
+    "desync.parameters",
+    "desync.gradients",
+    "desync.optimizer",
+    "desync.hyperparameters",
+    "desync.buffers",
+    "desync.progress",
+    "desync.config",
+    "reduction.wrong",
+    "update.missing",
+    "schedule.mismatch",
+    "data.duplicated",
+    "data.overlap",
+    "data.replayed",
+    "data.unshuffled",
+    "data.imbalanced",
+    "data.outlier",
+    "loss.nonfinite",
+    "loss.spike",
+    "loss.diverging",
+    "loss.oscillating",
+    "loss.plateau",
+    "accuracy.stalled",
+    "generalization.gap",
+    "gradient.nonfinite",
+    "gradient.exploding",
+    "gradient.vanishing",
+    "gradient.oscillating",
+    "gradient.accumulating",
+    "layer.dead",
+    "update.ratio",
+    "clipping.saturated",
+    "amp.scale_collapse",
+    "compression.error",
+    "lr.too_high",
+    "lr.too_low",
+    "batch.noise",
+    "rank.loss_outlier",
+    "rank.gradient_outlier",
+    "rank.straggler",
+    "rank.silent",
+    "rank.stalled",
+    "rank.starved",
+)
+
+RANK_STATES = ("running", "finished", "failed")

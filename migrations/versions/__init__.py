@@ -1,0 +1,1 @@
+"""Revisions. A package, because else the wheel would leave them out."""

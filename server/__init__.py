@@ -1,0 +1,1 @@
+"""The server: takes what the ranks post, stores it, compares the ranks, opens alerts."""

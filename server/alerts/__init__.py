@@ -1,0 +1,1 @@
+"""From findings to alerts: one place that opens, updates, links and resolves."""

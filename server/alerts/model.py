@@ -1,0 +1,48 @@
+"""The alert, as stored, shown and queried (`contract`: Alert)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One incident of a run.
+
+    Attributes:
+        id: the same whenever the same data are evaluated again: made of the run, the kind, the key
+            and the step at which it was first seen.
+        key: the finding's key; `(kind, key)` is the identity of an incident while it is open.
+        state: `open` or `resolved`.
+        seen_step: step at which it was first seen; `first_step` may be dated back.
+        last_step: last step at which it was seen.
+        opened_at, resolved_at: seconds since 1970.
+        clear_after: steps without a finding after which it resolves; None: never by itself.
+        parent: id of the alert whose consequence this is; None for a root.
+        consequences: ids of the alerts that follow from this one.
+    """
+
+    id: str
+    run: str
+    kind: str
+    key: str
+    severity: str
+    state: str
+    title: str
+    first_step: int
+    seen_step: int
+    last_step: int
+    opened_at: float
+    cause: str
+    remedy: str
+    resolved_at: float | None = None
+    acknowledged: bool = False
+    ranks: tuple[int, ...] = ()
+    tensors: tuple[str, ...] = ()
+    stage: str | None = None
+    clear_after: int | None = 0
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    parent: str | None = None
+    consequences: tuple[str, ...] = ()

@@ -1,0 +1,118 @@
+"""What a detector is: a pure fold over windows that answers for every run.
+
+A detector has seen every window before and remembers what it needs in a state of its own. For each
+window it says what it found, and, found or not, whether it could judge at all: "not checked" never
+reads as "passed".
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+from rankscope.server.window import Window
+
+State = TypeVar("State")
+
+
+class Status(enum.StrEnum):
+    """How far a detector could judge a run."""
+
+    OK = "ok"
+    OPEN = "open"
+    INSUFFICIENT_DATA = "insufficient_data"
+    MISSING_INPUT = "missing_input"
+    NOT_APPLICABLE = "not_applicable"
+    SUSPENDED = "suspended"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A detector's answer for a run as it stands.
+
+    Attributes:
+        why: one sentence for a person: what was judged, or what is missing.
+    """
+
+    status: Status
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something wrong, held at every observation from `seen_step` to `last_step`.
+
+    Attributes:
+        kind: one of `wire.KINDS`.
+        key: tells apart findings of one kind that are different incidents at the same time, for
+            example `rank:2`; empty for the run as a whole.
+        seen_step: first step at which the condition held in this window.
+        last_step: last one; the alert resolves once `clear_after` steps later nothing was found.
+        first_step: since which step it has gone wrong, as well as can be told (an onset that was
+            found later is dated back).
+        ranks: the guilty ones.
+        tensors: parameter names, most telling first.
+        clear_after: steps without a finding after which it is over; None: never by itself.
+        evidence: JSON-able numbers behind it, for a person and for the page.
+    """
+
+    kind: str
+    severity: str
+    title: str
+    seen_step: int
+    last_step: int
+    first_step: int
+    cause: str
+    remedy: str
+    key: str = ""
+    ranks: tuple[int, ...] = ()
+    tensors: tuple[str, ...] = ()
+    stage: str | None = None
+    clear_after: int | None = 0
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a detector says of one window.
+
+    Attributes:
+        checks: one for each of the detector's `kinds`.
+        findings: in the order of their steps.
+    """
+
+    checks: Mapping[str, Check]
+    findings: tuple[Finding, ...] = ()
+
+
+class Detector(ABC, Generic[State]):
+    """Base of all detectors; the class docstring is the reference page a user reads.
+
+    It has these sections: what it sees (first paragraph), `Statistic`, `Severity`, `Evidence`,
+    `Source`.
+
+    Attributes:
+        kinds: what it can report, out of `wire.KINDS`.
+        needs: series it cannot do without; the runner answers MISSING_INPUT for it where no rank
+            has posted one of them by the time `grace` observations have passed.
+        min_ranks: the runner answers NOT_APPLICABLE for a smaller world.
+    """
+
+    kinds: ClassVar[tuple[str, ...]]
+    needs: ClassVar[tuple[str, ...]] = ()
+    min_ranks: ClassVar[int] = 1
+
+    @abstractmethod
+    def start(self) -> State:
+        """The state before the first window."""
+
+    @abstractmethod
+    def advance(self, window: Window, state: State) -> Outcome:
+        """Looks at the next block of steps, changes `state`, and answers.
+
+        The answer to a sequence of windows must not depend on how the steps are cut into blocks.
+        """

@@ -1,0 +1,146 @@
+"""What storage, detectors and figures say to each other: aligned facts of one run.
+
+Shapes: R ranks, S steps, T tensors. Nothing here knows SQL, HTTP or the time of day.
+
+A window is a *block of new steps*, not a look back: detectors remember what they need in their own
+state. So memory is bounded by construction, and a run gives the same findings whether it arrives
+step by step or is replayed in one go (a property test holds every detector to it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric, aligned.
+
+    Attributes:
+        values: float64 [R, S]; NaN is a value that the trainer had, not a missing one.
+        present: bool [R, S]: where the rank did post a value. `values` is 0 elsewhere.
+    """
+
+    values: Float64
+    present: Bool
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDifference:
+    """How far one tensor is apart between ranks.
+
+    Attributes:
+        ranks: those whose tensor differs from the reference.
+        distance: largest L2 distance of one of them from the reference; NaN without sketches.
+        relative: the same over the L2 norm of the reference; NaN without sketches.
+        buckets: number of sketch buckets that differ: 1 hints at a single changed element.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+    distance: float
+    relative: float
+    buckets: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One link of the chain at one step, compared between the ranks of a replica class.
+
+    Attributes:
+        stage: one of `wire.STAGES`.
+        ranks: int64 [R], those that took part.
+        clusters: int64 [R]: ranks with the same number hold the same bits. The reference is
+            cluster 0: the largest one; there is none (`decided` is False) where two are as large.
+        distance: float64 [R]: L2 distance from the reference (from the lowest rank, where it is
+            not decided); 0 for equal bits, NaN where no sketch tells.
+        relative: `distance` over the L2 norm of the reference.
+        tensors: those that differ, in the model's order; empty where only whole-model words were
+            compared.
+        missing: ranks that should have posted and did not.
+    """
+
+    step: int
+    stage: str
+    ranks: Int64
+    clusters: Int64
+    distance: Float64
+    relative: Float64
+    decided: bool = True
+    tensors: tuple[TensorDifference, ...] = ()
+    tensor_count: int = 0
+    missing: tuple[int, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether all ranks hold the same bits."""
+        return not self.clusters.any()
+
+    @property
+    def deviating(self) -> tuple[int, ...]:
+        """Ranks outside the reference; all of them where there is no majority."""
+        if self.equal:
+            return ()
+        chosen = self.ranks[self.clusters != 0] if self.decided else self.ranks
+        return tuple(int(r) for r in chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class RankLife:
+    """When and how a rank was last heard of. Times are the server's, in seconds since 1970.
+
+    Attributes:
+        state: `running`, `finished` or `failed`, as the rank itself said.
+        last_step: last step it reported as complete, -1 before the first.
+        longest_gap: longest time between two of its posts so far, seconds.
+        typical_gap: median time between its posts, seconds.
+    """
+
+    rank: int
+    first_seen: float
+    last_seen: float
+    last_step: int
+    state: str = "running"
+    phase: str = ""
+    error: str = ""
+    host: str = ""
+    heartbeat_seconds: float = 5.0
+    longest_gap: float = 0.0
+    typical_gap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A block of steps about which every rank (or every rank that still lives) has reported.
+
+    Attributes:
+        world_size: number of ranks that the job declares.
+        ranks: int64 [R], ascending: the ranks seen so far.
+        steps: int64 [S], ascending, all later than those of the window before; may be empty.
+        series: metric -> aligned values at `steps`; a metric that no rank posted is absent.
+        comparisons: of these steps, in the order of (step, chain).
+        lives: one for each of `ranks`.
+        now: time of the evaluation, seconds since 1970.
+        last_step: last step evaluated with this window, -1 before the first.
+        config: what the ranks said of themselves at attach (`Hello.config` of the lowest rank).
+    """
+
+    world_size: int
+    ranks: Int64
+    steps: Int64
+    series: Mapping[str, Series]
+    comparisons: tuple[Comparison, ...] = ()
+    lives: tuple[RankLife, ...] = ()
+    now: float = 0.0
+    last_step: int = -1
+    config: Mapping[str, Any] = field(default_factory=dict)
