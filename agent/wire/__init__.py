@@ -6,8 +6,8 @@ imports nothing of ours. Rules that keep old bytes readable for ever (`tests/wir
 that is not known is ignored.
 
 Two forms carry the same batch. msgpack is what the agent sends: arrays are raw little-endian
-bytes. JSON is for people and scripts: arrays are lists, the three non-finite numbers are the strings
-`"NaN"`, `"Infinity"`, `"-Infinity"`, and 64-bit words are hexadecimal strings.
+bytes. JSON is for people and scripts: arrays are lists, the three non-finite numbers are the
+strings `"NaN"`, `"Infinity"`, `"-Infinity"`, and 64-bit words are hexadecimal strings.
 """
 
 from rankscope.agent.wire.batch import (

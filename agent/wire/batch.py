@@ -154,8 +154,11 @@ class Answer:
         accepted: number of points and prints stored now; 0 for a batch that was already there.
         dense_until: sample everything at every step up to this one, where the server wants a
             closer look; None for no wish.
+        hello_wanted: the server does not know this process (its database is a new one): say hello
+            again with the next batch.
     """
 
     accepted: int
     duplicate: bool = False
     dense_until: int | None = None
+    hello_wanted: bool = False
