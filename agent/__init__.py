@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rankscope.agent.attach import attach as attach
-    from rankscope.agent.attach import start as start
     from rankscope.agent.monitor import Monitor as Monitor
 
 _HOMES = {
     "attach": "rankscope.agent.attach",
-    "start": "rankscope.agent.attach",
     "Monitor": "rankscope.agent.monitor",
 }
 
-__all__ = ["Monitor", "__version__", "attach", "start"]
+__all__ = ["Monitor", "__version__", "attach"]
 
 
 def __getattr__(name: str) -> Any:

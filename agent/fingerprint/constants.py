@@ -1,0 +1,66 @@
+"""The random numbers of digest and sketch: fixed for ever, so that every rank draws the same.
+
+They come from numpy's Philox generator with a fixed key, a counter-based generator whose stream is
+part of numpy's compatibility promise, and never from torch's, whose state belongs to the trainer.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+# Words a chunk: the multipliers of one chunk (256 KiB) stay in the second-level cache.
+CHUNK = 1 << 15
+# Buckets of a sketch: relative standard error of a distance about sqrt(1 / (2 * 64)) = 9 %.
+BUCKETS = 64
+
+_KEY = 0x72616E6B73636F70
+_ODD = np.uint64(1)
+
+
+def _draw(stream: int, count: int) -> npt.NDArray[np.uint64]:
+    generator = np.random.Generator(np.random.Philox(key=[_KEY, stream]))
+    return generator.integers(0, 2**64, size=count, dtype=np.uint64)
+
+
+@functools.cache
+def multipliers() -> npt.NDArray[np.int64]:
+    """Odd multiplier of each position in a chunk, int64 [CHUNK] (bits of unsigned numbers).
+
+    Odd, so that a change of any single bit of any word changes the sum modulo 2^64.
+    """
+    drawn: npt.NDArray[np.int64] = (_draw(1, CHUNK) | _ODD).view(np.int64)
+    return drawn
+
+
+def chunk_multipliers(chunks: int) -> npt.NDArray[np.int64]:
+    """Odd multiplier of each chunk of a tensor, int64 [chunks]; the first is 1."""
+    drawn = _draw(2, chunks) | _ODD
+    if chunks:
+        drawn[0] = 1
+    return drawn.view(np.int64)
+
+
+@functools.cache
+def signs() -> npt.NDArray[np.float64]:
+    """Random signs, float64 [4 * CHUNK]; each chunk of a tensor reads a window of its own."""
+    bits = np.unpackbits(_draw(3, 4 * CHUNK // 64).view(np.uint8))
+    return bits.astype(np.float64) * 2.0 - 1.0
+
+
+def sign_offsets(chunks: int) -> npt.NDArray[np.int64]:
+    """Where in `signs` the window of each chunk begins, int64 [chunks].
+
+    With the same signs for each chunk, differences of low rank (every gradient of a linear layer
+    is one) would project onto the same few numbers and their size would be misjudged.
+    """
+    return (_draw(4, chunks) % np.uint64(3 * CHUNK)).astype(np.int64)
+
+
+def tensor_key(name: str) -> int:
+    """Odd 64-bit weight of a tensor in the word of the whole model."""
+    hashed = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return int.from_bytes(hashed, "little") | 1
