@@ -1,0 +1,29 @@
+"""Figures as pure functions: arrays in, a plotly figure out. No HTTP, no server, no files.
+
+The web page, the self-contained report and a notebook show the same ones.
+"""
+
+from rankscope.dashboard.figures.arrays import Curve, Mark, rank_list
+from rankscope.dashboard.figures.curves import MAX_LINES, rank_curves
+from rankscope.dashboard.figures.heatmap import divergence_heatmap
+from rankscope.dashboard.figures.matrix import distance_matrix
+from rankscope.dashboard.figures.smoothing import smooth
+from rankscope.dashboard.figures.theme import DARK, LIGHT, THEMES, Theme, rank_colors
+from rankscope.dashboard.figures.units import axis_title
+
+__all__ = [
+    "DARK",
+    "LIGHT",
+    "MAX_LINES",
+    "THEMES",
+    "Curve",
+    "Mark",
+    "Theme",
+    "axis_title",
+    "distance_matrix",
+    "divergence_heatmap",
+    "rank_colors",
+    "rank_curves",
+    "rank_list",
+    "smooth",
+]

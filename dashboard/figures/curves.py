@@ -1,0 +1,261 @@
+"""Per-rank curves: a line a rank, or, of many ranks, their median and quantile bands."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from rankscope.dashboard.figures.arrays import Curve, Float64, Mark, rank_list
+from rankscope.dashboard.figures.bands import band_traces, outlying
+from rankscope.dashboard.figures.labels import end_labels
+from rankscope.dashboard.figures.marks import mark_layout
+from rankscope.dashboard.figures.nonfinite import Episode, episodes, nonfinite_trace
+from rankscope.dashboard.figures.outline import drawable, polygons
+from rankscope.dashboard.figures.smoothing import smooth
+from rankscope.dashboard.figures.text import inert, number
+from rankscope.dashboard.figures.theme import LIGHT, Theme, faded, layout, rank_colors
+from rankscope.dashboard.figures.units import axis_title
+
+MAX_LINES = 16
+# Points are drawn besides the line where they are so few that they can be told apart.
+_FEW_POINTS = 60
+# More rows than this in one hover box cover the chart.
+_UNIFIED_LINES = 8
+# Half of 256 ranks may be guilty: then the bands tell the story, and a few lines are examples.
+_MAX_NAMED = 8
+
+
+def rank_curves(
+    curves: Sequence[Curve],
+    *,
+    metric: str,
+    theme: Theme = LIGHT,
+    smoothing: float = 0.0,
+    log_y: bool = False,
+    highlight: Collection[int] = (),
+    marks: Sequence[Mark] = (),
+    x_range: tuple[float, float] | None = None,
+    color_ranks: Sequence[int] | None = None,
+    legend: bool = True,
+) -> go.Figure:
+    """One metric of all ranks over the steps.
+
+    Up to `MAX_LINES` ranks: a line each. More: the median over the ranks and bands of quantiles,
+    with the highlighted ranks, and up to three that stay outside the others, as lines on top.
+    Values that are not finite are marked at the top edge. On a log axis values <= 0 are gaps, and a
+    note counts them.
+
+    Args:
+        curves: one a rank.
+        metric: name of the series; it gives the title of the y axis, with its unit.
+        theme: colours.
+        smoothing: weight of the moving average, see `smooth`; the raw line stays, faded.
+        log_y: logarithmic y axis.
+        highlight: guilty ranks: drawn on top and named at their end.
+        marks: alerts.
+        x_range: first and last step that the axis shows; default: those of the data.
+        color_ranks: all ranks of the run, so that a rank keeps its colour where some are left out;
+            default: those of `curves`.
+        legend: whether to name the lines beside the chart; a page has its own legend.
+
+    Returns:
+        A figure; `layout.meta.summary` says in a sentence what is on it.
+
+    Raises:
+        ValueError: the smoothing weight is outside of [0, 1).
+    """
+    curves = sorted(curves, key=lambda c: c.rank)
+    ranks = [c.rank for c in curves]
+    palette = color_ranks or ranks
+    colors = dict(zip(palette, rank_colors(len(palette), theme), strict=True))
+    many = len(curves) > MAX_LINES
+    named = [r for r in ranks if r in set(highlight)][:_MAX_NAMED]
+    traces: list[dict[str, Any]] = []
+    if many:
+        named += [r for r in outlying(curves) if r not in named]
+        traces += band_traces(curves, theme=theme, smoothing=smoothing, log_y=log_y)
+    lines = [c for c in curves if c.rank in named] if many else curves
+    # The highlighted ones come last: what is drawn last lies on top.
+    for curve in sorted(lines, key=lambda c: c.rank in named):
+        emphasis = 1 if curve.rank in named else (-1 if named else 0)
+        color = theme.critical if emphasis > 0 else colors.get(curve.rank, theme.muted)
+        traces += _line_traces(
+            curve, color=color, emphasis=emphasis, smoothing=smoothing, log_y=log_y
+        )
+    broken = episodes(curves)
+    if broken:
+        traces.append(nonfinite_trace(broken, theme))
+
+    span = x_range or _span(curves)
+    shapes, labels = mark_layout(marks, theme, span)
+    labels += end_labels([c for c in lines if c.rank in named], theme, log_y)
+    note = _log_note(curves) if log_y else ""
+    if note:
+        labels.append(_note(note, theme))
+    settings = layout(theme)
+    settings |= {
+        "xaxis": {"title": {"text": "step"}, "range": _padded(span), "tickformat": ",d"},
+        "yaxis": {
+            "title": {"text": inert(axis_title(metric), 60)},
+            "type": "log" if log_y else "linear",
+            "exponentformat": "e",
+            # Zooming is along the steps; y follows the data that are shown.
+            "fixedrange": True,
+        },
+        "yaxis2": {
+            "overlaying": "y",
+            "range": [0, 1],
+            "visible": False,
+            "fixedrange": True,
+            "side": "right",
+        },
+        "hovermode": "x unified" if many or len(lines) <= _UNIFIED_LINES else "closest",
+        "dragmode": "zoom",
+        "showlegend": legend and bool(traces),
+        "shapes": shapes,
+        "annotations": labels,
+        "margin": {"l": 60, "r": 58 if named else 16, "t": 22, "b": 42},
+        "meta": {
+            "summary": _summary(metric, curves, broken, named),
+            "ranks": len(curves),
+            "drawn": "bands" if many else "lines",
+            "buckets": any(c.minimum is not None for c in curves),
+            "named": named,
+        },
+    }
+    return go.Figure(data=traces, layout=settings)
+
+
+def _line_traces(
+    curve: Curve, *, color: str, emphasis: int, smoothing: float, log_y: bool
+) -> list[dict[str, Any]]:
+    name = f"rank {curve.rank}"
+    traces: list[dict[str, Any]] = []
+    if curve.minimum is not None and curve.maximum is not None:
+        traces.append(
+            {
+                **_envelope(curve, log_y),
+                "fillcolor": faded(color, 0.22 if emphasis > 0 else 0.12),
+                "legendgroup": name,
+            }
+        )
+    values = drawable(curve.values, log_y)
+    width = 2.4 if emphasis > 0 else (1.1 if emphasis < 0 else 1.6)
+    raw: dict[str, Any] = {
+        "type": "scatter",
+        "x": curve.steps,
+        "y": values,
+        "name": name,
+        "legendgroup": name,
+        "meta": {"rank": curve.rank, "role": "raw"},
+        "line": {"color": color, "width": width},
+        "opacity": 0.75 if emphasis < 0 else 1.0,
+        "hovertemplate": "%{y:.6g}",
+        **_points(values),
+    }
+    if curve.minimum is not None and curve.maximum is not None:
+        raw["customdata"] = np.stack([curve.minimum, curve.maximum], axis=1)
+        raw["hovertemplate"] = "%{y:.6g} (%{customdata[0]:.4g} to %{customdata[1]:.4g})"
+    traces.append(raw)
+    if smoothing > 0.0:
+        raw["opacity"] = 0.3
+        raw["line"]["width"] = 1
+        raw["hoverinfo"], raw["hovertemplate"] = "skip", None
+        raw["showlegend"] = False
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": curve.steps,
+                "y": drawable(smooth(curve.values, smoothing), log_y),
+                "name": name,
+                "legendgroup": name,
+                "meta": {"rank": curve.rank, "role": "smoothed"},
+                "line": {"color": color, "width": 2.25},
+                "customdata": curve.values,
+                "hovertemplate": "%{y:.6g} (raw %{customdata:.6g})",
+            }
+        )
+    return traces
+
+
+def _points(values: Float64) -> dict[str, Any]:
+    """Lines; with points where there are few, or where one stands alone between two gaps."""
+    if len(values) <= _FEW_POINTS:
+        return {"mode": "lines+markers", "marker": {"size": 4}}
+    there = np.isfinite(values)
+    alone = there & ~np.roll(there, 1) & ~np.roll(there, -1)
+    if alone.any():
+        return {"mode": "lines+markers", "marker": {"size": np.where(alone, 4, 0)}}
+    return {"mode": "lines"}
+
+
+def _envelope(curve: Curve, log_y: bool) -> dict[str, Any]:
+    """The area between the smallest and the largest value of each bucket; gaps stay gaps."""
+    low = drawable(np.asarray(curve.minimum), log_y)
+    high = drawable(np.asarray(curve.maximum), log_y)
+    xs, ys = polygons(curve.steps, low, high)
+    return {
+        "type": "scatter",
+        "mode": "none",
+        "x": xs,
+        "y": ys,
+        "fill": "toself",
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "meta": {"rank": curve.rank, "role": "envelope"},
+    }
+
+
+def _span(curves: Sequence[Curve]) -> tuple[float, float]:
+    firsts = [int(c.steps[0]) for c in curves if c.steps.size]
+    lasts = [int(c.steps[-1]) for c in curves if c.steps.size]
+    return (float(min(firsts)), float(max(lasts))) if firsts else (0.0, 1.0)
+
+
+def _padded(span: tuple[float, float]) -> list[float]:
+    low, high = span
+    room = max(high - low, 1.0) * 0.01
+    return [low - room, high + room]
+
+
+def _log_note(curves: Sequence[Curve]) -> str:
+    hidden = sum(int((np.isfinite(c.values) & (c.values <= 0)).sum()) for c in curves)
+    if not hidden:
+        return ""
+    return f"{hidden:,} value{'s' if hidden > 1 else ''} <= 0: not on a log axis"
+
+
+def _note(text: str, theme: Theme) -> dict[str, Any]:
+    return {
+        "text": inert(text),
+        "x": 0,
+        "y": 0,
+        "xref": "paper",
+        "yref": "paper",
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "xshift": 4,
+        "showarrow": False,
+        "font": {"size": 11, "color": theme.muted},
+    }
+
+
+def _summary(
+    metric: str, curves: Sequence[Curve], broken: Sequence[Episode], named: Sequence[int]
+) -> str:
+    low, high = _span(curves)
+    if not any(c.steps.size for c in curves):
+        return f"{metric}: no values yet"
+    last = [float(v[-1]) for c in curves if (v := c.values[np.isfinite(c.values)]).size]
+    parts = [f"{metric} of {len(curves)} ranks, steps {low:.0f} to {high:.0f}"]
+    if last:
+        parts.append(f"last values {number(min(last))} to {number(max(last))}")
+    if broken:
+        parts.append(broken[0].text() + (f" and {len(broken) - 1} more" if broken[1:] else ""))
+    if named:
+        parts.append(f"highlighted: rank {rank_list(named)}")
+    return "; ".join(parts)

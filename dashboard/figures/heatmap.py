@@ -1,0 +1,229 @@
+"""Ranks x steps: who left the others, when, and how far."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from rankscope.dashboard.figures.arrays import Bool, Float64, Int64, Mark, rank_list
+from rankscope.dashboard.figures.binning import Bins, bin_steps
+from rankscope.dashboard.figures.distance_scale import cell_traces, legend_traces
+from rankscope.dashboard.figures.marks import mark_layout
+from rankscope.dashboard.figures.theme import LIGHT, Theme, layout
+
+# Ranks that leave are named in the chart up to here; beyond, the colours show the pattern.
+_MAX_LEAVERS = 8
+
+
+def divergence_heatmap(
+    ranks: Sequence[int],
+    steps: Int64,
+    relative: Float64,
+    checked: Bool,
+    *,
+    stage: str = "parameters",
+    theme: Theme = LIGHT,
+    marks: Sequence[Mark] = (),
+    columns: int = 240,
+    x_range: tuple[float, float] | None = None,
+    selected: int | None = None,
+    undecided: Collection[int] = (),
+    legend: bool = True,
+) -> go.Figure:
+    """Relative distance of every rank from the reference, at every checked step.
+
+    Four kinds of cells that no colour scale can mix up: equal to the last bit, differing by a
+    relative distance (logarithmic colour), differing by an amount not sampled, not checked.
+    Where there are more steps than columns, a column shows the worst of its steps.
+
+    Args:
+        ranks: [R], ascending.
+        steps: int64 [S], ascending.
+        relative: float64 [R, S]: L2 distance over the L2 norm of the reference; 0 for equal bits,
+            NaN where the rank differs by an unknown amount.
+        checked: bool [R, S].
+        stage: link of the chain that was compared.
+        theme: colours.
+        marks: alerts.
+        columns: at most this many.
+        x_range: first and last step that the axis shows; default: those of the data.
+        selected: step whose distance matrix is shown elsewhere: marked.
+        undecided: steps at which no majority says who the reference is.
+        legend: whether to explain the colours above the chart; a page explains them once.
+
+    Returns:
+        A figure; `layout.meta` holds the width of a column in steps and a summary.
+    """
+    settings = layout(theme)
+    settings |= {
+        "xaxis": {"title": {"text": "step"}, "tickformat": ",d", "showgrid": False},
+        "yaxis": {
+            "title": {"text": "rank"},
+            "showgrid": False,
+            "fixedrange": True,
+            "range": [len(ranks) - 0.5, -0.5],
+            **_rank_ticks(ranks),
+        },
+        "plot_bgcolor": theme.unchecked,
+        "dragmode": "zoom",
+        "hovermode": "closest",
+        "margin": {"l": 56, "r": 16, "t": 44 if legend else 22, "b": 42},
+        "showlegend": legend,
+        "legend": {
+            **settings["legend"],
+            "orientation": "h",
+            "x": 0,
+            "y": 1,
+            "yanchor": "bottom",
+            "yref": "paper",
+            "itemclick": False,
+            "itemdoubleclick": False,
+            "entrywidthmode": "pixels",
+        },
+    }
+    if not steps.size or not len(ranks):
+        settings["meta"] = {"summary": f"{stage}: nothing compared yet", "width": 1}
+        return go.Figure(data=[], layout=settings)
+    span = (
+        (int(steps[0]), int(steps[-1]))
+        if x_range is None
+        else (int(np.floor(x_range[0])), int(np.ceil(x_range[1])))
+    )
+    bins = bin_steps(steps, relative, checked, columns=columns, span=span)
+    centers = bins.starts + (bins.width - 1) / 2
+    # Rank numbers need not be without gaps; the axis counts rows and its ticks name the ranks.
+    common = {
+        "x": centers,
+        "y": np.arange(len(ranks)),
+        "xgap": 1 if len(centers) <= 60 else 0,
+        "ygap": 1 if len(ranks) <= 64 else 0,
+    }
+    equal = bins.checked & ~bins.differs
+    unsized = bins.differs & np.isnan(bins.relative)
+    when = _when(bins)
+    names = np.array([f"rank {r}" for r in ranks])
+    text = np.char.add(np.char.add(names[:, None], ", "), when[None, :])
+    few = text.size <= 20_000
+    where = "%{text}" if few else "row %{y}, step %{x:.0f}"
+    traces = cell_traces(
+        equal=equal,
+        distance=bins.relative,
+        unsized=unsized,
+        theme=theme,
+        title="relative L2 distance",
+        common=common | ({"text": text} if few else {}),
+        hover=(
+            where + "<br>equal to the last bit",
+            where + "<br>relative distance %{customdata:.3g}",
+            where + "<br>differs, distance not sampled",
+        ),
+    )
+    leavers = _leavers(ranks, steps, checked & ~(relative == 0), span)
+    if 0 < len(leavers) <= _MAX_LEAVERS:
+        traces.append(_leaver_trace(ranks, leavers, theme, span))
+    traces += legend_traces(
+        theme,
+        equal=bool(equal.any()),
+        differs=bool(np.isfinite(bins.relative).any()),
+        unsized=bool(unsized.any()),
+        unchecked=bool((~bins.checked).any()),
+    )
+    edges = (float(bins.starts[0]) - 0.5, float(bins.starts[-1] + bins.width) - 0.5)
+    shapes, labels = mark_layout(marks, theme, edges)
+    # Spans of alerts would lie under the opaque cells and over the background only.
+    shapes = [s for s in shapes if s["type"] == "line"]
+    if selected is not None and edges[0] <= selected <= edges[1]:
+        shapes.append(_selection(selected, theme))
+    settings["xaxis"]["range"] = list(edges)
+    settings["shapes"], settings["annotations"] = shapes, labels
+    settings["meta"] = {
+        "summary": _summary(stage, ranks, bins, leavers, len(undecided)),
+        "width": bins.width,
+        "stage": stage,
+        "leavers": {str(rank): step for rank, step in leavers.items()},
+    }
+    return go.Figure(data=traces, layout=settings)
+
+
+def _when(bins: Bins) -> np.ndarray[Any, np.dtype[np.str_]]:
+    if bins.width == 1:
+        return np.array([f"step {s}" for s in bins.starts])
+    return np.array([f"steps {s} to {s + bins.width - 1}" for s in bins.starts])
+
+
+def _leavers(
+    ranks: Sequence[int], steps: Int64, differs: Bool, span: tuple[int, int]
+) -> dict[int, int]:
+    """First of the shown steps at which each rank differs."""
+    inside = (steps >= span[0]) & (steps <= span[1])
+    return {
+        rank: int(steps[inside][np.argmax(row)])
+        for rank, row in zip(ranks, differs[:, inside], strict=True)
+        if row.any()
+    }
+
+
+def _leaver_trace(
+    ranks: Sequence[int], leavers: dict[int, int], theme: Theme, span: tuple[int, int]
+) -> dict[str, Any]:
+    rows = {rank: row for row, rank in enumerate(ranks)}
+    # The name stands before the mark, over cells that are still equal; there has to be room.
+    room = span[0] + 0.25 * (span[1] - span[0])
+    return {
+        "type": "scatter",
+        "mode": "markers+text",
+        "x": list(leavers.values()),
+        "y": [rows[rank] for rank in leavers],
+        "marker": {
+            "symbol": "triangle-right",
+            "size": 10,
+            "color": theme.text,
+            "line": {"width": 1, "color": theme.panel},
+        },
+        "text": [f"rank {r} from step {s} " if s > room else "" for r, s in leavers.items()],
+        "textposition": "middle left",
+        "textfont": {"size": 11, "color": theme.text},
+        "hovertext": [f"rank {r} differs first at step {s}" for r, s in leavers.items()],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "cliponaxis": False,
+        "showlegend": False,
+        "name": "differs first",
+        "meta": {"role": "leavers"},
+    }
+
+
+def _selection(step: int, theme: Theme) -> dict[str, Any]:
+    return {
+        "type": "line",
+        "xref": "x",
+        "yref": "paper",
+        "x0": step,
+        "x1": step,
+        "y0": -0.02,
+        "y1": 1.02,
+        "line": {"color": theme.text, "width": 1.5},
+        "name": "selected",
+    }
+
+
+def _rank_ticks(ranks: Sequence[int]) -> dict[str, Any]:
+    stride = max(1, -(-len(ranks) // 16))
+    rows = list(range(0, len(ranks), stride))
+    return {"tickvals": rows, "ticktext": [str(ranks[r]) for r in rows]}
+
+
+def _summary(
+    stage: str, ranks: Sequence[int], bins: Bins, leavers: dict[int, int], undecided: int
+) -> str:
+    first, last = int(bins.starts[0]), int(bins.starts[-1]) + bins.width - 1
+    head = f"{stage} of {len(ranks)} ranks, steps {first} to {last}"
+    if not leavers:
+        return f"{head}: equal to the last bit wherever checked"
+    tail = "; at some steps no majority names the reference" if undecided else ""
+    return (
+        f"{head}: rank {rank_list(list(leavers))} differ{'s' if len(leavers) == 1 else ''}, "
+        f"first at step {min(leavers.values())}{tail}"
+    )

@@ -1,0 +1,63 @@
+"""Names at the end of the lines, so that a guilty rank needs no legend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rankscope.dashboard.figures.arrays import Curve, rank_list
+from rankscope.dashboard.figures.outline import drawable
+from rankscope.dashboard.figures.theme import Theme
+
+# Labels closer than this part of the drawn range would cover each other.
+_ROOM = 0.08
+
+
+def end_labels(curves: Sequence[Curve], theme: Theme, log_y: bool) -> list[dict[str, Any]]:
+    """An annotation at the last drawn point of each curve; near neighbours share one.
+
+    A rank without any value that can be drawn (all NaN, say) is named at the top edge.
+    """
+    ends: list[tuple[float, int, int]] = []
+    lost: list[Curve] = []
+    drawn: list[float] = []
+    for curve in curves:
+        values = drawable(curve.values, log_y)
+        there = np.flatnonzero(np.isfinite(values))
+        if not there.size:
+            lost += [curve] if curve.steps.size else []
+            continue
+        heights = np.log10(values[there]) if log_y else values[there]
+        drawn += [float(heights.min()), float(heights.max())]
+        ends.append((float(heights[-1]), int(curve.steps[there[-1]]), curve.rank))
+    room = _ROOM * ((max(drawn) - min(drawn)) if drawn else 1.0)
+    labels: list[dict[str, Any]] = []
+    group: list[tuple[float, int, int]] = []
+    for end in sorted(ends) + [(math.inf, 0, -1)]:
+        if group and end[0] - group[0][0] > room:
+            x = max(step for _, step, _ in group)
+            y = sum(height for height, _, _ in group) / len(group)
+            labels.append(_label(x, y, "y", [rank for _, _, rank in group], theme))
+            group = []
+        group.append(end)
+    if lost:
+        x = max(int(c.steps[-1]) for c in lost)
+        labels.append(_label(x, 0.88, "paper", [c.rank for c in lost], theme))
+    return labels
+
+
+def _label(x: int, y: float, yref: str, ranks: Sequence[int], theme: Theme) -> dict[str, Any]:
+    return {
+        "x": x,
+        "xref": "x",
+        "y": y,
+        "yref": yref,
+        "xanchor": "left",
+        "xshift": 4,
+        "showarrow": False,
+        "text": f"rank{'s' if len(ranks) > 1 else ''} {rank_list(ranks)}",
+        "font": {"color": theme.critical, "size": 11},
+    }

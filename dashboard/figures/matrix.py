@@ -1,0 +1,178 @@
+"""Ranks x ranks: how far any two of them are apart at one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from rankscope.dashboard.figures.arrays import Float64
+from rankscope.dashboard.figures.distance_scale import cell_traces, legend_traces
+from rankscope.dashboard.figures.theme import LIGHT, Theme, layout
+
+# More numbers than these would not fit into their cells; beyond, signs tell equal from different.
+_MAX_NUMBERED = 4
+_MAX_SIGNED = 10
+
+
+def distance_matrix(
+    ranks: Sequence[int],
+    distance: Float64,
+    equal: np.ndarray[Any, np.dtype[np.bool_]],
+    *,
+    step: int,
+    stage: str = "parameters",
+    theme: Theme = LIGHT,
+    legend: bool = True,
+) -> go.Figure:
+    """L2 distance between every two ranks at one step.
+
+    Blocks of equal cells are groups of ranks that went their way together.
+
+    Args:
+        ranks: [R], ascending.
+        distance: float64 [R, R]; NaN where it is not known.
+        equal: bool [R, R]: whether the two hold the same bits (decided by digests, not by the
+            distance).
+        step: the step.
+        stage: link of the chain that was compared.
+        theme: colours.
+        legend: whether to explain the colours above the chart; a page explains them once.
+
+    Returns:
+        A square figure; up to 4 ranks have their distances written into the cells.
+    """
+    count = len(ranks)
+    apart = np.where(equal | ~(distance > 0), np.nan, distance)
+    unsized = ~equal & np.isnan(apart)
+    rows = np.arange(count)
+    axis = {
+        **_ticks(ranks),
+        "showgrid": False,
+        "range": [-0.5, count - 0.5],
+        "fixedrange": True,
+        "title": {"text": "rank"},
+        "constrain": "domain",
+    }
+    settings = layout(theme)
+    settings |= {
+        "xaxis": axis,
+        "yaxis": {**axis, "range": [count - 0.5, -0.5], "scaleanchor": "x"},
+        "plot_bgcolor": theme.unchecked,
+        "hovermode": "closest",
+        "dragmode": False,
+        "margin": {"l": 50, "r": 10, "t": 44 if legend else 12, "b": 42},
+        "showlegend": legend,
+        "legend": {
+            **settings["legend"],
+            "orientation": "h",
+            "x": 0,
+            "y": 1,
+            "yanchor": "bottom",
+            "itemclick": False,
+            "itemdoubleclick": False,
+        },
+    }
+    names = np.array([str(r) for r in ranks], dtype=object)
+    pairs = np.array([[f"ranks {a} and {b}" for b in names] for a in names], dtype=object)
+    same = equal & ~np.eye(count, dtype=np.bool_)
+    traces = cell_traces(
+        equal=equal,
+        distance=apart,
+        unsized=unsized,
+        theme=theme,
+        title="L2 distance",
+        common={
+            "x": rows,
+            "y": rows,
+            "xgap": 1 if count <= 64 else 0,
+            "ygap": 1 if count <= 64 else 0,
+            "text": pairs,
+        },
+        hover=(
+            "%{text}<br>equal to the last bit",
+            "%{text}<br>L2 distance %{customdata:.4g}",
+            "%{text}<br>differ, distance not sampled",
+        ),
+    )
+    traces += legend_traces(
+        theme,
+        equal=bool(same.any()),
+        differs=bool(np.isfinite(apart).any()),
+        unsized=bool(unsized.any()),
+        unchecked=False,
+    )
+    if count <= _MAX_SIGNED:
+        settings["annotations"] = _numbers(apart, equal, unsized, theme)
+    settings["meta"] = {"summary": _summary(ranks, apart, equal, step, stage), "step": step}
+    return go.Figure(data=traces, layout=settings)
+
+
+def _numbers(
+    apart: Float64,
+    equal: np.ndarray[Any, np.dtype[np.bool_]],
+    unsized: np.ndarray[Any, np.dtype[np.bool_]],
+    theme: Theme,
+) -> list[dict[str, Any]]:
+    labels = []
+    dark_from = _dark_from(apart)
+    for (row, column), value in np.ndenumerate(apart):
+        if row == column:
+            continue
+        if unsized[row, column]:
+            text, color = "\u2260", theme.panel
+        elif equal[row, column]:
+            text, color = "=", theme.text
+        else:
+            deep = value >= dark_from
+            ink = ("#ffffff", "#18202b") if theme.name == "light" else ("#18202b", "#ffffff")
+            text = _short(float(value)) if len(apart) <= _MAX_NUMBERED else "\u2260"
+            color = ink[0] if deep else ink[1]
+        labels.append(
+            {
+                "x": column,
+                "y": row,
+                "text": text,
+                "showarrow": False,
+                "font": {"size": 11, "color": color},
+            }
+        )
+    return labels
+
+
+def _short(value: float) -> str:
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _dark_from(apart: Float64) -> float:
+    """Distances from here on lie in the deep half of the colour scale."""
+    there = apart[np.isfinite(apart)]
+    if not there.size:
+        return np.inf
+    low, high = np.floor(np.log10(there.min())), np.ceil(np.log10(there.max()))
+    return float(10 ** (low + 0.5 * max(high - low, 2.0)))
+
+
+def _ticks(ranks: Sequence[int]) -> dict[str, Any]:
+    stride = max(1, -(-len(ranks) // 8))
+    rows = list(range(0, len(ranks), stride))
+    return {"tickvals": rows, "ticktext": [str(ranks[r]) for r in rows]}
+
+
+def _summary(
+    ranks: Sequence[int],
+    apart: Float64,
+    equal: np.ndarray[Any, np.dtype[np.bool_]],
+    step: int,
+    stage: str,
+) -> str:
+    groups = len({row.tobytes() for row in equal})
+    head = f"{stage} of {len(ranks)} ranks at step {step}"
+    if groups <= 1:
+        return f"{head}: all equal to the last bit"
+    known = apart[np.isfinite(apart)]
+    size = f", at most {known.max():.3g} apart (L2)" if known.size else ", distances not sampled"
+    return f"{head}: {groups} groups that differ{size}"

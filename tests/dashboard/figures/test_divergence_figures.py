@@ -1,0 +1,145 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.dashboard.figures import DARK, LIGHT, Mark, distance_matrix, divergence_heatmap
+from rankscope.dashboard.figures.binning import bin_steps
+
+
+def layer(figure, role: str):
+    found = [t for t in figure.data if isinstance(t.meta, dict) and t.meta.get("role") == role]
+    return found[0] if found else None
+
+
+def healthy(ranks: int, steps: int):
+    return np.zeros((ranks, steps)), np.ones((ranks, steps), np.bool_)
+
+
+def test_zero_tiny_unknown_and_unchecked_are_four_different_things():
+    relative, checked = healthy(4, 5)
+    relative[1, 1] = 1e-15
+    relative[2, 2] = np.nan
+    checked[:, 3] = False
+    figure = divergence_heatmap([0, 1, 2, 3], np.arange(5), relative, checked)
+    equal, sized, unsized = (layer(figure, r) for r in ("equal", "distance", "unsized"))
+    shown = np.stack([np.isfinite(t.z) for t in (equal, sized, unsized)])
+    assert shown.sum(axis=0).max() == 1
+    assert shown[1, 1, 1]
+    assert shown[2, 2, 2]
+    assert not shown[:, :, 3].any()
+    assert sized.z[1, 1] == pytest.approx(-15)
+    assert {t.name for t in figure.data if t.showlegend} >= {
+        "equal to the last bit",
+        "differs, colour = distance",
+        "differs, distance not sampled",
+        "not checked",
+    }
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+@pytest.mark.parametrize("ranks", [2, 256])
+def test_who_left_and_when_is_written_into_the_chart(ranks, theme):
+    relative, checked = healthy(ranks, 1000)
+    relative[1, 700:] = 1e-3
+    figure = divergence_heatmap(list(range(ranks)), np.arange(1000), relative, checked, theme=theme)
+    leavers = layer(figure, "leavers")
+    assert list(leavers.text) == ["rank 1 from step 700 "]
+    assert list(leavers.x) == [700]
+    assert "rank 1 differs, first at step 700" in figure.layout.meta["summary"]
+    assert figure.layout.xaxis.title.text == "step"
+    assert figure.layout.yaxis.title.text == "rank"
+    assert layer(figure, "distance").colorbar.title.text == "relative L2 distance"
+
+
+def test_rank_numbers_need_not_be_without_gaps():
+    relative, checked = healthy(2, 3)
+    relative[1, 2] = 0.5
+    figure = divergence_heatmap([3, 17], np.arange(3), relative, checked)
+    assert list(figure.layout.yaxis.ticktext) == ["3", "17"]
+    assert "rank 17 differs, first at step 2" in figure.layout.meta["summary"]
+
+
+def test_nothing_compared_yet_says_so():
+    figure = divergence_heatmap([], np.empty(0, np.int64), np.empty((0, 0)), np.empty((0, 0), bool))
+    assert figure.layout.meta["summary"] == "parameters: nothing compared yet"
+
+
+def test_alerts_and_the_selected_step_are_marked():
+    relative, checked = healthy(2, 50)
+    figure = divergence_heatmap(
+        [0, 1],
+        np.arange(50),
+        relative,
+        checked,
+        marks=[Mark("a", "critical", "left", 20, 49)],
+        selected=30,
+    )
+    assert sorted((s.type, s.x0) for s in figure.layout.shapes) == [("line", 20), ("line", 30)]
+
+
+@given(
+    st.integers(1, 2000),
+    st.integers(1, 300),
+    st.lists(st.tuples(st.integers(0, 1999), st.floats(1e-12, 1e3)), max_size=8),
+)
+def test_no_difference_disappears_in_the_columns(count, columns, spots):
+    relative, checked = healthy(2, count)
+    for step, size in spots:
+        relative[1, step % count] = size
+    bins = bin_steps(
+        np.arange(count), relative, checked, columns=columns, span=(0, max(count - 1, 0))
+    )
+    assert len(bins.starts) <= max(columns, 1)
+    assert bins.checked.all()
+    places = np.arange(count) // bins.width
+    for column in range(len(bins.starts)):
+        worst = relative[1, places == column].max()
+        assert bins.differs[1, column] == (worst > 0)
+        if worst > 0:
+            assert bins.relative[1, column] == worst
+    assert not bins.differs[0].any()
+
+
+def test_columns_stay_where_they_are_as_steps_are_appended():
+    relative, checked = healthy(1, 1999)
+    first = bin_steps(
+        np.arange(1900), relative[:, :1900], checked[:, :1900], columns=200, span=(0, 1899)
+    )
+    later = bin_steps(np.arange(1999), relative, checked, columns=200, span=(0, 1998))
+    assert first.width == later.width == 10
+    assert np.array_equal(first.starts, later.starts[: len(first.starts)])
+
+
+def distances(points):
+    points = np.asarray(points, np.float64)
+    apart = np.abs(points[:, None] - points[None])
+    return apart, apart == 0
+
+
+def test_the_matrix_shows_groups_and_writes_distances_of_four_ranks():
+    apart, equal = distances([0, 0, 2, 0])
+    figure = distance_matrix([0, 1, 2, 3], apart, equal, step=137)
+    texts = {(a.y, a.x): a.text for a in figure.layout.annotations}
+    assert texts[0, 1] == "="
+    assert texts[0, 2] == texts[2, 3] == "2.0e0"
+    assert figure.layout.meta["summary"] == (
+        "parameters of 4 ranks at step 137: 2 groups that differ, at most 2 apart (L2)"
+    )
+    assert layer(figure, "distance").colorbar.title.text == "L2 distance"
+
+
+def test_bits_that_differ_by_an_unknown_amount_are_not_equal():
+    equal = np.eye(2, dtype=np.bool_)
+    apart = np.where(equal, 0.0, np.nan)
+    figure = distance_matrix([0, 1], apart, equal, step=3)
+    assert np.isfinite(layer(figure, "unsized").z).sum() == 2
+    assert {a.text for a in figure.layout.annotations} == {"\u2260"}
+    assert "distances not sampled" in figure.layout.meta["summary"]
+
+
+def test_256_ranks_have_no_text_in_the_cells_and_few_ticks():
+    apart, equal = distances([0] * 255 + [1])
+    figure = distance_matrix(list(range(256)), apart, equal, step=3)
+    assert not figure.layout.annotations
+    assert len(figure.layout.xaxis.ticktext) <= 9
