@@ -26,6 +26,7 @@ import torch
 from rankscope.agent.fingerprint.constants import (
     BUCKETS,
     CHUNK,
+    SKETCH_CHUNK,
     chunk_multipliers,
     multipliers,
     sign_offsets,
@@ -38,7 +39,7 @@ _WORD_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16
 
 # Tensors up to this many elements are gathered into one buffer and treated in a few calls; larger
 # ones are read where they lie. Beyond it the copy costs more than the calls it saves.
-_SMALL = CHUNK
+_SMALL = CHUNK // 4
 # Elements a larger tensor is read in at a time: bounds the temporary memory to about 16 MiB.
 _BLOCK_CHUNKS = 32
 
@@ -145,7 +146,9 @@ class _Gathered:
         self._numbers = buffer
         self._words = buffer.view(_WORD_TYPES[buffer.element_size()])
         scale = self._words.numel() // buffer.numel()  # words an element
-        weights = np.concatenate([multipliers()[: n * BUCKETS * scale] for n in rows])
+        # The rows' padding is zero and may lie past the last multiplier: repeated, none is missing.
+        table = np.concatenate([multipliers(), multipliers()])
+        weights = np.concatenate([table[: n * BUCKETS * scale] for n in rows])
         self._multipliers = torch.from_numpy(weights).to(first.device)
         self._products = torch.empty_like(self._multipliers)
         window = signs()[int(sign_offsets(1)[0]) :]
@@ -209,17 +212,17 @@ def _chunk_digests_device(flat: torch.Tensor) -> UInt64:
 def sketch(tensor: torch.Tensor) -> Float64:
     """Sketch of one tensor of any size, dtype and layout, float64 [BUCKETS]."""
     flat = numbers(tensor)
-    chunks = -(-flat.numel() // CHUNK)
+    chunks = -(-flat.numel() // SKETCH_CHUNK)
     offsets = sign_offsets(chunks)
     host = flat.device.type == "cpu"
     table = None if host else torch.from_numpy(signs()).to(flat.device)
     total = np.zeros(BUCKETS)
     parts = []
     for chunk in range(chunks):
-        values = flat[chunk * CHUNK : (chunk + 1) * CHUNK]
+        values = flat[chunk * SKETCH_CHUNK : (chunk + 1) * SKETCH_CHUNK]
         start = int(offsets[chunk])
         if table is not None:
-            padded = torch.zeros(CHUNK, dtype=torch.float64, device=flat.device)
+            padded = torch.zeros(SKETCH_CHUNK, dtype=torch.float64, device=flat.device)
             torch.mul(values, table[start : start + len(values)], out=padded[: len(values)])
             parts.append(padded.view(-1, BUCKETS).sum(0))
             continue

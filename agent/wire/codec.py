@@ -8,6 +8,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+
 from rankscope.agent.wire.batch import Array, Batch, Column, Event, Hello, Int64, Print, TensorTable
 from rankscope.agent.wire.names import RANK_STATES, STAGES
 

@@ -1,0 +1,91 @@
+"""The framework's own hooks, in a form that is silent on copies and cannot keep a monitor alive.
+
+A hook on a module is copied, pickled and saved with it: a bound method there would break
+`copy.deepcopy(model)` and `torch.save(model)`, and a copied model would report as the first. So
+what is hooked is an object that knows its monitor weakly and turns into a silent one when copied.
+
+Optimizer steps are seen through the process-wide hooks, which also fire for an optimizer inside a
+wrapper that has no hooks of its own. They are set once a process and find the monitors weakly.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+
+class StepListener(Protocol):
+    """Is told of optimizer steps and root forwards; must not raise."""
+
+    def owns(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer is the one attached to, or moves the same parameters."""
+
+    def root_forward(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """The root module is called."""
+
+    def step_begins(self) -> None:
+        """An optimizer that is owned is about to step."""
+
+    def step_ended(self) -> None:
+        """It has stepped."""
+
+
+class RootHook:
+    """Forward pre-hook of the root module."""
+
+    def __init__(self, listener: StepListener | None = None) -> None:
+        self._listener = None if listener is None else weakref.ref(listener)
+
+    def __call__(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        listener = None if self._listener is None else self._listener()
+        if listener is not None and not torch.compiler.is_compiling():
+            listener.root_forward(module, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RootHook:
+        return RootHook()
+
+    def __reduce__(self) -> tuple[type[RootHook], tuple[()]]:
+        return (RootHook, ())
+
+
+_steppers: weakref.WeakSet[Any] = weakref.WeakSet()
+_handles: list[Any] = []
+
+
+def watch_steps(listener: StepListener) -> None:
+    """Tells `listener` of the steps of its optimizer from now on."""
+    _steppers.add(listener)
+    if not _handles:
+        _handles.append(register_optimizer_step_pre_hook(_before_step))
+        _handles.append(register_optimizer_step_post_hook(_after_step))
+
+
+def unwatch_steps(listener: StepListener) -> None:
+    """Stops telling `listener`; takes the process-wide hooks back with the last one."""
+    _steppers.discard(listener)
+    if not _steppers:
+        for handle in _handles:
+            handle.remove()
+        _handles.clear()
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for listener in tuple(_steppers):
+        if listener.owns(optimizer):
+            listener.step_begins()
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for listener in tuple(_steppers):
+        if listener.owns(optimizer):
+            listener.step_ended()

@@ -1,0 +1,93 @@
+"""What can be read off a model and its optimizer at attach: names, tensors, configuration."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankscope.agent.wire import TensorTable
+
+_WRAPPER_PREFIXES = ("module.", "_orig_mod.")
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name as the user's own model has it, without what wrappers put before it."""
+    while True:
+        for prefix in _WRAPPER_PREFIXES:
+            if name.startswith(prefix):
+                name = name[len(prefix) :]
+                break
+        else:
+            return name
+
+
+def trainable_parameters(
+    model: torch.nn.Module, optimizer: Any
+) -> tuple[tuple[str, ...], tuple[torch.nn.Parameter, ...]]:
+    """Names and parameters that training can change, in the model's order.
+
+    Those of the model that require a gradient, then those that only the optimizer holds.
+    """
+    found: dict[int, tuple[str, torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            found[id(parameter)] = (plain_name(name), parameter)
+    for index, group in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            if parameter.requires_grad:
+                label = f"optimizer.{index}.{position}"
+                found.setdefault(id(parameter), (label, parameter))
+    names = tuple(name for name, _ in found.values())
+    return names, tuple(parameter for _, parameter in found.values())
+
+
+def tensor_table(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> TensorTable:
+    """The table that the fingerprints of these tensors refer to."""
+    return TensorTable(
+        names=tuple(names),
+        shapes=tuple(tuple(t.shape) for t in tensors),
+        dtypes=tuple(str(t.dtype).removeprefix("torch.") for t in tensors),
+        shards=("",) * len(names),
+    )
+
+
+def wrapper_of(model: torch.nn.Module) -> str:
+    """Name of the data-parallel wrapper around the model, empty where there is none."""
+    wrappers = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel")
+    classes = {c.__name__ for c in type(model).__mro__}
+    return next((w for w in wrappers if w in classes), "")
+
+
+def first_step(optimizer: Any) -> int:
+    """Number of steps that the optimizer has taken before, read off its state; 0 for a fresh one."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            step = optimizer.state.get(parameter, {}).get("step")
+            if step is not None:
+                return int(step)
+    return 0
+
+
+def configuration(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
+    """Facts that a person wants to see beside the run; JSON-able, and nothing secret."""
+    inner = getattr(model, "module", model)
+    groups = [
+        {k: v for k, v in group.items() if isinstance(v, bool | int | float | str)}
+        for group in optimizer.param_groups
+    ]
+    return {
+        # The script's name only: arguments and environment may hold secrets.
+        "script": Path(sys.argv[0]).name if sys.argv else "",
+        "model": type(inner).__name__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "optimizer": type(optimizer).__name__,
+        "parameter_groups": groups,
+        "torch": torch.__version__,
+        "python": ".".join(str(n) for n in sys.version_info[:3]),
+        "device": str(next((p.device for p in model.parameters()), "cpu")),
+    }

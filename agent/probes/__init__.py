@@ -1,0 +1,13 @@
+"""The probes: one family of signals a file. The order is that in which they are asked."""
+
+from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.gradients import Gradients
+from rankscope.agent.probes.loss import Loss
+from rankscope.agent.probes.optimizer import LearningRate
+from rankscope.agent.probes.parameters import Parameters
+from rankscope.agent.probes.timing import Timing
+
+# Timing first: what the others take must not count as the trainer's step.
+PROBES: tuple[type[Probe], ...] = (Timing, Loss, LearningRate, Gradients, Parameters)
+
+__all__ = ["PROBES", "Context", "Probe", "StepFacts"]

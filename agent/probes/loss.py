@@ -1,0 +1,183 @@
+"""Loss and accuracy, recorded without being asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rankscope.agent.probes import loss_sources
+from rankscope.agent.probes.base import Context, StepFacts
+from rankscope.agent.probes.classification import Hits, hits_of_graph, hits_of_module
+
+_SCALINGS = ("DivBackward0", "MulBackward0")
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A loss module's output during training, until `backward` tells which one counts."""
+
+    output: torch.Tensor
+    hits: Hits | None
+
+
+@dataclass(frozen=True, slots=True)
+class _MicroBatch:
+    """Loss of one backward pass.
+
+    Attributes:
+        value: detached, one element.
+        divisor: the number the trainer divided it by before `backward`, if it is still in it.
+    """
+
+    value: torch.Tensor
+    divisor: float
+
+
+class Loss:
+    """`loss`, `accuracy`, `eval/loss`, `eval/accuracy`; costs a few microseconds a loss.
+
+    In training the tensor that `backward` starts from is the loss: it is what is minimised. Where
+    it is the output of a loss module, or that output divided (accumulation) or scaled (mixed
+    precision), the module's own output is taken. A step's loss is the mean over its backward
+    passes. In evaluation mode of the root module the outputs of loss modules are averaged until training
+    goes on, weighted by their batch sizes.
+    """
+
+    name = "loss"
+
+    def __init__(self, context: Context) -> None:
+        self._model = context.model
+        self._computed: list[_Computed] = []
+        self._micro_batches: list[_MicroBatch] = []
+        self._hits: list[Hits] = []
+        self._evaluation = _Evaluation()
+        self._evaluating = False
+        self.loss_computed = context.guarded("loss", self._loss_computed)
+        self.backward_called = context.guarded("loss", self._backward_called)
+
+    def start(self, facts: StepFacts) -> None:
+        """From now on every loss of the process is seen."""
+        loss_sources.listen(self)
+
+    def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Notes whether what follows is training or evaluation."""
+        self._evaluating = not module.training
+        if not self._evaluating:
+            # Losses that were computed and never trained on must not be taken for the next one.
+            self._computed.clear()
+
+    def _loss_computed(
+        self, module: torch.nn.Module, args: tuple[Any, ...], output: torch.Tensor
+    ) -> None:
+        if output.numel() != 1:
+            return  # reduction="none": the trainer weighs it further; `backward` will tell
+        found = hits_of_module(module, args)
+        if self._evaluating:
+            size = args[0].shape[0] if args and getattr(args[0], "dim", int)() else 1
+            self._evaluation.add(output.detach(), found, int(size))
+        elif output.requires_grad:
+            self._computed.append(_Computed(output, found))
+
+    def _backward_called(self, root: torch.Tensor) -> None:
+        computed, self._computed = self._computed, []
+        chosen = next((c for c in computed if c.output is root), None)
+        divisor = 1.0
+        if chosen is None:
+            base, divisor = _unscaled(root)
+            chosen = next((c for c in computed if c.output.grad_fn is base), None)
+        if chosen is not None:
+            self._micro_batches.append(_MicroBatch(chosen.output.detach(), 1.0))
+            found = chosen.hits
+        else:
+            self._micro_batches.append(_MicroBatch(root.detach(), divisor))
+            found = next((c.hits for c in computed if c.hits is not None), None)
+            if found is None and root.grad_fn is not None:
+                found = hits_of_graph(root)
+        if found is not None:
+            self._hits.append(found)
+
+    def before_step(self, facts: StepFacts) -> None:
+        """Nothing to do: with a closure the losses are still to come."""
+
+    def after_step(self, facts: StepFacts) -> None:
+        """Means over the micro-batches of the step."""
+        batches, self._micro_batches = self._micro_batches, []
+        found, self._hits = self._hits, []
+        if batches:
+            value = _mean([b.value for b in batches])
+            # Divided by the number of micro-batches for accumulation: their sum is the mean.
+            if len(batches) > 1 and all(b.divisor == len(batches) for b in batches):
+                value = value * len(batches)
+            facts.scalars["loss"] = value
+        if found:
+            facts.scalars["accuracy"] = _ratio(found)
+
+    def evaluation(self) -> dict[str, torch.Tensor]:
+        """Means over the evaluation phase that has just ended; empty where there was none."""
+        ended, self._evaluation = self._evaluation, _Evaluation()
+        return ended.means()
+
+    def close(self) -> None:
+        """Listens no longer."""
+        loss_sources.unlisten(self)
+
+
+class _Evaluation:
+    """Sums over an evaluation phase, kept on the device as two numbers each."""
+
+    def __init__(self) -> None:
+        self._loss: torch.Tensor | None = None
+        self._samples = 0
+        self._hits: Hits | None = None
+
+    def add(self, loss: torch.Tensor, found: Hits | None, size: int) -> None:
+        weighted = loss.reshape(()).double() * size
+        self._loss = weighted if self._loss is None else self._loss + weighted
+        self._samples += size
+        if found is not None:
+            before = self._hits
+            self._hits = (
+                found
+                if before is None
+                else Hits(before.correct + found.correct, before.judged + found.judged)
+            )
+
+    def means(self) -> dict[str, torch.Tensor]:
+        means = {}
+        if self._loss is not None and self._samples:
+            means["eval/loss"] = self._loss / self._samples
+        if self._hits is not None:
+            means["eval/accuracy"] = self._hits.correct / self._hits.judged
+        return means
+
+
+def _unscaled(root: torch.Tensor) -> tuple[Any, float]:
+    """The node under divisions and multiplications by plain numbers, and the product of divisors."""
+    node: Any = root.grad_fn
+    divisor = 1.0
+    while node is not None and node.name() in _SCALINGS:
+        inputs = [f for f, _ in node.next_functions if f is not None]
+        if len(inputs) != 1:
+            break
+        other = node._saved_other
+        # A number in the trainer's source is a tensor on the host; one on the device (a loss scale)
+        # is not read: that would wait for the device.
+        if other is not None and other.device.type == "cpu":
+            divisor *= float(other) if node.name() == "DivBackward0" else 1.0 / float(other)
+        node = inputs[0]
+    return node, divisor
+
+
+def _mean(values: list[torch.Tensor]) -> torch.Tensor:
+    if len(values) == 1:
+        return values[0].reshape(())
+    return torch.stack([v.reshape(()).double() for v in values]).mean()
+
+
+def _ratio(found: list[Hits]) -> torch.Tensor:
+    correct, judged = found[0].correct, found[0].judged
+    for more in found[1:]:
+        correct, judged = correct + more.correct, judged + more.judged
+    return correct / judged

@@ -1,0 +1,66 @@
+"""How long a step takes and how many samples it moves."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from rankscope.agent.probes.base import Context, StepFacts
+
+
+def batch_size(args: tuple[Any, ...], kwargs: Any) -> int:
+    """Samples in a batch: length of the first dimension of the first tensor given to the model."""
+    pending = [*args, *(kwargs.values() if isinstance(kwargs, dict) else ())]
+    while pending:
+        value = pending.pop(0)
+        if isinstance(value, torch.Tensor):
+            return int(value.shape[0]) if value.dim() else 1
+        if isinstance(value, dict):
+            pending[:0] = list(value.values())
+        elif isinstance(value, list | tuple):
+            pending[:0] = list(value)
+    return 0
+
+
+class Timing:
+    """`step_seconds` and `samples_per_second`; costs a clock reading a step.
+
+    A step lasts from the end of the optimizer step before it to its own, so waiting for data and
+    for the other ranks is in it. The first step, and the first after an evaluation phase, have no
+    clear beginning and are left out.
+    """
+
+    name = "timing"
+
+    def __init__(self, context: Context) -> None:
+        self._ended: float | None = None
+        self._samples = 0
+
+    def start(self, facts: StepFacts) -> None:
+        """Nothing holds before the first step."""
+
+    def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Counts samples; an evaluation interrupts the clock."""
+        if not module.training:
+            self._ended = None
+        elif torch.is_grad_enabled():
+            self._samples += batch_size(args, kwargs)
+
+    def before_step(self, facts: StepFacts) -> None:
+        """Nothing to do."""
+
+    def after_step(self, facts: StepFacts) -> None:
+        """Closes the step."""
+        now = time.perf_counter()
+        if self._ended is not None:
+            seconds = now - self._ended
+            facts.scalars["step_seconds"] = seconds
+            if self._samples and seconds > 0:
+                facts.scalars["samples_per_second"] = self._samples / seconds
+        self._ended = now
+        self._samples = 0
+
+    def close(self) -> None:
+        """No hooks of its own."""

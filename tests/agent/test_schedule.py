@@ -1,0 +1,83 @@
+"""The sampling plan: nested, dense where it matters, within its budget."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.agent.schedule import TIERS, Schedule
+
+
+def run(schedule, steps, *, step_seconds=0.01, base=0.0, word=0.0, full=0.0, first=0):
+    """Plays steps with fixed costs; returns the steps at which each tier was due."""
+    due = {tier: [] for tier in TIERS}
+    for step in range(first, first + steps):
+        tiers = {}
+        for tier, cost in (("word", word), ("full", full)):
+            if schedule.due(tier, step):
+                due[tier].append(step)
+                tiers[tier] = cost
+        schedule.note(step, step_seconds=step_seconds, base=base, tiers=tiers)
+    return due
+
+
+def test_cheap_probes_are_due_at_every_step():
+    due = run(Schedule(overhead=0.01), 100, word=1e-6, full=1e-6)
+    assert due["word"] == due["full"] == list(range(100))
+
+
+def test_dear_probes_are_thinned_to_the_budget():
+    schedule = Schedule(overhead=0.01)
+    due = run(schedule, 2000, base=2e-5, word=1e-4, full=1e-3)
+    late = [s for s in due["full"] if s >= 1000]
+    spent = (
+        2e-5 + 1e-4 * len([s for s in due["word"] if s >= 1000]) / 1000 + 1e-3 * len(late) / 1000
+    )
+    assert late
+    assert spent <= 0.01 * 0.01
+    assert schedule.share() <= 0.01
+
+
+def test_everything_is_due_in_the_first_steps_of_an_attempt():
+    due = run(Schedule(overhead=0.001, first_step=1003), 100, word=1.0, full=1.0, first=1003)
+    assert due["full"][:8] == list(range(1003, 1011))
+    assert len(due["full"]) < 20
+
+
+def test_the_server_can_ask_for_a_closer_look():
+    schedule = Schedule(overhead=0.001)
+    run(schedule, 100, word=1.0, full=1.0)
+    schedule.ask_dense(120)
+    due = run(schedule, 100, word=1.0, full=1.0, first=100)
+    assert due["full"][:21] == list(range(100, 121))
+    assert len(due["full"]) < 25
+
+
+def test_a_budget_that_the_base_cost_eats_up_still_leaves_a_sample_now_and_then():
+    due = run(Schedule(overhead=0.01), 5000, base=1.0, word=1.0, full=1.0)
+    assert [s for s in due["full"] if s > 100] == [1024, 2048, 3072, 4096]
+
+
+@given(
+    costs=st.lists(st.tuples(st.floats(1e-6, 1e-2), st.floats(1e-6, 1e-1)), min_size=2, max_size=5)
+)
+def test_two_ranks_always_share_the_sparser_ones_steps(costs):
+    schedules = []
+    for word, full in costs:
+        schedule = Schedule(overhead=0.01)
+        run(schedule, 400, word=word, full=full)
+        schedules.append(schedule)
+    for tier in TIERS:
+        sparsest = max(s.exponents[tier] for s in schedules)
+        shared = range(0, 1 << 12, 1 << sparsest)
+        assert all(s.due(tier, step) for s in schedules for step in shared)
+
+
+def test_noise_does_not_make_the_plan_jump():
+    schedule = Schedule(overhead=0.01)
+    seen = set()
+    for step in range(1000):
+        cost = 1.0e-4 * (1.3 if step % 3 else 0.8)
+        tiers = {"word": cost} if schedule.due("word", step) else {}
+        schedule.note(step, step_seconds=0.01, base=0.0, tiers=tiers)
+        if step > 200:
+            seen.add(schedule.exponents["word"])
+    assert len(seen) == 1
