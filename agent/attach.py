@@ -128,7 +128,6 @@ def _monitor(
         optimizer,
         options=options,
         identity=identity,
-        hello=lambda: hello,
         records=records,
         sender=sender,
         step=step,

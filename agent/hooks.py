@@ -47,6 +47,7 @@ class RootHook:
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        """Tells the monitor, if it still lives and this is not a copy."""
         listener = None if self._listener is None else self._listener()
         if listener is not None and not torch.compiler.is_compiling():
             listener.root_forward(module, args, kwargs)

@@ -23,36 +23,58 @@ from types import FrameType, TracebackType
 
 Speak = Callable[[str, str], None]
 
+_speakers: list[Speak] = []
+_watched: _Watched | None = None
 
-class LastWords:
-    """Calls `speak(state, error)` once, when the process ends by itself, by error or by SIGTERM.
+
+def add(speak: Speak) -> None:
+    """Has `speak(state, error)` called when the process ends.
 
     Args:
         speak: must return within seconds; `state` is `finished` or `failed`.
     """
+    global _watched
+    if _watched is None or _watched.pid != os.getpid():
+        _speakers.clear()  # a forked child has nothing to say for its parent
+        _watched = _Watched()
+    _speakers.append(speak)
 
-    def __init__(self, speak: Speak) -> None:
-        self._speak = speak
+
+def remove(speak: Speak) -> None:
+    """Takes a speaker back; with the last one, the process is as it was."""
+    global _watched
+    if speak in _speakers:
+        _speakers.remove(speak)
+    if not _speakers and _watched is not None:
+        _watched.close()
+        _watched = None
+
+
+class _Watched:
+    """The three ways in which this process can end while it can still speak."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
         self._said = threading.Lock()
-        self._pid = os.getpid()
         self._previous_hook = sys.excepthook
-        self._socket: socket.socket | None = None
+        self._reader: socket.socket | None = None
+        self._writer: socket.socket | None = None
         sys.excepthook = self._excepthook
         atexit.register(self._at_exit)
         self._watch_sigterm()
 
     def close(self) -> None:
-        """The monitor was closed by hand: nothing is left to say."""
-        self._said.acquire(blocking=False)
+        if os.getpid() != self.pid:
+            return
         atexit.unregister(self._at_exit)
         if sys.excepthook == self._excepthook:
             sys.excepthook = self._previous_hook
         self._unwatch_sigterm()
 
     def _say(self, state: str, error: str) -> None:
-        # A forked child inherits all of this and has nothing to say.
-        if os.getpid() == self._pid and self._said.acquire(blocking=False):
-            self._speak(state, error)
+        if os.getpid() == self.pid and self._said.acquire(blocking=False):
+            for speak in tuple(_speakers):
+                speak(state, error)
 
     def _at_exit(self) -> None:
         self._say("finished", "")
@@ -72,7 +94,6 @@ class LastWords:
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return  # the trainer, or its framework, handles it
         reader, writer = socket.socketpair()
-        reader.setblocking(True)
         writer.setblocking(False)
         previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         if previous != -1:  # an event loop listens there
@@ -80,36 +101,36 @@ class LastWords:
             reader.close()
             writer.close()
             return
-        signal.signal(signal.SIGTERM, _terminate_by_default)
-        self._socket = writer
-        self._reader = reader
-        os.register_at_fork(after_in_child=_restore_default_in_child)
-        threading.Thread(target=self._listen, name="rankscope-signals", daemon=True).start()
+        signal.signal(signal.SIGTERM, _wait_for_the_end)
+        self._reader, self._writer = reader, writer
+        threading.Thread(
+            target=self._listen, args=(reader,), name="rankscope-signals", daemon=True
+        ).start()
 
     def _unwatch_sigterm(self) -> None:
-        if self._socket is None or os.getpid() != self._pid:
+        if self._writer is None or self._reader is None:
             return
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(-1)
-            if signal.getsignal(signal.SIGTERM) is _terminate_by_default:
+            if signal.getsignal(signal.SIGTERM) is _wait_for_the_end:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._socket.close()
-        self._socket = None
+            self._writer.close()  # ends the listening thread, which closes its end
+            self._reader = self._writer = None
 
-    def _listen(self) -> None:
-        while received := self._reader.recv(64):
-            if signal.SIGTERM not in received:
-                continue
-            if signal.getsignal(signal.SIGTERM) is not _terminate_by_default:
-                continue  # the trainer has set a handler since
-            self._say("failed", "terminated by SIGTERM")
-            _die_of_sigterm()
+    def _listen(self, reader: socket.socket) -> None:
+        with reader:
+            while received := reader.recv(64):
+                # The trainer may have set a handler of its own since.
+                ours = signal.getsignal(signal.SIGTERM) is _wait_for_the_end
+                if signal.SIGTERM in received and ours:
+                    self._say("failed", "terminated by SIGTERM")
+                    _die_of_sigterm()
 
 
-def _terminate_by_default(number: int, frame: FrameType | None) -> None:
-    """What Python calls for SIGTERM; the listening thread ends the process, this one just stops.
+def _wait_for_the_end(number: int, frame: FrameType | None) -> None:
+    """Python's handler of SIGTERM: nothing of the program runs after it was told to end.
 
-    Blocks the main thread until then, so that the program does nothing after it was told to end.
+    The listening thread speaks and ends the process; should it not, this does.
     """
     threading.Event().wait(5.0)
     _die_of_sigterm()
@@ -122,6 +143,9 @@ def _die_of_sigterm() -> None:
 
 
 def _restore_default_in_child() -> None:
-    if signal.getsignal(signal.SIGTERM) is _terminate_by_default:
+    if signal.getsignal(signal.SIGTERM) is _wait_for_the_end:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_restore_default_in_child)

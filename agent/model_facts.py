@@ -63,7 +63,7 @@ def wrapper_of(model: torch.nn.Module) -> str:
 
 
 def first_step(optimizer: Any) -> int:
-    """Number of steps that the optimizer has taken before, read off its state; 0 for a fresh one."""
+    """Steps that the optimizer has taken before, read off its state; 0 for a fresh one."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             step = optimizer.state.get(parameter, {}).get("step")

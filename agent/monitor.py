@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 
-from rankscope.agent import hooks, model_facts
+from rankscope.agent import hooks, last_words, model_facts
 from rankscope.agent.guard import Guard
-from rankscope.agent.last_words import LastWords
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
 from rankscope.agent.probes import PROBES, Context, Probe, StepFacts
@@ -21,7 +19,7 @@ from rankscope.agent.readout import Readout
 from rankscope.agent.records import Records
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.sender import Sender
-from rankscope.agent.wire import Event, Hello
+from rankscope.agent.wire import Event
 
 # How often the agent posts what it measures of itself, in steps.
 _SELF_REPORT_INTERVAL = 32
@@ -43,7 +41,6 @@ class Monitor:
         *,
         options: Options,
         identity: Identity,
-        hello: Callable[[], Hello],
         records: Records,
         sender: Sender,
         step: int,
@@ -77,15 +74,18 @@ class Monitor:
         self._parameter_ids = {id(p) for p in parameters}
         self._owned: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._owned[optimizer] = True
-        self._probes: tuple[Probe, ...] = tuple(probe(context) for probe in PROBES)
-        self._loss = next(p for p in self._probes if isinstance(p, Loss))
+        # A value that cannot be recorded is no reason to stop recording the others.
+        self._bookkeeping = self._guard.probe("records", tolerance=1000)
+        probes: tuple[Probe, ...] = tuple(probe(context) for probe in PROBES)
+        self._probes = tuple((probe, self._guard.probe(probe.name)) for probe in probes)
+        self._loss = next(p for p in probes if isinstance(p, Loss))
         self._each(lambda probe: probe.start(self._facts))
         self._hand_over(self._facts)
         self._facts = StepFacts(step)
         self._root_handle = model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
         hooks.watch_steps(self)
         sender.start()
-        self._last_words = LastWords(self._speak)
+        last_words.add(self._speak)
 
     # ------------------------------------------------------------------------- what the user calls
 
@@ -100,12 +100,12 @@ class Monitor:
             **scalars: numbers, or tensors of one element, which are read without waiting for the
                 device.
         """
-        with self._guard.probe("log"):
+        with self._bookkeeping:
             self._scalars(self._logged_step(), scalars)
 
     def close(self) -> None:
         """Ends the monitor: sends what is left (within 5 s) and takes every hook back."""
-        self._last_words.close()
+        last_words.remove(self._speak)
         self._speak("finished", "")
 
     def __enter__(self) -> Monitor:
@@ -115,7 +115,7 @@ class Monitor:
         if error is None:
             self.close()
         else:
-            self._last_words.close()
+            last_words.remove(self._speak)
             self._speak("failed", f"{type(error).__name__}: {error}"[:2000])
 
     # ---------------------------------------------------------------------- what the hooks call
@@ -137,16 +137,14 @@ class Monitor:
         if self._closed:
             return
         began = time.perf_counter()
-        with self._guard.probe("forward"):
+        with self._bookkeeping:
             self.phase = "forward" if module.training else "evaluation"
             if module.training and not self._forward_begun and torch.is_grad_enabled():
                 self._forward_begun = True
                 self._end_evaluation()
                 # Nothing can be added to the step before any more.
                 self._records.complete(self._step - 1)
-        for probe in self._probes:
-            with self._guard.probe(probe.name):
-                probe.forward(module, args, kwargs)
+        self._each(lambda probe: probe.forward(module, args, kwargs))
         self._spent += time.perf_counter() - began
 
     def step_begins(self) -> None:
@@ -169,14 +167,11 @@ class Monitor:
         if not self._forward_begun:
             # The root module's forward was not seen (another module is called): the step before
             # is complete by now.
-            with self._guard.probe("forward"):
+            with self._bookkeeping:
                 self._records.complete(step - 1)
-        for probe in self._probes:
-            with self._guard.probe(probe.name):
-                probe.after_step(facts)
-        with self._guard.probe("records"):
+        self._each(lambda probe: probe.after_step(facts))
+        with self._bookkeeping:
             self._hand_over(facts)
-        with self._guard.probe("schedule"):
             self._account(facts, began)
         self._step = step + 1
         self._facts = StepFacts(step + 1)
@@ -243,12 +238,13 @@ class Monitor:
             )
 
     def _each(self, call: Callable[[Probe], None]) -> None:
-        for probe in self._probes:
-            with self._guard.probe(probe.name):
-                call(probe)
+        for probe, guard in self._probes:
+            if guard.enabled:
+                with guard:
+                    call(probe)
 
     def _guarded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        return partial(_call_guarded, self._guard, name, call)
+        return self._guard.probe(name)(call)
 
     def _report(self, probe: str, text: str) -> None:
         self._records.event(Event(step=self._step, kind="agent.fault", text=f"{probe}: {text}"))
@@ -260,7 +256,7 @@ class Monitor:
         hooks.unwatch_steps(self)
         self._root_handle.remove()
         self._each(lambda probe: probe.close())
-        with self._guard.probe("records"):
+        with self._bookkeeping:
             self._end_evaluation()
             if state == "finished":
                 # A failing process may be stuck on its device: what is still there is given up.
@@ -268,11 +264,6 @@ class Monitor:
             self._readout.poll()
             self._records.complete(self._step - 1)
         self._sender.close(state=state, error=error)
-
-
-def _call_guarded(guard: Guard, name: str, call: Callable[..., Any], *args: Any) -> None:
-    with guard.probe(name):
-        call(*args)
 
 
 class NullMonitor:

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 # Words a chunk of a digest: its multipliers (256 KiB) stay in the second-level cache.
 CHUNK = 1 << 15
-# Buckets of a sketch: relative standard error of a distance about sqrt(1 / (2 * 67)) = 9 %. A prime:
-# with 64, each column of a matrix whose rows are a multiple of 64 long would fall into one bucket
-# throughout, and differences of low rank would be measured half as well again (12.7 %).
+# Buckets of a sketch: relative standard error of a distance about sqrt(1 / (2 * 67)) = 9 %. A
+# prime: with 64, each column of a matrix whose rows are a multiple of 64 long would fall into one
+# bucket throughout, and the error for differences of low rank would be 12.7 % (measured).
 BUCKETS = 67
 # Elements a chunk of a sketch, whole rows of buckets.
 SKETCH_CHUNK = 512 * BUCKETS

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 
@@ -61,13 +61,16 @@ class Context:
     guarded: Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 
-class Probe(Protocol):
-    """One family of signals, read at the fixed moments of a step.
+class Probe:
+    """One family of signals, read at the fixed moments of a step; every moment is optional.
 
     The docstring of a probe states what it costs.
     """
 
-    name: str
+    name: ClassVar[str]
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
 
     def start(self, facts: StepFacts) -> None:
         """At attach: what holds before the first step."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rankscope.agent.fingerprint import FingerprintPlan
-from rankscope.agent.probes.base import Context, StepFacts
+from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.wire import Print
 
 # Where several micro-batches make a step, the local gradient has to be summed up in memory of our
@@ -19,7 +19,10 @@ _MAX_SUMMED = 16 * 2**20
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
     """L2 norm of all tensors together, float32, on their device (as `nn.utils.get_total_norm`)."""
     norms = torch._foreach_norm(tensors, 2.0, torch.float32)
-    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+    norm: torch.Tensor = torch.linalg.vector_norm(
+        torch.stack([n.to(norms[0].device) for n in norms])
+    )
+    return norm
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:
@@ -27,7 +30,7 @@ def dense(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
-class Gradients:
+class Gradients(Probe):
     """`grad_norm`, `grad_norm_local`, and fingerprints of the reduced gradient.
 
     The applied gradient is read after the optimizer has stepped: that is after the reduction, after
@@ -41,7 +44,7 @@ class Gradients:
     name = "gradients"
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        super().__init__(context)
         self._plan: FingerprintPlan | None = None
         self._local = _LocalGradient(context)
 
@@ -49,17 +52,11 @@ class Gradients:
         """Puts the hooks for the first step in place."""
         self._local.arm(facts.step)
 
-    def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Nothing to do."""
-
-    def before_step(self, facts: StepFacts) -> None:
-        """Nothing to do."""
-
     def after_step(self, facts: StepFacts) -> None:
         """Norms and fingerprints of what was applied."""
         held = [
             (name, dense(p.grad))
-            for name, p in zip(self._context.names, self._context.parameters, strict=True)
+            for name, p in zip(self.context.names, self.context.parameters, strict=True)
             if p.grad is not None
         ]
         if held:
@@ -69,14 +66,14 @@ class Gradients:
             facts.scalars["grad_norm_local"] = norm
         if seconds:
             facts.tiers["full"] = facts.tiers.get("full", 0.0) + seconds
-        if len(held) == len(self._context.names) and self._context.schedule.due("full", facts.step):
+        if len(held) == len(self.context.names) and self.context.schedule.due("full", facts.step):
             with facts.charged("full"):
                 facts.prints.append(self._print(facts.step, [g for _, g in held]))
         self._local.arm(facts.step + 1)
 
     def _print(self, step: int, gradients: list[torch.Tensor]) -> Print:
         if self._plan is None or not self._plan.fits(gradients):
-            self._plan = FingerprintPlan(self._context.names, gradients)
+            self._plan = FingerprintPlan(self.context.names, gradients)
         prints = self._plan.compute(gradients, sketches=True)
         return Print(
             step=step,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rankscope.agent.probes import loss_sources
-from rankscope.agent.probes.base import Context, StepFacts
+from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.classification import Hits, hits_of_graph, hits_of_module
 
 _SCALINGS = ("DivBackward0", "MulBackward0")
@@ -35,20 +35,20 @@ class _MicroBatch:
     divisor: float
 
 
-class Loss:
+class Loss(Probe):
     """`loss`, `accuracy`, `eval/loss`, `eval/accuracy`; costs a few microseconds a loss.
 
     In training the tensor that `backward` starts from is the loss: it is what is minimised. Where
     it is the output of a loss module, or that output divided (accumulation) or scaled (mixed
     precision), the module's own output is taken. A step's loss is the mean over its backward
-    passes. In evaluation mode of the root module the outputs of loss modules are averaged until training
-    goes on, weighted by their batch sizes.
+    passes. In evaluation mode of the root module the outputs of loss modules are averaged until
+    training goes on, weighted by their batch sizes.
     """
 
     name = "loss"
 
     def __init__(self, context: Context) -> None:
-        self._model = context.model
+        super().__init__(context)
         self._computed: list[_Computed] = []
         self._micro_batches: list[_MicroBatch] = []
         self._hits: list[Hits] = []
@@ -97,9 +97,6 @@ class Loss:
                 found = hits_of_graph(root)
         if found is not None:
             self._hits.append(found)
-
-    def before_step(self, facts: StepFacts) -> None:
-        """Nothing to do: with a closure the losses are still to come."""
 
     def after_step(self, facts: StepFacts) -> None:
         """Means over the micro-batches of the step."""
@@ -154,7 +151,7 @@ class _Evaluation:
 
 
 def _unscaled(root: torch.Tensor) -> tuple[Any, float]:
-    """The node under divisions and multiplications by plain numbers, and the product of divisors."""
+    """The node under divisions and products by plain numbers, and what it was divided by."""
     node: Any = root.grad_fn
     divisor = 1.0
     while node is not None and node.name() in _SCALINGS:

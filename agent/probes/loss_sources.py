@@ -37,7 +37,7 @@ def listen(listener: LossListener) -> None:
     """Tells `listener` of every loss from now on; it is held weakly."""
     _listeners.add(listener)
     if _Loss.__dict__.get("__call__") is not _loss_call:
-        _Loss.__call__ = _loss_call
+        _Loss.__call__ = _loss_call  # type: ignore[method-assign]
     if torch.Tensor.backward is not _backward:
         torch.Tensor.backward = _backward  # type: ignore[method-assign]
 

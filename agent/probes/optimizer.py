@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from rankscope.agent.probes.base import Context, StepFacts
+from rankscope.agent.probes.base import Probe, StepFacts
 
 
-class LearningRate:
+class LearningRate(Probe):
     """`lr`, and `lr/<group>` where the groups differ; costs a dictionary look-up a group."""
 
     name = "optimizer"
 
-    def __init__(self, context: Context) -> None:
-        self._optimizer = context.optimizer
-
-    def start(self, facts: StepFacts) -> None:
-        """Nothing: the learning rate of a step is read when the step is done."""
-
-    def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Nothing to do."""
-
     def before_step(self, facts: StepFacts) -> None:
         """Reads the rates that this step applies: a scheduler may change them right after it."""
-        rates = [group["lr"] for group in self._optimizer.param_groups if "lr" in group]
+        rates = [group["lr"] for group in self.context.optimizer.param_groups if "lr" in group]
         if not rates:
             return
         facts.scalars["lr"] = rates[0]
@@ -33,12 +22,6 @@ class LearningRate:
         if len(rates) > 1 and any(r is not rates[0] and r != rates[0] for r in rates if _plain(r)):
             for index, rate in enumerate(rates):
                 facts.scalars[f"lr/{index}"] = rate
-
-    def after_step(self, facts: StepFacts) -> None:
-        """Nothing to do."""
-
-    def close(self) -> None:
-        """No hooks of its own."""
 
 
 def _plain(rate: Any) -> bool:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
 from rankscope.agent.fingerprint import FingerprintPlan
-from rankscope.agent.probes.base import Context, StepFacts
+from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.wire import Print
 
 
-class Parameters:
+class Parameters(Probe):
     """Words and fingerprints of the trainable parameters.
 
     After each due step the word of the whole model (tier `word`: one pass over the parameters), at
@@ -24,7 +20,7 @@ class Parameters:
     name = "parameters"
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        super().__init__(context)
         self._plan: FingerprintPlan | None = None
         self._word: int | None = None
         self._word_step = -1
@@ -32,7 +28,7 @@ class Parameters:
     def start(self, facts: StepFacts) -> None:
         """What the parameters are at attach."""
         plan = self._planned()
-        prints = plan.compute(self._context.parameters, sketches=True)
+        prints = plan.compute(self.context.parameters, sketches=True)
         self._word, self._word_step = plan.word(prints.digests), facts.step - 1
         facts.words["start"] = self._word
         facts.prints.append(
@@ -45,27 +41,24 @@ class Parameters:
             )
         )
 
-    def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Nothing to do."""
-
     def before_step(self, facts: StepFacts) -> None:
         """Whether the parameters are still those that the step before left."""
         if self._word_step != facts.step - 1 or self._word is None:
             return
-        if self._context.schedule.due("word", facts.step):
+        if self.context.schedule.due("word", facts.step):
             with facts.charged("word"):
                 plan = self._planned()
-                now = plan.word(plan.compute(self._context.parameters, sketches=False).digests)
+                now = plan.word(plan.compute(self.context.parameters, sketches=False).digests)
                 facts.words["outside_optimizer"] = (now - self._word) % 2**64
 
     def after_step(self, facts: StepFacts) -> None:
         """What the step left."""
-        full = self._context.schedule.due("full", facts.step)
-        if not (full or self._context.schedule.due("word", facts.step)):
+        full = self.context.schedule.due("full", facts.step)
+        if not (full or self.context.schedule.due("word", facts.step)):
             return
         with facts.charged("full" if full else "word"):
             plan = self._planned()
-            prints = plan.compute(self._context.parameters, sketches=full)
+            prints = plan.compute(self.context.parameters, sketches=full)
             self._word, self._word_step = plan.word(prints.digests), facts.step
             facts.words["parameters"] = self._word
             if full:
@@ -80,9 +73,6 @@ class Parameters:
                 )
 
     def _planned(self) -> FingerprintPlan:
-        if self._plan is None or not self._plan.fits(self._context.parameters):
-            self._plan = FingerprintPlan(self._context.names, self._context.parameters)
+        if self._plan is None or not self._plan.fits(self.context.parameters):
+            self._plan = FingerprintPlan(self.context.names, self.context.parameters)
         return self._plan
-
-    def close(self) -> None:
-        """No hooks of its own."""

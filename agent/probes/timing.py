@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rankscope.agent.probes.base import Context, StepFacts
+from rankscope.agent.probes.base import Context, Probe, StepFacts
 
 
 def batch_size(args: tuple[Any, ...], kwargs: Any) -> int:
@@ -24,7 +24,7 @@ def batch_size(args: tuple[Any, ...], kwargs: Any) -> int:
     return 0
 
 
-class Timing:
+class Timing(Probe):
     """`step_seconds` and `samples_per_second`; costs a clock reading a step.
 
     A step lasts from the end of the optimizer step before it to its own, so waiting for data and
@@ -35,11 +35,9 @@ class Timing:
     name = "timing"
 
     def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._ended: float | None = None
         self._samples = 0
-
-    def start(self, facts: StepFacts) -> None:
-        """Nothing holds before the first step."""
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """Counts samples; an evaluation interrupts the clock."""
@@ -47,9 +45,6 @@ class Timing:
             self._ended = None
         elif torch.is_grad_enabled():
             self._samples += batch_size(args, kwargs)
-
-    def before_step(self, facts: StepFacts) -> None:
-        """Nothing to do."""
 
     def after_step(self, facts: StepFacts) -> None:
         """Closes the step."""
@@ -61,6 +56,3 @@ class Timing:
                 facts.scalars["samples_per_second"] = self._samples / seconds
         self._ended = now
         self._samples = 0
-
-    def close(self) -> None:
-        """No hooks of its own."""
