@@ -1,0 +1,133 @@
+"""The only place in the agent that catches broadly.
+
+A guest never breaks the house: what fails inside the agent disables the probe that failed, is
+reported once, counted, and never reaches the trainer. Guard our own bookkeeping as narrowly as
+possible, and never the user's call. `KeyboardInterrupt` and `SystemExit` pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+# Called with (probe, fault) for whatever is contained, before it is reported. The test suite puts
+# a function here that turns contained faults into failures.
+observers: list[Callable[[str, Exception], None]] = []
+
+
+class Probe:
+    """Contains the faults of one probe; a context manager that can be used again and nested.
+
+        if probe.enabled:
+            with probe:
+                ...
+
+    Nothing is allocated on the way in or out, so it may stand on the step path.
+
+    Attributes:
+        name: the probe's name in reports.
+        enabled: False after `tolerance` faults.
+        faults: number of faults contained so far.
+    """
+
+    __slots__ = ("_report", "_tolerance", "enabled", "faults", "name")
+
+    def __init__(self, name: str, report: Callable[[str, str], None], tolerance: int = 1) -> None:
+        self.name = name
+        self.enabled = True
+        self.faults = 0
+        self._report = report
+        self._tolerance = tolerance
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if fault is None:
+            return False
+        if not isinstance(fault, Exception):
+            return False
+        self._contain(fault)
+        return True
+
+    def __call__(self, function: Callable[Given, Result]) -> Callable[Given, Result | None]:
+        """A function that does nothing once the probe is disabled, and never raises."""
+
+        @functools.wraps(function)
+        def guarded(*args: Given.args, **kwargs: Given.kwargs) -> Result | None:
+            if self.enabled:
+                with self:
+                    return function(*args, **kwargs)
+            return None
+
+        return guarded
+
+    def _contain(self, fault: Exception) -> None:
+        self.faults += 1
+        if self.faults >= self._tolerance:
+            self.enabled = False
+        for observer in observers:
+            observer(self.name, fault)
+        if self.faults == 1:
+            try:
+                self._report(self.name, describe(fault))
+            except Exception:  # noqa: BLE001
+                # The report itself failed: there is nobody left to tell, and the trainer must not
+                # be the one.
+                self.enabled = False
+
+
+class Guard:
+    """The probes of one monitor.
+
+    Args:
+        report: told (probe, text) once for each probe that fails.
+    """
+
+    def __init__(self, report: Callable[[str, str], None]) -> None:
+        self._report = report
+        self._probes: dict[str, Probe] = {}
+
+    def probe(self, name: str, *, tolerance: int = 1) -> Probe:
+        """The probe of that name, made on first use; `tolerance` counts then only.
+
+        Args:
+            name: as it stands in reports.
+            tolerance: number of faults after which it is disabled.
+        """
+        try:
+            return self._probes[name]
+        except KeyError:
+            return self._probes.setdefault(name, Probe(name, self._report, tolerance))
+
+    def enabled(self, name: str) -> bool:
+        """Whether that probe still works (or has not been used yet)."""
+        probe = self._probes.get(name)
+        return probe is None or probe.enabled
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """Number of contained faults by probe, without those that have none."""
+        return {name: probe.faults for name, probe in list(self._probes.items()) if probe.faults}
+
+
+def describe(fault: BaseException) -> str:
+    """One line: type, message and the innermost place."""
+    try:
+        text = str(fault)
+    except Exception:  # noqa: BLE001 - any class may have a broken __str__
+        text = "(its message cannot be read)"
+    frames = traceback.extract_tb(fault.__traceback__)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(fault).__name__}: {text}{place}".replace("\n", " ")[:1000]

@@ -1,0 +1,246 @@
+"""What the training thread hands over to the sender thread, without ever waiting for it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from rankscope.agent import wire
+
+_WORD = 2**64 - 1
+_LARGEST_STEP = 2**63 - 1
+
+# An entry is (kind, step, content, content).
+_Entry = tuple[str, int, Any, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """What a batch is made of.
+
+    Attributes:
+        columns: metric -> points, each step once, float64.
+        words: stage -> one word a step, uint64.
+        through_step: last step that is complete with this and what was drained before, -1 before
+            the first.
+        more: whether something was left for the next batch.
+    """
+
+    columns: Mapping[str, wire.Column] = field(default_factory=dict)
+    words: Mapping[str, wire.Column] = field(default_factory=dict)
+    prints: tuple[wire.Print, ...] = ()
+    events: tuple[wire.Event, ...] = ()
+    through_step: int = -1
+    more: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to say but the step."""
+        return not (self.columns or self.words or self.prints or self.events)
+
+
+class Records:
+    """Facts on their way from the training thread to the sender thread.
+
+    Every call that hands over is O(1), takes no lock and never raises for what it is given: what
+    cannot be sent is found when it is drained, dropped there and counted. Calls may come from
+    several threads; `drain` from one.
+
+    Args:
+        limit: facts (scalars, words, events) that may wait; beyond it the oldest are dropped.
+        print_bytes: bytes of prints that may wait; beyond it the oldest are dropped.
+    """
+
+    def __init__(self, limit: int = 200_000, *, print_bytes: int = 64 * 2**20) -> None:
+        self._limit = limit
+        self._print_bytes = print_bytes
+        self._entries: deque[_Entry] = deque()
+        # A print waits in a cell, and whoever takes it out of the cell owns it: the sender, or
+        # the training thread that has to make room. Both may try at the same time.
+        self._cells: deque[deque[wire.Print]] = deque()
+        # Each thread counts on its own, because `+=` on a shared number loses counts and a lock
+        # would make the training thread wait.
+        self._handed: dict[int, int] = {}
+        self._evicted: dict[int, int] = {}
+        self._lost: dict[tuple[int, str], int] = {}
+        self._taken = 0
+        self._through = -1
+        self.replaced = 0
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Values of metrics at a step; the mapping is not to be changed afterwards."""
+        self._hand(("scalars", step, values, None), len(values))
+
+    def word(self, step: int, stage: str, word: int) -> None:
+        """Digest of the whole model at a stage of a step: 64 bits, signed or not."""
+        self._hand(("word", step, stage, word), 1)
+
+    def fingerprint(self, print: wire.Print) -> None:
+        """Digests and sketches of one link of the chain at one step."""
+        cell = deque((print,))
+        self._cells.append(cell)
+        self._hand(("print", 0, cell, None), 1)
+        room = max(4, self._print_bytes // max(1, _bytes_of(print)))
+        while len(self._cells) > room:
+            try:
+                self._cells.popleft().pop()
+            except IndexError:
+                continue
+            self.lose("memory_full", 1)
+
+    def event(self, event: wire.Event) -> None:
+        """Something that happened once."""
+        self._hand(("event", 0, event, None), 1)
+
+    def complete(self, step: int) -> None:
+        """Everything about the steps up to this one has been handed over."""
+        self._hand(("complete", step, None, None), 1)
+
+    def lose(self, reason: str, count: int) -> None:
+        """Count what is given up."""
+        key = (get_ident(), reason)
+        self._lost[key] = self._lost.get(key, 0) + count
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Points, prints and events given up since the start, by reason.
+
+        The reasons: `memory_full` (the sender did not come round), `not_a_number`, `bad_name`,
+        `bad_step` and `unsendable` (what the wire cannot carry).
+        """
+        total: Counter[str] = Counter()
+        for (_, reason), count in list(self._lost.items()):
+            total[reason] += count
+        return dict(total)
+
+    @property
+    def waiting(self) -> int:
+        """Number of facts that wait to be drained."""
+        handed, evicted = sum(list(self._handed.values())), sum(list(self._evicted.values()))
+        return handed - evicted - self._taken
+
+    def drain(self, max_points: int = 50_000) -> Drained:
+        """Take out the oldest facts, about `max_points` of them, as columns.
+
+        Of two values of one series at one step the later one stays; `replaced` counts the others.
+        """
+        columns: dict[str, dict[int, float]] = {}
+        words: dict[str, dict[int, int]] = {}
+        prints: list[wire.Print] = []
+        events: list[wire.Event] = []
+        # Only what is there now: otherwise a fast trainer could keep this loop busy for ever.
+        left, size = len(self._entries), 0
+        while left and size < max_points and len(columns) < wire.MAX_COLUMNS // 2:
+            left -= 1
+            try:
+                kind, step, content, extra = self._entries.popleft()
+            except IndexError:
+                break
+            self._taken += len(content) if kind == "scalars" else 1
+            if kind == "scalars":
+                self._sort_scalars(columns, step, content)
+                size += len(content)
+            elif kind == "word":
+                self._sort_word(words, step, content, extra)
+                size += 1
+            elif kind == "complete":
+                self._through = max(self._through, step)
+            elif kind == "event":
+                self._sort_event(events, content)
+                size += 1
+            elif content:
+                try:
+                    prints.append(content.pop())
+                except IndexError:
+                    continue
+                size += 1 + _bytes_of(prints[-1]) // 16
+        return Drained(
+            columns={name: _column(series, np.float64) for name, series in columns.items()},
+            words={stage: _column(series, np.uint64) for stage, series in words.items()},
+            prints=tuple(prints),
+            events=tuple(events),
+            through_step=self._through,
+            more=left > 0,
+        )
+
+    def _hand(self, entry: _Entry, weight: int) -> None:
+        thread = get_ident()
+        self._handed[thread] = self._handed.get(thread, 0) + weight
+        self._entries.append(entry)
+        while self.waiting > self._limit:
+            try:
+                kind, _, content, _ = self._entries.popleft()
+            except IndexError:
+                break
+            weight = len(content) if kind == "scalars" else 1
+            self._evicted[thread] = self._evicted.get(thread, 0) + weight
+            if kind == "print":
+                try:
+                    content.pop()
+                except IndexError:
+                    continue
+            if kind != "complete":
+                self.lose("memory_full", weight)
+
+    def _sort_scalars(
+        self, columns: dict[str, dict[int, float]], step: int, values: Mapping[str, float]
+    ) -> None:
+        if not _is_step(step):
+            self.lose("bad_step", len(values))
+            return
+        for name, value in values.items():
+            # One name that the wire refuses would cost the whole batch.
+            if not isinstance(name, str) or not _is_name(name):
+                self.lose("bad_name", 1)
+                continue
+            try:
+                number = float(value)
+            except (TypeError, ValueError, OverflowError):
+                self.lose("not_a_number", 1)
+                continue
+            series = columns.setdefault(name, {})
+            self.replaced += step in series
+            series[step] = number
+
+    def _sort_word(
+        self, words: dict[str, dict[int, int]], step: int, stage: str, word: int
+    ) -> None:
+        if not _is_step(step):
+            self.lose("bad_step", 1)
+            return
+        series = words.setdefault(stage, {})
+        self.replaced += step in series
+        series[step] = int(word) & _WORD
+
+    def _sort_event(self, events: list[wire.Event], event: wire.Event) -> None:
+        try:
+            msgpack.packb(dict(event.data))
+        except (TypeError, ValueError, OverflowError):
+            self.lose("unsendable", 1)
+            return
+        events.append(event)
+
+
+def _is_step(step: int) -> bool:
+    return 0 <= step <= _LARGEST_STEP
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= wire.MAX_NAME_LENGTH and name.isprintable()
+
+
+def _bytes_of(print: wire.Print) -> int:
+    return print.digests.nbytes + (0 if print.sketches is None else print.sketches.nbytes)
+
+
+def _column(series: Mapping[int, Any], dtype: type[Any]) -> wire.Column:
+    return wire.Column(
+        np.fromiter(series.keys(), np.int64, len(series)),
+        np.fromiter(series.values(), dtype, len(series)),
+    )
