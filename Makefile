@@ -1,0 +1,63 @@
+# Everything works on a fresh clone with Python >= 3.11, make and a C library: the first call of any
+# target makes .venv and installs into it, later ones find the stamp and install nothing.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install test check fix demo docs screenshot clean
+
+help:
+	@echo "make demo        train on 4 ranks, break one, watch Rankscope find it; ARGS=\"--list-faults\""
+	@echo "make test        the whole test suite; ARGS=\"tests/wire -x\" goes to pytest"
+	@echo "make check       format, lint, types, who may import whom"
+	@echo "make fix         mend what ruff can mend by itself"
+	@echo "make docs        write the generated pages of docs/ again"
+	@echo "make screenshot  take docs/images/*.png from a demo run, in a real browser"
+	@echo "make install     .venv with the project (editable) and its pinned development packages"
+	@echo "make clean       remove .venv and what the tools left"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Rankscope needs Python 3.11 or later, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
+	  echo "Name another one: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot make virtual environments: its modules venv and ensurepip are missing." >&2; \
+	  echo "On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	@echo "Installing into $(VENV) (the first time this takes some minutes) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+test: $(STAMP)
+	@.ci/browser
+	$(BIN)/pytest $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo: $(STAMP)
+	@$(BIN)/rankscope demo $(ARGS)
+
+docs: $(STAMP)
+	$(BIN)/python docs/generate.py
+
+screenshot: $(STAMP)
+	@.ci/browser
+	$(BIN)/python docs/screenshot.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
