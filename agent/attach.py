@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import secrets
 import socket
 import sys
 import time
@@ -17,9 +17,10 @@ from rankscope.agent.launcher import Identity, identify
 from rankscope.agent.monitor import Monitor, NullMonitor
 from rankscope.agent.options import Options, resolve
 from rankscope.agent.records import Records
-from rankscope.agent.sender import Sender
+from rankscope.agent.sender import Pace, Sender
 from rankscope.agent.wire import Hello
 
+_logger = logging.getLogger("rankscope")
 _monitors: weakref.WeakKeyDictionary[Any, Monitor | NullMonitor] = weakref.WeakKeyDictionary()
 
 
@@ -100,7 +101,7 @@ def _monitor(
         local_rank=identity.local_rank,
         launcher=identity.launcher,
         wrapper=model_facts.wrapper_of(model),
-        heartbeat_seconds=Sender.HEARTBEAT_SECONDS,
+        heartbeat_seconds=Pace().heartbeat_seconds,
         tables={"parameters": model_facts.tensor_table(names, parameters)},
         config=model_facts.configuration(model, optimizer),
     )
@@ -111,18 +112,19 @@ def _monitor(
         monitor = owner[0]() if owner else None
         return "start" if monitor is None else monitor.phase
 
-    say = _say if identity.rank == 0 or identity.fresh else _quiet
+    # Every rank meets the same absent server: one of them says so. A rank that alone cannot reach
+    # it is missed by the server instead.
+    level = logging.WARNING if identity.rank == 0 else logging.INFO
     sender = Sender(
         records,
         options=options,
         identity=identity,
-        session=secrets.token_hex(8),
         hello=lambda: hello,
         phase=phase,
-        on_connected=lambda: say(
-            f"rankscope: run {identity.run} at {options.server}/runs/{identity.run}"
-        ),
+        on_problem=lambda text: _logger.log(level, "%s", text),
     )
+    if identity.fresh:
+        sys.stderr.write(f"rankscope: run {identity.run} at {options.server}/runs/{identity.run}\n")
     monitor = Monitor(
         model,
         optimizer,
@@ -134,11 +136,3 @@ def _monitor(
     )
     owner.append(weakref.ref(monitor))
     return monitor
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-
-
-def _quiet(text: str) -> None:
-    del text

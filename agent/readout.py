@@ -35,7 +35,7 @@ class Readout:
         """
         device = next((v.device for v in values if v.device.type != "cpu"), None)
         if device is None or device.type != "cuda":
-            deliver([float(v) for v in values])
+            deliver([float(v.detach()) for v in values])
             return
         with torch.no_grad(), torch.cuda.device(device):
             stacked = torch.stack(

@@ -1,0 +1,289 @@
+"""What each probe reads off a real training loop, against values computed by hand."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rankscope.agent import hooks
+from rankscope.agent.model_facts import plain_name, trainable_parameters
+from rankscope.agent.probes import PROBES, Context, StepFacts
+from rankscope.agent.probes.loss import Loss
+from rankscope.agent.schedule import Schedule
+
+
+class Harness:
+    """Drives the probes with the framework's own hooks and keeps what they say."""
+
+    def __init__(self, model, optimizer, *, overhead=1.0, dense_steps=8):
+        names, parameters = trainable_parameters(model, optimizer)
+        schedule = Schedule(overhead=overhead, dense_steps=dense_steps)
+        context = Context(
+            model=model,
+            optimizer=optimizer,
+            schedule=schedule,
+            names=names,
+            parameters=parameters,
+            guarded=lambda name, call: call,
+        )
+        self.probes = [probe(context) for probe in PROBES]
+        self.loss = next(p for p in self.probes if isinstance(p, Loss))
+        self.optimizer = optimizer
+        self.steps = []
+        self.facts = StepFacts(0)
+        self.start = StepFacts(0)
+        self.evaluations = []
+        for probe in self.probes:
+            probe.start(self.start)
+        self.handle = model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
+        hooks.watch_steps(self)
+
+    def owns(self, optimizer):
+        return optimizer is self.optimizer
+
+    def root_forward(self, module, args, kwargs):
+        for probe in self.probes:
+            probe.forward(module, args, kwargs)
+
+    def step_begins(self):
+        for probe in self.probes:
+            probe.before_step(self.facts)
+
+    def step_ended(self):
+        for probe in self.probes:
+            probe.after_step(self.facts)
+        self.steps.append(self.facts)
+        self.facts = StepFacts(self.facts.step + 1)
+
+    def value(self, name, step=-1):
+        return float(self.steps[step].scalars[name])
+
+    def close(self):
+        hooks.unwatch_steps(self)
+        self.handle.remove()
+        for probe in self.probes:
+            probe.close()
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.fixture
+def harness(model):
+    made = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    yield made
+    made.close()
+
+
+def batch(seed=0, size=5):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, 6, generator=generator), torch.randint(
+        0, 3, (size,), generator=generator
+    )
+
+
+def train_step(model, optimizer, criterion, seed=0, divide=1):
+    x, y = batch(seed)
+    output = model(x)
+    loss = criterion(output, y)
+    (loss / divide if divide > 1 else loss).backward()
+    return float(loss.detach()), float((output.argmax(1) == y).float().mean())
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        nn.CrossEntropyLoss(),
+        functional.cross_entropy,
+        lambda o, y: functional.nll_loss(functional.log_softmax(o, 1), y),
+    ],
+    ids=["module", "function", "nll function"],
+)
+def test_loss_and_accuracy_come_by_themselves(model, harness, criterion):
+    for seed in range(3):
+        loss, accuracy = train_step(model, harness.optimizer, criterion, seed)
+        harness.optimizer.step()
+        harness.optimizer.zero_grad()
+        assert harness.value("loss") == pytest.approx(loss, rel=1e-6)
+        assert harness.value("accuracy") == pytest.approx(accuracy)
+
+
+def test_the_sum_of_two_losses_is_what_is_trained_on(model, harness):
+    x, y = batch()
+    output = model(x)
+    loss = nn.CrossEntropyLoss()(output, y) + 0.1 * nn.MSELoss()(output, torch.zeros(5, 3))
+    loss.backward()
+    harness.optimizer.step()
+    assert harness.value("loss") == pytest.approx(float(loss.detach()))
+    assert harness.value("accuracy") == pytest.approx(float((output.argmax(1) == y).float().mean()))
+
+
+def test_a_weighted_loss_is_the_weighted_one(model, harness):
+    x, y = batch()
+    loss = 0.5 * functional.cross_entropy(model(x), y)
+    loss.backward()
+    harness.optimizer.step()
+    assert harness.value("loss") == pytest.approx(float(loss.detach()))
+
+
+@pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss(), functional.cross_entropy])
+@pytest.mark.parametrize("divide", [1, 4])
+def test_accumulation_records_the_mean_over_micro_batches(model, harness, criterion, divide):
+    losses = [train_step(model, harness.optimizer, criterion, seed, divide)[0] for seed in range(4)]
+    harness.optimizer.step()
+    assert harness.value("loss") == pytest.approx(sum(losses) / 4, rel=1e-6)
+
+
+def test_a_scaled_loss_is_recorded_unscaled(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    harness = Harness(model, optimizer)
+    try:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        x, y = batch()
+        loss = nn.CrossEntropyLoss()(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert harness.value("loss") == pytest.approx(float(loss.detach()))
+    finally:
+        harness.close()
+
+
+def test_a_closure_steps_once(model):
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3)
+    harness = Harness(model, optimizer)
+    try:
+        x, y = batch()
+
+        def closure():
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        assert len(harness.steps) == 1
+        assert 0 < harness.value("loss") < 3
+    finally:
+        harness.close()
+
+
+def test_gradient_norms_are_those_of_the_applied_and_of_the_local_gradient(model, harness):
+    train_step(model, harness.optimizer, nn.CrossEntropyLoss())
+    local = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    harness.optimizer.step()
+    assert harness.value("grad_norm") == pytest.approx(0.01, rel=1e-3)
+    assert harness.value("grad_norm_local") == pytest.approx(float(local), rel=1e-5)
+
+
+def test_local_norm_of_accumulated_gradients(model, harness):
+    for step in range(2):  # the first step teaches how many micro-batches to expect
+        harness.optimizer.zero_grad()
+        for seed in range(3):
+            train_step(model, harness.optimizer, nn.CrossEntropyLoss(), seed=10 * step + seed)
+        expected = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        harness.optimizer.step()
+    assert harness.value("grad_norm_local") == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_words_follow_the_parameters(model, harness):
+    words = []
+    for _ in range(3):
+        train_step(model, harness.optimizer, nn.CrossEntropyLoss())
+        harness.optimizer.step()
+        harness.optimizer.zero_grad()
+        words.append(harness.steps[-1].words["parameters"])
+    assert len({harness.start.words["start"], *words}) == 4
+    assert all(s.words["outside_optimizer"] == 0 for s in harness.steps)
+
+
+def test_a_write_outside_the_optimizer_is_seen_at_the_next_step(model, harness):
+    for step in range(4):
+        train_step(model, harness.optimizer, nn.CrossEntropyLoss())
+        if step == 2:
+            with torch.no_grad():
+                model[0].weight.view(torch.int32).view(-1)[3] ^= 1 << 5
+        harness.optimizer.step()
+        harness.optimizer.zero_grad()
+    changed = [s.words["outside_optimizer"] != 0 for s in harness.steps]
+    assert changed == [False, False, True, False]
+
+
+def test_prints_speak_of_every_tensor(model, harness):
+    train_step(model, harness.optimizer, nn.CrossEntropyLoss())
+    harness.optimizer.step()
+    prints = {p.stage: p for p in harness.steps[0].prints}
+    assert set(prints) == {"reduced_gradient", "parameters"}
+    assert prints["parameters"].digests.shape == (4,)
+    assert prints["parameters"].sketches.shape[0] == 4
+
+
+def test_evaluation_is_kept_apart(model, harness):
+    criterion = nn.CrossEntropyLoss()
+    train_step(model, harness.optimizer, criterion)
+    harness.optimizer.step()
+    model.eval()
+    losses, hits, count = [], 0, 0
+    with torch.no_grad():
+        for seed, size in ((1, 4), (2, 8)):
+            x, y = batch(seed, size)
+            output = model(x)
+            losses.append(float(criterion(output, y)) * size)
+            hits += int((output.argmax(1) == y).sum())
+            count += size
+    model.train()
+    trained, _ = train_step(model, harness.optimizer, criterion, seed=5)
+    means = harness.loss.evaluation()
+    harness.optimizer.step()
+    assert float(means["eval/loss"]) == pytest.approx(sum(losses) / count)
+    assert float(means["eval/accuracy"]) == pytest.approx(hits / count)
+    assert harness.value("loss") == pytest.approx(trained)
+    assert harness.loss.evaluation() == {}
+
+
+def test_learning_rates_of_groups_that_differ(model):
+    optimizer = torch.optim.SGD(
+        [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters()}], lr=0.5
+    )
+    harness = Harness(model, optimizer)
+    try:
+        train_step(model, optimizer, nn.CrossEntropyLoss())
+        optimizer.step()
+        assert harness.value("lr") == 0.1
+        assert harness.value("lr/1") == 0.5
+    finally:
+        harness.close()
+
+
+def test_step_time_and_throughput(model, harness):
+    for _ in range(3):
+        train_step(model, harness.optimizer, nn.CrossEntropyLoss())
+        harness.optimizer.step()
+    assert "step_seconds" not in harness.steps[0].scalars
+    seconds = harness.value("step_seconds")
+    assert seconds > 0
+    assert harness.value("samples_per_second") == pytest.approx(5 / seconds)
+
+
+def test_everything_is_given_back(model):
+    loss_call = nn.CrossEntropyLoss.__call__
+    backward = torch.Tensor.backward
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert torch.Tensor.backward is not backward
+    harness.close()
+    assert torch.Tensor.backward is backward
+    assert nn.CrossEntropyLoss.__call__ is loss_call
+    assert not model._forward_pre_hooks
+    assert all(not p._backward_hooks for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [("module.a.weight", "a.weight"), ("_orig_mod.module.a", "a"), ("a.module.b", "a.module.b")],
+)
+def test_wrappers_leave_no_trace_in_names(given, plain):
+    assert plain_name(given) == plain
