@@ -70,7 +70,9 @@ class Monitor:
             names=names,
             parameters=parameters,
             guarded=self._guarded,
+            step=step,
         )
+        self._context = context
         self._parameter_ids = {id(p) for p in parameters}
         self._owned: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._owned[optimizer] = True
@@ -173,7 +175,7 @@ class Monitor:
         with self._bookkeeping:
             self._hand_over(facts)
             self._account(facts, began)
-        self._step = step + 1
+        self._step = self._context.step = step + 1
         self._facts = StepFacts(step + 1)
         self._forward_begun = False
         self.phase = "idle"

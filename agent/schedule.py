@@ -10,11 +10,12 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-# From cheap to dear: one digest of the whole model, then everything tensor by tensor.
-TIERS = ("word", "full")
+# From cheap to dear: gradient norm and accuracy, one digest of the whole model, then everything
+# tensor by tensor.
+TIERS = ("signals", "word", "full")
 
 # What each tier may take of the budget that the one before it left over.
-_SHARES = {"word": 0.6, "full": 1.0}
+_SHARES = {"signals": 0.5, "word": 0.6, "full": 1.0}
 _MAX_EXPONENT = 10
 _WINDOW = 15
 # A tier gets denser again only when it fits with this much room, so that noise in the measured

@@ -38,8 +38,11 @@ class StepFacts:
         try:
             yield
         finally:
-            spent = time.perf_counter() - began
-            self.tiers[tier] = self.tiers.get(tier, 0.0) + spent
+            self.charge(tier, time.perf_counter() - began)
+
+    def charge(self, tier: str, seconds: float) -> None:
+        """Charges time to a sampling tier."""
+        self.tiers[tier] = self.tiers.get(tier, 0.0) + seconds
 
 
 @dataclass(slots=True)
@@ -51,6 +54,7 @@ class Context:
         parameters: the same parameters, in the model's order.
         guarded: wraps a callable that the framework calls (a tensor hook, say), so that a fault in
             it disables the probe of that name and nothing else.
+        step: the step in progress.
     """
 
     model: torch.nn.Module
@@ -59,6 +63,11 @@ class Context:
     names: tuple[str, ...]
     parameters: tuple[torch.nn.Parameter, ...]
     guarded: Callable[[str, Callable[..., Any]], Callable[..., Any]]
+    step: int = 0
+
+    def due(self, tier: str) -> bool:
+        """Whether a sampling tier is due at the step in progress."""
+        return self.schedule.due(tier, self.step)
 
 
 class Probe:

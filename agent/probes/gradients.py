@@ -1,4 +1,4 @@
-"""Gradients: the norm as applied at every step, and before the reduction at sampled steps."""
+"""Gradients: the norm as applied, and before the reduction at sampled steps."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ def dense(gradient: torch.Tensor) -> torch.Tensor:
 class Gradients(Probe):
     """`grad_norm`, `grad_norm_local`, and fingerprints of the reduced gradient.
 
+    Costs one pass over the gradients (tier `signals`); two more at sampled steps (tier `full`).
+
     The applied gradient is read after the optimizer has stepped: that is after the reduction, after
-    unscaling and clipping, and right under closures too. One pass over the gradients a step.
+    unscaling and clipping, and right under closures too.
 
     The local gradient is seen by tensor hooks, which fire for each micro-batch before any wrapper
     reduces it. They are there only during sampled steps, since a Python call for each parameter is
@@ -54,21 +56,21 @@ class Gradients(Probe):
 
     def after_step(self, facts: StepFacts) -> None:
         """Norms and fingerprints of what was applied."""
-        held = [
-            (name, dense(p.grad))
-            for name, p in zip(self.context.names, self.context.parameters, strict=True)
-            if p.grad is not None
-        ]
-        if held:
-            facts.scalars["grad_norm"] = total_norm([g for _, g in held])
+        full = self.context.due("full")
+        if full or self.context.due("signals"):
+            with facts.charged("signals"):
+                held = [dense(p.grad) for p in self.context.parameters if p.grad is not None]
+                if held:
+                    facts.scalars["grad_norm"] = total_norm(held)
+            # A gradient that some ranks lack has no fingerprint that could be compared.
+            if full and len(held) == len(self.context.parameters):
+                with facts.charged("full"):
+                    facts.prints.append(self._print(facts.step, held))
         norm, seconds = self._local.disarm()
         if norm is not None:
             facts.scalars["grad_norm_local"] = norm
         if seconds:
-            facts.tiers["full"] = facts.tiers.get("full", 0.0) + seconds
-        if len(held) == len(self.context.names) and self.context.schedule.due("full", facts.step):
-            with facts.charged("full"):
-                facts.prints.append(self._print(facts.step, [g for _, g in held]))
+            facts.charge("full", seconds)
         self._local.arm(facts.step + 1)
 
     def _print(self, step: int, gradients: list[torch.Tensor]) -> Print:

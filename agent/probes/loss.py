@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +38,10 @@ class _MicroBatch:
 
 
 class Loss(Probe):
-    """`loss`, `accuracy`, `eval/loss`, `eval/accuracy`; costs a few microseconds a loss.
+    """`loss`, `accuracy`, `eval/loss`, `eval/accuracy`.
+
+    Costs a microsecond a loss, and for the accuracy a look at the scores (tier `signals`; during
+    evaluation always).
 
     In training the tensor that `backward` starts from is the loss: it is what is minimised. Where
     it is the output of a loss module, or that output divided (accumulation) or scaled (mixed
@@ -54,6 +59,7 @@ class Loss(Probe):
         self._hits: list[Hits] = []
         self._evaluation = _Evaluation()
         self._evaluating = False
+        self._seconds = 0.0
         self.loss_computed = context.guarded("loss", self._loss_computed)
         self.backward_called = context.guarded("loss", self._backward_called)
 
@@ -73,12 +79,20 @@ class Loss(Probe):
     ) -> None:
         if output.numel() != 1:
             return  # reduction="none": the trainer weighs it further; `backward` will tell
-        found = hits_of_module(module, args)
         if self._evaluating:
+            found = hits_of_module(module, args)
             size = args[0].shape[0] if args and getattr(args[0], "dim", int)() else 1
             self._evaluation.add(output.detach(), found, int(size))
         elif output.requires_grad:
-            self._computed.append(_Computed(output, found))
+            self._computed.append(_Computed(output, self._judged(hits_of_module, module, args)))
+
+    def _judged(self, judge: Callable[..., Hits | None], *args: Any) -> Hits | None:
+        if not self.context.due("signals"):
+            return None
+        began = time.perf_counter()
+        found = judge(*args)
+        self._seconds += time.perf_counter() - began
+        return found
 
     def _backward_called(self, root: torch.Tensor) -> None:
         computed, self._computed = self._computed, []
@@ -94,7 +108,7 @@ class Loss(Probe):
             self._micro_batches.append(_MicroBatch(root.detach(), divisor))
             found = next((c.hits for c in computed if c.hits is not None), None)
             if found is None and root.grad_fn is not None:
-                found = hits_of_graph(root)
+                found = self._judged(hits_of_graph, root)
         if found is not None:
             self._hits.append(found)
 
@@ -108,8 +122,12 @@ class Loss(Probe):
             if len(batches) > 1 and all(b.divisor == len(batches) for b in batches):
                 value = value * len(batches)
             facts.scalars["loss"] = value
-        if found:
+        # With a due tier reached in the middle of a step not all its micro-batches were judged.
+        if found and len(found) == len(batches):
             facts.scalars["accuracy"] = _ratio(found)
+        if self._seconds:
+            facts.charge("signals", self._seconds)
+            self._seconds = 0.0
 
     def evaluation(self) -> dict[str, torch.Tensor]:
         """Means over the evaluation phase that has just ended; empty where there was none."""

@@ -45,7 +45,7 @@ class Parameters(Probe):
         """Whether the parameters are still those that the step before left."""
         if self._word_step != facts.step - 1 or self._word is None:
             return
-        if self.context.schedule.due("word", facts.step):
+        if self.context.due("word"):
             with facts.charged("word"):
                 plan = self._planned()
                 now = plan.word(plan.compute(self.context.parameters, sketches=False).digests)
@@ -53,8 +53,8 @@ class Parameters(Probe):
 
     def after_step(self, facts: StepFacts) -> None:
         """What the step left."""
-        full = self.context.schedule.due("full", facts.step)
-        if not (full or self.context.schedule.due("word", facts.step)):
+        full = self.context.due("full")
+        if not (full or self.context.due("word")):
             return
         with facts.charged("full" if full else "word"):
             plan = self._planned()

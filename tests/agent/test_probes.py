@@ -26,6 +26,7 @@ class Harness:
             parameters=parameters,
             guarded=lambda name, call: call,
         )
+        self.context = context
         self.probes = [probe(context) for probe in PROBES]
         self.loss = next(p for p in self.probes if isinstance(p, Loss))
         self.optimizer = optimizer
@@ -54,6 +55,7 @@ class Harness:
             probe.after_step(self.facts)
         self.steps.append(self.facts)
         self.facts = StepFacts(self.facts.step + 1)
+        self.context.step = self.facts.step
 
     def value(self, name, step=-1):
         return float(self.steps[step].scalars[name])
