@@ -12,8 +12,9 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-# Words a chunk of a digest: its multipliers (256 KiB) stay in the second-level cache.
-CHUNK = 1 << 15
+# Words a row of a digest. Short, so that its multipliers (2 KiB) stay in the cache: between two
+# digests a whole training step has swept it, and with a long table that cost more than the words.
+ROW = 256
 # Buckets of a sketch: relative standard error of a distance about sqrt(1 / (2 * 67)) = 9 %. A
 # prime: with 64, each column of a matrix whose rows are a multiple of 64 long would fall into one
 # bucket throughout, and the error for differences of low rank would be 12.7 % (measured).
@@ -32,20 +33,24 @@ def _draw(stream: int, count: int) -> npt.NDArray[np.uint64]:
 
 @functools.cache
 def multipliers() -> npt.NDArray[np.int64]:
-    """Odd multiplier of each position in a chunk, int64 [CHUNK] (bits of unsigned numbers).
+    """Odd multiplier of each position in a row, int64 [ROW] (bits of unsigned numbers).
 
     Odd, so that a change of any single bit of any word changes the sum modulo 2^64.
     """
-    drawn: npt.NDArray[np.int64] = (_draw(1, CHUNK) | _ODD).view(np.int64)
+    drawn: npt.NDArray[np.int64] = (_draw(1, ROW) | _ODD).view(np.int64)
     return drawn
 
 
-def chunk_multipliers(chunks: int) -> npt.NDArray[np.int64]:
-    """Odd multiplier of each chunk of a tensor, int64 [chunks]; the first is 1."""
-    drawn = _draw(2, chunks) | _ODD
-    if chunks:
-        drawn[0] = 1
-    return drawn.view(np.int64)
+_row_multipliers: npt.NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+
+
+def row_multipliers(rows: int) -> npt.NDArray[np.uint64]:
+    """Odd multiplier of each row of a tensor, uint64 [rows]."""
+    global _row_multipliers
+    if len(_row_multipliers) < rows:
+        # A longer draw begins with the shorter one, so growing changes no digest.
+        _row_multipliers = _draw(2, max(rows, 2 * len(_row_multipliers), 1024)) | _ODD
+    return _row_multipliers[:rows]
 
 
 @functools.cache

@@ -2,12 +2,12 @@
 
 Digest of a tensor with words w (its bits as signed integers of at most 32 bits, in logical order):
 
-    D = sum_c q_c * sum_j w[c, j] * r_j   (mod 2^64)
+    D = sum_i q_i * sum_j w[i, j] * r_j   (mod 2^64)
 
-over chunks c of 2^15 words, with odd random 64-bit numbers r and q (multilinear hashing, Lemire &
-Kaser 2014, "Strongly universal string hashing is fast"). Integer sums commute, so D depends neither
-on threads nor on chunking nor on the device. Words of at most 32 bits leave the upper half of each
-product random: with 64-bit words two flipped sign bits would cancel.
+over rows i of 256 words, with odd random 64-bit numbers r and q (multilinear hashing, Lemire &
+Kaser 2014, "Strongly universal string hashing is fast", in two levels). Integer sums commute, so D
+depends neither on threads nor on blocks nor on the device. Words of at most 32 bits leave the upper
+half of each product random: with 64-bit words two flipped sign bits would cancel.
 
 Sketch of a tensor x with K buckets: s_k = sum of sign_i * x_i over all i with i mod K = k, summed
 in float64, so that a change of one unit in the last place of one element is not lost. It is linear
@@ -25,10 +25,10 @@ import torch
 
 from rankscope.agent.fingerprint.constants import (
     BUCKETS,
-    CHUNK,
+    ROW,
     SKETCH_CHUNK,
-    chunk_multipliers,
     multipliers,
+    row_multipliers,
     sign_offsets,
     signs,
     tensor_key,
@@ -39,9 +39,9 @@ _WORD_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16
 
 # Tensors up to this many elements are gathered into one buffer and treated in a few calls; larger
 # ones are read where they lie. Beyond it the copy costs more than the calls it saves.
-_SMALL = CHUNK // 4
-# Elements a larger tensor is read in at a time: bounds the temporary memory to about 16 MiB.
-_BLOCK_CHUNKS = 32
+_SMALL = 1 << 13
+# Rows that a device multiplies at a time: bounds the temporary memory to 16 MiB.
+_BLOCK_ROWS = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,10 @@ class FingerprintPlan:
         digests = np.zeros(len(self.names), dtype=np.uint64)
         sketched = np.zeros((len(self.names), BUCKETS)) if sketches else None
         for group in self._groups:
-            group.gather([tensors[i] for i in group.members])
-            digests[group.members] = group.digests()
+            members = [tensors[i] for i in group.members]
+            digests[group.members] = group.digests(members)
             if sketched is not None:
-                sketched[group.members] = group.sketches()
+                sketched[group.members] = group.sketches(members)
         for index in self._large:
             digests[index] = digest(tensors[index])
             if sketched is not None:
@@ -130,79 +130,88 @@ class FingerprintPlan:
 
 
 class _Gathered:
-    """Small tensors of one dtype side by side in a buffer, each padded to whole rows of buckets."""
+    """Small tensors of one dtype side by side in a buffer, each padded with zeros to whole rows.
+
+    Digest and sketch have rows of different lengths, so a tensor begins at a multiple of the one
+    and is copied once more for the other, at sampled steps only.
+    """
 
     def __init__(self, members: list[int], tensors: Sequence[torch.Tensor]) -> None:
         self.members = members
-        first = tensors[0]
-        rows = [-(-t.numel() // BUCKETS) for t in tensors]
-        starts = np.concatenate([[0], np.cumsum(rows)])
-        self._row_starts = starts[:-1]
-        buffer = torch.zeros(int(starts[-1]) * BUCKETS, dtype=first.dtype, device=first.device)
-        self._views = [
-            buffer[int(s) * BUCKETS :][: t.numel()].view(t.shape)
-            for s, t in zip(starts, tensors, strict=False)
-        ]
-        self._numbers = buffer
-        self._words = buffer.view(_WORD_TYPES[buffer.element_size()])
-        scale = self._words.numel() // buffer.numel()  # words an element
-        # The rows' padding is zero and may lie past the last multiplier: repeated, none is missing.
-        table = np.concatenate([multipliers(), multipliers()])
-        weights = np.concatenate([table[: n * BUCKETS * scale] for n in rows])
-        self._multipliers = torch.from_numpy(weights).to(first.device)
-        self._products = torch.empty_like(self._multipliers)
+        words_each = words(tensors[0]).numel() // tensors[0].numel()
+        self._digest_rows = _Rows(tensors, ROW // words_each)
+        self._weights = np.concatenate([row_multipliers(n) for n in self._digest_rows.counts])
+        self._sketch_rows = _Rows(tensors, BUCKETS)
         window = signs()[int(sign_offsets(1)[0]) :]
-        self._signs = torch.from_numpy(np.concatenate([window[: n * BUCKETS] for n in rows])).to(
-            first.device
-        )
+        self._signs = torch.from_numpy(
+            np.concatenate([window[: n * BUCKETS] for n in self._sketch_rows.counts])
+        ).to(tensors[0].device)
         self._signed = torch.empty_like(self._signs)
-        self._words_row = BUCKETS * scale
 
-    def gather(self, tensors: Sequence[torch.Tensor]) -> None:
-        torch._foreach_copy_(self._views, [t.detach() for t in tensors])
+    def digests(self, tensors: Sequence[torch.Tensor]) -> UInt64:
+        flat = words(self._digest_rows.gather(tensors))
+        sums = _row_sums_host(flat) if flat.device.type == "cpu" else _row_sums_device(flat)
+        digests: UInt64 = np.add.reduceat(sums * self._weights, self._digest_rows.starts)
+        return digests
 
-    def digests(self) -> UInt64:
-        torch.mul(self._words, self._multipliers, out=self._products)
-        products = self._products.cpu().numpy().view(np.uint64)
-        starts = self._row_starts * self._words_row
-        sums: UInt64 = np.add.reduceat(products, starts)
-        return sums
-
-    def sketches(self) -> Float64:
-        torch.mul(self._numbers, self._signs, out=self._signed)
+    def sketches(self, tensors: Sequence[torch.Tensor]) -> Float64:
+        torch.mul(self._sketch_rows.gather(tensors), self._signs, out=self._signed)
         rows = self._signed.cpu().numpy().reshape(-1, BUCKETS)
-        sums: Float64 = np.add.reduceat(rows, self._row_starts, axis=0)
+        sums: Float64 = np.add.reduceat(rows, self._sketch_rows.starts, axis=0)
         return sums
+
+
+class _Rows:
+    """A buffer in which each of some tensors has rows of its own.
+
+    Attributes:
+        counts: rows of each tensor.
+        starts: first row of each tensor.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], length: int) -> None:
+        self.counts = [-(-t.numel() // length) for t in tensors]
+        ends = np.cumsum(self.counts)
+        self.starts = ends - self.counts
+        first = tensors[0]
+        self._buffer = torch.zeros(int(ends[-1]) * length, dtype=first.dtype, device=first.device)
+        self._views = [
+            self._buffer[int(start) * length :][: t.numel()].view(t.shape)
+            for start, t in zip(self.starts, tensors, strict=True)
+        ]
+
+    def gather(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        torch._foreach_copy_(self._views, [t.detach() for t in tensors])
+        return self._buffer
 
 
 def digest(tensor: torch.Tensor) -> int:
     """Digest of one tensor of any size, dtype and layout; 0 for an empty one."""
     flat = words(tensor)
-    chunks = -(-flat.numel() // CHUNK)
-    sums = _chunk_digests_host(flat) if flat.device.type == "cpu" else _chunk_digests_device(flat)
-    return int((sums * chunk_multipliers(chunks).view(np.uint64)).sum(dtype=np.uint64))
+    sums = _row_sums_host(flat) if flat.device.type == "cpu" else _row_sums_device(flat)
+    return int((sums * row_multipliers(len(sums))).sum(dtype=np.uint64))
 
 
-def _chunk_digests_host(flat: torch.Tensor) -> UInt64:
+def _row_sums_host(flat: torch.Tensor) -> UInt64:
     # numpy's einsum multiplies and adds in one pass without a temporary array: twice the speed of
     # the same in torch, which has no integer dot product.
     array = flat.numpy()
-    whole = len(array) // CHUNK
-    sums = np.einsum("cj,j->c", array[: whole * CHUNK].reshape(whole, CHUNK), multipliers())
-    if rest := len(array) - whole * CHUNK:
-        last = np.einsum("j,j->", array[whole * CHUNK :], multipliers()[:rest])
+    whole = len(array) // ROW
+    sums = np.einsum("ij,j->i", array[: whole * ROW].reshape(whole, ROW), multipliers())
+    if rest := len(array) - whole * ROW:
+        last = np.einsum("j,j->", array[whole * ROW :], multipliers()[:rest])
         sums = np.append(sums, last)
     unsigned: UInt64 = sums.view(np.uint64)
     return unsigned
 
 
-def _chunk_digests_device(flat: torch.Tensor) -> UInt64:
+def _row_sums_device(flat: torch.Tensor) -> UInt64:
     weights = torch.from_numpy(multipliers()).to(flat.device)
-    whole = flat.numel() // CHUNK
-    rows = flat[: whole * CHUNK].view(whole, CHUNK)
-    sums = [(rows[i : i + _BLOCK_CHUNKS] * weights).sum(1) for i in range(0, whole, _BLOCK_CHUNKS)]
-    if rest := flat.numel() - whole * CHUNK:
-        sums.append((flat[whole * CHUNK :] * weights[:rest]).sum().view(1))
+    whole = flat.numel() // ROW
+    rows = flat[: whole * ROW].view(whole, ROW)
+    sums = [(rows[i : i + _BLOCK_ROWS] * weights).sum(1) for i in range(0, whole, _BLOCK_ROWS)]
+    if rest := flat.numel() - whole * ROW:
+        sums.append((flat[whole * ROW :] * weights[:rest]).sum().view(1))
     if not sums:
         return np.zeros(0, dtype=np.uint64)
     gathered: UInt64 = torch.cat(sums).cpu().numpy().view(np.uint64)

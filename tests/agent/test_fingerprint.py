@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from rankscope.agent.fingerprint import FingerprintPlan
 from rankscope.agent.fingerprint.constants import (
     BUCKETS,
-    CHUNK,
+    ROW,
     SKETCH_CHUNK,
-    chunk_multipliers,
     multipliers,
+    row_multipliers,
     sign_offsets,
     signs,
 )
 from rankscope.agent.fingerprint.plan import (
-    _chunk_digests_device,
-    _chunk_digests_host,
+    _row_sums_device,
+    _row_sums_host,
     digest,
     sketch,
     words,
@@ -46,10 +46,10 @@ def twin_digest(array):
     size = min(flat.dtype.itemsize, 4)
     integers = flat.view(f"i{size}").tolist()
     inner = multipliers().view(np.uint64).tolist()
-    outer = chunk_multipliers(-(-len(integers) // CHUNK)).view(np.uint64).tolist()
+    outer = row_multipliers(-(-len(integers) // ROW)).tolist()
     total = 0
     for position, word in enumerate(integers):
-        total += outer[position // CHUNK] * word * inner[position % CHUNK]
+        total += outer[position // ROW] * word * inner[position % ROW]
     return total % 2**64
 
 
@@ -69,7 +69,9 @@ def sample(shape, seed=0, dtype=torch.float32):
     return values.to(dtype) if dtype is not torch.complex64 else torch.complex(values, values + 1)
 
 
-@pytest.mark.parametrize("count", [1, 63, 64, 1000, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
+@pytest.mark.parametrize(
+    "count", [1, 63, ROW, ROW + 1, 9 * ROW + 7, SKETCH_CHUNK, 2 * SKETCH_CHUNK + 5]
+)
 def test_digest_and_sketch_equal_the_twin(count):
     tensor = sample((count,), seed=count)
     assert digest(tensor) == twin_digest(tensor.numpy())
@@ -80,7 +82,7 @@ def test_digest_and_sketch_equal_the_twin(count):
 def test_the_gathered_path_gives_what_the_single_path_gives(dtype):
     tensors = [sample(s, seed=i, dtype=dtype) for i, s in enumerate([(5,), (), (7, 9), (64,)])]
     tensors.append(sample((0, 3), dtype=dtype))
-    tensors.append(sample((CHUNK + 5,), dtype=dtype))
+    tensors.append(sample((SKETCH_CHUNK + 5,), dtype=dtype))
     plan = FingerprintPlan([str(i) for i in range(len(tensors))], tensors)
     prints = plan.compute(tensors, sketches=True)
     for index, tensor in enumerate(tensors):
@@ -88,10 +90,10 @@ def test_the_gathered_path_gives_what_the_single_path_gives(dtype):
         np.testing.assert_allclose(prints.sketches[index], sketch(tensor), rtol=1e-12, atol=1e-9)
 
 
-@pytest.mark.parametrize("count", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 11])
+@pytest.mark.parametrize("count", [1, ROW - 1, ROW, 20 * ROW + 11])
 def test_the_device_path_gives_what_the_host_path_gives(count):
     flat = words(sample((count,), seed=count))
-    np.testing.assert_array_equal(_chunk_digests_host(flat), _chunk_digests_device(flat))
+    np.testing.assert_array_equal(_row_sums_host(flat), _row_sums_device(flat))
 
 
 @settings(deadline=None, max_examples=150)
@@ -108,10 +110,10 @@ def test_any_flipped_bit_changes_the_digest(count, data, dtype):
     assert digest(raw.view(dtype)) != digest(tensor)
 
 
-def test_a_flipped_bit_in_a_late_chunk_changes_the_digest():
-    tensor = sample((5 * CHUNK + 3,))
+def test_a_flipped_bit_in_a_late_row_changes_the_digest():
+    tensor = sample((150_003,))
     changed = tensor.clone()
-    changed.view(torch.int32)[4 * CHUNK + 17] ^= 1 << 31
+    changed.view(torch.int32)[140_017] ^= 1 << 31
     assert digest(changed) != digest(tensor)
 
 
@@ -147,7 +149,7 @@ def test_layout_does_not_matter_and_order_does():
 
 
 def test_threads_do_not_matter():
-    tensor = sample((40 * CHUNK + 1,))
+    tensor = sample((1_000_001,))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
