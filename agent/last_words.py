@@ -55,7 +55,8 @@ class _Watched:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._said = threading.Lock()
+        self._begun = threading.Lock()
+        self._done = threading.Event()
         self._previous_hook = sys.excepthook
         self._reader: socket.socket | None = None
         self._writer: socket.socket | None = None
@@ -72,9 +73,20 @@ class _Watched:
         self._unwatch_sigterm()
 
     def _say(self, state: str, error: str) -> None:
-        if os.getpid() == self.pid and self._said.acquire(blocking=False):
-            for speak in tuple(_speakers):
-                speak(state, error)
+        if os.getpid() != self.pid:
+            return
+        if not self._begun.acquire(blocking=False):
+            # A crashing rank is also terminated by its launcher: let the crash be told first.
+            self._done.wait(5.0)
+            return
+        for speak in tuple(_speakers):
+            speak(state, error)
+        self._done.set()
+
+    @property
+    def speaking(self) -> bool:
+        """Whether the last words are being said, or have been."""
+        return self._begun.locked()
 
     def _at_exit(self) -> None:
         self._say("finished", "")
@@ -128,12 +140,14 @@ class _Watched:
 
 
 def _wait_for_the_end(number: int, frame: FrameType | None) -> None:
-    """Python's handler of SIGTERM: nothing of the program runs after it was told to end.
+    """Python's handler of SIGTERM, run by the main thread when it gets to it.
 
-    The listening thread speaks and ends the process; should it not, this does.
+    The listening thread speaks and ends the process; should it not, this does. A main thread that
+    is speaking itself goes on: it must not wait for itself.
     """
-    threading.Event().wait(5.0)
-    _die_of_sigterm()
+    if _watched is None or not _watched.speaking:
+        threading.Event().wait(5.0)
+        _die_of_sigterm()
 
 
 def _die_of_sigterm() -> None:
