@@ -102,6 +102,7 @@ def rank_curves(
             "title": {"text": inert(axis_title(metric), 60)},
             "type": "log" if log_y else "linear",
             "exponentformat": "e",
+            "minexponent": 4,
             # Zooming is along the steps; y follows the data that are shown.
             "fixedrange": True,
         },
@@ -117,13 +118,14 @@ def rank_curves(
         "showlegend": legend and bool(traces),
         "shapes": shapes,
         "annotations": labels,
-        "margin": {"l": 60, "r": 58 if named else 16, "t": 22, "b": 42},
+        "margin": {"l": 60, "r": 58 if named else 16, "t": 18, "b": 42},
         "meta": {
             "summary": _summary(metric, curves, broken, named),
             "ranks": len(curves),
             "drawn": "bands" if many else "lines",
             "buckets": any(c.minimum is not None for c in curves),
             "named": named,
+            "colors": {str(r): colors[r] for r in ranks if r in colors and not many},
         },
     }
     return go.Figure(data=traces, layout=settings)

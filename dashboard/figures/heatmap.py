@@ -12,7 +12,8 @@ from rankscope.dashboard.figures.arrays import Bool, Float64, Int64, Mark, rank_
 from rankscope.dashboard.figures.binning import Bins, bin_steps
 from rankscope.dashboard.figures.distance_scale import cell_traces, legend_traces
 from rankscope.dashboard.figures.marks import mark_layout
-from rankscope.dashboard.figures.theme import LIGHT, Theme, layout
+from rankscope.dashboard.figures.theme import LIGHT, Theme, faded, layout
+from rankscope.dashboard.figures.ticks import rank_ticks
 
 # Ranks that leave are named in the chart up to here; beyond, the colours show the pattern.
 _MAX_LEAVERS = 8
@@ -65,7 +66,6 @@ def divergence_heatmap(
             "showgrid": False,
             "fixedrange": True,
             "range": [len(ranks) - 0.5, -0.5],
-            **_rank_ticks(ranks),
         },
         "plot_bgcolor": theme.unchecked,
         "dragmode": "zoom",
@@ -123,7 +123,7 @@ def divergence_heatmap(
     )
     leavers = _leavers(ranks, steps, checked & ~(relative == 0), span)
     if 0 < len(leavers) <= _MAX_LEAVERS:
-        traces.append(_leaver_trace(ranks, leavers, theme, span))
+        traces.append(_leaver_trace(ranks, leavers, theme))
     traces += legend_traces(
         theme,
         equal=bool(equal.any()),
@@ -138,7 +138,10 @@ def divergence_heatmap(
     if selected is not None and edges[0] <= selected <= edges[1]:
         shapes.append(_selection(selected, theme))
     settings["xaxis"]["range"] = list(edges)
+    if len(leavers) <= _MAX_LEAVERS:
+        labels += _leaver_labels(ranks, leavers, theme, span)
     settings["shapes"], settings["annotations"] = shapes, labels
+    settings["yaxis"] |= rank_ticks(ranks, list(leavers), 16)
     settings["meta"] = {
         "summary": _summary(stage, ranks, bins, leavers, len(undecided)),
         "width": bins.width,
@@ -166,15 +169,11 @@ def _leavers(
     }
 
 
-def _leaver_trace(
-    ranks: Sequence[int], leavers: dict[int, int], theme: Theme, span: tuple[int, int]
-) -> dict[str, Any]:
+def _leaver_trace(ranks: Sequence[int], leavers: dict[int, int], theme: Theme) -> dict[str, Any]:
     rows = {rank: row for row, rank in enumerate(ranks)}
-    # The name stands before the mark, over cells that are still equal; there has to be room.
-    room = span[0] + 0.25 * (span[1] - span[0])
     return {
         "type": "scatter",
-        "mode": "markers+text",
+        "mode": "markers",
         "x": list(leavers.values()),
         "y": [rows[rank] for rank in leavers],
         "marker": {
@@ -183,16 +182,35 @@ def _leaver_trace(
             "color": theme.text,
             "line": {"width": 1, "color": theme.panel},
         },
-        "text": [f"rank {r} from step {s} " if s > room else "" for r, s in leavers.items()],
-        "textposition": "middle left",
-        "textfont": {"size": 11, "color": theme.text},
-        "hovertext": [f"rank {r} differs first at step {s}" for r, s in leavers.items()],
-        "hovertemplate": "%{hovertext}<extra></extra>",
+        "text": [f"rank {r} differs first at step {s}" for r, s in leavers.items()],
+        "hovertemplate": "%{text}<extra></extra>",
         "cliponaxis": False,
         "showlegend": False,
         "name": "differs first",
         "meta": {"role": "leavers"},
     }
+
+
+def _leaver_labels(
+    ranks: Sequence[int], leavers: dict[int, int], theme: Theme, span: tuple[int, int]
+) -> list[dict[str, Any]]:
+    """Names beside the marks: before them, over cells that are still equal, where there is room."""
+    room = span[0] + 0.3 * (span[1] - span[0])
+    rows = {rank: row for row, rank in enumerate(ranks)}
+    return [
+        {
+            "x": step,
+            "y": rows[rank],
+            "xanchor": "right" if step > room else "left",
+            "xshift": -8 if step > room else 8,
+            "showarrow": False,
+            "text": f"rank {rank} from step {step}",
+            "font": {"size": 11, "color": theme.text},
+            "bgcolor": faded(theme.panel, 0.8),
+            "borderpad": 1,
+        }
+        for rank, step in leavers.items()
+    ]
 
 
 def _selection(step: int, theme: Theme) -> dict[str, Any]:
@@ -207,12 +225,6 @@ def _selection(step: int, theme: Theme) -> dict[str, Any]:
         "line": {"color": theme.text, "width": 1.5},
         "name": "selected",
     }
-
-
-def _rank_ticks(ranks: Sequence[int]) -> dict[str, Any]:
-    stride = max(1, -(-len(ranks) // 16))
-    rows = list(range(0, len(ranks), stride))
-    return {"tickvals": rows, "ticktext": [str(ranks[r]) for r in rows]}
 
 
 def _summary(

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from rankscope.dashboard.figures.arrays import Float64
 from rankscope.dashboard.figures.distance_scale import cell_traces, legend_traces
 from rankscope.dashboard.figures.theme import LIGHT, Theme, layout
+from rankscope.dashboard.figures.ticks import rank_ticks
 
 # More numbers than these would not fit into their cells; beyond, signs tell equal from different.
 _MAX_NUMBERED = 4
@@ -49,7 +50,7 @@ def distance_matrix(
     unsized = ~equal & np.isnan(apart)
     rows = np.arange(count)
     axis = {
-        **_ticks(ranks),
+        **rank_ticks(ranks, _minority(ranks, equal), 8),
         "showgrid": False,
         "range": [-0.5, count - 0.5],
         "fixedrange": True,
@@ -156,10 +157,10 @@ def _dark_from(apart: Float64) -> float:
     return float(10 ** (low + 0.5 * max(high - low, 2.0)))
 
 
-def _ticks(ranks: Sequence[int]) -> dict[str, Any]:
-    stride = max(1, -(-len(ranks) // 8))
-    rows = list(range(0, len(ranks), stride))
-    return {"tickvals": rows, "ticktext": [str(ranks[r]) for r in rows]}
+def _minority(ranks: Sequence[int], equal: np.ndarray[Any, np.dtype[np.bool_]]) -> list[int]:
+    """Ranks outside the largest group of equal ones."""
+    sizes = equal.sum(axis=1)
+    return [rank for rank, size in zip(ranks, sizes, strict=True) if size < sizes.max(initial=0)]
 
 
 def _summary(

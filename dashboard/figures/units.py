@@ -5,9 +5,9 @@ from __future__ import annotations
 _TITLES = {
     "loss": "loss",
     "accuracy": "accuracy (fraction)",
-    "grad_norm": "gradient norm, as applied (L2)",
-    "grad_norm_local": "gradient norm before the reduction (L2)",
-    "grad_norm_preclip": "gradient norm before clipping (L2)",
+    "grad_norm": "gradient norm (L2)",
+    "grad_norm_local": "local gradient norm (L2)",
+    "grad_norm_preclip": "norm before clipping (L2)",
     "lr": "learning rate",
     "step_seconds": "step time (s)",
     "samples_per_second": "throughput (samples/s)",

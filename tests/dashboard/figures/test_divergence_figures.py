@@ -44,7 +44,8 @@ def test_who_left_and_when_is_written_into_the_chart(ranks, theme):
     relative[1, 700:] = 1e-3
     figure = divergence_heatmap(list(range(ranks)), np.arange(1000), relative, checked, theme=theme)
     leavers = layer(figure, "leavers")
-    assert list(leavers.text) == ["rank 1 from step 700 "]
+    assert "rank 1 from step 700" in [a.text for a in figure.layout.annotations]
+    assert "1" in figure.layout.yaxis.ticktext
     assert list(leavers.x) == [700]
     assert "rank 1 differs, first at step 700" in figure.layout.meta["summary"]
     assert figure.layout.xaxis.title.text == "step"

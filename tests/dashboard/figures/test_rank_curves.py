@@ -43,8 +43,8 @@ def test_two_ranks_are_two_lines_with_the_very_values():
         ("step_seconds", "step time (s)"),
         ("samples_per_second", "throughput (samples/s)"),
         ("accuracy", "accuracy (fraction)"),
-        ("grad_norm", "gradient norm, as applied (L2)"),
-        ("grad_norm/conv1.weight", "gradient norm, as applied (L2), conv1.weight"),
+        ("grad_norm", "gradient norm (L2)"),
+        ("grad_norm/conv1.weight", "gradient norm (L2), conv1.weight"),
         ("perplexity", "perplexity"),
     ],
 )

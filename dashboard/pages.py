@@ -1,0 +1,236 @@
+"""The web pages: three templates, the figures as JSON, the static files, and nothing from outside.
+
+    pages.install(app, source)
+
+A page is a frame; what it shows comes to the browser by the public REST interface, and its figures
+as plotly JSON from `/runs/{run}/figures/...`, made by `rankscope.dashboard.figures`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
+from fastapi.templating import Jinja2Templates
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from rankscope.dashboard import assets, ranges
+from rankscope.dashboard.figures import (
+    THEMES,
+    distance_matrix,
+    divergence_heatmap,
+    rank_curves,
+)
+from rankscope.dashboard.source import Selection, Source
+
+_FOLDER = Path(__file__).parent
+
+# Nothing may be loaded from elsewhere, and no script may stand in a page: a hostile metric name has
+# nowhere to run. Plotly writes style attributes and shows heatmaps as data: images.
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+Theme = Annotated[str, Query(pattern="^(light|dark)$")]
+Step = Annotated[int | None, Query(ge=0)]
+
+
+def install(app: FastAPI, source: Source) -> None:
+    """Adds the pages, their figures, static files and error pages to the application.
+
+    Call it after the application's own error handlers are in place: those go on answering whatever
+    is not a browser asking for a page.
+    """
+    templates = Jinja2Templates(directory=_FOLDER / "templates")
+    app.include_router(_pages(templates, source), include_in_schema=False)
+    app.include_router(_figures(source), include_in_schema=False)
+    app.include_router(assets.router, include_in_schema=False)
+    app.mount("/static", assets.own_files(_FOLDER / "static"), name="static")
+    _install_error_page(app, templates)
+
+
+def _pages(templates: Jinja2Templates, source: Source) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/")
+    def runs(request: Request) -> Response:
+        base_url = str(request.base_url).rstrip("/")
+        return _page(templates, request, "runs.html", page="runs", base_url=base_url)
+
+    @router.get("/alerts")
+    def alerts(request: Request) -> Response:
+        return _page(templates, request, "alerts.html", page="alerts")
+
+    @router.get("/runs/{run}")
+    def run_page(request: Request, run: str) -> Response:
+        if source.ranks(run) is None:
+            raise HTTPException(
+                404,
+                f"No run {run!r} has reported to this server. A run appears with the first post of "
+                "its first rank; if the trainer is running, compare its RANKSCOPE_SERVER with the "
+                "address of this page.",
+            )
+        return _page(templates, request, "run.html", run=run, plotly=assets.plotly_name())
+
+    return router
+
+
+def _figures(source: Source) -> APIRouter:
+    router = APIRouter(prefix="/runs/{run}/figures")
+
+    @router.get("/curves.json")
+    def curves(
+        request: Request,
+        run: str,
+        metric: str,
+        ranks: str = "",
+        highlight: str = "",
+        from_step: Step = None,
+        to_step: Step = None,
+        max_points: Annotated[int, Query(ge=2, le=10_000)] = 600,
+        smoothing: Annotated[float, Query(ge=0, lt=1)] = 0.0,
+        log: bool = False,
+        theme: Theme = "light",
+    ) -> Response:
+        everyone = _known(source, run)
+        chosen = ranges.parse(ranks) if ranks else None
+        named = ranges.parse(highlight) if highlight else source.guilty(run)
+        wanted = Selection(
+            ranks=chosen, from_step=from_step, to_step=to_step, max_points=max_points
+        )
+        figure = rank_curves(
+            source.curves(run, metric, wanted),
+            metric=metric,
+            theme=THEMES[theme],
+            smoothing=smoothing,
+            log_y=log,
+            highlight=named,
+            marks=source.marks(run),
+            x_range=_shown(from_step, to_step),
+            color_ranks=everyone,
+            legend=False,
+        )
+        return assets.figure_response(request, figure)
+
+    @router.get("/divergence.json")
+    def divergence(
+        request: Request,
+        run: str,
+        stage: str | None = None,
+        from_step: Step = None,
+        to_step: Step = None,
+        selected: Step = None,
+        columns: Annotated[int, Query(ge=10, le=1000)] = 240,
+        theme: Theme = "light",
+    ) -> Response:
+        _known(source, run)
+        facts = source.divergence(run, stage=stage, from_step=from_step, to_step=to_step)
+        figure = divergence_heatmap(
+            facts.ranks,
+            facts.steps,
+            facts.relative,
+            facts.checked,
+            stage=facts.stage,
+            theme=THEMES[theme],
+            marks=source.marks(run),
+            columns=columns,
+            x_range=_shown(from_step, to_step),
+            selected=selected,
+            undecided=facts.undecided,
+            legend=False,
+        )
+        figure.layout.meta = {**(figure.layout.meta or {}), "stages": list(facts.stages)}
+        return assets.figure_response(request, figure)
+
+    @router.get("/distances.json")
+    def distances(
+        request: Request,
+        run: str,
+        stage: str | None = None,
+        step: Step = None,
+        theme: Theme = "light",
+    ) -> Response:
+        _known(source, run)
+        facts = source.distances(run, stage=stage, step=step)
+        if facts is None:
+            raise HTTPException(404, "No step of this run has been fingerprinted tensor by tensor.")
+        figure = distance_matrix(
+            facts.ranks,
+            facts.distance,
+            facts.equal,
+            step=facts.step,
+            stage=facts.stage,
+            theme=THEMES[theme],
+            legend=False,
+        )
+        return assets.figure_response(request, figure)
+
+    return router
+
+
+def _known(source: Source, run: str) -> list[int]:
+    ranks = source.ranks(run)
+    if ranks is None:
+        raise HTTPException(404, f"No run {run!r}.")
+    return list(ranks)
+
+
+def _shown(from_step: int | None, to_step: int | None) -> tuple[float, float] | None:
+    if from_step is None or to_step is None:
+        return None
+    return float(from_step), float(to_step)
+
+
+def _page(
+    templates: Jinja2Templates,
+    request: Request,
+    name: str,
+    *,
+    status_code: int = 200,
+    **context: object,
+) -> Response:
+    root = request.scope.get("root_path", "").rstrip("/")
+    return templates.TemplateResponse(
+        request,
+        name,
+        {"root": root, "page": "", **context},
+        status_code=status_code,
+        headers=SECURITY_HEADERS,
+    )
+
+
+def _install_error_page(app: FastAPI, templates: Jinja2Templates) -> None:
+    """Browsers that ask for a page get one; the interface keeps its own answer."""
+    before = app.exception_handlers.get(StarletteHTTPException)
+
+    async def show(request: Request, error: Exception) -> Response:
+        assert isinstance(error, StarletteHTTPException)
+        if before is not None and not _wants_page(request):
+            answer = before(request, error)
+            return answer if isinstance(answer, Response) else await answer
+        missing = error.status_code == 404
+        return _page(
+            templates,
+            request,
+            "error.html",
+            status_code=error.status_code,
+            status=error.status_code,
+            title="Not here" if missing else "That did not work",
+            detail=error.detail
+            if error.detail != "Not Found"
+            else f"Nothing is at {request.url.path}.",
+        )
+
+    app.add_exception_handler(StarletteHTTPException, show)
+
+
+def _wants_page(request: Request) -> bool:
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    return not path.startswith("/api/") and "text/html" in request.headers.get("accept", "")

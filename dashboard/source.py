@@ -1,0 +1,93 @@
+"""What the figures of the pages need to know, and who must tell it.
+
+The pages know neither the database nor the server's modules: whoever mounts them hands over a
+`Source`. Lists, tables and alerts come to the browser by the public REST interface instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rankscope.dashboard.figures import Curve, Mark
+from rankscope.dashboard.figures.arrays import Bool, Float64, Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """One link of the chain over the steps. Shapes: R ranks, S compared steps.
+
+    Attributes:
+        stages: all links that were compared in this run, in the order of the chain.
+        ranks: [R], ascending.
+        steps: int64 [S], ascending.
+        relative: float64 [R, S]: 0 for equal bits, NaN for a difference of unknown size.
+        checked: bool [R, S].
+        undecided: steps without a majority.
+    """
+
+    stage: str
+    stages: tuple[str, ...]
+    ranks: tuple[int, ...]
+    steps: Int64
+    relative: Float64
+    checked: Bool
+    undecided: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Distances:
+    """How far any two ranks are apart at one step.
+
+    Attributes:
+        ranks: [R], ascending.
+        distance: float64 [R, R], L2; NaN where it is not known.
+        equal: bool [R, R]: the same bits.
+    """
+
+    stage: str
+    step: int
+    ranks: tuple[int, ...]
+    distance: Float64
+    equal: Bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which part of a series is wanted.
+
+    Attributes:
+        ranks: None for all.
+        from_step, to_step: both included; None for no bound.
+        max_points: raw points where they fit, else as many buckets.
+    """
+
+    ranks: Collection[int] | None = None
+    from_step: int | None = None
+    to_step: int | None = None
+    max_points: int = 600
+
+
+class Source(Protocol):
+    """Arrays of a run. All methods may be called from any thread."""
+
+    def ranks(self, run: str) -> Sequence[int] | None:
+        """The ranks seen so far, ascending; None where there is no such run."""
+
+    def curves(self, run: str, metric: str, wanted: Selection) -> Sequence[Curve]:
+        """The metric's curves, as `GET /api/v1/runs/{run}/series` gives them."""
+
+    def divergence(
+        self, run: str, *, stage: str | None, from_step: int | None, to_step: int | None
+    ) -> Divergence:
+        """Comparisons of a link; `stage` None: the one that tells most."""
+
+    def distances(self, run: str, *, stage: str | None, step: int | None) -> Distances | None:
+        """At the sampled step nearest to `step` (None: the latest); None where none was sampled."""
+
+    def marks(self, run: str) -> Sequence[Mark]:
+        """The run's alerts that are no consequences of others."""
+
+    def guilty(self, run: str) -> Sequence[int]:
+        """Ranks that open alerts name."""

@@ -1,0 +1,169 @@
+// One alert as a card: what, since when, which ranks and tensors, why, what to do, the evidence.
+
+import { Problem, age, post, runPage } from "./api.js";
+import { badge, duration, el, number, ranksText, severityBadge } from "./dom.js";
+
+const PLAIN_CELLS = 40;
+
+/** "steps 137 to 300" */
+export const steps = (alert) =>
+  alert.last_step > alert.first_step ? `steps ${alert.first_step} to ${alert.last_step}` : `step ${alert.first_step}`;
+
+/**
+ * @param alert as the REST interface gives it
+ * @param consequences alerts that follow from it
+ * @param options { linkRun, brief, onChanged(), onSilence(alert), onStep(alert) }; `brief` leaves out
+ *   what the headline says already
+ */
+export function alertCard(alert, consequences = [], options = {}) {
+  const open = alert.state === "open";
+  return el(
+    "article",
+    { class: "alert", id: `alert-${alert.id}`, "data-severity": alert.severity, "data-state": alert.state, tabindex: "-1" },
+    el(
+      "header",
+      {},
+      severityBadge(alert.severity),
+      open ? badge("open", "critical", "\u25CB") : badge("resolved", "ok", "\u2713"),
+      alert.acknowledged && badge("acknowledged", "muted", "\u2713"),
+      alert.silenced && badge("silenced", "muted", "\u00D7"),
+      el("code", { class: "muted" }, alert.kind),
+      options.linkRun && el("a", { href: `${runPage(alert.run)}#alert-${alert.id}` }, alert.run),
+    ),
+    el("h3", {}, alert.title),
+    el(
+      "p",
+      { class: "where" },
+      el("span", {}, "since ", el("b", {}, `step ${alert.first_step}`), alert.last_step > alert.first_step && ` to ${alert.last_step}`),
+      alert.ranks.length > 0 && el("span", {}, el("b", {}, ranksText(alert.ranks))),
+      alert.stage && el("span", {}, "at ", el("b", {}, alert.stage.replaceAll("_", " "))),
+      alert.tensors.length > 0 && el("span", {}, "in ", el("b", { class: "mono" }, alert.tensors[0]),
+        alert.tensors.length > 1 && ` and ${alert.tensors.length - 1} more`),
+      el("span", { title: alert.opened_at }, `opened ${duration(age(alert.opened_at))} ago`),
+    ),
+    !options.brief && alert.cause && el("p", {}, alert.cause),
+    !options.brief && alert.remedy && el("p", { class: "remedy" }, el("b", {}, "What to do: "), alert.remedy),
+    consequences.length > 0 && followers(consequences),
+    details(alert),
+    actions(alert, options),
+  );
+}
+
+function followers(consequences) {
+  return el(
+    "details",
+    {},
+    el("summary", {}, `${consequences.length} consequence${consequences.length > 1 ? "s" : ""}`),
+    el(
+      "ul",
+      { class: "consequences" },
+      consequences.map((c) => el("li", {}, severityBadge(c.severity), " ", c.title, el("span", { class: "muted" }, ` (${c.kind}, ${steps(c)})`))),
+    ),
+  );
+}
+
+function details(alert) {
+  const rows = Object.entries(alert.evidence ?? {});
+  const more = alert.tensors.length > 1;
+  if (!rows.length && !more) return null;
+  return el(
+    "details",
+    { "data-part": "evidence" },
+    el("summary", {}, "Evidence"),
+    el(
+      "div",
+      { class: "evidence" },
+      el(
+        "table",
+        {},
+        el("caption", { class: "visually-hidden" }, `Evidence of ${alert.title}`),
+        el(
+          "tbody",
+          {},
+          more && row("tensors", alert.tensors.join(", ")),
+          rows.map(([name, value]) => row(name.replaceAll("_", " "), value)),
+        ),
+      ),
+    ),
+  );
+}
+
+function row(name, value) {
+  return el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, shown(value)));
+}
+
+/** Evidence is free-form: numbers, lists of numbers, tables (lists of objects), objects. */
+function shown(value) {
+  if (value === null || value === undefined) return "\u2013";
+  if (typeof value === "number") return number(value, 5);
+  if (typeof value !== "object") return String(value);
+  if (Array.isArray(value)) {
+    if (value.length && value.every((v) => v && typeof v === "object" && !Array.isArray(v))) return grid(value);
+    const cells = value.slice(0, PLAIN_CELLS).map((v) => (typeof v === "object" ? JSON.stringify(v) : typeof v === "number" ? number(v) : String(v)));
+    return cells.join(", ") + (value.length > PLAIN_CELLS ? `, and ${value.length - PLAIN_CELLS} more` : "");
+  }
+  return el("table", {}, el("tbody", {}, Object.entries(value).map(([k, v]) => row(k, v))));
+}
+
+function grid(items) {
+  const columns = [...new Set(items.flatMap((item) => Object.keys(item)))];
+  return el(
+    "table",
+    {},
+    el("thead", {}, el("tr", {}, columns.map((c) => el("th", { scope: "col" }, c.replaceAll("_", " "))))),
+    el("tbody", {}, items.slice(0, PLAIN_CELLS).map((item) => el("tr", {}, columns.map((c) => el("td", {}, shown(item[c])))))),
+  );
+}
+
+function actions(alert, { onChanged, onSilence, onStep }) {
+  const acknowledge = async (event) => {
+    event.target.disabled = true;
+    try {
+      await post(`/api/v1/alerts/${encodeURIComponent(alert.id)}/acknowledge`);
+      onChanged?.();
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      event.target.disabled = false;
+      event.target.textContent = `Not acknowledged: ${error.message}`;
+    }
+  };
+  const buttons = [
+    onStep && el("button", { type: "button", onclick: () => onStep(alert) }, "Show on the charts"),
+    alert.state === "open" && !alert.acknowledged && el("button", { type: "button", onclick: acknowledge }, "Acknowledge"),
+    onSilence && el("button", { type: "button", onclick: () => onSilence(alert) }, "Silence this kind\u2026"),
+  ].filter(Boolean);
+  return buttons.length > 0 && el("div", { class: "actions" }, buttons);
+}
+
+/** Roots with what follows from them, the gravest open ones first. */
+export function families(alerts) {
+  const byId = new Map(alerts.map((a) => [a.id, a]));
+  const children = new Set(alerts.flatMap((a) => a.consequences ?? []));
+  const gravity = { critical: 0, warning: 1, info: 2 };
+  return alerts
+    .filter((a) => !children.has(a.id) && !a.parent)
+    .sort(
+      (a, b) =>
+        (a.state === "open" ? 0 : 1) - (b.state === "open" ? 0 : 1) ||
+        (gravity[a.severity] ?? 3) - (gravity[b.severity] ?? 3) ||
+        a.first_step - b.first_step,
+    )
+    .map((a) => [a, (a.consequences ?? []).map((id) => byId.get(id)).filter(Boolean)]);
+}
+
+/** Puts cards into a node; details that the reader has opened stay open, buttons keep the focus. */
+export function fillAlerts(node, cards) {
+  const open = new Set([...node.querySelectorAll("details[open]")].map(detailsKey));
+  const focused = document.activeElement?.closest?.(".alert")?.id;
+  const next = el("div", {}, cards);
+  next.querySelectorAll("details").forEach((d) => (d.open = open.has(detailsKey(d))));
+  if (node.innerHTML === next.innerHTML) return;
+  const label = document.activeElement?.textContent;
+  node.replaceChildren(...next.childNodes);
+  if (focused) {
+    const card = document.getElementById(focused);
+    [...(card?.querySelectorAll("button, summary") ?? [])].find((b) => b.textContent === label)?.focus();
+  }
+}
+
+const detailsKey = (node) => `${node.closest(".alert")?.id}:${node.querySelector("summary").textContent.replace(/\d+/, "")}`;

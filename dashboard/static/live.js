@@ -1,0 +1,86 @@
+// News of a run: server-sent events, or polling where these do not get through. Nothing is asked for
+// while the page is hidden; one look is taken as soon as it is seen again.
+
+import { $, show } from "./dom.js";
+
+const POLL_MS = 3000;
+const TEXTS = {
+  live: ["live", "Changes arrive as they happen"],
+  poll: ["polling", "The event stream does not get through; asking every few seconds"],
+  paused: ["paused", "Paused while this page is hidden"],
+  lost: ["no connection", "The server does not answer; trying again"],
+  done: ["finished", "The run has ended; nothing more will come"],
+};
+
+export class Live {
+  #url;
+  #onNews;
+  #source = null;
+  #timer = null;
+  #ended = false;
+
+  /** onNews(name of the event or null) is called for each piece of news. */
+  constructor(url, eventNames, onNews) {
+    this.#url = url;
+    this.#onNews = onNews;
+    this.eventNames = eventNames;
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.#pause() : this.#resume()));
+    if (document.hidden) this.#say("paused");
+    else this.#listen();
+  }
+
+  /** The run has ended: late corrections are looked for now and then, no stream is held open. */
+  end() {
+    if (this.#ended) return;
+    this.#ended = true;
+    this.#close();
+    this.#say("done");
+  }
+
+  #say(state) {
+    const label = $("live");
+    label.dataset.state = state;
+    [label.textContent, label.title] = TEXTS[state];
+    show(label);
+  }
+
+  #close() {
+    this.#source?.close();
+    this.#source = null;
+    clearInterval(this.#timer);
+    this.#timer = null;
+  }
+
+  #pause() {
+    this.#close();
+    if (!this.#ended) this.#say("paused");
+  }
+
+  #resume() {
+    this.#onNews(null);
+    if (!this.#ended && !this.#source) this.#listen();
+  }
+
+  #listen() {
+    this.#source = new EventSource(this.#url);
+    this.#source.onopen = () => {
+      clearInterval(this.#timer);
+      this.#timer = null;
+      this.#say("live");
+    };
+    for (const name of this.eventNames) this.#source.addEventListener(name, () => this.#onNews(name));
+    this.#source.onerror = () => {
+      // The browser tries again by itself unless the answer was an error; meanwhile we poll.
+      const gone = this.#source?.readyState === EventSource.CLOSED;
+      this.#say(navigator.onLine ? "poll" : "lost");
+      this.#timer ??= setInterval(() => this.#onNews(null), POLL_MS);
+      if (gone) {
+        this.#source.close();
+        this.#source = null;
+        setTimeout(() => {
+          if (!document.hidden && !this.#ended && !this.#source) this.#listen();
+        }, 10 * POLL_MS);
+      }
+    };
+  }
+}

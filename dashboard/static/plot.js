@@ -1,0 +1,98 @@
+// One plotly figure in one element: fetched as JSON, drawn again when it has changed.
+
+import { get } from "./api.js";
+
+const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false, showTips: false };
+
+/** Arrays come as base64 of their bytes; plotly keeps what it decoded beside it. */
+export const values = (array) => array?._inputArray ?? array ?? [];
+
+export class Plot {
+  #again = null;
+  #busy = false;
+  #text = "";
+
+  /** events: { hover(step), leave(), zoom(from, to), reset(), click(step, point), mark(alert id) } */
+  constructor(node, events = {}) {
+    this.node = node;
+    this.events = events;
+    this.drawn = false;
+  }
+
+  /** Draws the figure at a path; calls that come while one is under way become one more at its end. */
+  async draw(path, parameters) {
+    if (this.#busy) {
+      this.#again = [path, parameters];
+      return;
+    }
+    this.#busy = true;
+    try {
+      const figure = await get(path, parameters);
+      await this.#put(figure);
+    } finally {
+      this.#busy = false;
+      if (this.#again) {
+        const next = this.#again;
+        this.#again = null;
+        await this.draw(...next);
+      }
+    }
+  }
+
+  async #put(figure) {
+    const text = JSON.stringify(figure);
+    if (text === this.#text) return;
+    this.#text = text;
+    this.meta = figure.layout.meta ?? {};
+    await window.Plotly.react(this.node, figure.data, figure.layout, CONFIG);
+    this.node.setAttribute("aria-label", this.meta.summary ?? "");
+    if (!this.drawn) this.#listen();
+    this.drawn = true;
+  }
+
+  #listen() {
+    const { hover, leave, zoom, reset, click, mark } = this.events;
+    if (hover) this.node.on("plotly_hover", (event) => hover(event.points[0].x));
+    if (leave) this.node.on("plotly_unhover", () => leave());
+    if (reset) this.node.on("plotly_doubleclick", () => reset());
+    if (click) this.node.on("plotly_click", (event) => click(Math.round(event.points[0].x), event.points[0]));
+    if (mark) this.node.on("plotly_clickannotation", (event) => event.annotation.name && mark(event.annotation.name));
+    if (zoom) {
+      this.node.on("plotly_relayout", (change) => {
+        const low = change["xaxis.range[0]"];
+        const high = change["xaxis.range[1]"];
+        if (low === undefined || high === undefined) return;
+        const from = Math.max(0, Math.ceil(low));
+        zoom(from, Math.max(from + 1, Math.floor(high)));
+      });
+    }
+  }
+
+  /** The lines of the figure: [{ name, rank, steps, values }], smoothed ones left out. */
+  lines() {
+    return (this.node.data ?? [])
+      .filter((trace) => ["raw", "median"].includes(trace.meta?.role))
+      .map((trace) => ({ name: trace.name, rank: trace.meta.rank, steps: values(trace.x), values: values(trace.y) }));
+  }
+
+  /** A thin line at a step that is pointed at in another chart; null takes it away. */
+  crosshair(step) {
+    const axis = this.node._fullLayout?.xaxis;
+    const outside = step === null || !axis || step < axis.range[0] || step > axis.range[1];
+    this.line?.remove();
+    this.line = null;
+    if (outside) return;
+    this.line = document.createElement("div");
+    this.line.className = "crosshair";
+    this.line.style.left = `${axis._offset + axis.d2p(step)}px`;
+    this.node.append(this.line);
+  }
+
+  say(text) {
+    if (this.drawn) return;
+    const note = document.createElement("p");
+    note.className = "broken";
+    note.textContent = text;
+    this.node.replaceChildren(note);
+  }
+}

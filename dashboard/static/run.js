@@ -1,0 +1,297 @@
+// The page of one run.
+
+import { Problem, get, post, root, runPath } from "./api.js";
+import { alertCard, families, fillAlerts } from "./alert_card.js";
+import { Charts } from "./charts.js";
+import { comparison } from "./comparison.js";
+import { $, count, debounce, duration, el, fill, rankList, severitySign, show, stateBadge, throttle, verdictBadge } from "./dom.js";
+import { onKey, trouble } from "./frame.js";
+import { checks, headline, staleness } from "./headline.js";
+import { Live } from "./live.js";
+import { Plot } from "./plot.js";
+import { QueryState } from "./query.js";
+import { rankTable } from "./ranks.js";
+
+const FACTS_MS = 1000;
+const CHARTS_MS = 2000;
+const TICK_MS = 1000;
+const MAX_CHIPS = 16;
+
+const run = document.body.dataset.run;
+const path = runPath(run);
+const state = new QueryState({
+  q: "", smoothing: "0", log: "", ranks: "", highlight: "", from: "", to: "", stage: "", step: "", wide: "",
+});
+let facts = null; // { run, verdict, alerts, ranks }
+let drawnStep = null;
+let stages = "";
+
+// ------------------------------------------------------------------------------------------ charts
+
+const zoom = (from, to) => state.set({ from, to }, { remember: true });
+const allSteps = () => state.set({ from: "", to: "" }, { remember: true });
+const pointAtAlert = (id) => {
+  const card = $(`alert-${id}`);
+  if (!card) return;
+  card.scrollIntoView({ block: "center" });
+  card.focus({ preventScroll: true });
+  card.classList.add("pointed");
+  setTimeout(() => card.classList.remove("pointed"), 2000);
+};
+
+const point = (step, origin) => {
+  charts.point(step, origin);
+  if (heat !== origin && heat.drawn) heat.crosshair(step);
+};
+const linked = { onMark: pointAtAlert, onZoom: zoom, onReset: allSteps, onHover: point };
+const charts = new Charts({ run, state, ...linked });
+charts.onDrawn = chips;
+const heat = new Plot($("heat"), {
+  hover: (step) => point(Math.round(step), heat),
+  leave: () => point(null, heat),
+  zoom,
+  reset: allSteps,
+  mark: pointAtAlert,
+  click: (step) => state.set({ step }),
+});
+const matrix = new Plot($("matrix"));
+
+async function drawDivergence() {
+  const shared = { stage: state.get("stage"), theme: window.rankscopeTheme.current() };
+  try {
+    $("heat").style.setProperty("--height", `${Math.min(520, Math.max(190, 100 + 26 * (facts.ranks.length || 1)))}px`);
+    await heat.draw(`/runs/${encodeURIComponent(run)}/figures/divergence.json`, {
+      ...shared, from_step: state.get("from"), to_step: state.get("to"), selected: state.get("step"),
+    });
+    offerStages(heat.meta);
+    $("heat").dataset.drawn = "true";
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    heat.say(error.message);
+  }
+  try {
+    await matrix.draw(`/runs/${encodeURIComponent(run)}/figures/distances.json`, { ...shared, step: state.get("step") });
+    $("matrix-title").textContent = `Distance of every two ranks at step ${matrix.meta.step}`;
+    $("matrix").dataset.drawn = "true";
+    await comparison($("comparison"), path, matrix.meta.step, heat.meta?.stage ?? "");
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    matrix.say(error.message);
+  }
+}
+
+function offerStages(meta) {
+  const offered = [...(meta.stages ?? [])];
+  if (!offered.length && meta.stage) offered.push(meta.stage);
+  const select = $("stage");
+  if (offered.join() !== stages) {
+    stages = offered.join();
+    select.replaceChildren(...offered.map((s) => el("option", { value: s }, s.replaceAll("_", " "))));
+  }
+  if (meta.stage) select.value = meta.stage;
+}
+
+function chips(meta) {
+  const colors = Object.entries(meta.colors ?? {});
+  if (!colors.length || colors.length > MAX_CHIPS || colors.length < 2) return;
+  const chosen = new Set(state.get("highlight").split(",").filter(Boolean));
+  const nodes = colors.map(([rank, color]) => {
+    const swatch = el("span", { class: "swatch" });
+    swatch.style.background = color;
+    return el("button", { type: "button", "aria-pressed": String(chosen.has(rank)), "data-rank": rank }, swatch, `rank ${rank}`);
+  });
+  fill($("chips"), nodes);
+}
+
+$("chips").addEventListener("click", (event) => {
+  const rank = event.target.closest("button")?.dataset.rank;
+  if (rank === undefined) return;
+  const chosen = new Set(state.get("highlight").split(",").filter(Boolean));
+  if (!chosen.delete(rank)) chosen.add(rank);
+  state.set({ highlight: [...chosen].join(",") });
+});
+
+const refreshCharts = throttle(CHARTS_MS, async () => {
+  if (!facts || document.hidden) return;
+  try {
+    charts.setMetrics((await everything(`${path}/metrics`)).map((m) => m.name ?? m.metric));
+  } catch (error) {
+    trouble(error);
+  }
+  charts.refresh();
+  drawDivergence();
+});
+
+// ------------------------------------------------------------------------------------------ facts
+
+/** All items of a list, page by page. */
+async function everything(address, parameters = {}) {
+  const items = [];
+  let cursor = null;
+  do {
+    const page = await get(address, { ...parameters, limit: 500, cursor });
+    items.push(...page.items);
+    cursor = page.next_cursor;
+  } while (cursor);
+  return items;
+}
+
+async function loadFacts() {
+  try {
+    const [about, verdict, alerts] = await Promise.all([
+      get(path), get(`${path}/verdict`), everything(`${path}/alerts`, { consequences: true }),
+    ]);
+    facts = { run: about, verdict, alerts, ranks: about.ranks };
+    trouble(null);
+  } catch (error) {
+    trouble(error);
+    return;
+  }
+  tell();
+  if (drawnStep !== facts.run.last_step || drawnStep === null) {
+    drawnStep = facts.run.last_step;
+    refreshCharts();
+  }
+  if (["finished", "failed"].includes(facts.run.state)) live.end();
+}
+
+const refreshFacts = throttle(FACTS_MS, loadFacts);
+
+function tell() {
+  const { run: about, verdict, alerts, ranks } = facts;
+  const started = about.last_step >= 0;
+  const featured = headline($("headline"), facts);
+  for (const id of ["checks-panel", "facts"]) show($(id));
+  show($("empty"), !started);
+  for (const id of ["toolbar", "curves", "divergence"]) show($(id), started);
+  document.title = `${featured ? `${severitySign(featured.severity)} ` : ""}${about.name || run} - Rankscope`;
+  $("verdict").replaceChildren(verdictBadge(verdict.verdict));
+  checks($("checks"), verdict);
+  tellAlerts(alerts, featured);
+  tick();
+  show($("ranks-panel"), ranks.length > 0);
+  $("config").textContent = JSON.stringify(about.config ?? {}, null, 2);
+  show($("about"));
+  notes($("notes"), about);
+}
+
+function tellAlerts(alerts, featured) {
+  const roots = families(alerts);
+  const open = roots.filter(([a]) => a.state === "open").length;
+  show($("alerts-panel"), roots.length > 0);
+  $("alerts-count").textContent = `${open} open, ${roots.length - open} resolved`;
+  fillAlerts($("alerts"), roots.map(([alert, consequences]) =>
+    alertCard(alert, consequences, { brief: alert === featured, onChanged: loadFacts, onSilence: silence, onStep: showStep })));
+}
+
+/** What changes without news: ages. */
+function tick() {
+  if (!facts) return;
+  const { run: about, ranks } = facts;
+  const heard = `${duration((Date.now() - Date.parse(about.started_at)) / 1000)} ago`;
+  fill(
+    $("facts"),
+    fact("Run", el("span", {}, about.name || about.id)),
+    fact("Project", about.project),
+    fact("State", stateBadge(about.state)),
+    fact("Ranks", `${ranks.length} of ${about.world_size}`),
+    fact("Last step", count(about.last_step)),
+    fact("Last heard of", staleness(about) ?? "just now"),
+    fact("Started", el("time", { datetime: about.started_at, title: about.started_at }, heard)),
+  );
+  const guilty = new Set(facts.alerts.filter((a) => a.state === "open").flatMap((a) => a.ranks));
+  rankTable(about, ranks, guilty);
+}
+
+const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
+
+function notes(node, about) {
+  const lines = about.notes ?? [];
+  fill(node, lines.length > 0 && el("ul", {}, lines.map((note) => el("li", {}, note))));
+}
+
+function showStep(alert) {
+  const width = Math.max(20, alert.last_step - alert.first_step);
+  state.set({
+    from: Math.max(0, alert.first_step - Math.ceil(width / 2)),
+    to: Math.min(facts.run.last_step, alert.last_step + Math.ceil(width / 2)),
+    step: alert.first_step,
+    highlight: rankList(alert.ranks).replaceAll(" ", ""),
+  }, { remember: true });
+  $("divergence").scrollIntoView({ block: "start" });
+}
+
+function silence(alert) {
+  $("silence-what").textContent =
+    `Alerts of the kind ${alert.kind} in this run stay on this page but notify nobody and do not count, for the time chosen.`;
+  const dialog = $("silence");
+  dialog.returnValue = "";
+  dialog.onclose = async () => {
+    if (dialog.returnValue !== "silence") return;
+    const until = new Date(Date.now() + Number($("silence-hours").value) * 3600e3);
+    try {
+      await post(`${path}/silences`, { kind: alert.kind, until: until.toISOString(), reason: $("silence-why").value });
+      loadFacts();
+    } catch (error) {
+      trouble(error);
+    }
+  };
+  dialog.showModal();
+}
+
+// ------------------------------------------------------------------------------------------ controls
+
+function dressControls() {
+  $("filter").value = state.get("q");
+  $("smoothing").value = state.get("smoothing");
+  $("smoothing-value").textContent = state.get("smoothing");
+  $("log").setAttribute("aria-pressed", String(state.get("log") === "all"));
+  $("ranks").value = state.get("ranks");
+  $("highlight").value = state.get("highlight");
+  const zoomed = state.get("from") !== "" || state.get("to") !== "";
+  show($("range"), zoomed);
+  $("range-text").textContent = `steps ${state.get("from")} to ${state.get("to")}`;
+}
+
+const readable = (text) => /^[\d\s,-]*$/.test(text);
+function ranksField(id) {
+  const change = debounce(300, () => {
+    const text = $(id).value.replace(/\s/g, "");
+    $(id).setAttribute("aria-invalid", String(!readable(text)));
+    if (readable(text) && !/[-,]$/.test(text)) state.set({ [id]: text });
+  });
+  $(id).addEventListener("input", change);
+}
+ranksField("ranks");
+ranksField("highlight");
+$("filter").addEventListener("input", debounce(150, () => state.set({ q: $("filter").value })));
+const smooth = debounce(120, () => state.set({ smoothing: String(Number($("smoothing").value)) }));
+$("smoothing").addEventListener("input", () => {
+  $("smoothing-value").textContent = $("smoothing").value;
+  smooth();
+});
+$("log").addEventListener("click", () => state.set({ log: state.get("log") === "all" ? "" : "all" }));
+$("range-reset").addEventListener("click", allSteps);
+$("stage").addEventListener("change", () => state.set({ stage: $("stage").value, step: "" }));
+onKey("y", () => charts.toggleLogHere());
+onKey("0", allSteps);
+
+state.onChange((changed) => {
+  dressControls();
+  if (!facts) return;
+  const touches = (...names) => changed.some((name) => names.includes(name));
+  if (touches("q")) charts.arrange();
+  if (touches("smoothing", "log", "ranks", "highlight", "from", "to", "wide")) charts.refresh();
+  if (touches("stage", "step", "from", "to")) drawDivergence();
+});
+document.addEventListener("themechange", () => {
+  charts.refresh();
+  if (facts) drawDivergence();
+});
+
+// ------------------------------------------------------------------------------------------ life
+
+dressControls();
+const live = new Live(`${root}${path}/stream`, ["points", "alert", "state"], () => refreshFacts());
+setInterval(() => !document.hidden && tick(), TICK_MS);
+loadFacts();

@@ -1,0 +1,100 @@
+// The list of all runs.
+
+import { age, get, runPage } from "./api.js";
+import { $, badge, count, debounce, duration, el, fill, severitySign, show, stateBadge, throttle, verdictBadge } from "./dom.js";
+import { trouble } from "./frame.js";
+import { staleness } from "./headline.js";
+import { QueryState } from "./query.js";
+
+const REFRESH_MS = 3000;
+const PAGE = 50;
+const state = new QueryState({ q: "", project: "", state: "" });
+let wanted = PAGE;
+let projects = "";
+
+async function load() {
+  if (document.hidden) return;
+  try {
+    const items = [];
+    let cursor = null;
+    do {
+      const page = await get("/api/v1/runs", {
+        q: state.get("q"), project: state.get("project"), state: state.get("state"), limit: Math.min(wanted, 500), cursor,
+      });
+      items.push(...page.items);
+      cursor = page.next_cursor;
+    } while (cursor && items.length < wanted);
+    trouble(null);
+    tell(items, Boolean(cursor));
+  } catch (error) {
+    trouble(error);
+  }
+}
+
+function tell(runs, more) {
+  const filtered = ["q", "project", "state"].some((name) => state.get(name) !== "");
+  show($("listing"), runs.length > 0);
+  show($("empty"), runs.length === 0 && !filtered);
+  show($("nothing"), runs.length === 0 && filtered);
+  $("count").textContent = runs.length ? `${runs.length}${more ? "+" : ""} run${runs.length === 1 ? "" : "s"}` : "";
+  fill($("runs"), runs.map(row));
+  show($("more"), more);
+  offerProjects(runs);
+}
+
+const GRAVITY = ["critical", "warning", "info"];
+
+/** @param run with `open_alerts`: severity -> number of open alerts that are no consequences */
+function openAlerts(run) {
+  const there = GRAVITY.filter((severity) => run.open_alerts?.[severity]);
+  if (!there.length) return el("span", { class: "muted" }, "none");
+  return there.map((s) => [badge(`${run.open_alerts[s]} ${s}`, s, severitySign(s)), " "]);
+}
+
+function row(run) {
+  return el(
+    "tr",
+    {},
+    el("td", {}, el("a", { class: "run", href: runPage(run.id) }, run.name || run.id), el("div", { class: "muted" }, run.project)),
+    el("td", { "data-label": "Verdict" }, verdictBadge(run.verdict)),
+    el("td", { "data-label": "State" }, stateBadge(run.state)),
+    el("td", { "data-label": "Open alerts" }, openAlerts(run)),
+    el("td", { "data-label": "Ranks", class: "number" }, count(run.world_size)),
+    el("td", { "data-label": "Last step", class: "number" }, count(run.last_step)),
+    el("td", { "data-label": "Heard of" }, staleness(run) ?? `${duration(age(run.last_seen_at))} ago`),
+    el("td", { "data-label": "Started" }, el("time", { datetime: run.started_at, title: run.started_at }, `${duration(age(run.started_at))} ago`)),
+  );
+}
+
+function offerProjects(runs) {
+  const names = [...new Set([...(projects ? projects.split("\n") : []), ...runs.map((r) => r.project), state.get("project")])]
+    .filter(Boolean).sort();
+  if (names.join("\n") !== projects) {
+    projects = names.join("\n");
+    $("project").replaceChildren(el("option", { value: "" }, "all"), ...names.map((n) => el("option", { value: n }, n)));
+  }
+  $("project").value = state.get("project");
+}
+
+function dress() {
+  $("filter").value = state.get("q");
+  $("state").value = state.get("state");
+}
+
+state.onChange(() => {
+  dress();
+  load();
+});
+$("filter").addEventListener("input", debounce(200, () => state.set({ q: $("filter").value })));
+$("state").addEventListener("change", () => state.set({ state: $("state").value }));
+$("project").addEventListener("change", () => state.set({ project: $("project").value }));
+$("reset").addEventListener("click", () => state.set({ q: "", project: "", state: "" }));
+$("more").addEventListener("click", () => {
+  wanted += PAGE;
+  load();
+});
+const soon = throttle(500, load);
+document.addEventListener("visibilitychange", () => !document.hidden && soon());
+setInterval(load, REFRESH_MS);
+dress();
+load();
