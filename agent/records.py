@@ -71,6 +71,7 @@ class Records:
         self._lost: dict[tuple[int, str], int] = {}
         self._taken = 0
         self._through = -1
+        self._stopped = False
         self.replaced = 0
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -102,6 +103,10 @@ class Records:
         """Everything about the steps up to this one has been handed over."""
         self._hand(("complete", step, None, None), 1)
 
+    def stop(self) -> None:
+        """Take nothing any more: nobody is left to drain it. What still comes is counted."""
+        self._stopped = True
+
     def lose(self, reason: str, count: int) -> None:
         """Count what is given up."""
         key = (get_ident(), reason)
@@ -111,8 +116,9 @@ class Records:
     def dropped(self) -> dict[str, int]:
         """Points, prints and events given up since the start, by reason.
 
-        The reasons: `memory_full` (the sender did not come round), `not_a_number`, `bad_name`,
-        `bad_step` and `unsendable` (what the wire cannot carry).
+        The reasons here: `memory_full` (the sender did not come round), `closed` (handed over
+        after the end), `not_a_number`, `bad_name`, `bad_step` and `unsendable` (what the wire
+        cannot carry). The sender adds its own.
         """
         total: Counter[str] = Counter()
         for (_, reason), count in list(self._lost.items()):
@@ -170,6 +176,9 @@ class Records:
         )
 
     def _hand(self, entry: _Entry, weight: int) -> None:
+        if self._stopped:
+            self.lose("closed", weight)
+            return
         thread = get_ident()
         self._handed[thread] = self._handed.get(thread, 0) + weight
         self._entries.append(entry)

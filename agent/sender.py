@@ -1,74 +1,65 @@
-"""The background thread that takes facts to the server: batch, send, back off, keep, close."""
+"""The background thread that takes facts to the server: drains, batches, sends, closes."""
 
 from __future__ import annotations
 
+import atexit
+import json
+import logging
+import multiprocessing
+import multiprocessing.util
+import os
+import secrets
+import sys
+import threading
+import time
+import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from rankscope.agent import wire
+from rankscope.agent.delivery import Counters, Delivery, Pace
+from rankscope.agent.guard import Guard, describe
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
-from rankscope.agent.records import Records
+from rankscope.agent.outbox import Outbox
+from rankscope.agent.records import Drained, Records
+from rankscope.agent.spool import SpoolFolder, folder_of, folders_of_rank
+from rankscope.agent.tensorboard import EventWriter
+from rankscope.agent.transport import Transport
 
+__all__ = ["Counters", "Pace", "Sender"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How often and how long; durations in seconds.
-
-    Attributes:
-        batch: between two batches while there is something to say.
-        batch_away: the same while the server is away or not wanted, where each batch is a file.
-        heartbeat_seconds: between two signs of life while there is nothing to say.
-        connect_timeout: for a connection to come about.
-        read_timeout: for an answer.
-        first_backoff: pause after the first failure; doubles with each further one.
-        longest_backoff: longest pause.
-    """
-
-    batch: float = 0.5
-    batch_away: float = 1.0
-    heartbeat_seconds: float = 2.0
-    connect_timeout: float = 1.0
-    read_timeout: float = 3.0
-    first_backoff: float = 0.25
-    longest_backoff: float = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
-    """What became of what was handed over; in points and prints.
-
-    Attributes:
-        accepted: acknowledged by the server.
-        waiting: in memory, not acknowledged yet.
-        spooled: in the spool on disk, not acknowledged yet.
-        dropped: given up since the start, by reason.
-        posts: number of requests made.
-        failures: number of requests that have to be made again.
-        sent_bytes: bodies of the requests together.
-    """
-
-    accepted: int = 0
-    waiting: int = 0
-    spooled: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    posts: int = 0
-    failures: int = 0
-    sent_bytes: int = 0
+_log = logging.getLogger("rankscope")
+# Batches made in one round; what is left waits for the next, half a second later.
+_BATCHES_A_ROUND = 20
+# The part of the time for closing that is kept for writing to disk what could not be sent.
+_TO_SPILL = 0.1
 
 
 class Sender:
     """Sends one rank's records, exactly once, whatever dies.
 
     Nothing here waits for the network on the caller's thread except `close`, and that one not
-    longer than its timeout. A forked child neither sends nor spools nor blocks.
+    longer than its timeout. A batch is kept until the server has acknowledged it: in memory while
+    the server answers, on disk from the first failure on, so that a killed process leaves it to
+    `rankscope sync` or to the process that takes its place. A forked child neither sends nor spools
+    nor blocks.
 
     Args:
+        records: what the training thread hands over.
+        options: server, token, project, mode, spool and tensorboard are used.
+        identity: place of this process in the job.
         hello: makes what is said of this process; called in the sender thread.
         phase: where the training thread was last seen; called in the sender thread.
         prepare: called in the sender thread before each drain.
-        on_problem: told a sentence once for each kind of problem.
+        on_problem: told a sentence once for each kind of problem; by default it is logged.
+        on_connected: called once, in the sender thread, when the server has first answered.
+        session: random text of this process.
+        pace: how often and how long.
     """
+
+    HEARTBEAT_SECONDS: ClassVar[float] = Pace().heartbeat
 
     def __init__(
         self,
@@ -79,18 +70,364 @@ class Sender:
         hello: Callable[[], wire.Hello],
         phase: Callable[[], str],
         prepare: Callable[[], None] = lambda: None,
-        on_problem: Callable[[str], None],
-        pace: Pace = Pace(),
+        on_problem: Callable[[str], None] = _log.warning,
+        on_connected: Callable[[], None] = lambda: None,
+        session: str | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        self.dense_until: int | None = None
+        self._records = records
+        self._options = options
+        self._identity = identity
+        self._on_problem = on_problem
+        self._session = session or secrets.token_hex(8)
+        self._pace = pace or Pace()
+        self._pid = os.getpid()
+        self._told: set[str] = set()
+        self._guard = Guard(self._report_fault)
+        # Batches must go on whatever happens, so this one is never disabled.
+        self._rounds = self._guard.probe("sender", tolerance=sys.maxsize)
+        self._hello = self._guard.probe("hello", tolerance=3)(hello)
+        self._phase = self._guard.probe("phase")(phase)
+        self._prepare = self._guard.probe("prepare")(prepare)
+
+        folder = folder_of(options.spool, identity.run, identity.rank, self._session)
+        self._folders = [SpoolFolder(folder)]
+        self._outbox = Outbox(self._folders[0], lose=records.lose)
+        # Held while facts become batches and batches change place; never during a request.
+        self._turn = threading.RLock()
+        self._delivery = Delivery(
+            self._outbox,
+            self._new_transport() if options.mode == "online" else None,
+            pace=self._pace,
+            turn=self._turn,
+            tell=self._tell,
+            on_connected=self._guard.probe("connected")(on_connected),
+        )
+        self._events: EventWriter | None = None
+        self._seq = 0
+        self._through_step = -1
+        self._next_batch = self._next_heartbeat = 0.0
+
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Lock()
+        self._closed = threading.Event()
+        self._final: tuple[str, str] | None = None
+        self._final_put = False
+        self._deadline = self._last_post = float("inf")
+        self._finished = False
+        _senders.add(self)
+
+    # ------------------------------------------------------------------------- for other threads
+
+    @property
+    def dense_until(self) -> int | None:
+        """The server's last wish to see every step up to this one; None before the first."""
+        return self._delivery.dense_until
 
     @property
     def counters(self) -> Counters:
         """What became of what was handed over so far."""
-        return Counters()
+        if os.getpid() != self._pid:
+            return Counters()
+        return self._delivery.counters(self._records.dropped)
 
     def start(self) -> None:
-        """Start the thread; harmless when it runs already."""
+        """Start the thread; harmless where it runs already, and in a forked child."""
+        if self._thread is not None or self._final is not None or os.getpid() != self._pid:
+            return
+        thread = threading.Thread(target=self._run, name="rankscope-sender", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            # No thread can start any more (interpreter shutdown, limit of the system): `close`
+            # then writes to the spool what was handed over.
+            return
+        self._thread = thread
+        _close_at_exit_of_child()
 
     def close(self, state: str = "finished", error: str = "", timeout: float = 5.0) -> None:
-        """Send what is left with the final state, or leave it in the spool; once."""
+        """Send what is left with the final state, or leave it in the spool.
+
+        May be called from any thread. Called again, it does nothing but wait for the first call to
+        end; in a forked child it does nothing at all.
+
+        Args:
+            state: `finished` or `failed`.
+            error: what it failed of.
+            timeout: seconds after which it returns in any case.
+        """
+        if os.getpid() != self._pid:
+            return
+        if not self._closing.acquire(blocking=False):
+            self._closed.wait(max(0.0, self._deadline - time.monotonic()))
+            return
+        now = time.monotonic()
+        self._deadline = now + timeout
+        self._last_post = now + timeout * (1 - _TO_SPILL)
+        self._final = (state, error)
+        self._wake.set()
+        thread = self._thread
+        if thread is threading.current_thread():
+            return
+        if thread is not None:
+            thread.join(timeout * (1 - _TO_SPILL / 2))
+        # Either the thread is done, or there is none, or it is stuck in a request: then what it
+        # has not sent is written to disk from here, the batch in question included. Should that
+        # one have arrived after all, the server knows it again by its number.
+        left = max(0.0, self._deadline - time.monotonic())
+        if not self._finished and self._turn.acquire(timeout=left):
+            try:
+                with self._rounds:
+                    self._finish(stuck=thread is not None and thread.is_alive())
+            finally:
+                self._turn.release()
+        self._closed.set()
+
+    # ------------------------------------------------------------------------------- sender thread
+
+    def _run(self) -> None:
+        with self._guard.probe("adopt"):
+            self._adopt()
+        while not self._finished:
+            faults = self._rounds.faults
+            with self._rounds:
+                self._round()
+            soonest = min(self._next_batch, self._delivery.next_try) - time.monotonic()
+            # A round that fails must not become a busy loop.
+            pause = max(soonest, 0.0) if self._rounds.faults == faults else self._pace.batch
+            if not self._finished:
+                self._wake.wait(pause)
+
+    def _round(self) -> None:
+        if self._final is not None:
+            self._collect()
+            with self._turn:
+                self._put_final()
+            self._delivery.run(self._last_post, closing=True)
+            with self._turn:
+                self._finish()
+            return
+        now = time.monotonic()
+        if now >= self._next_batch:
+            away = self._delivery.away
+            self._next_batch = now + (self._pace.batch_away if away else self._pace.batch)
+            self._collect()
+        self._delivery.run(self._next_batch)
+
+    def _adopt(self) -> None:
+        """Take over what processes left that held this rank before and died."""
+        if self._options.mode != "online":
+            return
+        identity = self._identity
+        for folder in folders_of_rank(self._options.spool, identity.run, identity.rank):
+            left = SpoolFolder(folder)
+            if folder != self._folders[0].folder and left.acquire():
+                with self._turn:
+                    self._outbox.adopt(left)
+                    self._folders.append(left)
+
+    def _collect(self) -> None:
+        """Make batches of what was handed over."""
+        self._prepare()
+        for _ in range(_BATCHES_A_ROUND):
+            with self._turn:
+                drained = self._records.drain()
+                self._put(drained)
+            self._write_events(drained)
+            if not drained.more:
+                break
+
+    def _put(self, drained: Drained, *, state: str = "running", error: str = "") -> None:
+        """Append a batch, where there is something to say or a sign of life is due."""
+        now = time.monotonic()
+        silent = drained.empty and drained.through_step <= self._through_step
+        # What waits in the outbox is a sign of life already; more of them would only fill it.
+        heartbeat_due = (
+            self._options.mode == "online" and now >= self._next_heartbeat and not self._outbox
+        )
+        if silent and not heartbeat_due and state == "running":
+            return
+        self._next_heartbeat = now + self._pace.heartbeat
+        self._through_step = max(self._through_step, drained.through_step)
+        identity = self._identity
+        batch = wire.Batch(
+            project=self._options.project,
+            run=identity.run,
+            rank=identity.rank,
+            session=self._session,
+            attempt=identity.attempt,
+            seq=self._seq,
+            world_size=identity.world_size,
+            sent_at=time.time(),
+            through_step=self._through_step,
+            state=state,
+            phase=self._phase() or "",
+            error=error,
+            hello=self._say_hello() if self._delivery.hello_wanted else None,
+            columns=drained.columns,
+            words=drained.words,
+            prints=drained.prints,
+            events=drained.events,
+            dropped=self._records.dropped,
+        )
+        self._outbox.put(
+            batch.seq,
+            wire.encode(batch),
+            points=batch.points + len(batch.prints),
+            hello=batch.hello is not None,
+        )
+        self._seq += 1
+
+    def _put_final(self) -> None:
+        """Append what is left and, once, how this process ended."""
+        state, error = self._final or ("finished", "")
+        self._records.stop()
+        while not self._final_put:
+            drained = self._records.drain()
+            if drained.more:
+                self._put(drained)
+                continue
+            self._final_put = True
+            self._put(drained, state=state, error=error)
+
+    def _say_hello(self) -> wire.Hello | None:
+        self._delivery.hello_wanted = False
+        hello = self._hello()
+        if hello is None:
+            return None
+        return replace(
+            hello, heartbeat_seconds=self._pace.heartbeat, config=_sendable(hello.config)
+        )
+
+    def _write_events(self, drained: Drained) -> None:
+        probe = self._guard.probe("tensorboard")
+        if self._options.tensorboard is None or not drained.columns or not probe.enabled:
+            return
+        with probe:
+            if self._events is None:
+                self._events = EventWriter(self._options.tensorboard, self._identity.rank)
+            self._events.write(drained.columns)
+
+    def _finish(self, *, stuck: bool = False) -> None:
+        """Put what is left on disk and let go of everything; the turn is held.
+
+        Args:
+            stuck: the sender thread is in the middle of a request.
+        """
+        if self._finished:
+            return
+        self._finished = True
+        self._delivery.stopped = True
+        self._put_final()
+        self._outbox.spill()
+        self._tell_what_is_left()
+        for folder in self._folders:
+            folder.close()
+        if not stuck:
+            self._delivery.close()
+            with self._guard.probe("tensorboard"):
+                if self._events is not None:
+                    self._events.close()
+
+    # ----------------------------------------------------------------------------------- reporting
+
+    def _tell_what_is_left(self) -> None:
+        lost, kept = self._outbox.waiting, len(self._outbox)
+        if lost:
+            self._records.lose("spool_failed", lost)
+            self._tell(
+                "spool",
+                f"{lost} points are lost: the server is away, and the spool cannot be written "
+                f"({self._outbox.disk_problem})",
+            )
+        elif kept and "away" not in self._told:
+            self._tell(
+                "left",
+                f"{kept} batches have not been sent and wait in {self._options.spool}; "
+                "send them with `rankscope sync`",
+            )
+
+    def _tell(self, kind: str, text: str) -> None:
+        if kind in self._told:
+            return
+        self._told.add(kind)
+        identity = self._identity
+        if kind == "away":
+            text = (
+                f"the server {self._options.server} is away ({text}). Training goes on; batches "
+                f"wait in {self._options.spool} until it is back, or for `rankscope sync`"
+            )
+        # What all ranks of a node see in the same way, one of them says.
+        if kind in ("away", "left") and identity.local_rank != 0:
+            _log.info("rank %d: %s", identity.rank, text)
+            return
+        if kind not in ("away", "left") and identity.world_size > 1:
+            text = f"rank {identity.rank}: {text}"
+        with self._guard.probe("report"):
+            self._on_problem(f"rankscope: {text}")
+
+    def _report_fault(self, probe: str, text: str) -> None:
+        self._records.event(
+            wire.Event(step=self._through_step, kind="agent.fault", text=f"{probe}: {text}")
+        )
+        self._tell(
+            f"fault {probe}", f"a part of the agent failed, training goes on: {probe}: {text}"
+        )
+
+    def _new_transport(self) -> Transport:
+        return Transport(
+            self._options.server,
+            self._options.token,
+            connect_timeout=self._pace.connect_timeout,
+            read_timeout=self._pace.read_timeout,
+        )
+
+    def forget(self) -> None:
+        """Become harmless: this is a forked child, and everything here belongs to its parent."""
+        self._records.stop()
+        for folder in self._folders:
+            folder.forget_lock()
+
+
+def _sendable(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration as the wire can carry it; what is not plain becomes text."""
+    try:
+        plain: Mapping[str, Any] = json.loads(json.dumps(config, default=str, skipkeys=True))
+    except (TypeError, ValueError, RecursionError) as error:
+        return {"unreadable": str(error)}
+    return plain
+
+
+# ----------------------------------------------------------------------------------- process ends
+
+_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    for sender in list(_senders):
+        sender.forget()
+
+
+def _close_all() -> None:
+    """Close what nobody closed, while threads still run."""
+    error = sys.exc_info()[1]
+    if error is None and not hasattr(sys, "ps1"):
+        error = getattr(sys, "last_value", None)
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        state, text = "finished", ""
+    else:
+        state, text = "failed", describe(error)
+    for sender in list(_senders):
+        sender.close(state, text)
+
+
+def _close_at_exit_of_child() -> None:
+    # A process that `multiprocessing` made ends by `os._exit`, without `atexit`; finalizers it
+    # does call. `mp.spawn` is how many trainers start their ranks.
+    if multiprocessing.parent_process() is not None:
+        multiprocessing.util.Finalize(None, _close_all, exitpriority=0)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+atexit.register(_close_all)

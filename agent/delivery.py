@@ -1,0 +1,222 @@
+"""Takes batches out of the outbox to the server: one at a time, in order, until acknowledged."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankscope.agent.outbox import Entry, Outbox
+from rankscope.agent.transport import Accepted, Away, Outcome, Refused, TooLarge, Transport
+
+# A server that refuses our hello and asks for another one would otherwise go on for ever, and each
+# refused hello costs the points of its batch.
+_HELLOS_REFUSED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often and how long; durations in seconds.
+
+    Attributes:
+        batch: between two batches while there is something to say.
+        batch_away: the same while the server is away or not wanted, where each batch is a file.
+        heartbeat: between two signs of life while there is nothing to say.
+        connect_timeout: for a connection to come about.
+        read_timeout: for an answer.
+        first_backoff: pause after the first failure; doubles with each further one.
+        longest_backoff: longest pause, unless the server asks for a longer one.
+        failures_told: number of failures in a row after which the user is told.
+    """
+
+    batch: float = 0.5
+    batch_away: float = 1.0
+    heartbeat: float = 2.0
+    connect_timeout: float = 1.0
+    read_timeout: float = 3.0
+    first_backoff: float = 0.25
+    longest_backoff: float = 5.0
+    failures_told: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What became of what was handed over; in points and prints.
+
+    Attributes:
+        accepted: acknowledged by the server.
+        waiting: in a batch in memory, not acknowledged yet.
+        spooled: in the spool on disk, not acknowledged yet.
+        dropped: given up since the start, by reason.
+        posts: number of requests made.
+        failures: number of requests that had to be made again.
+        sent_bytes: bodies of the requests together.
+    """
+
+    accepted: int = 0
+    waiting: int = 0
+    spooled: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    posts: int = 0
+    failures: int = 0
+    sent_bytes: int = 0
+
+
+class Delivery:
+    """Posts the outbox's batches and draws the consequences.
+
+    Args:
+        transport: to the server; None where there is to be none (`mode="offline"`).
+        turn: held while the outbox is touched, never during a request.
+        tell: takes (kind of problem, sentence).
+        on_connected: called when the server has answered for the first time.
+
+    Attributes:
+        hello_wanted: the server asked this process for a hello that it has not been given yet.
+        dense_until: the server's last wish; None before the first.
+        stopped: no further request is to be made.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        transport: Transport | None,
+        *,
+        pace: Pace,
+        turn: AbstractContextManager[Any],
+        tell: Callable[[str, str], None],
+        on_connected: Callable[[], None],
+    ) -> None:
+        self._outbox = outbox
+        self._transport = transport
+        self._pace = pace
+        self._turn = turn
+        self._tell = tell
+        self._on_connected = on_connected
+        self.hello_wanted = True
+        self.dense_until: int | None = None
+        self.stopped = False
+        self._connected = False
+        self._failures_in_row = 0
+        self._hellos_refused = 0
+        self._retry_at = self._asked_until = 0.0
+        self._accepted = self._posts = self._failures = self._sent_bytes = 0
+
+    @property
+    def away(self) -> bool:
+        """Whether the last request failed, or there is no server by choice."""
+        return self._transport is None or self._failures_in_row > 0
+
+    @property
+    def next_try(self) -> float:
+        """When (`time.monotonic`) to call `run` again; infinity where nothing waits."""
+        if self._transport is None or not len(self._outbox):
+            return float("inf")
+        return self._retry_at
+
+    def run(self, until: float, *, closing: bool = False) -> None:
+        """Post what waits, as long as the server takes it.
+
+        Args:
+            until: (`time.monotonic`) when to return at the latest; while closing requests are
+                made short enough for it, otherwise it is looked at between two requests.
+            closing: it is now or never: pauses are short, and few failures are borne.
+        """
+        transport = self._transport
+        failures_left = 1 if self.away else self._pace.failures_told
+        while transport is not None and not self.stopped and (now := time.monotonic()) < until:
+            if not closing and now < self._retry_at:
+                break
+            if now < self._asked_until:
+                if self._asked_until > until:
+                    break
+                time.sleep(self._asked_until - now)
+                continue
+            with self._turn:
+                head = self._outbox.head()
+            if head is None:
+                break
+            entry, body = head
+            outcome = transport.post(body, at_most=until - now if closing else None)
+            with self._turn:
+                self._posts += 1
+                self._sent_bytes += len(body)
+                self._conclude(entry, body, outcome)
+            if closing and isinstance(outcome, Away):
+                failures_left -= 1
+                if not failures_left:
+                    break
+                time.sleep(min(self._pace.first_backoff, max(0.0, until - time.monotonic())))
+        if self.away:
+            with self._turn:
+                self._outbox.spill()
+
+    def counters(self, dropped: Mapping[str, int]) -> Counters:
+        """The counters so far."""
+        with self._turn:
+            return Counters(
+                accepted=self._accepted,
+                waiting=self._outbox.waiting,
+                spooled=self._outbox.spooled,
+                dropped=dict(dropped),
+                posts=self._posts,
+                failures=self._failures,
+                sent_bytes=self._sent_bytes,
+            )
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _conclude(self, entry: Entry, body: bytes, outcome: Outcome) -> None:
+        if isinstance(outcome, Away):
+            self._back_off(outcome)
+            return
+        self._failures_in_row, self._retry_at = 0, 0.0
+        if isinstance(outcome, Accepted):
+            self._outbox.acknowledge(entry)
+            self._accepted += entry.points
+            if outcome.answer.dense_until is not None:
+                self.dense_until = outcome.answer.dense_until
+            # A process before this one is past answering.
+            if entry.own and self._hellos_refused < _HELLOS_REFUSED:
+                self.hello_wanted = self.hello_wanted or outcome.answer.hello_wanted
+            if not self._connected:
+                self._connected = True
+                self._on_connected()
+        elif isinstance(outcome, TooLarge):
+            if not self._outbox.split(entry, body):
+                self._outbox.give_up(entry, "too_large")
+                self._tell("too_large", "the server takes no body as large as one fingerprint")
+        else:
+            self._refused(entry, outcome)
+
+    def _refused(self, entry: Entry, outcome: Refused) -> None:
+        self._outbox.give_up(entry, "refused")
+        self._hellos_refused += entry.hello
+        self._tell(
+            "refused",
+            f"the server refuses a batch, so its {entry.points} points are lost: {outcome.why}",
+        )
+
+    def _back_off(self, outcome: Away) -> None:
+        self._failures += 1
+        self._failures_in_row += 1
+        pause = self._pace.longest_backoff
+        if not outcome.misdirected:
+            # The exponent is bounded, or it overflows after some days without a server.
+            doubled = self._pace.first_backoff * 2.0 ** min(self._failures_in_row - 1, 16)
+            pause = min(pause, doubled)
+        # Jitter, so that a thousand ranks do not come back in the same moment.
+        pause *= random.uniform(0.5, 1.0)
+        now = time.monotonic()
+        if outcome.retry_after is not None:
+            self._asked_until = now + outcome.retry_after
+            pause = max(pause, outcome.retry_after)
+        self._retry_at = now + pause
+        if self._failures_in_row >= self._pace.failures_told:
+            self._tell("away", outcome.why)

@@ -1,0 +1,29 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rankscope.agent import guard  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _strict_agent(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What the agent swallows in production fails here, unless the test is about that."""
+    contained: list[tuple[str, Exception]] = []
+
+    def observe(probe: str, fault: Exception) -> None:
+        contained.append((probe, fault))
+
+    guard.observers.append(observe)
+    yield
+    guard.observers.remove(observe)
+    if contained and request.node.get_closest_marker("contained") is None:
+        probe, fault = contained[0]
+        raise AssertionError(f"the agent contained a fault of {probe!r}") from fault
