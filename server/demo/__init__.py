@@ -1,0 +1,1 @@
+"""The demo: a real training run on several processes, broken midway, found while one watches."""

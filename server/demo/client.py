@@ -1,0 +1,67 @@
+"""What the demo asks the server, over the same REST interface that everybody uses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import urllib3
+
+Json = dict[str, Any]
+
+
+class ServerAway(Exception):
+    """The server cannot be reached, or answers with an error."""
+
+
+class Client:
+    """Reads runs, series and alerts of one server.
+
+    Args:
+        url: of the server, without a slash at its end.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._pool = urllib3.PoolManager(timeout=10.0, retries=False)
+
+    def ready(self) -> bool:
+        """Whether the server and its database answer."""
+        try:
+            return bool(self._pool.request("GET", f"{self.url}/readyz").status == 200)
+        except urllib3.exceptions.HTTPError:
+            return False
+
+    def run(self, run: str) -> Json | None:
+        """The run, None while the server has not heard of it."""
+        return self._get(f"/runs/{run}")
+
+    def losses(self, run: str, *, from_step: int) -> dict[int, float]:
+        """Latest loss of each rank among the steps from `from_step` on."""
+        answer = self._get(f"/runs/{run}/series", {"metric": "loss", "from_step": str(from_step)})
+        series = answer["series"] if answer else []
+        return {s["rank"]: float(s["values"][-1]) for s in series if s["values"]}
+
+    def alerts(self, run: str) -> list[Json]:
+        """Root alerts of the run with all they hold, in the order in which they opened."""
+        answer = self._get(f"/runs/{run}/alerts", {"limit": "100"})
+        items = answer["items"] if answer else []
+        return sorted(items, key=lambda alert: str(alert["opened_at"]))
+
+    def verdict(self, run: str) -> str:
+        """`pass`, `fail` or `pending`."""
+        answer = self._get(f"/runs/{run}/verdict")
+        return str(answer["verdict"]) if answer else "pending"
+
+    def _get(self, path: str, query: Mapping[str, str] | None = None) -> Json | None:
+        try:
+            answer = self._pool.request("GET", f"{self.url}/api/v1{path}", fields=query)
+        except urllib3.exceptions.HTTPError as error:
+            raise ServerAway(f"{self.url} does not answer: {error}") from error
+        if answer.status == 404:
+            return None
+        if answer.status != 200:
+            raise ServerAway(f"{self.url}{path} answers {answer.status}: {answer.data[:200]!r}")
+        plain: Json = json.loads(answer.data)
+        return plain

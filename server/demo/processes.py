@@ -1,0 +1,202 @@
+"""Processes of the demo: the server, and one training process for each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+# `-P` keeps the folder in which the user happens to stand off the module path.
+PYTHON = (sys.executable, "-P")
+_STOP_SECONDS = 5.0
+
+
+class Process:
+    """One child with its output in a file; stopped with the block that holds it.
+
+    It has a session of its own: Ctrl-C in the terminal reaches the demo alone, which then stops its
+    children in order.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._child = subprocess.Popen(
+                command,
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._child.poll()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    def kill(self) -> None:
+        """Ends it at once, without a word (SIGKILL)."""
+        self._child.kill()
+        self._child.wait()
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after `timeout_s`.
+        """
+        return self._child.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Asks it to end (SIGTERM), and ends it where it does not."""
+        if self._child.poll() is None:
+            self._child.send_signal(signal.SIGTERM)
+            try:
+                self._child.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def tail(self, lines: int = 12) -> str:
+        """The last lines it printed."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class Job:
+    """The ranks of one training run, started as torchrun would start them, on this machine.
+
+    Args:
+        command: what to run for each rank.
+        ranks: world size.
+        folder: where each rank's output goes, as `rank<r>.log`.
+        environment: further variables.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        ranks: int,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        shared = {
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            # Several processes share the cores: more threads in each would only be in the way.
+            "OMP_NUM_THREADS": "1",
+            # Else gloo looks for the address of the host's name, which not every machine has.
+            "GLOO_SOCKET_IFNAME": _loopback_interface(),
+            **(environment or {}),
+        }
+        self.ranks: list[Process] = []
+        try:
+            for rank in range(ranks):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                self.ranks.append(
+                    Process(command, log=folder / f"rank{rank}.log", environment={**shared, **own})
+                )
+        except OSError:
+            self.stop()
+            raise
+
+    @property
+    def exit_codes(self) -> list[int | None]:
+        """Of each rank; None while it runs."""
+        return [rank.exit_code for rank in self.ranks]
+
+    @property
+    def running(self) -> bool:
+        """Whether a rank is still there."""
+        return any(code is None for code in self.exit_codes)
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """Exit codes, once all ranks have ended.
+
+        Raises:
+            subprocess.TimeoutExpired: one still runs after `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        return [rank.wait(max(deadline - time.monotonic(), 0.0)) for rank in self.ranks]
+
+    def stop(self) -> None:
+        """Ends all ranks."""
+        for rank in self.ranks:
+            rank.stop()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def free_port() -> int:
+    """A port of this machine on which nobody listens right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on a port of this machine."""
+    with socket.socket() as probe:
+        # As servers do: a port that was just left is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return True
+    return False
+
+
+def _loopback_interface() -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name.startswith("lo")), names[0])
+
+
+@contextlib.contextmanager
+def handling_sigterm() -> Iterator[None]:
+    """Makes SIGTERM end the block as an exception does, so that no child is left behind."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
