@@ -1,0 +1,246 @@
+"""The pages and figures over HTTP, on arrays in memory; the browser tests use the whole server."""
+
+import base64
+import gzip
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from support.serve_app import serve_app
+
+from rankscope.dashboard import pages
+from rankscope.dashboard.figures import DARK, LIGHT, Curve, Mark
+from rankscope.dashboard.source import Distances, Divergence
+
+FOLDER = Path(pages.__file__).parent
+RUN = "brave-otter"
+
+
+class Arrays:
+    """A source whose one run has four ranks and thirty steps."""
+
+    def ranks(self, run):
+        return [0, 1, 2, 3] if run == RUN else None
+
+    def curves(self, run, metric, wanted):
+        self.wanted = wanted
+        steps = np.arange(30)
+        return [
+            Curve(r, steps, np.where(steps == 7, np.nan, steps + 10.0 * r))
+            for r in range(4)
+            if wanted.ranks is None or r in wanted.ranks
+        ]
+
+    def divergence(self, run, *, stage, from_step, to_step):
+        relative = np.zeros((4, 30))
+        relative[2, 20:] = 1e-3
+        stages = ("start", "parameters")
+        checked = np.ones((4, 30), np.bool_)
+        return Divergence(
+            stage or "parameters", stages, (0, 1, 2, 3), np.arange(30), relative, checked
+        )
+
+    def distances(self, run, *, stage, step):
+        if stage == "batch":
+            return None
+        place = np.array([0.0, 0.0, 1.0, 0.0])
+        apart = np.abs(place[:, None] - place[None])
+        return Distances(stage or "parameters", step or 29, (0, 1, 2, 3), apart, apart == 0)
+
+    def marks(self, run):
+        return [Mark("a1", "critical", "rank 2 left", 20, 29)]
+
+    def guilty(self, run):
+        return [2]
+
+
+@pytest.fixture(scope="module")
+def source() -> Arrays:
+    return Arrays()
+
+
+@pytest.fixture(scope="module")
+def client(source):
+    app = FastAPI()
+    pages.install(app, source)
+    with serve_app(app) as client:
+        yield client
+
+
+def array(spec) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(spec["bdata"]), np.dtype(spec["dtype"]))
+
+
+@pytest.mark.parametrize("path", ["/", "/alerts", f"/runs/{RUN}"])
+def test_pages_come_with_a_policy_that_lets_nothing_in(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 200
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "script-src" not in policy
+    assert "unsafe-eval" not in policy
+    assert not re.search(r"<script(?![^>]*src=)", answer.text)
+    assert not re.search(r"\son\w+=", answer.text)
+    assert not re.search(r"(?:src|href)=\"(?:https?:)?//", answer.text)
+
+
+def test_every_file_that_a_page_names_is_there(client):
+    for path in ("/", "/alerts", f"/runs/{RUN}", "/runs/none"):
+        text = client.get(path, headers={"accept": "text/html"}).text
+        files = re.findall(r"(?:src|href)=\"(/static/[^\"]+)\"", text)
+        assert files
+        for file in files:
+            assert client.get(file).status_code == 200, file
+
+
+def test_modules_import_what_is_there():
+    for script in (FOLDER / "static").glob("*.js"):
+        for name in re.findall(r"from \"\./([^\"]+)\"", script.read_text()):
+            assert (FOLDER / "static" / name).is_file(), (script.name, name)
+
+
+def test_the_run_page_is_inert_to_a_hostile_name():
+    class AnyRun(Arrays):
+        def ranks(self, run):
+            return [0]
+
+    app = FastAPI()
+    pages.install(app, AnyRun())
+    with serve_app(app) as client:
+        answer = client.get("/runs/%22%3E%3Cscript%3Ealert(1)%3C%2Fscript%3E".replace("%2F", ""))
+    assert answer.status_code == 200
+    assert "<script>alert" not in answer.text
+    assert "&lt;script&gt;" in answer.text
+
+
+def test_an_unknown_run_is_explained_to_a_browser(client):
+    answer = client.get("/runs/none", headers={"accept": "text/html,*/*"})
+    assert answer.status_code == 404
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "RANKSCOPE_SERVER" in answer.text
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+
+
+def test_an_unknown_address_is_a_page_for_browsers_only(client):
+    page = client.get("/nowhere", headers={"accept": "text/html"})
+    assert page.status_code == 404
+    assert "Nothing is at /nowhere" in page.text
+    for path, accept in (("/nowhere", "application/json"), ("/api/v1/nowhere", "text/html")):
+        answer = client.get(path, headers={"accept": accept})
+        assert answer.status_code == 404
+        assert answer.headers["content-type"].startswith("application/")
+
+
+def test_plotly_comes_out_of_its_package_and_may_be_kept_for_ever(client):
+    (name,) = re.findall(r"/static/plotly-[^\"]+", client.get(f"/runs/{RUN}").text)
+    answer = client.get(name, headers={"accept-encoding": "gzip"})
+    assert answer.headers["content-encoding"] == "gzip"
+    assert "immutable" in answer.headers["cache-control"]
+    assert "Plotly" in answer.text
+    assert client.get("/static/plotly-0.0.1.min.js").status_code == 404
+
+
+def test_our_own_files_are_asked_for_again(client):
+    first = client.get("/static/rankscope.css")
+    assert first.headers["cache-control"] == "no-cache"
+    again = client.get("/static/rankscope.css", headers={"if-none-match": first.headers["etag"]})
+    assert again.status_code == 304
+
+
+def test_curves_carry_the_numbers_with_their_nan(client):
+    figure = client.get(f"/runs/{RUN}/figures/curves.json?metric=loss").json()
+    lines = {t["name"]: t for t in figure["data"] if t["name"].startswith("rank")}
+    values = array(lines["rank 3"]["y"])
+    assert np.isnan(values[7])
+    assert np.array_equal(np.delete(values, 7), np.delete(np.arange(30) + 30.0, 7))
+    assert "NaN at step 7, ranks 0-3" in figure["layout"]["meta"]["summary"]
+
+
+def test_controls_reach_the_figure(client, source):
+    figure = client.get(
+        f"/runs/{RUN}/figures/curves.json",
+        params={
+            "metric": "loss", "ranks": "0,2-3", "highlight": "3", "from_step": 5, "to_step": 25,
+            "smoothing": 0.5, "log": "true", "theme": "dark", "max_points": 100,
+        },
+    ).json()  # fmt: skip
+    assert (source.wanted.from_step, source.wanted.to_step) == (5, 25)
+    assert source.wanted.max_points == 100
+    names = [t["name"] for t in figure["data"] if t.get("meta", {}).get("role") == "smoothed"]
+    assert names == ["rank 0", "rank 2", "rank 3"]
+    assert figure["layout"]["yaxis"]["type"] == "log"
+    assert figure["layout"]["paper_bgcolor"] == DARK.panel
+    low, high = figure["layout"]["xaxis"]["range"]
+    assert low < 5 < 25 < high
+    assert figure["layout"]["meta"]["named"] == [3]
+
+
+def test_guilty_ranks_are_highlighted_without_being_asked(client):
+    figure = client.get(f"/runs/{RUN}/figures/curves.json?metric=loss").json()
+    assert figure["layout"]["meta"]["named"] == [2]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "ranks=x",
+        "ranks=5-2",
+        "ranks=0-",
+        "smoothing=1",
+        "theme=pink",
+        "max_points=1",
+        "from_step=-1",
+    ],
+)
+def test_what_cannot_be_shown_is_refused(client, query):
+    answer = client.get(f"/runs/{RUN}/figures/curves.json?metric=loss&{query}")
+    assert answer.status_code == 422
+
+
+@pytest.mark.parametrize("name", ["curves.json?metric=loss", "divergence.json", "distances.json"])
+def test_figures_of_an_unknown_run_are_404(client, name):
+    assert client.get(f"/runs/none/figures/{name}").status_code == 404
+
+
+def test_the_heatmap_offers_the_links_that_were_compared(client):
+    figure = client.get(f"/runs/{RUN}/figures/divergence.json?stage=start&selected=20").json()
+    meta = figure["layout"]["meta"]
+    assert meta["stages"] == ["start", "parameters"]
+    assert meta["stage"] == "start"
+    assert meta["leavers"] == {"2": 20}
+
+
+def test_the_matrix_is_that_of_the_step_asked_for(client):
+    figure = client.get(f"/runs/{RUN}/figures/distances.json?step=21").json()
+    assert figure["layout"]["meta"]["step"] == 21
+    answer = client.get(f"/runs/{RUN}/figures/distances.json?stage=batch")
+    assert answer.status_code == 404
+
+
+def test_large_figures_travel_compressed(client):
+    path = f"/runs/{RUN}/figures/divergence.json"
+    plain = client.get(path, headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    with client.stream("GET", path, headers={"accept-encoding": "gzip"}) as answer:
+        raw = b"".join(answer.iter_raw())
+        if answer.headers.get("content-encoding") == "gzip":
+            assert json.loads(gzip.decompress(raw)) == plain.json()
+        else:
+            assert len(raw) < 16_384
+
+
+@pytest.mark.parametrize(
+    ("theme", "selector"), [(LIGHT, ":root"), (DARK, ':root[data-theme="dark"]')]
+)
+def test_style_sheet_and_figures_have_the_same_colours(theme, selector):
+    css = (FOLDER / "static" / "rankscope.css").read_text()
+    block = css.split(selector + " {", 1)[1].split("}", 1)[0]
+    declared = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6});", block))
+    for name, color in declared.items():
+        if hasattr(theme, name):
+            assert getattr(theme, name) == color, name
+    assert {"page", "panel", "text", "muted", "critical", "equal", "unchecked"} <= set(declared)
+    assert ", ".join(theme.differing) in block

@@ -1,0 +1,208 @@
+"""Synthetic runs, posted batch by batch through the real ingest of a running server.
+
+    post(server_url, SyntheticRun("otter", ranks=4, steps=400, desync=(2, 137)))
+
+The numbers are seeded: `values(metric, rank)` says what a page must show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import httpx
+import numpy as np
+
+from rankscope.agent.wire import codec
+from rankscope.agent.wire.batch import Batch, Column, Event, Hello, Print, TensorTable
+
+TENSORS = TensorTable(
+    names=("conv1.weight", "conv1.bias", "fc.weight"),
+    shapes=((8, 1, 3, 3), (8,), (10, 128)),
+    dtypes=("float32",) * 3,
+    shards=("",) * 3,
+)
+BUCKETS = 64
+DENSE_START = 8
+SAMPLED_EVERY = 8
+HOSTILE = "<img src=x onerror=\"document.title='xss'\"><b>bold</b>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticRun:
+    """What is posted.
+
+    Attributes:
+        desync: (rank, step) from which its reduced gradients and parameters differ, farther and
+            farther; its loss follows some 20 steps later.
+        nan: (rank, step): one loss that is not a number.
+        spike: (rank, step): one loss twenty times as large.
+        silent: (rank, step): the last step this rank reports.
+        hostile: names and texts with markup in them.
+        state: how the ranks end.
+    """
+
+    run: str
+    ranks: int = 4
+    steps: int = 400
+    project: str = "digits"
+    seed: int = 0
+    desync: tuple[int, int] | None = None
+    nan: tuple[int, int] | None = None
+    spike: tuple[int, int] | None = None
+    silent: tuple[int, int] | None = None
+    hostile: bool = False
+    state: str = "finished"
+    seconds_ago: float = 600.0
+    _noise: dict[tuple[str, int], np.ndarray] = field(default_factory=dict, repr=False)
+
+    def values(self, metric: str, rank: int) -> np.ndarray:
+        """float64 [steps]: what the rank reports of a metric, step by step."""
+        steps = np.arange(self.steps)
+        falling = 2.3 * np.exp(-steps / max(60.0, self.steps / 4)) + 0.05
+        noise = self._of(metric, rank)
+        if metric == "loss":
+            values = falling * np.exp(0.12 * noise)
+            if self.desync is not None and rank == self.desync[0]:
+                values = values * np.where(steps >= self.desync[1] + 20, 2.5, 1.0)
+            for fault, value in ((self.nan, np.nan), (self.spike, 50.0)):
+                if fault is not None and rank == fault[0] and fault[1] < self.steps:
+                    values[fault[1]] = value
+            return values
+        if metric == "accuracy":
+            return np.clip(np.round((1 - falling / 2.6) * 16 + 0.4 * noise) / 16, 0, 1)
+        if metric == "grad_norm":
+            # The same on every rank of a healthy job, as it is taken after the reduction.
+            values = 3 * falling * np.exp(0.1 * self._of("grad_norm", -1))
+            if self.desync is not None and rank == self.desync[0]:
+                values = values * np.where(steps >= self.desync[1], 1.3, 1.0)
+            return values
+        if metric == "grad_norm_local":
+            return 4 * falling * np.exp(0.15 * noise)
+        if metric == "lr":
+            return 0.1 * (1 + np.cos(np.pi * steps / self.steps)) / 2 + 1e-4
+        if metric == "step_seconds":
+            return 0.02 * np.exp(0.05 * noise)
+        return 64 / self.values("step_seconds", rank)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of all series."""
+        named = (
+            "loss", "accuracy", "grad_norm", "grad_norm_local", "lr", "step_seconds",
+            "samples_per_second",
+        )  # fmt: skip
+        return (*named, HOSTILE) if self.hostile else named
+
+    def batches(self, first: int = 0, end: int | None = None, size: int = 50) -> Iterator[Batch]:
+        """All ranks' batches of the steps from `first` up to, not including, `end`, in turn."""
+        end = self.steps if end is None else end
+        for start in range(first, end, size):
+            stop = min(start + size, end)
+            for rank in range(self.ranks):
+                if self.silent is not None and rank == self.silent[0] and start > self.silent[1]:
+                    continue
+                yield self._batch(rank, start, stop, seq=-(-start // size), last=stop == self.steps)
+
+    def _batch(self, rank: int, start: int, stop: int, *, seq: int, last: bool) -> Batch:
+        if self.silent is not None and rank == self.silent[0]:
+            stop, last = min(stop, self.silent[1] + 1), False
+        steps = np.arange(start, stop, dtype=np.int64)
+        part = slice(start, stop)
+        columns = {
+            metric: Column(steps, self.values(metric, rank)[part]) for metric in self.metrics
+        }
+        words = {
+            stage: Column(
+                steps, np.array([self._word(stage, rank, s) for s in steps.tolist()], np.uint64)
+            )
+            for stage in ("reduced_gradient", "parameters")
+        }
+        return Batch(
+            run=self.run,
+            rank=rank,
+            seq=seq,
+            session=f"fixture-{rank}",
+            project=self.project,
+            world_size=self.ranks,
+            sent_at=time.time(),
+            through_step=stop - 1,
+            state=self.state if last else "running",
+            phase="idle" if last and self.state != "running" else "forward",
+            hello=self._hello(rank) if seq == 0 else None,
+            columns=columns,
+            words=words,
+            prints=tuple(
+                self._print(stage, rank, step)
+                for step in steps.tolist()
+                if self._sampled(step)
+                for stage in ("reduced_gradient", "parameters")
+            ),
+            events=self._events(rank) if seq == 0 else (),
+        )
+
+    def _hello(self, rank: int) -> Hello:
+        return Hello(
+            started_at=time.time() - self.seconds_ago,
+            host=HOSTILE if self.hostile else f"node{rank // 8}",
+            pid=4000 + rank,
+            local_rank=rank % 8,
+            launcher="torchrun",
+            wrapper="DistributedDataParallel",
+            tables={"parameters": TENSORS},
+            config={"optimizer": "SGD", "note": HOSTILE if self.hostile else "a fixture"},
+        )
+
+    def _events(self, rank: int) -> tuple[Event, ...]:
+        if rank:
+            return ()
+        text = "the loss is read from the module CrossEntropyLoss"
+        return (Event(step=0, kind="agent.note", text=HOSTILE if self.hostile else text),)
+
+    def _sampled(self, step: int) -> bool:
+        near = self.desync is not None and 0 <= step - self.desync[1] < SAMPLED_EVERY
+        return step < DENSE_START or step % SAMPLED_EVERY == 0 or near
+
+    def _apart(self, rank: int, step: int) -> float:
+        if self.desync is None or rank != self.desync[0] or step < self.desync[1]:
+            return 0.0
+        return 1e-4 * float(np.exp(min(step - self.desync[1], 200) / 40))
+
+    def _word(self, stage: str, rank: int, step: int) -> int:
+        mine = rank if self._apart(rank, step) else 0
+        return (hash((self.seed, step, mine)) * 31 + len(stage)) % 2**64
+
+    def _print(self, stage: str, rank: int, step: int) -> Print:
+        rng = np.random.default_rng([self.seed, step, len(stage)])
+        sketches = rng.standard_normal((len(TENSORS.names), BUCKETS)) / np.sqrt(BUCKETS)
+        apart = self._apart(rank, step)
+        if apart:
+            sketches = sketches + apart * rng.standard_normal(sketches.shape) / np.sqrt(BUCKETS)
+        digests = [
+            (self._word(stage, rank, step) + 7919 * t) % 2**64 for t in range(len(TENSORS.names))
+        ]
+        return Print(
+            step=step,
+            stage=stage,
+            table="parameters",
+            digests=np.array(digests, np.uint64),
+            sketches=sketches,
+        )
+
+    def _of(self, metric: str, rank: int) -> np.ndarray:
+        key = (metric, rank)
+        if key not in self._noise:
+            rng = np.random.default_rng([self.seed, len(metric), ord(metric[0]), rank + 1])
+            self._noise[key] = rng.standard_normal(self.steps)
+        return self._noise[key]
+
+
+def post(
+    server: str, run: SyntheticRun, first: int = 0, end: int | None = None, size: int = 50
+) -> None:
+    """Posts the run's batches of the steps [first, end) to a running server."""
+    headers = {"Content-Type": codec.CONTENT_TYPE}
+    with httpx.Client(base_url=server, headers=headers, timeout=30) as client:
+        for batch in run.batches(first, end, size):
+            client.post("/api/v1/ingest", content=codec.encode(batch)).raise_for_status()
