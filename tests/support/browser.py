@@ -113,9 +113,9 @@ def wait_until_drawn(page: Page) -> None:
             return box.width > 0 && box.bottom > 0 && box.top < innerHeight;
           };
           const plots = [...document.querySelectorAll('.chart, #heat, #matrix')].filter(seen);
-          return plots.length > 0
-            && plots.every((node) => node.dataset.drawn === 'true' || node.querySelector('.broken'))
-            && !document.querySelector('#headline[aria-busy]');
+          return !document.querySelector('#headline[aria-busy]')
+            && document.querySelector('#charts > *, #empty:not([hidden])')
+            && plots.every((node) => node.dataset.drawn === 'true' || node.querySelector('.broken'));
         }"""
     )
 
