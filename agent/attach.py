@@ -17,7 +17,7 @@ from rankscope.agent.launcher import Identity, identify
 from rankscope.agent.monitor import Monitor, NullMonitor
 from rankscope.agent.options import Options, resolve
 from rankscope.agent.records import Records
-from rankscope.agent.sender import Pace, Sender
+from rankscope.agent.sender import Sender
 from rankscope.agent.wire import Hello
 
 _logger = logging.getLogger("rankscope")
@@ -101,7 +101,7 @@ def _monitor(
         local_rank=identity.local_rank,
         launcher=identity.launcher,
         wrapper=model_facts.wrapper_of(model),
-        heartbeat_seconds=Pace().heartbeat_seconds,
+        heartbeat_seconds=Sender.HEARTBEAT_SECONDS,
         tables={"parameters": model_facts.tensor_table(names, parameters)},
         config=model_facts.configuration(model, optimizer),
     )
@@ -122,9 +122,8 @@ def _monitor(
         hello=lambda: hello,
         phase=phase,
         on_problem=lambda text: _logger.log(level, "%s", text),
+        on_connected=lambda: None if identity.fresh or identity.rank else _announce(monitor),
     )
-    if identity.fresh:
-        sys.stderr.write(f"rankscope: run {identity.run} at {options.server}/runs/{identity.run}\n")
     monitor = Monitor(
         model,
         optimizer,
@@ -135,4 +134,11 @@ def _monitor(
         step=step,
     )
     owner.append(weakref.ref(monitor))
+    if identity.fresh:
+        # Nobody knows an id that was made up here: it is told whether or not a server answers.
+        _announce(monitor)
     return monitor
+
+
+def _announce(monitor: Monitor) -> None:
+    sys.stderr.write(f"rankscope: run {monitor.run} at {monitor.url}\n")

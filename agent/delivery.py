@@ -16,6 +16,9 @@ from rankscope.agent.transport import Accepted, Away, Outcome, Refused, TooLarge
 # refused hello costs the points of its batch.
 _HELLOS_REFUSED = 2
 
+# Never the generator of the module `random`: its state belongs to the trainer.
+_jitter = random.Random()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
@@ -212,7 +215,7 @@ class Delivery:
             doubled = self._pace.first_backoff * 2.0 ** min(self._failures_in_row - 1, 16)
             pause = min(pause, doubled)
         # Jitter, so that a thousand ranks do not come back in the same moment.
-        pause *= random.uniform(0.5, 1.0)
+        pause *= _jitter.uniform(0.5, 1.0)
         now = time.monotonic()
         if outcome.retry_after is not None:
             self._asked_until = now + outcome.retry_after

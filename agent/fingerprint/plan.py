@@ -171,8 +171,8 @@ class _Rows:
 
     def __init__(self, tensors: Sequence[torch.Tensor], length: int) -> None:
         self.counts = [-(-t.numel() // length) for t in tensors]
-        ends = np.cumsum(self.counts)
-        self.starts = ends - self.counts
+        ends = np.cumsum(self.counts, dtype=np.int64)
+        self.starts = ends - np.array(self.counts, dtype=np.int64)
         first = tensors[0]
         self._buffer = torch.zeros(int(ends[-1]) * length, dtype=first.dtype, device=first.device)
         self._views = [

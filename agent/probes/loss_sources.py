@@ -68,4 +68,4 @@ def _backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
     if self.numel() == 1:
         for listener in tuple(_listeners):
             listener.backward_called(self)
-    _original_backward(self, *args, **kwargs)
+    _original_backward(self, *args, **kwargs)  # type: ignore[no-untyped-call]

@@ -1,0 +1,57 @@
+"""Run ids that a person can read, say and remember."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from datetime import datetime
+
+from rankscope.agent.wire import MAX_NAME_LENGTH
+
+_ADJECTIVES = (
+    "amber ample azure bold brave brief bright brisk broad calm civil clear cool crisp deep dry "
+    "eager early fair fine firm fleet fond fresh frosty gentle glad golden grand green hardy hazy "
+    "humble jolly keen kind late lean light lively lucid mellow merry mild misty modest neat noble "
+    "odd pale plain proud quick quiet rapid royal rustic silent sleek smooth snowy stout swift wise"
+).split()
+_ANIMALS = (
+    "badger bear beaver bison bittern boar bobcat buzzard camel caribou condor coot crane cricket "
+    "curlew deer dingo dolphin dove dunlin eagle egret eider elk falcon ferret finch fox gannet "
+    "gecko goose grouse gull hare harrier hawk heron hornet ibex ibis jackdaw jay kestrel kite "
+    "lark linnet lynx marten merlin mole moose newt osprey otter owl petrel pika plover puffin raven "
+    "robin seal shrike stoat"
+).split()
+
+
+def fresh(now: datetime, entropy: bytes | None = None) -> str:
+    """A new id with the day in it, for example `brisk-heron-0421-3f9c`.
+
+    Args:
+        now: time of the trainer's own clock.
+        entropy: at least 4 bytes, drawn from the system's where not given. Never from `random`,
+            whose state belongs to the trainer.
+    """
+    drawn = entropy if entropy is not None else secrets.token_bytes(4)
+    return f"{_words(drawn)}-{now:%m%d}-{drawn[2:4].hex()}"
+
+
+def derived(*facts: str) -> str:
+    """The id that everybody makes who knows the same facts, for example `calm-otter-91c04e2b`."""
+    digest = hashlib.sha256("\0".join(facts).encode("utf-8", "surrogateescape")).digest()
+    return f"{_words(digest)}-{digest[2:6].hex()}"
+
+
+def from_launcher(given: str) -> str:
+    """The id that a launcher or its user chose, as it may stand in an address.
+
+    A random UUID, as `torchrun --standalone` draws it, is made readable.
+    """
+    if re.fullmatch(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", given):
+        return derived("uuid", given.lower())
+    plain = "".join(c if c.isprintable() and c not in "/\\" else "-" for c in given).strip()
+    return plain[:MAX_NAME_LENGTH] if plain.strip(".") else derived("launcher", given)
+
+
+def _words(drawn: bytes) -> str:
+    return f"{_ADJECTIVES[drawn[0] % 64]}-{_ANIMALS[drawn[1] % 64]}"
