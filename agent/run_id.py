@@ -19,8 +19,8 @@ _ANIMALS = (
     "badger bear beaver bison bittern boar bobcat buzzard camel caribou condor coot crane cricket "
     "curlew deer dingo dolphin dove dunlin eagle egret eider elk falcon ferret finch fox gannet "
     "gecko goose grouse gull hare harrier hawk heron hornet ibex ibis jackdaw jay kestrel kite "
-    "lark linnet lynx marten merlin mole moose newt osprey otter owl petrel pika plover puffin raven "
-    "robin seal shrike stoat"
+    "lark linnet lynx marten merlin mole moose newt osprey otter owl petrel pika plover puffin "
+    "raven robin seal shrike stoat"
 ).split()
 
 
