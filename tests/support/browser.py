@@ -110,12 +110,12 @@ def wait_until_drawn(page: Page) -> None:
         """() => {
           const seen = (node) => {
             const box = node.getBoundingClientRect();
-            return box.width > 0 && box.bottom > 0 && box.top < innerHeight;
+            return node.checkVisibility() && box.bottom > 0 && box.top < innerHeight;
           };
           const plots = [...document.querySelectorAll('.chart, #heat, #matrix')].filter(seen);
           return !document.querySelector('#headline[aria-busy]')
             && document.querySelector('#charts > *, #empty:not([hidden])')
-            && plots.every((node) => node.dataset.drawn === 'true' || node.querySelector('.broken'));
+            && plots.every((node) => node.dataset.drawn || node.querySelector('.broken'));
         }"""
     )
 
