@@ -112,7 +112,7 @@ class Outbox:
                 # A trainer may be out of file descriptors for a moment; a damaged file stays so.
                 if isinstance(error, OSError) and entry.failed_reads < _READS:
                     return None
-                entry.folder.set_aside(entry.seq)
+                entry.folder.set_aside(entry.seq, "damaged")
                 self._pop("spool_damaged")
         return None
 

@@ -111,10 +111,10 @@ class SpoolFolder:
         with contextlib.suppress(OSError):
             self.path(seq).unlink()
 
-    def set_aside(self, seq: int) -> None:
-        """Keep a damaged file for a person to look at, out of the way of the others."""
+    def set_aside(self, seq: int, why: str) -> None:
+        """Keep a file for a person to look at, as `NNNNNN.<why>`, out of the way of the others."""
         with contextlib.suppress(OSError):
-            self.path(seq).rename(self.path(seq).with_suffix(".damaged"))
+            self.path(seq).rename(self.path(seq).with_suffix(f".{why}"))
 
     def sequence(self) -> list[int]:
         """Sequence numbers of the batches that are there, in the order in which to send them."""
