@@ -143,6 +143,8 @@ def _figures(source: Source) -> APIRouter:
             columns=columns,
             x_range=_shown(from_step, to_step),
             selected=selected,
+            until=facts.until,
+            counts=facts.counts,
             undecided=facts.undecided,
             legend=False,
         )

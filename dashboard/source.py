@@ -16,12 +16,14 @@ from rankscope.dashboard.figures.arrays import Bool, Float64, Int64
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """One link of the chain over the steps. Shapes: R ranks, S compared steps.
+    """One link of the chain over the steps. Shapes: R ranks, S stretches of equal outcome.
 
     Attributes:
         stages: all links that were compared in this run, in the order of the chain.
         ranks: [R], ascending.
-        steps: int64 [S], ascending.
+        steps: int64 [S], ascending: each entry holds from here ...
+        until: int64 [S]: ... up to here.
+        counts: int64 [S]: how many steps of it were compared.
         relative: float64 [R, S]: 0 for equal bits, NaN for a difference of unknown size.
         checked: bool [R, S].
         undecided: steps without a majority.
@@ -31,6 +33,8 @@ class Divergence:
     stages: tuple[str, ...]
     ranks: tuple[int, ...]
     steps: Int64
+    until: Int64
+    counts: Int64
     relative: Float64
     checked: Bool
     undecided: frozenset[int] = frozenset()

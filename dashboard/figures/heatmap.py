@@ -31,6 +31,8 @@ def divergence_heatmap(
     columns: int = 240,
     x_range: tuple[float, float] | None = None,
     selected: int | None = None,
+    until: Int64 | None = None,
+    counts: Int64 | None = None,
     undecided: Collection[int] = (),
     legend: bool = True,
 ) -> go.Figure:
@@ -52,6 +54,8 @@ def divergence_heatmap(
         columns: at most this many.
         x_range: first and last step that the axis shows; default: those of the data.
         selected: step whose distance matrix is shown elsewhere: marked.
+        until: int64 [S]: last step up to which each entry holds; default: the step itself.
+        counts: int64 [S]: how many steps of such a stretch were compared; default: all.
         undecided: steps at which no majority says who the reference is.
         legend: whether to explain the colours above the chart; a page explains them once.
 
@@ -88,11 +92,13 @@ def divergence_heatmap(
         settings["meta"] = {"summary": f"{stage}: nothing compared yet", "width": 1}
         return go.Figure(data=[], layout=settings)
     span = (
-        (int(steps[0]), int(steps[-1]))
+        (int(steps[0]), int((steps if until is None else until).max()))
         if x_range is None
         else (int(np.floor(x_range[0])), int(np.ceil(x_range[1])))
     )
-    bins = bin_steps(steps, relative, checked, columns=columns, span=span)
+    bins = bin_steps(
+        steps, relative, checked, columns=columns, span=span, until=until, counts=counts
+    )
     centers = bins.starts + (bins.width - 1) / 2
     # Rank numbers need not be without gaps; the axis counts rows and its ticks name the ranks.
     common = {
@@ -121,9 +127,12 @@ def divergence_heatmap(
             where + "<br>differs, distance not sampled",
         ),
     )
-    leavers = _leavers(ranks, steps, checked & ~(relative == 0), span)
-    if 0 < len(leavers) <= _MAX_LEAVERS:
-        traces.append(_leaver_trace(ranks, leavers, theme))
+    ends = steps if until is None else until
+    leavers = _leavers(ranks, steps, ends, checked & ~(relative == 0), span)
+    # A rank that differs at the first step of a zoomed view has left before it: no mark.
+    marked = {r: s for r, s in leavers.items() if x_range is None or s > span[0]}
+    if 0 < len(marked) <= _MAX_LEAVERS:
+        traces.append(_leaver_trace(ranks, marked, theme))
     traces += legend_traces(
         theme,
         equal=bool(equal.any()),
@@ -138,8 +147,8 @@ def divergence_heatmap(
     if selected is not None and edges[0] <= selected <= edges[1]:
         shapes.append(_selection(selected, theme))
     settings["xaxis"]["range"] = list(edges)
-    if len(leavers) <= _MAX_LEAVERS:
-        labels += _leaver_labels(ranks, leavers, theme, span)
+    if len(marked) <= _MAX_LEAVERS:
+        labels += _leaver_labels(ranks, marked, theme, span)
     settings["shapes"], settings["annotations"] = shapes, labels
     settings["yaxis"] |= rank_ticks(ranks, list(leavers), 16)
     settings["meta"] = {
@@ -158,12 +167,12 @@ def _when(bins: Bins) -> np.ndarray[Any, np.dtype[np.str_]]:
 
 
 def _leavers(
-    ranks: Sequence[int], steps: Int64, differs: Bool, span: tuple[int, int]
+    ranks: Sequence[int], steps: Int64, ends: Int64, differs: Bool, span: tuple[int, int]
 ) -> dict[int, int]:
     """First of the shown steps at which each rank differs."""
-    inside = (steps >= span[0]) & (steps <= span[1])
+    inside = (ends >= span[0]) & (steps <= span[1])
     return {
-        rank: int(steps[inside][np.argmax(row)])
+        rank: max(int(steps[inside][np.argmax(row)]), span[0])
         for rank, row in zip(ranks, differs[:, inside], strict=True)
         if row.any()
     }

@@ -38,9 +38,15 @@ class Arrays:
         relative = np.zeros((4, 30))
         relative[2, 20:] = 1e-3
         stages = ("start", "parameters")
-        checked = np.ones((4, 30), np.bool_)
         return Divergence(
-            stage or "parameters", stages, (0, 1, 2, 3), np.arange(30), relative, checked
+            stage=stage or "parameters",
+            stages=stages,
+            ranks=(0, 1, 2, 3),
+            steps=np.arange(30),
+            until=np.arange(30),
+            counts=np.ones(30, np.int64),
+            relative=relative,
+            checked=np.ones((4, 30), np.bool_),
         )
 
     def distances(self, run, *, stage, step):

@@ -102,6 +102,30 @@ def test_no_difference_disappears_in_the_columns(count, columns, spots):
     assert not bins.differs[0].any()
 
 
+def test_a_stretch_of_equal_outcome_is_as_its_single_steps():
+    # Equal from 0 to 99, every tenth step compared; then rank 1 differs at all steps up to 149.
+    steps, until = np.array([0, 100]), np.array([90, 149])
+    counts = np.array([10, 50])
+    relative = np.array([[0.0, 0.0], [0.0, 0.5]])
+    checked = np.ones((2, 2), np.bool_)
+    bins = bin_steps(
+        steps, relative, checked, columns=1000, span=(0, 149), until=until, counts=counts
+    )
+    assert np.flatnonzero(bins.checked[0]).tolist() == [*range(0, 100, 10), *range(100, 150)]
+    assert np.flatnonzero(bins.differs[1]).tolist() == [*range(100, 150)]
+    coarse = bin_steps(
+        steps, relative, checked, columns=15, span=(0, 149), until=until, counts=counts
+    )
+    assert coarse.width == 10
+    assert coarse.checked.all()
+    figure = divergence_heatmap([0, 1], steps, relative, checked, until=until, counts=counts)
+    assert figure.layout.meta["leavers"] == {"1": 100}
+    zoomed = divergence_heatmap(
+        [0, 1], steps, relative, checked, until=until, counts=counts, x_range=(120, 130)
+    )
+    assert zoomed.layout.meta["leavers"] == {"1": 120}
+
+
 def test_columns_stay_where_they_are_as_steps_are_appended():
     relative, checked = healthy(1, 1999)
     first = bin_steps(

@@ -1,0 +1,451 @@
+"""The pages in a real Chromium, served by the real command, on runs posted through the ingest."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import pytest
+from support.browser import (
+    HOW_TO_INSTALL,
+    chromium,
+    find_chromium,
+    wait_until_drawn,
+    watched_page,
+)
+from support.fixture_run import HOSTILE, SyntheticRun, post
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(find_chromium() is None, reason=HOW_TO_INSTALL),
+]
+
+BROKEN = SyntheticRun(run="broken", steps=400, desync=(2, 137), nan=(1, 300), state="running")
+HEALTHY = SyntheticRun(run="healthy", ranks=2, steps=1500, spike=(1, 777))
+MARKUP = SyntheticRun(run=HOSTILE, ranks=2, steps=60, hostile=True, desync=(1, 20), project=HOSTILE)
+LARGE = SyntheticRun(run="large", ranks=256, steps=64, desync=(77, 20), nan=(3, 30))
+
+
+def serve(folder: Path) -> tuple[subprocess.Popen, str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "rankscope.agent.cli", "serve",
+            "--port", str(port), "--db", f"sqlite:///{folder / 'rankscope.db'}",
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    origin = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 30
+    while True:
+        assert process.poll() is None, "the server ended"
+        try:
+            if httpx.get(f"{origin}/readyz").status_code == 200:
+                return process, origin
+        except httpx.TransportError:
+            assert time.monotonic() < deadline, "the server did not become ready"
+        time.sleep(0.05)
+
+
+def stop(process: subprocess.Popen) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    process, origin = serve(tmp_path_factory.mktemp("server"))
+    for run in (BROKEN, HEALTHY, MARKUP):
+        post(origin, run)
+    yield origin
+    stop(process)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def open_page(browser, server, request):
+    """Opens a page and, at the end, fails where it complained or reached for another origin."""
+    opened = []
+
+    def open_page(path: str, **window):
+        context = watched_page(browser, server, **window)
+        watched = context.__enter__()
+        opened.append((context, watched))
+        watched.page.goto(path)
+        return watched.page
+
+    yield open_page
+    for context, _ in opened:
+        context.__exit__(None, None, None)
+    for _, watched in opened:
+        watched.assert_clean()
+
+
+LINES = """(metric) => {
+  const card = document.querySelector(`.chart[data-metric="${CSS.escape(metric)}"] .plot`);
+  return card.data.filter((t) => t.meta && t.meta.role === "raw").map((t) => {
+    const finite = (v) => (Number.isFinite(v) ? v : String(v));
+    const plain = (a) => Array.from(a._inputArray ?? a, finite);
+    return { name: t.name, x: plain(t.x), y: plain(t.y) };
+  });
+}"""
+
+
+def lines(page, metric: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What a chart really draws: name -> (steps, values)."""
+    page.locator(f'.chart[data-metric="{metric}"]').scroll_into_view_if_needed()
+    page.wait_for_selector(f'.chart[data-metric="{metric}"][data-drawn]')
+    return {
+        t["name"]: (np.array(t["x"], int), np.array(t["y"], float))
+        for t in page.evaluate(LINES, metric)
+    }
+
+
+def axis(page, metric: str, name: str = "xaxis") -> dict:
+    return page.evaluate(
+        """([metric, name]) => {
+          const plot = document.querySelector(`.chart[data-metric="${metric}"] .plot`);
+          const axis = plot._fullLayout[name];
+          return { type: axis.type, range: axis.range };
+        }""",
+        [metric, name],
+    )
+
+
+def wait_for_figure(page, condition: str, metric: str = "loss") -> None:
+    """Waits until `condition` (JavaScript; `plot` is the chart's element) holds."""
+    page.wait_for_function(
+        f"""(metric) => {{
+          const plot = document.querySelector(`.chart[data-metric="${{metric}}"] .plot`);
+          return plot && plot._fullLayout && ({condition});
+        }}""",
+        arg=metric,
+    )
+
+
+def parameters(page) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in page.url.partition("?")[2].split("&") if part)
+
+
+def test_the_curves_are_the_numbers_that_were_posted_and_that_the_interface_gives(
+    open_page, server
+):
+    page = open_page("/runs/broken", height=2400)
+    wait_until_drawn(page)
+    for metric in ("loss", "grad_norm", "step_seconds"):
+        drawn = lines(page, metric)
+        answer = httpx.get(
+            f"{server}/api/v1/runs/broken/series", params={"metric": metric, "max_points": 600}
+        ).json()
+        assert set(drawn) == {f"rank {s['rank']}" for s in answer["series"]}
+        for series in answer["series"]:
+            steps, values = drawn[f"rank {series['rank']}"]
+            assert steps.tolist() == series["steps"]
+            told = np.array(series["values"], float)
+            assert np.array_equal(values, told, equal_nan=True)
+            assert np.array_equal(values, BROKEN.values(metric, series["rank"]), equal_nan=True)
+    assert np.isnan(lines(page, "loss")["rank 1"][1][300])
+    label = page.locator('.chart[data-metric="loss"] .plot').get_attribute("aria-label")
+    assert "NaN at step 300, rank 1" in label
+
+
+def test_the_headline_answers_what_since_when_who_and_where(open_page):
+    page = open_page("/runs/broken")
+    page.wait_for_selector("#headline.is-critical")
+    text = page.inner_text("#headline")
+    assert "Not fine" in text
+    assert "step 137" in text
+    assert "rank 2" in text
+    assert "conv1.weight" in text
+    assert "What to do" in text
+    assert page.title().startswith("\u25b2")
+    page.wait_for_selector("#checks li")
+    assert page.locator('#checks li[data-state="failed"]').count() >= 1
+
+
+def test_a_healthy_run_reads_as_fine_and_names_what_was_not_checked(open_page, server):
+    page = open_page("/runs/healthy")
+    page.wait_for_selector("#headline:not([aria-busy])")
+    verdict = httpx.get(f"{server}/api/v1/runs/healthy/verdict").json()
+    for check in verdict["checks"]:
+        row = page.locator("#checks li", has_text=re.compile(rf"^\W*{re.escape(check['name'])}"))
+        assert row.get_attribute("data-state") == check["state"]
+
+
+def test_news_arrive_without_a_reload(open_page, server):
+    run = SyntheticRun(run="living", ranks=2, steps=400, state="running")
+    post(server, run, 0, 100)
+    page = open_page("/runs/living", height=2400)
+    page.evaluate("window.here = 'since the first load'")
+    assert max(lines(page, "loss")["rank 0"][0]) == 99
+    page.wait_for_selector('#live[data-state="live"]')
+    post(server, run, 100, 200)
+    wait_for_figure(page, "plot.data[0].x._inputArray.length === 200")
+    page.wait_for_function("document.querySelector('#facts').innerText.includes('199')")
+    assert page.evaluate("window.here") == "since the first load"
+    assert np.array_equal(lines(page, "loss")["rank 1"][1], run.values("loss", 1)[:200])
+
+
+def test_polling_takes_over_where_the_stream_does_not_get_through(browser, server):
+    run = SyntheticRun(run="polled", ranks=2, steps=200, state="running")
+    post(server, run, 0, 50)
+    with watched_page(browser, server) as watched:
+        page = watched.page
+        page.route("**/stream", lambda route: route.abort())
+        page.goto("/runs/polled")
+        page.wait_for_selector('#live[data-state="poll"]')
+        post(server, run, 50, 100)
+        page.wait_for_function("document.querySelector('#facts').innerText.includes('99')")
+        assert not watched.foreign
+
+
+def test_a_hidden_page_pauses(open_page):
+    page = open_page("/runs/broken")
+    page.wait_for_selector('#live[data-state="live"]')
+    hide = """(hidden) => {
+      Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    page.evaluate(hide, True)
+    page.wait_for_selector('#live[data-state="paused"]')
+    page.evaluate(hide, False)
+    page.wait_for_selector('#live[data-state="live"]')
+
+
+@pytest.mark.parametrize("path", ["/", "/alerts", "run"])
+def test_markup_in_names_stays_text(open_page, server, path):
+    if path == "run":
+        (run,) = [r for r in httpx.get(f"{server}/api/v1/runs").json()["items"] if "<" in r["id"]]
+        path = "/runs/" + quote(run["id"], safe="")
+    page = open_page(path, height=2400)
+    page.wait_for_function("document.body.innerText.includes('<img src=x')")
+    if path.startswith("/runs"):
+        wait_until_drawn(page)
+    assert page.locator('img[src="x"]').count() == 0
+    assert page.locator("main b", has_text=re.compile("^bold$")).count() == 0
+    assert page.evaluate("document.title") != "xss"
+
+
+def test_a_link_brings_back_what_its_sender_saw(open_page):
+    page = open_page(
+        "/runs/broken?smoothing=0.6&log=loss&ranks=0,2&from=50&to=150&q=loss&highlight=0&step=140",
+        height=1600,
+    )
+    wait_until_drawn(page)
+    wait_for_figure(page, "plot._fullLayout.yaxis.type === 'log'")
+    assert page.input_value("#smoothing") == "0.6"
+    assert page.input_value("#ranks") == "0,2"
+    assert page.input_value("#highlight") == "0"
+    assert page.input_value("#filter") == "loss"
+    assert page.locator(".chart").count() == 1
+    drawn = lines(page, "loss")
+    assert set(drawn) == {"rank 0", "rank 2"}
+    assert drawn["rank 0"][0].min() == 50
+    assert drawn["rank 0"][0].max() == 150
+    low, high = axis(page, "loss")["range"]
+    assert 45 < low <= 50
+    assert 150 <= high < 155
+    page.wait_for_function("document.querySelector('#matrix-title').innerText.includes('140')")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", ["/", "/alerts", "/runs/broken"])
+def test_nothing_sticks_out_at_400_pixels(open_page, path, scheme):
+    page = open_page(path, width=400, height=3000, scheme=scheme)
+    if path.startswith("/runs"):
+        wait_until_drawn(page)
+    else:
+        page.wait_for_selector("#listing:not([hidden])")
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+    assert page.get_attribute("html", "data-theme") == scheme
+
+
+def test_the_keyboard_works(open_page):
+    page = open_page("/runs/healthy", height=2400)
+    wait_until_drawn(page)
+    page.keyboard.press("y")
+    wait_for_figure(page, "plot._fullLayout.yaxis.type === 'log'")
+    assert parameters(page) == {"log": "all"}
+    page.keyboard.press("y")
+    wait_for_figure(page, "plot._fullLayout.yaxis.type === 'linear'")
+    assert parameters(page) == {}
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "filter"
+    page.keyboard.type("grad")
+    page.wait_for_function("document.querySelectorAll('.chart').length === 2")
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog#keys[open]")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog#keys", state="hidden")
+
+
+def drag(page, selector: str, start: float, end: float) -> None:
+    """Drags over a part of a chart, in shares of its plot area."""
+    box = page.locator(f"{selector} .nsewdrag").first.bounding_box()
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + start * box["width"], y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + end * box["width"], y, steps=4)
+    page.mouse.up()
+
+
+def test_zooming_one_chart_zooms_all_and_brings_finer_data(open_page):
+    page = open_page("/runs/healthy", height=2400)
+    wait_until_drawn(page)
+    # 1,500 steps do not fit into 600 points: buckets, whose range keeps the spike of step 777.
+    chart = '.chart[data-metric="loss"]'
+    wait_for_figure(page, "plot.layout.meta.buckets === true")
+    drag(page, chart, 0.45, 0.60)
+    wait_for_figure(page, "plot.layout.meta.buckets === false")
+    chosen = parameters(page)
+    assert 600 <= int(chosen["from"]) < 777 < int(chosen["to"]) <= 960
+    steps, values = lines(page, "loss")["rank 1"]
+    assert np.array_equal(values, HEALTHY.values("loss", 1)[steps])
+    assert values[steps == 777] == [50.0]
+    wait_for_figure(page, f"plot._fullLayout.xaxis.range[0] > {int(chosen['from']) - 20}", "lr")
+    box = page.locator(f"{chart} .nsewdrag").first.bounding_box()
+    page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    wait_for_figure(page, "plot.layout.meta.buckets === true")
+    assert parameters(page) == {}
+
+
+def test_pointing_at_a_chart_points_at_the_same_step_in_the_others(open_page):
+    page = open_page("/runs/broken", height=2600)
+    wait_until_drawn(page)
+    box = page.locator('.chart[data-metric="loss"] .nsewdrag').first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_selector('.chart[data-metric="grad_norm"] .crosshair', state="attached")
+    said = page.inner_text('.chart[data-metric="grad_norm"] .readout')
+    step = int(re.match(r"step (\d+):", said).group(1))
+    assert 150 < step < 250
+    shown = f"rank 2 {BROKEN.values('grad_norm', 2)[step]:.4g}"
+    assert shown in said
+
+
+def test_smoothing_is_off_at_first_and_keeps_the_raw_line(open_page):
+    page = open_page("/runs/broken", height=2400)
+    wait_until_drawn(page)
+    assert page.input_value("#smoothing") == "0"
+    page.locator("#smoothing").fill("0.9")
+    wait_for_figure(page, "plot.data.some((t) => t.meta && t.meta.role === 'smoothed')")
+    assert parameters(page) == {"smoothing": "0.9"}
+    assert np.array_equal(lines(page, "loss")["rank 0"][1], BROKEN.values("loss", 0))
+
+
+def test_a_step_chosen_in_the_heatmap_is_that_of_the_matrix(open_page):
+    page = open_page("/runs/broken", height=2400)
+    wait_until_drawn(page)
+    box = page.locator("#heat .nsewdrag").first.bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.6)
+    page.wait_for_function("new URLSearchParams(location.search).has('step')")
+    step = int(parameters(page)["step"])
+    assert 180 < step < 220
+    page.wait_for_function(
+        """(step) => {
+          const title = document.querySelector("#matrix-title").innerText;
+          const shown = Number(/step (\\d+)/.exec(title)?.[1]);
+          return Math.abs(shown - step) <= 8;
+        }""",
+        arg=step,
+    )
+    assert "rank 2" in page.inner_text("#comparison")
+    assert "conv1.weight" in page.inner_text("#comparison")
+
+
+def test_an_alert_is_acknowledged_from_its_card(open_page, server):
+    page = open_page("/runs/broken")
+    card = page.locator(".alert").first
+    card.get_by_role("button", name="Acknowledge").click()
+    page.wait_for_selector(".alert .badge:has-text('acknowledged')")
+    alerts = httpx.get(f"{server}/api/v1/runs/broken/alerts").json()["items"]
+    assert [a["acknowledged"] for a in alerts if a["kind"].startswith("desync")] == [True]
+
+
+def test_the_list_finds_runs_and_leads_to_them(open_page):
+    page = open_page("/")
+    page.wait_for_selector("#runs tr")
+    page.locator("#filter").fill("heal")
+    page.wait_for_function("document.querySelectorAll('#runs tr').length === 1")
+    assert parameters(page) == {"q": "heal"}
+    page.get_by_role("link", name="healthy").click()
+    page.wait_for_url("**/runs/healthy")
+    page.wait_for_selector("#headline:not([aria-busy])")
+
+
+def test_the_alerts_of_all_runs_can_be_filtered(open_page):
+    page = open_page("/alerts?severity=critical")
+    page.wait_for_selector(".alert")
+    assert page.input_value("#severity") == "critical"
+    page.locator("#filter").fill("broken desync")
+    page.wait_for_function("document.querySelectorAll('.alert').length === 1")
+    page.get_by_role("link", name="broken").click()
+    page.wait_for_selector(".alert:target")
+
+
+def test_light_and_dark_can_be_switched_and_stay(open_page):
+    page = open_page("/runs/broken", height=2400)
+    wait_until_drawn(page)
+    page.keyboard.press("t")
+    wait_for_figure(page, "plot._fullLayout.paper_bgcolor === '#161d27'")
+    page.reload()
+    wait_until_drawn(page)
+    assert page.get_attribute("html", "data-theme") == "dark"
+
+
+def test_256_ranks_are_bands_and_the_guilty_one_stands_out(open_page, server):
+    post(server, LARGE, size=64)
+    page = open_page("/runs/large", height=2600)
+    page.wait_for_function("document.querySelector('#headline').innerText.includes('rank 77')")
+    wait_until_drawn(page)
+    wait_for_figure(
+        page, "plot.layout.meta.drawn === 'bands' && plot.layout.meta.named.includes(77)"
+    )
+    assert page.locator("#ranks-body tr").count() <= 32
+    assert page.get_attribute("#ranks-body tr:first-child", "data-rank") == "77"
+    assert "rank 77" in page.get_attribute("#heat", "aria-label")
+
+
+def test_a_server_without_runs_tells_what_to_do(browser, tmp_path):
+    process, origin = serve(tmp_path)
+    try:
+        with watched_page(browser, origin) as watched:
+            watched.page.goto("/")
+            watched.page.wait_for_selector("#empty:not([hidden])")
+            text = watched.page.inner_text("#empty")
+            assert "agent.attach(model, optimizer)" in text
+            assert f"RANKSCOPE_SERVER={origin}" in text
+            watched.assert_clean()
+    finally:
+        stop(process)
+
+
+def test_a_server_that_goes_away_is_told_and_its_return_too(browser, tmp_path):
+    process, origin = serve(tmp_path)
+    try:
+        with watched_page(browser, origin) as watched:
+            watched.page.goto("/")
+            watched.page.wait_for_selector("#empty:not([hidden])")
+            stop(process)
+            watched.page.wait_for_selector("#trouble:not([hidden])")
+            assert "cannot be reached" in watched.page.inner_text("#trouble")
+    finally:
+        stop(process)
