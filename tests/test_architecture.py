@@ -1,0 +1,225 @@
+"""Rules between and inside the packages that keep the design true.
+
+Who may import whom is said in pyproject.toml and checked by import-linter (`make check`); here it
+is run once more, with what import-linter cannot say.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+PACKAGES = ("agent", "server", "dashboard", "migrations")
+
+# Calls that make the training thread wait for the device, or the ranks for each other (design,
+# sections 1 and 5), and what is right about the few that there are: path, source -> reason.
+WAITING = {"item", "cpu", "synchronize"}
+COLLECTIVES = {
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "full_tensor",
+    "gather_object",
+    "irecv",
+    "isend",
+    "monitored_barrier",
+    "new_group",
+    "recv",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "safe_get_full_grad",
+    "scatter_object_list",
+    "send_object_list",
+}
+NAMED_WAITING = {
+    ("agent/readout.py", "copy.event.synchronize()"): "at the end of the run, after the last step",
+    # On the CPU these copy nothing. On a GPU they wait for it, at sampled steps only.
+    ("agent/fingerprint/plan.py", "self._signed.cpu()"): "small tensors",
+    ("agent/fingerprint/plan.py", "torch.cat(sums).cpu()"): "large tensors' digests",
+    ("agent/fingerprint/plan.py", "torch.stack(parts).sum(0).cpu()"): "large tensors' sketches",
+}
+NAMED_COLLECTIVES = {
+    ("agent/last_words.py", "reader.recv(64)"): "a socket between two threads of one process",
+}
+
+HEAVY = {
+    "alembic",
+    "fastapi",
+    "jinja2",
+    "plotly",
+    "pydantic",
+    "sqlalchemy",
+    "starlette",
+    "uvicorn",
+}
+
+
+def modules(*folders: str) -> Iterator[tuple[str, ast.Module]]:
+    """Path in the repository and syntax tree of each module."""
+    for folder in folders:
+        for path in sorted((REPOSITORY / folder).rglob("*.py")):
+            name = path.relative_to(REPOSITORY).as_posix()
+            yield name, ast.parse(path.read_text(encoding="utf-8"), filename=name)
+
+
+def calls_of_methods(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Last name and node of every call of an attribute."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.func.attr, node
+
+
+def fresh_interpreter(program: str, *options: str) -> str:
+    """What a new interpreter prints for a program."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, *options, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_who_imports_whom():
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_wire_imports_nothing_of_ours():
+    for name, tree in modules("agent/wire"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imported = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                imported = [node.module or ""]
+                assert node.level == 0, f"{name}:{node.lineno}: imports are absolute"
+            else:
+                continue
+            for module in imported:
+                ours = module.partition(".")[0] == "rankscope"
+                assert not ours or module.startswith("rankscope.agent.wire"), (
+                    f"{name}:{node.lineno} imports {module}"
+                )
+
+
+@pytest.mark.parametrize(
+    ("methods", "named"),
+    [(WAITING, NAMED_WAITING), (COLLECTIVES, NAMED_COLLECTIVES)],
+    ids=["device", "ranks"],
+)
+def test_the_agent_waits_neither_for_the_device_nor_for_other_ranks(methods, named):
+    found = {
+        (name, ast.unparse(node))
+        for name, tree in modules("agent")
+        for method, node in calls_of_methods(tree)
+        if method in methods
+    }
+    assert found - set(named) == set()
+    assert set(named) - found == set(), "a named line is no longer there: take it off the list"
+
+
+def test_what_is_pure_has_no_clock_and_no_chance():
+    pure = ("server/detectors", "server/alerts", "agent/wire")
+    files = ["server/window.py", "agent/schedule.py"]
+    for name, tree in modules(*pure, *{str(Path(f).parent) for f in files}):
+        if not name.startswith(pure) and name not in files:
+            continue
+        for method, node in calls_of_methods(tree):
+            assert method not in {"now", "utcnow", "today", "perf_counter", "monotonic"}, (
+                f"{name}:{node.lineno}: {ast.unparse(node)}"
+            )
+        for node in ast.walk(tree):
+            imported = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            imported += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {"time", "random", "secrets", "datetime"} & set(imported), name
+
+
+def test_broad_excepts_stand_where_faults_are_contained():
+    """Elsewhere ruff's BLE forbids them; here, that nobody silences it in passing."""
+    allowed = {"agent/guard.py", "server/worker.py"}
+    for folder in PACKAGES:
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            name = path.relative_to(REPOSITORY).as_posix()
+            silenced = "noqa: BLE" in path.read_text(encoding="utf-8")
+            assert not silenced or name in allowed, name
+
+
+def test_no_module_is_a_drawer():
+    for folder in PACKAGES:
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            assert lines < 600, f"{path.name} has {lines} lines: split it"
+            assert path.stem not in {"utils", "util", "helpers", "misc", "common"}, path
+
+
+def test_the_server_reads_the_wire_without_torch():
+    loaded = fresh_interpreter(
+        "import sys, rankscope.agent.wire; print('torch' in sys.modules)",
+    )
+    assert loaded.strip() == "False"
+
+
+def test_the_trainer_loads_nothing_of_the_server():
+    loaded = fresh_interpreter(
+        "import sys; from rankscope import agent; agent.attach;"
+        f"print(sorted({HEAVY!r} & {{m.partition('.')[0] for m in sys.modules}}),"
+        " [m for m in sys.modules if m.startswith('rankscope.server')])",
+    )
+    assert loaded.strip() == "[] []"
+
+
+def test_importing_the_agent_alone_does_not_load_torch():
+    loaded = fresh_interpreter("import sys, rankscope.agent; print('torch' in sys.modules)")
+    assert loaded.strip() == "False"
+
+
+def test_the_server_runs_without_torch():
+    """The application with all its routes, in an interpreter that refuses to import torch."""
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import rankscope.server.app, rankscope.server.worker, rankscope.agent.cli\n"
+        "print('fine')"
+    )
+    assert fresh_interpreter(program).strip() == "fine"
+
+
+def test_the_folders_are_no_packages_of_their_own():
+    """A second copy of a module under its short name would hold a second state (style, B4.2)."""
+    for folder in PACKAGES:
+        assert folder not in sys.modules
+    program = (
+        f"import importlib.util\nprint([f for f in {PACKAGES!r} if importlib.util.find_spec(f)])"
+    )
+    assert fresh_interpreter(program, "-P").strip() == "[]"
+
+
+def test_a_stranger_s_agent_module_does_no_harm(tmp_path):
+    """Many trainers have an `agent.py` of their own; ours must not be mistaken for it."""
+    (tmp_path / "agent.py").write_text("raise RuntimeError('the wrong agent')")
+    (tmp_path / "server.py").write_text("raise RuntimeError('the wrong server')")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + (
+        "from rankscope import agent; print(callable(agent.attach))"
+    )
+    assert fresh_interpreter(program).strip() == "True"
