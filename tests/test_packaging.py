@@ -1,0 +1,151 @@
+"""What is installed elsewhere is what is here: the wheel, its extras, its command, the pins."""
+
+import configparser
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REPOSITORY = Path(__file__).parent.parent
+FOLDERS = ("agent", "server", "dashboard", "migrations")
+# In these folders, and in no wheel.
+NOT_SHIPPED: set[str] = set()
+
+
+@pytest.fixture(scope="module")
+def tracked():
+    """Paths of the files that git knows in our packages."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--", *FOLDERS],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode != 0:
+        pytest.skip(f"no git checkout to compare with: {listed.stderr.strip()}")
+    return {path for path in listed.stdout.split("\0") if path}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory, tracked):
+    """The wheel built from a copy of what git knows, without the network."""
+    source = tmp_path_factory.mktemp("source")
+    for path in [*tracked, "pyproject.toml", "setup.py", "README.md", "LICENSE"]:
+        target = source / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (REPOSITORY / path).exists():  # deleted, and not yet committed so
+            target.write_bytes((REPOSITORY / path).read_bytes())
+    out = tmp_path_factory.mktemp("wheel")
+    built = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(out), "."],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    (file,) = out.glob("*.whl")
+    with zipfile.ZipFile(file) as archive:
+        yield archive
+
+
+def metadata_file(wheel, name):
+    (path,) = [n for n in wheel.namelist() if n.endswith(f".dist-info/{name}")]
+    return wheel.read(path).decode()
+
+
+def test_the_wheel_holds_every_tracked_file_and_no_other(wheel, tracked):
+    there = {path for path in tracked if (REPOSITORY / path).exists()} - NOT_SHIPPED
+    shipped = {n for n in wheel.namelist() if ".dist-info/" not in n and not n.endswith("/")}
+    assert shipped == {f"rankscope/{path}" for path in there}
+
+
+def test_every_package_says_that_it_is_typed(tracked):
+    assert {f"{folder}/py.typed" for folder in FOLDERS} <= tracked
+
+
+def test_the_command_is_there(wheel):
+    entries = configparser.ConfigParser()
+    entries.read_string(metadata_file(wheel, "entry_points.txt"))
+    module, _, function = entries["console_scripts"]["rankscope"].partition(":")
+    assert f"{module.replace('.', '/')}.py" in wheel.namelist()
+    assert function == "main"
+
+
+def test_extras_of_the_contract_exist(wheel):
+    provided = {
+        line.split(": ")[1]
+        for line in metadata_file(wheel, "METADATA").splitlines()
+        if line.startswith("Provides-Extra: ")
+    }
+    assert {"server", "postgres", "tensorflow", "demo", "dev"} <= provided
+
+
+def test_the_agent_alone_is_light(wheel):
+    required = {
+        canonicalize_name(Requirement(line.split(": ", 1)[1]).name)
+        for line in metadata_file(wheel, "METADATA").splitlines()
+        if line.startswith("Requires-Dist: ") and "extra ==" not in line
+    }
+    assert required == {"msgpack", "numpy", "platformdirs", "urllib3"}
+
+
+def pins():
+    """Pinned version of each package in constraints.txt."""
+    lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pinned.items()}
+
+
+def needed(name, extras, found):
+    """Adds `name` and, in turn, all it needs here to `found`."""
+    key = (canonicalize_name(name), frozenset(extras))
+    if key in found:
+        return
+    try:
+        found[key] = distribution(name)
+    except PackageNotFoundError:
+        found[key] = None
+        return
+    for line in found[key].requires or []:
+        requirement = Requirement(line)
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": e}) for e in {*extras, ""}):
+            needed(requirement.name, requirement.extras, found)
+
+
+def test_development_packages_are_pinned_and_nothing_else_is():
+    # From the file: the metadata of an editable install is that of the day it was made.
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    found = {}
+    for line in [*project["dependencies"], *extras["dev"]]:
+        requirement = Requirement(line)
+        if requirement.name != "rankscope":
+            needed(requirement.name, requirement.extras, found)
+            continue
+        for extra in requirement.extras:
+            for inner in extras[extra]:
+                other = Requirement(inner)
+                if other.name != "rankscope":
+                    needed(other.name, other.extras, found)
+    missing = sorted(name for (name, _), installed in found.items() if installed is None)
+    assert missing == [], "not installed: run `make install`"
+    pinned = pins()
+    assert {name for name, _ in found} - set(pinned) == set(), "not pinned in constraints.txt"
+    # On other systems fewer are needed: what is only pinned is told where all of them apply.
+    if sys.platform == "linux" and sys.version_info[:2] == (3, 11):
+        extra_pins = set(pinned) - {name for name, _ in found}
+        assert extra_pins == set(), "pinned in constraints.txt, and nobody needs it"
+
+
+def test_torch_is_the_one_that_everything_was_measured_with():
+    assert pins()["torch"] == "2.13.0"
