@@ -1,0 +1,174 @@
+"""Alerts, silences and checks, as the routes read and change them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, tuple_, update
+
+from rankscope.server.alerts.model import Alert
+from rankscope.server.detectors.base import Check, Status
+from rankscope.server.storage import schema
+from rankscope.server.storage.plain import plain
+
+
+def alert_to_row(alert: Alert, run: int) -> dict[str, Any]:
+    """Column values of an alert."""
+    return {
+        "run": run,
+        "id": alert.id,
+        "kind": alert.kind,
+        "key": alert.key,
+        "severity": alert.severity,
+        "state": alert.state,
+        "title": alert.title,
+        "first_step": alert.first_step,
+        "seen_step": alert.seen_step,
+        "last_step": alert.last_step,
+        "opened_at": alert.opened_at,
+        "resolved_at": alert.resolved_at,
+        "acknowledged": alert.acknowledged,
+        "ranks": list(alert.ranks),
+        "tensors": list(alert.tensors),
+        "stage": alert.stage,
+        "clear_after": alert.clear_after,
+        "cause": alert.cause,
+        "remedy": alert.remedy,
+        "evidence": plain(alert.evidence),
+        "parent": alert.parent,
+        "consequences": list(alert.consequences),
+    }
+
+
+def alert_from_row(row: Any, run: str) -> Alert:
+    """The alert of a row; `run` is the id that users know."""
+    return Alert(
+        id=row.id,
+        run=run,
+        kind=row.kind,
+        key=row.key,
+        severity=row.severity,
+        state=row.state,
+        title=row.title,
+        first_step=row.first_step,
+        seen_step=row.seen_step,
+        last_step=row.last_step,
+        opened_at=row.opened_at,
+        resolved_at=row.resolved_at,
+        acknowledged=bool(row.acknowledged),
+        ranks=tuple(row.ranks),
+        tensors=tuple(row.tensors),
+        stage=row.stage,
+        clear_after=row.clear_after,
+        cause=row.cause,
+        remedy=row.remedy,
+        evidence=row.evidence,
+        parent=row.parent,
+        consequences=tuple(row.consequences),
+    )
+
+
+def list_alerts(
+    connection: Connection,
+    *,
+    limit: int,
+    after: tuple[float, str] | None = None,
+    run: int | None = None,
+    project: str | None = None,
+    state: str | None = None,
+    severity: str | None = None,
+    kind: str | None = None,
+    rank: int | None = None,
+    consequences: bool = False,
+) -> tuple[list[Alert], tuple[float, str] | None]:
+    """A page of alerts, newest first, and where the next one begins.
+
+    Args:
+        after: what the page before ended with: (opened_at, id).
+        consequences: whether alerts that follow from others are listed too.
+    """
+    a, r = schema.alert, schema.run
+    query = (
+        select(a, r.c.id.label("run_id"))
+        .join(r, r.c.key == a.c.run)
+        .order_by(a.c.opened_at.desc(), a.c.id.desc())
+    )
+    for column, value in (
+        (a.c.run, run),
+        (r.c.project, project),
+        (a.c.state, state),
+        (a.c.severity, severity),
+        (a.c.kind, kind),
+    ):
+        if value is not None:
+            query = query.where(column == value)
+    if not consequences:
+        query = query.where(a.c.parent.is_(None))
+    found: list[Any] = []
+    # Ranks are a JSON list, which the two databases search in different ways: filtered here.
+    while True:
+        page = query if after is None else query.where(tuple_(a.c.opened_at, a.c.id) < after)
+        rows = connection.execute(page.limit(limit + 1)).all()
+        found += [row for row in rows if rank is None or rank in row.ranks]
+        if len(found) > limit or len(rows) <= limit:
+            break
+        after = (rows[-1].opened_at, rows[-1].id)
+    more = len(found) > limit
+    found = found[:limit]
+    next_after = (found[-1].opened_at, found[-1].id) if more else None
+    return [alert_from_row(row, row.run_id) for row in found], next_after
+
+
+def get_alert(connection: Connection, alert_id: str) -> tuple[int, Alert] | None:
+    """Key of its run and the alert, by its id alone."""
+    a, r = schema.alert, schema.run
+    row = connection.execute(
+        select(a, r.c.id.label("run_id")).join(r, r.c.key == a.c.run).where(a.c.id == alert_id)
+    ).first()
+    return None if row is None else (row.run, alert_from_row(row, row.run_id))
+
+
+def alert_history(connection: Connection, *, run: int, alert_id: str) -> list[dict[str, Any]]:
+    """What happened to an alert, oldest first: step, at (seconds since 1970), what, reason."""
+    e = schema.alert_event
+    rows = connection.execute(
+        select(e).where(e.c.run == run, e.c.alert == alert_id).order_by(e.c.n)
+    )
+    return [{"step": r.step, "at": r.at, "what": r.what, "reason": r.reason} for r in rows]
+
+
+def acknowledge(connection: Connection, *, run: int, alert_id: str) -> None:
+    """Marks an alert as known to a person."""
+    a = schema.alert
+    connection.execute(
+        update(a).where(a.c.run == run, a.c.id == alert_id).values(acknowledged=True)
+    )
+
+
+def add_silence(
+    connection: Connection, *, run: int, kind: str, until: float | None, comment: str, now: float
+) -> str:
+    """Silences a kind in a run, for ever or until a time (seconds since 1970); returns its id."""
+    silence_id = secrets.token_hex(8)
+    connection.execute(
+        insert(schema.silence).values(
+            run=run, id=silence_id, kind=kind, created_at=now, until=until, comment=comment
+        )
+    )
+    return silence_id
+
+
+def silenced_kinds(connection: Connection, *, run: int, now: float) -> frozenset[str]:
+    """Kinds that are silenced in a run now."""
+    s = schema.silence
+    rows = connection.execute(select(s.c.kind, s.c.until).where(s.c.run == run))
+    return frozenset(row.kind for row in rows if row.until is None or row.until > now)
+
+
+def load_checks(connection: Connection, *, run: int) -> Mapping[str, Check]:
+    """Each detector's answer for the run as it stands."""
+    c = schema.check
+    rows = connection.execute(select(c).where(c.c.run == run).order_by(c.c.kind))
+    return {row.kind: Check(Status(row.status), row.why) for row in rows}

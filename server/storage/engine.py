@@ -1,0 +1,61 @@
+"""Engines: what each database is told when a connection opens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+
+# SQLite has one writer at a time. Waiting for it here is fair and never times out; waiting inside
+# SQLite is neither, and ends in "database is locked".
+_writers: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
+
+
+def open_engine(url: str) -> Engine:
+    """An engine for an SQLAlchemy URL; `postgresql://` means psycopg 3."""
+    parsed = make_url(url)
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.get_backend_name() != "sqlite":
+        return create_engine(parsed, pool_size=10, max_overflow=20, pool_pre_ping=True)
+    engine = create_engine(parsed, connect_args={"timeout": 30}, pool_size=20, max_overflow=20)
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    _writers[engine] = threading.Lock()
+    return engine
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """A transaction that writes; committed at the end of the block, rolled back by an exception."""
+    with _writers.get(engine) or nullcontext():
+        connection = engine.connect()
+        with connection:
+            if engine.dialect.name == "sqlite":
+                connection = connection.execution_options(rankscope_writes=True)
+            with connection.begin():
+                yield connection
+
+
+def _prepare_sqlite(connection: Any, record: Any) -> None:
+    # pysqlite's own transaction control begins too late for a read that is followed by a write.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    # Readers and the writer do not wait for each other.
+    cursor.execute("PRAGMA journal_mode = WAL")
+    # What was answered must be there after a power cut as well.
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.execute("PRAGMA temp_store = MEMORY")
+    cursor.execute("PRAGMA cache_size = -65536")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("rankscope_writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,335 @@
+"""What the worker reads and writes while it evaluates runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, func, insert, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from rankscope.agent import wire
+from rankscope.agent.wire import Array, Int64
+from rankscope.server.alerts.model import Alert
+from rankscope.server.detectors.base import Check
+from rankscope.server.storage import schema
+from rankscope.server.storage.alerts import alert_from_row, alert_to_row
+from rankscope.server.storage.packing import unpack, unpack_steps
+from rankscope.server.window import RankLife
+
+# A run that says nothing for this long is looked at no more, until a rank posts again.
+_FORGET_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run as the worker sees it."""
+
+    key: int
+    id: str
+    state: str
+    world_size: int
+    arrivals: int
+    evaluated: int
+    last_seen_at: float
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPart:
+    """Points of one series of one rank; `metric` is the stage for words."""
+
+    rank: int
+    attempt: int
+    metric: str
+    steps: Int64
+    values: Array
+
+
+@dataclass(frozen=True, slots=True)
+class PrintPart:
+    """A fingerprint of one rank."""
+
+    rank: int
+    attempt: int
+    print: wire.Print
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """The newest attempt of a rank."""
+
+    life: RankLife
+    attempt: int
+    through_step: int
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class NewData:
+    """What came after `after`.
+
+    Attributes:
+        arrival: newest arrival read; ask on with it.
+        more: whether there is more than the limit let through.
+        tables: tensor tables by rank and name, of the newest attempts.
+    """
+
+    arrival: int
+    more: bool
+    columns: tuple[ColumnPart, ...]
+    words: tuple[ColumnPart, ...]
+    prints: tuple[PrintPart, ...]
+    lives: tuple[Life, ...]
+    tables: Mapping[int, Mapping[str, wire.TensorTable]]
+    world_size: int
+    config: Mapping[str, Any]
+
+
+def runs_to_evaluate(connection: Connection, *, now: float) -> list[RunRow]:
+    """Runs with something new, and those that still run (they can fall silent)."""
+    t = schema.run
+    found = connection.execute(
+        select(t).where(
+            or_(
+                t.c.arrivals > t.c.evaluated,
+                (t.c.state == "running") & (t.c.last_seen_at > now - _FORGET_SECONDS),
+            )
+        )
+    )
+    return [
+        RunRow(
+            key=row.key,
+            id=row.id,
+            state=row.state,
+            world_size=row.world_size,
+            arrivals=row.arrivals,
+            evaluated=row.evaluated,
+            last_seen_at=row.last_seen_at,
+            config=row.config,
+        )
+        for row in found
+    ]
+
+
+def load_new(
+    connection: Connection,
+    *,
+    run: int,
+    after: int,
+    limit: int = 2000,
+    metrics: Collection[str] | None = None,
+    tables: bool = True,
+) -> NewData:
+    """What arrived after `after`, at most `limit` batches of it.
+
+    Args:
+        metrics: scalars that are wanted; None for all. Words come always.
+        tables: whether the tensor tables are wanted too.
+    """
+    head = connection.execute(
+        select(schema.run.c.arrivals, schema.run.c.world_size, schema.run.c.config).where(
+            schema.run.c.key == run
+        )
+    ).one()
+    arrival = min(head.arrivals, after + limit)
+    m, c, f = schema.metric, schema.chunk, schema.fingerprint
+    names = {
+        row.id: (row.kind, row.name)
+        for row in connection.execute(select(m).where(m.c.run == run))
+        if row.kind == "word" or metrics is None or row.name in metrics
+    }
+    columns: list[ColumnPart] = []
+    words: list[ColumnPart] = []
+    for row in connection.execute(
+        select(c)
+        .where(c.c.run == run, c.c.arrival > after, c.c.arrival <= arrival, c.c.metric.in_(names))
+        .order_by(c.c.arrival, c.c.metric)
+    ):
+        kind, name = names[row.metric]
+        part = ColumnPart(
+            rank=row.rank,
+            attempt=row.attempt,
+            metric=name,
+            steps=unpack_steps(row.steps, row.first_step, row.points),
+            values=unpack(row.values, np.uint64 if kind == "word" else np.float64),
+        )
+        (words if kind == "word" else columns).append(part)
+    prints = tuple(
+        PrintPart(row.rank, row.attempt, print_from_row(row))
+        for row in connection.execute(
+            select(f)
+            .where(f.c.run == run, f.c.arrival > after, f.c.arrival <= arrival)
+            .order_by(f.c.arrival, f.c.step, f.c.stage)
+        )
+    )
+    newest = newest_attempts(connection, run=run)
+    return NewData(
+        arrival=arrival,
+        more=arrival < head.arrivals,
+        columns=tuple(columns),
+        words=tuple(words),
+        prints=prints,
+        lives=tuple(_life(row) for row in newest),
+        tables={row.rank: _tables(row.hello) for row in newest} if tables else {},
+        world_size=head.world_size,
+        config=head.config,
+    )
+
+
+def print_from_row(row: Any) -> wire.Print:
+    """A row of `fingerprint` as it was posted."""
+    digests = unpack(row.digests, np.uint64)
+    sketches = None
+    if row.sketches is not None:
+        sketches = unpack(row.sketches, np.float64).reshape(len(digests), row.buckets)
+    return wire.Print(
+        step=row.step, stage=row.stage, table=row.table, digests=digests, sketches=sketches
+    )
+
+
+def newest_attempts(connection: Connection, *, run: int) -> Sequence[Any]:
+    """The row of the newest attempt of each rank, by rank."""
+    t = schema.attempt
+    newest = (
+        select(t.c.rank, func.max(t.c.attempt).label("attempt"))
+        .where(t.c.run == run)
+        .group_by(t.c.rank)
+        .subquery()
+    )
+    return connection.execute(
+        select(t)
+        .join(newest, (t.c.rank == newest.c.rank) & (t.c.attempt == newest.c.attempt))
+        .where(t.c.run == run)
+        .order_by(t.c.rank)
+    ).all()
+
+
+def _life(row: Any) -> Life:
+    return Life(
+        life=RankLife(
+            rank=row.rank,
+            first_seen=row.first_seen,
+            last_seen=row.last_seen,
+            last_step=row.last_step,
+            state=row.state,
+            phase=row.phase,
+            error=row.error,
+            host=row.host,
+            heartbeat_seconds=row.heartbeat_seconds,
+            longest_gap=row.longest_gap,
+            typical_gap=row.typical_gap,
+        ),
+        attempt=row.attempt,
+        through_step=row.through_step,
+        started_at=row.started_at,
+    )
+
+
+def _tables(hello: Mapping[str, Any] | None) -> dict[str, wire.TensorTable]:
+    return {
+        name: wire.TensorTable(
+            names=tuple(t["names"]),
+            shapes=tuple(tuple(s) for s in t["shapes"]),
+            dtypes=tuple(t["dtypes"]),
+            shards=tuple(t["shards"]),
+        )
+        for name, t in ((hello or {}).get("tables") or {}).items()
+    }
+
+
+def load_alerts(connection: Connection, *, run: int) -> list[Alert]:
+    """All alerts of a run, oldest first."""
+    t = schema.alert
+    names = run_id(connection, run=run)
+    rows = connection.execute(
+        select(t).where(t.c.run == run).order_by(t.c.opened_at, t.c.seen_step, t.c.id)
+    )
+    return [alert_from_row(row, names) for row in rows]
+
+
+def run_id(connection: Connection, *, run: int) -> str:
+    """The id that users know a run by."""
+    return str(connection.execute(select(schema.run.c.id).where(schema.run.c.key == run)).scalar())
+
+
+def save_alerts(
+    connection: Connection,
+    *,
+    run: int,
+    alerts: Sequence[Alert],
+    transitions: Sequence[tuple[str, int, float, str, str]] = (),
+) -> None:
+    """Stores alerts as they are now, and what happened to them.
+
+    On a replay the row that is there keeps `opened_at` and `acknowledged`: they are the past.
+
+    Args:
+        transitions: (alert id, step, time, what, reason) each.
+    """
+    t = schema.alert
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    for alert in alerts:
+        row = alert_to_row(alert, run)
+        kept = {"run", "id", "opened_at", "acknowledged"}
+        statement = dialect.insert(t).values(row)
+        connection.execute(
+            statement.on_conflict_do_update(
+                index_elements=[t.c.run, t.c.id],
+                set_={k: v for k, v in row.items() if k not in kept},
+            )
+        )
+    e = schema.alert_event
+    for alert_id, step, at, what, reason in transitions:
+        known = connection.execute(
+            select(e.c.n, e.c.step, e.c.what).where(e.c.run == run, e.c.alert == alert_id)
+        ).all()
+        if any(row.step == step and row.what == what for row in known):
+            continue  # a replay tells it again
+        connection.execute(
+            insert(e).values(
+                run=run, alert=alert_id, n=len(known), step=step, at=at, what=what, reason=reason
+            )
+        )
+
+
+def save_checks(connection: Connection, *, run: int, checks: Mapping[str, Check]) -> None:
+    """Stores what each detector answers for the run now."""
+    t = schema.check
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    if not checks:
+        return
+    statement = dialect.insert(t)
+    connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=[t.c.run, t.c.kind],
+            set_={"status": statement.excluded.status, "why": statement.excluded.why},
+        ),
+        [
+            {"run": run, "kind": kind, "status": str(c.status), "why": c.why}
+            for kind, c in checks.items()
+        ],
+    )
+
+
+def mark_evaluated(connection: Connection, *, run: int, arrival: int, last_step: int) -> None:
+    """Everything up to `arrival` has been evaluated, up to `last_step`."""
+    connection.execute(
+        update(schema.run)
+        .where(schema.run.c.key == run)
+        .values(evaluated=arrival, evaluated_step=last_step)
+    )
+
+
+def ask_dense(connection: Connection, *, run: int, until_step: int) -> None:
+    """Asks all ranks, with the answers to their next batches, for everything up to a step."""
+    connection.execute(
+        update(schema.run).where(schema.run.c.key == run).values(dense_until=until_step)
+    )
+
+
+def set_state(connection: Connection, *, run: int, state: str) -> None:
+    """Sets the state of a run: `lost` when all of its ranks fell silent."""
+    connection.execute(update(schema.run).where(schema.run.c.key == run).values(state=state))

@@ -1,0 +1,67 @@
+"""Brings a database to the schema that this server works with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine
+
+import rankscope.migrations
+
+
+class SchemaError(RuntimeError):
+    """The database's schema is one that this server cannot work with."""
+
+
+def config() -> Config:
+    """Alembic's configuration: the revisions beside the installed package."""
+    made = Config()
+    # By path: an editable install has no single package directory that Alembic could resolve.
+    folder = Path(rankscope.migrations.__file__ or "").parent
+    made.set_main_option("script_location", str(folder).replace("%", "%%"))
+    made.set_main_option("path_separator", "os")
+    return made
+
+
+def head() -> str:
+    """The revision that this server works with."""
+    found = ScriptDirectory.from_config(config()).get_current_head()
+    assert found is not None
+    return found
+
+
+def current(engine: Engine) -> str | None:
+    """The revision of a database; None for an empty one."""
+    with engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def upgrade(engine: Engine, revision: str = "head") -> None:
+    """Runs the revisions that a database lacks.
+
+    Raises:
+        SchemaError: it has one that is not known here: a newer server has migrated it.
+    """
+    have = current(engine)
+    known = {s.revision for s in ScriptDirectory.from_config(config()).walk_revisions()}
+    if have is not None and have not in known:
+        raise SchemaError(
+            f"the database has schema {have}, which this version of Rankscope does not know: a "
+            "newer one has migrated it. Update Rankscope, or use another database."
+        )
+    made = config()
+    with engine.connect() as connection:
+        made.attributes["connection"] = connection
+        command.upgrade(made, revision)
+
+
+def downgrade(engine: Engine, revision: str) -> None:
+    """Takes revisions back; `base` takes all of them, and the data with them."""
+    made = config()
+    with engine.connect() as connection:
+        made.attributes["connection"] = connection
+        command.downgrade(made, revision)

@@ -1,0 +1,76 @@
+"""Runs and ranks, as the routes read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, func, or_, select, tuple_
+
+from rankscope.server.storage import schema
+
+
+def list_runs(
+    connection: Connection,
+    *,
+    limit: int,
+    after: tuple[float, int] | None = None,
+    project: str | None = None,
+    state: str | None = None,
+    search: str | None = None,
+) -> tuple[Sequence[Any], tuple[float, int] | None]:
+    """A page of run rows, newest start first, and where the next page begins.
+
+    Args:
+        after: what the page before ended with: (started_at, key).
+        search: text that id or project contains.
+    """
+    r = schema.run
+    query = select(r).order_by(r.c.started_at.desc(), r.c.key.desc()).limit(limit + 1)
+    if project is not None:
+        query = query.where(r.c.project == project)
+    if state is not None:
+        query = query.where(r.c.state == state)
+    if search:
+        query = query.where(
+            or_(
+                r.c.id.icontains(search, autoescape=True),
+                r.c.project.icontains(search, autoescape=True),
+            )
+        )
+    if after is not None:
+        query = query.where(tuple_(r.c.started_at, r.c.key) < after)
+    rows = connection.execute(query).all()
+    more = len(rows) > limit
+    rows = rows[:limit]
+    return rows, (rows[-1].started_at, rows[-1].key) if more else None
+
+
+def find_run(connection: Connection, run_id: str) -> Any | None:
+    """The row of a run, by the id that users know."""
+    return connection.execute(select(schema.run).where(schema.run.c.id == run_id)).first()
+
+
+def rank_counts(connection: Connection, *, runs: Sequence[int]) -> Mapping[int, int]:
+    """Number of ranks seen, by run."""
+    t = schema.attempt
+    if not runs:
+        return {}
+    rows = connection.execute(
+        select(t.c.run, func.count(func.distinct(t.c.rank)).label("ranks"))
+        .where(t.c.run.in_(runs))
+        .group_by(t.c.run)
+    )
+    return {row.run: row.ranks for row in rows}
+
+
+def list_events(connection: Connection, *, run: int, limit: int = 200) -> list[dict[str, Any]]:
+    """The newest events of a run, newest first."""
+    e = schema.event
+    rows = connection.execute(
+        select(e).where(e.c.run == run).order_by(e.c.arrival.desc(), e.c.n.desc()).limit(limit)
+    )
+    return [
+        {"rank": r.rank, "step": r.step, "at": r.at, "kind": r.kind, "text": r.text, "data": r.data}
+        for r in rows
+    ]

@@ -1,0 +1,258 @@
+"""The tables, as SQLAlchemy Core. The same on SQLite and PostgreSQL.
+
+Every table that grows with the data has a primary key that starts with the run, and nothing on the
+way of a batch joins across runs: so the tables can be distributed by run (Citus) as they are.
+
+Points are stored as packed chunks, little-endian float64 or uint64 in a binary column: NaN and
+infinities come back as they were (SQLite turns a NaN in a REAL column into NULL), and a point costs
+8 bytes instead of a row. Times are seconds since 1970, UTC.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# SQLite gives row numbers to INTEGER keys only.
+_Key = BigInteger().with_variant(Integer, "sqlite")
+
+run = Table(
+    "run",
+    metadata,
+    Column("key", _Key, primary_key=True, autoincrement=True),
+    Column("id", String(250), nullable=False, unique=True),
+    Column("project", String(250), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("world_size", Integer, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("last_seen_at", Float, nullable=False),
+    Column("last_step", BigInteger, nullable=False),
+    Column("config", JSON, nullable=False),
+    # Raised by each batch in its transaction. The row lock that this takes makes the order of the
+    # numbers the order of the commits, so that a reader who has seen n has seen all before n.
+    Column("arrivals", BigInteger, nullable=False, server_default="0"),
+    Column("evaluated", BigInteger, nullable=False, server_default="0"),
+    Column("evaluated_step", BigInteger, nullable=False, server_default="-1"),
+    Column("dense_until", BigInteger, nullable=True),
+    # Newest runs first, of all projects and of one.
+    Index(None, "last_seen_at"),
+    Index(None, "project", "last_seen_at"),
+)
+
+# One process of one rank. A rank that restarts gets another attempt.
+attempt = Table(
+    "attempt",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("session", String(64), primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("world_size", Integer, nullable=False),
+    Column("host", Text, nullable=False, server_default=""),
+    Column("pid", Integer, nullable=False, server_default="0"),
+    Column("local_rank", Integer, nullable=False, server_default="0"),
+    Column("launcher", Text, nullable=False, server_default=""),
+    Column("wrapper", Text, nullable=False, server_default=""),
+    Column("heartbeat_seconds", Float, nullable=False, server_default="5"),
+    Column("started_at", Float, nullable=False),
+    Column("first_seen", Float, nullable=False),
+    Column("last_seen", Float, nullable=False),
+    # Times between posts: the longest, and the typical one as a running estimate of the median.
+    Column("longest_gap", Float, nullable=False, server_default="0"),
+    Column("typical_gap", Float, nullable=False, server_default="0"),
+    Column("last_step", BigInteger, nullable=False),
+    Column("through_step", BigInteger, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("phase", String(32), nullable=False, server_default=""),
+    Column("error", Text, nullable=False, server_default=""),
+    Column("hello", JSON, nullable=True),
+    Column("dropped", JSON, nullable=False),
+)
+
+# What has been taken: a batch and its points are stored in one transaction, so that a batch that
+# comes again is known and stores nothing.
+batch = Table(
+    "batch",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("session", String(64), primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("arrival", BigInteger, nullable=False),
+    Column("received_at", Float, nullable=False),
+    Column("points", Integer, nullable=False),
+)
+
+metric = Table(
+    "metric",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    # `scalar`, or `word` for the digests of a stage.
+    Column("kind", String(8), nullable=False),
+    Column("name", String(250), nullable=False),
+    UniqueConstraint("run", "kind", "name"),
+)
+
+chunk = Table(
+    "chunk",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("metric", Integer, primary_key=True, autoincrement=False),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("first_step", BigInteger, primary_key=True, autoincrement=False),
+    Column("arrival", BigInteger, primary_key=True, autoincrement=False),
+    Column("last_step", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("points", Integer, nullable=False),
+    # int64; NULL where the steps are first_step, first_step + 1, ...
+    Column("steps", LargeBinary, nullable=True),
+    Column("values", LargeBinary, nullable=False),
+    # The evaluator reads what has come since it last looked.
+    Index(None, "run", "arrival"),
+)
+
+fingerprint = Table(
+    "fingerprint",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("stage", String(32), primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("arrival", BigInteger, nullable=False),
+    Column("table", String(64), nullable=False),
+    Column("digests", LargeBinary, nullable=False),
+    Column("sketches", LargeBinary, nullable=True),
+    # Columns of a sketch.
+    Column("buckets", Integer, nullable=False),
+    # As for chunks.
+    Index(None, "run", "arrival"),
+)
+
+# Comparisons of the ranks, run-length encoded: a row holds from `step` until `until_step`.
+comparison = Table(
+    "comparison",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("stage", String(32), primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("until_step", BigInteger, nullable=False),
+    # Number of compared steps in it.
+    Column("checked", Integer, nullable=False),
+    Column("equal", Boolean, nullable=False),
+    Column("decided", Boolean, nullable=False),
+    Column("ranks", LargeBinary, nullable=False),
+    Column("clusters", LargeBinary, nullable=False),
+    Column("distance", LargeBinary, nullable=False),
+    Column("relative", LargeBinary, nullable=False),
+    Column("tensors", JSON, nullable=False),
+    Column("tensor_count", Integer, nullable=False),
+    Column("missing", JSON, nullable=False),
+    # Pages of the divergence of all stages in the order of steps.
+    Index(None, "run", "step"),
+)
+
+alert = Table(
+    "alert",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", String(32), primary_key=True),
+    Column("kind", String(64), nullable=False),
+    Column("key", String(250), nullable=False),
+    Column("severity", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("title", Text, nullable=False),
+    Column("first_step", BigInteger, nullable=False),
+    Column("seen_step", BigInteger, nullable=False),
+    Column("last_step", BigInteger, nullable=False),
+    Column("opened_at", Float, nullable=False),
+    Column("resolved_at", Float, nullable=True),
+    Column("acknowledged", Boolean, nullable=False),
+    Column("ranks", JSON, nullable=False),
+    Column("tensors", JSON, nullable=False),
+    Column("stage", String(32), nullable=True),
+    Column("clear_after", BigInteger, nullable=True),
+    Column("cause", Text, nullable=False),
+    Column("remedy", Text, nullable=False),
+    Column("evidence", JSON, nullable=False),
+    Column("parent", String(32), nullable=True),
+    Column("consequences", JSON, nullable=False),
+    # Newest first, over all runs.
+    Index(None, "opened_at"),
+    # An alert by its id alone.
+    Index(None, "id"),
+)
+
+# What happened to an alert, and why.
+alert_event = Table(
+    "alert_event",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("alert", String(32), primary_key=True),
+    Column("n", Integer, primary_key=True, autoincrement=False),
+    Column("step", BigInteger, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("what", String(32), nullable=False),
+    Column("reason", Text, nullable=False),
+)
+
+# Each detector's answer for the run as it stands.
+check = Table(
+    "finding_check",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", String(64), primary_key=True),
+    Column("status", String(24), nullable=False),
+    Column("why", Text, nullable=False),
+)
+
+silence = Table(
+    "silence",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", String(32), primary_key=True),
+    Column("kind", String(64), nullable=False),
+    Column("created_at", Float, nullable=False),
+    # NULL: for ever.
+    Column("until", Float, nullable=True),
+    Column("comment", Text, nullable=False),
+)
+
+# What ranks say once: faults of the agent, marks.
+event = Table(
+    "event",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("arrival", BigInteger, primary_key=True, autoincrement=False),
+    Column("n", Integer, primary_key=True, autoincrement=False),
+    Column("rank", Integer, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("kind", String(64), nullable=False),
+    Column("text", Text, nullable=False),
+    Column("data", JSON, nullable=False),
+)

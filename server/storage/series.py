@@ -1,0 +1,158 @@
+"""Series as they are drawn: attempts merged, raw where they fit, else in buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from sqlalchemy import Connection, func, select
+
+from rankscope.agent.wire import Float64, Int64
+from rankscope.server.storage import schema
+from rankscope.server.storage.packing import unpack, unpack_steps
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """A series that a run has."""
+
+    name: str
+    ranks: tuple[int, ...]
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeries:
+    """One metric of one rank.
+
+    Attributes:
+        steps: int64 [N], ascending; the first step of each bucket where there are buckets.
+        values: float64 [N], raw values or means.
+        low, high: float64 [N], smallest and largest value of each bucket; the values themselves
+            where they are raw.
+    """
+
+    rank: int
+    steps: Int64
+    values: Float64
+    low: Float64
+    high: Float64
+
+
+def list_metrics(connection: Connection, *, run: int) -> list[MetricRow]:
+    """All scalars of a run, by name."""
+    m, c = schema.metric, schema.chunk
+    rows = connection.execute(
+        select(
+            m.c.name,
+            c.c.rank,
+            func.min(c.c.first_step).label("first_step"),
+            func.max(c.c.last_step).label("last_step"),
+        )
+        .join(c, (c.c.run == m.c.run) & (c.c.metric == m.c.id))
+        .where(m.c.run == run, m.c.kind == "scalar")
+        .group_by(m.c.name, c.c.rank)
+        .order_by(m.c.name, c.c.rank)
+    ).all()
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for row in rows:
+        found.setdefault(row.name, []).append((row.rank, row.first_step, row.last_step))
+    return [
+        MetricRow(
+            name=name,
+            ranks=tuple(rank for rank, _, _ in parts),
+            first_step=min(first for _, first, _ in parts),
+            last_step=max(last for _, _, last in parts),
+        )
+        for name, parts in found.items()
+    ]
+
+
+def read_series(
+    connection: Connection,
+    *,
+    run: int,
+    metric: str,
+    ranks: Collection[int] | None = None,
+    from_step: int | None = None,
+    to_step: int | None = None,
+    max_points: int = 2000,
+    kind: str = "scalar",
+) -> list[RankSeries]:
+    """A metric of each rank that has it, over a range of steps (both ends included).
+
+    Where a step was done twice, by an attempt and by a later one, the later one stands. Where the
+    points of a rank do not fit into `max_points`, they fall into that many buckets of equal width
+    over the range asked for (or, with open ends, over what there is): the same request gives the
+    same buckets.
+    """
+    m, c = schema.metric, schema.chunk
+    metric_id = connection.scalar(
+        select(m.c.id).where(m.c.run == run, m.c.kind == kind, m.c.name == metric)
+    )
+    if metric_id is None:
+        return []
+    query = select(c).where(c.c.run == run, c.c.metric == metric_id)
+    if ranks is not None:
+        query = query.where(c.c.rank.in_(list(ranks)))
+    if from_step is not None:
+        query = query.where(c.c.last_step >= from_step)
+    if to_step is not None:
+        query = query.where(c.c.first_step <= to_step)
+    parts: dict[int, list[tuple[Int64, Float64]]] = {}
+    # Later attempts last, and of one attempt later batches last: the last value of a step stands.
+    for row in connection.execute(query.order_by(c.c.rank, c.c.attempt, c.c.arrival)):
+        steps = unpack_steps(row.steps, row.first_step, row.points)
+        parts.setdefault(row.rank, []).append((steps, unpack(row.values, np.float64)))
+    merged = {rank: _merge(chunks, from_step, to_step) for rank, chunks in parts.items()}
+    held = [steps for steps, _ in merged.values() if len(steps)]
+    if not held:
+        return []
+    first = min(int(s[0]) for s in held) if from_step is None else from_step
+    last = max(int(s[-1]) for s in held) if to_step is None else to_step
+    return [
+        in_buckets(rank, steps, values, first=first, last=last, max_points=max_points)
+        for rank, (steps, values) in merged.items()
+        if len(steps)
+    ]
+
+
+def _merge(
+    chunks: list[tuple[Int64, Float64]], from_step: int | None, to_step: int | None
+) -> tuple[Int64, Float64]:
+    steps = np.concatenate([s for s, _ in chunks])
+    values = np.concatenate([v for _, v in chunks])
+    if len(steps) > 1 and not bool((np.diff(steps) > 0).all()):
+        order = np.argsort(steps, kind="stable")
+        steps, values = steps[order], values[order]
+        stands = np.append(np.diff(steps) > 0, True)
+        steps, values = steps[stands], values[stands]
+    low = 0 if from_step is None else int(np.searchsorted(steps, from_step, "left"))
+    high = len(steps) if to_step is None else int(np.searchsorted(steps, to_step, "right"))
+    return steps[low:high], values[low:high]
+
+
+def in_buckets(
+    rank: int, steps: Int64, values: Float64, *, first: int, last: int, max_points: int
+) -> RankSeries:
+    """Points as they are, where they fit, else mean, smallest and largest value of each bucket.
+
+    A value that is no number must not vanish among others: NaN makes the mean of its bucket NaN
+    (smallest and largest are those of the numbers beside it), an infinity shows in the extremes.
+    """
+    if len(steps) <= max_points:
+        return RankSeries(rank, steps, values, values, values)
+    width = -(-(last - first + 1) // max_points)
+    bucket = (steps - first) // width
+    starts = np.flatnonzero(np.append(True, np.diff(bucket) > 0))
+    counts = np.diff(np.append(starts, len(steps)))
+    with np.errstate(invalid="ignore"):
+        means = np.add.reduceat(values, starts) / counts
+    number = ~np.isnan(values)
+    low = np.minimum.reduceat(np.where(number, values, np.inf), starts)
+    high = np.maximum.reduceat(np.where(number, values, -np.inf), starts)
+    empty = ~np.logical_or.reduceat(number, starts)
+    low[empty] = high[empty] = np.nan
+    return RankSeries(rank, steps[starts], means, low, high)
