@@ -30,6 +30,8 @@ class WireError(ValueError):
     """
 
     def __init__(self, where: str, problem: str) -> None:
+        # Both may quote what was sent, which may be long.
+        where, problem = where[:300], problem[:500]
         super().__init__(f"{where}: {problem}")
         self.where = where
         self.problem = problem
@@ -37,7 +39,10 @@ class WireError(ValueError):
 
 def encode(batch: Batch) -> bytes:
     """Bytes (msgpack) of a batch."""
-    packed: bytes = msgpack.packb(_to_plain(batch, _pack_array, _pack_steps), use_bin_type=True)
+    # Text may hold what is no Unicode (file names in error messages): better a `?` than no batch.
+    packed: bytes = msgpack.packb(
+        _to_plain(batch, _pack_array, _pack_steps), use_bin_type=True, unicode_errors="replace"
+    )
     return packed
 
 
@@ -48,7 +53,7 @@ def decode(data: bytes) -> Batch:
         WireError: the bytes are no batch, or one of a version that is not known here.
     """
     try:
-        plain = msgpack.unpackb(data, raw=False, strict_map_key=False)
+        plain = msgpack.unpackb(data, raw=False)
     except (ValueError, msgpack.exceptions.UnpackException) as error:
         raise WireError("body", f"is not msgpack: {error}") from error
     return _from_plain(plain)
@@ -81,6 +86,36 @@ def numbers_to_json(values: Array) -> list[Any]:
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         return [number_to_json(v) for v in plain]
     return plain
+
+
+def to_plain(value: Any, depth: int = 16) -> Any:
+    """The value as JSON, msgpack and every database can carry it.
+
+    Keys become text, the three non-finite numbers become strings, tuples and sets lists, and what
+    is not plain (or nested deeper than `depth`) its `str`.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _clean(value)
+    if isinstance(value, np.generic):
+        return to_plain(value.item(), depth)
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return int(value)
+    if isinstance(value, float):
+        return number_to_json(float(value))
+    if isinstance(value, Mapping) and depth:
+        return {_clean(str(k)): to_plain(v, depth - 1) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset) and depth:
+        return [to_plain(v, depth - 1) for v in value]
+    return _clean(str(value))
+
+
+def _clean(text: str) -> str:
+    # Databases take neither NUL nor halves of surrogate pairs.
+    if text.isprintable():
+        return text
+    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 # ------------------------------------------------------------------------------------------ writing
@@ -143,7 +178,7 @@ def _to_plain(batch: Batch, pack: Any, pack_steps: Any) -> dict[str, Any]:
             for p in batch.prints
         ],
         "events": [
-            {"step": e.step, "kind": e.kind, "text": e.text, "data": dict(e.data)}
+            {"step": e.step, "kind": e.kind, "text": e.text, "data": to_plain(e.data)}
             for e in batch.events
         ],
         "dropped": dict(batch.dropped),
@@ -158,7 +193,7 @@ def _to_plain(batch: Batch, pack: Any, pack_steps: Any) -> dict[str, Any]:
             "launcher": h.launcher,
             "wrapper": h.wrapper,
             "heartbeat_seconds": h.heartbeat_seconds,
-            "config": dict(h.config),
+            "config": to_plain(h.config),
             "tables": {
                 name: {
                     "names": list(t.names),
@@ -178,7 +213,7 @@ def _to_plain(batch: Batch, pack: Any, pack_steps: Any) -> dict[str, Any]:
 def _from_plain(plain: Any) -> Batch:
     fields = _mapping(plain, "body")
     version = fields.get("v", VERSION)
-    if not isinstance(version, int) or not 1 <= version <= VERSION:
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= VERSION:
         raise WireError(
             "v", f"version {version!r} is not known here (up to {VERSION}): update the server"
         )
@@ -213,14 +248,14 @@ def _from_plain(plain: Any) -> Batch:
             for i, e in enumerate(_sequence(fields, "events"))
         ),
         dropped={
-            str(k): _integer({"n": v}, "n", minimum=0, where=f"dropped.{k}")
-            for k, v in _mapping(fields.get("dropped") or {}, "dropped").items()
+            _clean(str(k)): _size(v, f"dropped.{k}")
+            for k, v in _optional_mapping(fields, "dropped").items()
         },
     )
 
 
 def _columns(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> dict[str, Column]:
-    items = _mapping(fields.get(key) or {}, key)
+    items = _optional_mapping(fields, key)
     if len(items) > MAX_COLUMNS:
         raise WireError(key, f"has {len(items)} series; at most {MAX_COLUMNS} fit into a batch")
     columns = {}
@@ -228,8 +263,8 @@ def _columns(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> dict[str,
         where = f"{key}.{name}"
         _check_name(name, where)
         parts = _mapping(item, where)
-        steps = _steps(parts.get("steps"), f"{where}.steps")
         values = _array(parts.get("values"), dtype, f"{where}.values")
+        steps = _steps(parts.get("steps"), f"{where}.steps", values.size)
         if values.ndim != 1 or steps.shape != values.shape:
             raise WireError(
                 where, f"has {steps.size} steps but values of shape {list(values.shape)}"
@@ -264,25 +299,25 @@ def _event(fields: Mapping[str, Any], where: str) -> Event:
         step=_integer(fields, "step", -1, minimum=-1, where=where),
         kind=_text(fields, "kind", where=where),
         text=_text(fields, "text", "", where=where),
-        data=_mapping(fields.get("data") or {}, f"{where}.data"),
+        data=to_plain(_optional_mapping(fields, "data", where)),
     )
 
 
 def _hello(fields: Mapping[str, Any]) -> Hello:
     tables = {}
-    for name, item in _mapping(fields.get("tables") or {}, "hello.tables").items():
+    for name, item in _optional_mapping(fields, "tables", "hello").items():
         where = f"hello.tables.{name}"
         parts = _mapping(item, where)
-        names = tuple(str(n) for n in _sequence(parts, "names", where))
+        names = _texts(parts, "names", where)
         table = TensorTable(
             names=names,
-            shapes=tuple(tuple(int(n) for n in s) for s in _sequence(parts, "shapes", where)),
-            dtypes=tuple(str(d) for d in _sequence(parts, "dtypes", where)),
-            shards=tuple(str(s) for s in _sequence(parts, "shards", where)) or ("",) * len(names),
+            shapes=tuple(_shape(s, f"{where}.shapes") for s in _sequence(parts, "shapes", where)),
+            dtypes=_texts(parts, "dtypes", where),
+            shards=_texts(parts, "shards", where) or ("",) * len(names),
         )
         if not len(names) == len(table.shapes) == len(table.dtypes) == len(table.shards):
             raise WireError(where, "names, shapes, dtypes and shards must be of one length")
-        tables[str(name)] = table
+        tables[_clean(str(name))] = table
     return Hello(
         started_at=_real(fields, "started_at", 0.0, "hello"),
         host=_text(fields, "host", "", "hello"),
@@ -292,7 +327,7 @@ def _hello(fields: Mapping[str, Any]) -> Hello:
         wrapper=_text(fields, "wrapper", "", "hello"),
         heartbeat_seconds=_real(fields, "heartbeat_seconds", 5.0, "hello"),
         tables=tables,
-        config=_mapping(fields.get("config") or {}, "hello.config"),
+        config=to_plain(_optional_mapping(fields, "config", "hello")),
     )
 
 
@@ -300,6 +335,34 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise WireError(where, f"must be an object, not {type(value).__name__}")
     return value
+
+
+def _optional_mapping(fields: Mapping[str, Any], key: str, where: str = "") -> Mapping[str, Any]:
+    value = fields.get(key)
+    return {} if value is None else _mapping(value, _path(where, key))
+
+
+def _shape(value: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or not all(_is_size(n) for n in value):
+        raise WireError(where, f"a shape is a list of integers from 0, not {value!r}")
+    return tuple(value)
+
+
+def _size(value: Any, where: str) -> int:
+    if not _is_size(value) or value >= 2**63:
+        raise WireError(where, f"must be an integer from 0, not {value!r}")
+    return int(value)
+
+
+def _texts(fields: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    values = tuple(_sequence(fields, key, where))
+    if not all(isinstance(value, str) for value in values):
+        raise WireError(_path(where, key), "must be a list of texts")
+    return tuple(map(_clean, values))
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _sequence(fields: Mapping[str, Any], key: str, where: str = "") -> Iterable[Any]:
@@ -324,7 +387,7 @@ def _text(fields: Mapping[str, Any], key: str, default: Any = _REQUIRED, where: 
         raise WireError(_path(where, key), "is missing")
     if not isinstance(value, str):
         raise WireError(_path(where, key), f"must be text, not {type(value).__name__}")
-    return value
+    return _clean(value)
 
 
 def _check_name(value: Any, where: str) -> None:
@@ -353,22 +416,29 @@ def _integer(
 
 def _real(fields: Mapping[str, Any], key: str, default: float, where: str = "") -> float:
     value = fields.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
         raise WireError(_path(where, key), f"must be a finite number, not {value!r}")
-    return float(value)
+    return number
 
 
-def _steps(value: Any, where: str) -> Int64:
+def _steps(value: Any, where: str, expected: int) -> Int64:
     if isinstance(value, Mapping) and "range" in value:
         bounds = value["range"]
         if (
             not isinstance(bounds, list | tuple)
             or len(bounds) != 3
-            or not all(isinstance(b, int) and not isinstance(b, bool) for b in bounds)
+            or not all(_is_size(b) and b < 2**63 for b in bounds)
             or bounds[2] < 1
-            or not 0 <= (bounds[1] - bounds[0]) // bounds[2] <= MAX_BODY_BYTES
         ):
             raise WireError(where, "a range is [first, end, stride] with a stride from 1")
+        count = len(range(*bounds))
+        # Before they are made: a few bytes must not ask for much memory.
+        if count != expected:
+            raise WireError(where, f"are {count}, but there are {expected} values")
         steps = np.arange(*bounds, dtype=np.int64)
     else:
         steps = _array(value, np.int64, where)
@@ -386,16 +456,17 @@ def _array(value: Any, dtype: type[Any], where: str) -> Array:
             raise WireError(where, f"has dtype {given!r}; {wanted.str!r} is expected")
         if not isinstance(raw, bytes) or not isinstance(shape, list | tuple):
             raise WireError(where, "an array has dtype, shape and data")
-        if not all(isinstance(n, int) and n >= 0 for n in shape) or (
-            math.prod(shape) * wanted.itemsize != len(raw)
-        ):
+        if not all(_is_size(n) for n in shape) or (math.prod(shape) * wanted.itemsize != len(raw)):
             raise WireError(where, f"{len(raw)} bytes are no array of shape {list(shape)}")
-        return np.frombuffer(raw, dtype=wanted).reshape(shape).astype(dtype, copy=False)
+        try:
+            return np.frombuffer(raw, dtype=wanted).reshape(shape).astype(dtype, copy=False)
+        except ValueError as error:
+            raise WireError(where, f"no array has the shape {list(shape)}") from error
     if not isinstance(value, list | tuple):
         raise WireError(where, "is missing" if value is None else "must be a list of numbers")
     try:
         if dtype is np.uint64:
-            return np.array([int(w, 16) if isinstance(w, str) else w for w in value], dtype)
+            return np.array([_word(w) for w in value], dtype)
         if dtype is np.float64:
             if any(isinstance(row, list | tuple) for row in value):
                 return np.array([[_number(v) for v in row] for row in value], dtype)
@@ -407,6 +478,14 @@ def _array(value: Any, dtype: type[Any], where: str) -> Array:
         raise
     except (TypeError, ValueError, OverflowError) as error:
         raise WireError(where, f"is no list of numbers: {error}") from error
+
+
+def _word(value: Any) -> int:
+    if isinstance(value, str):
+        return int(value, 16)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is no word of 64 bits")
+    return value
 
 
 def _number(value: Any) -> float:

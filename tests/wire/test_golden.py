@@ -1,0 +1,103 @@
+"""Bytes written by earlier versions are readable for ever.
+
+The files in `golden/` are never changed. When the wire grows, a new file is added beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rankscope.agent import wire
+from support.batches import same
+
+GOLDEN = Path(__file__).parent / "golden"
+
+SMALL = wire.Batch(run="brisk-heron-0421-3f9c", rank=0, seq=7, through_step=41)
+
+FULL = wire.Batch(
+    project="vision",
+    run="run 1/2 é",
+    rank=3,
+    session="5f1d7c0a9b3e2468",
+    attempt=2,
+    seq=12,
+    world_size=4,
+    sent_at=1_700_000_000.25,
+    through_step=4,
+    state="failed",
+    phase="backward",
+    error="RuntimeError: out of memory",
+    hello=wire.Hello(
+        started_at=1_699_999_999.5,
+        host="node-7",
+        pid=4242,
+        local_rank=1,
+        launcher="torchrun",
+        wrapper="DistributedDataParallel",
+        heartbeat_seconds=2.0,
+        tables={
+            "parameters": wire.TensorTable(
+                names=("conv.weight", "conv.bias"),
+                shapes=((8, 1, 3, 3), ()),
+                dtypes=("float32", "bfloat16"),
+                shards=("", "0/2"),
+            )
+        },
+        config={"optimizer": {"name": "SGD", "lr": 0.1}, "amp": False, "tags": ["a", None]},
+    ),
+    columns={
+        "loss": wire.Column(np.arange(5), np.array([2.5, math.nan, math.inf, -math.inf, -0.0])),
+        "lr": wire.Column(np.array([4, 0]), np.array([0.1, 5e-324])),
+    },
+    words={
+        "parameters": wire.Column(
+            np.arange(0, 12, 4), np.array([0, 2**53 + 1, 2**64 - 1], np.uint64)
+        )
+    },
+    prints=(
+        wire.Print(
+            step=0,
+            stage="start",
+            table="parameters",
+            digests=np.array([1, 2**63], np.uint64),
+            sketches=np.array([[0.5, -1.0, math.nan], [math.inf, 0.0, 3.0]]),
+        ),
+        wire.Print(
+            step=4, stage="parameters", table="parameters", digests=np.array([3, 4], np.uint64)
+        ),
+    ),
+    events=(wire.Event(step=2, kind="mark", text="epoch 1", data={"epoch": 1}),),
+    dropped={"memory_full": 9},
+)
+
+EXPECTED = {"small": SMALL, "full": FULL}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_version_1_bytes_are_understood(name: str) -> None:
+    assert same(wire.decode((GOLDEN / "v1" / f"{name}.msgpack").read_bytes()), EXPECTED[name])
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_version_1_json_is_understood(name: str) -> None:
+    text = (GOLDEN / "v1" / f"{name}.json").read_text()
+
+    assert same(wire.from_json(json.loads(text)), EXPECTED[name])
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_version_1_is_what_is_written_today(name: str) -> None:
+    # Fails with the first optional field that is added: then keep the reading tests above, add a
+    # file for the new form, and compare that one here.
+    assert wire.VERSION == 1
+    assert wire.encode(EXPECTED[name]) == (GOLDEN / "v1" / f"{name}.msgpack").read_bytes()
+
+
+def test_every_golden_file_is_tested() -> None:
+    files = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*") if path.is_file()}
+
+    assert files == {f"v1/{name}.{form}" for name in EXPECTED for form in ("msgpack", "json")}
