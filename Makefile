@@ -57,7 +57,7 @@ docs: $(STAMP)
 
 screenshot: $(STAMP)
 	@.ci/browser
-	$(BIN)/python docs/screenshot.py $(ARGS)
+	$(BIN)/python docs/demo_screenshot.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
