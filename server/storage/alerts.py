@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, tuple_, update
+from sqlalchemy import Connection, insert, or_, select, tuple_, update
 
 from rankscope.server.alerts.model import Alert
 from rankscope.server.detectors.base import Check, Status
@@ -172,3 +172,21 @@ def load_checks(connection: Connection, *, run: int) -> Mapping[str, Check]:
     c = schema.check
     rows = connection.execute(select(c).where(c.c.run == run).order_by(c.c.kind))
     return {row.kind: Check(Status(row.status), row.why) for row in rows}
+
+
+def roots(connection: Connection, *, run: int, run_id: str) -> list[Alert]:
+    """The alerts of a run that are no consequences of others, oldest first."""
+    a = schema.alert
+    rows = connection.execute(
+        select(a).where(a.c.run == run, a.c.parent.is_(None)).order_by(a.c.opened_at, a.c.id)
+    )
+    return [alert_from_row(row, run_id) for row in rows]
+
+
+def silences(connection: Connection, *, now: float) -> frozenset[tuple[str, str]]:
+    """(run id, kind) of all that is silenced now."""
+    s, r = schema.silence, schema.run
+    rows = connection.execute(
+        select(r.c.id, s.c.kind).join(r, r.c.key == s.c.run).where(or_(s.c.until.is_(None), s.c.until > now))
+    )
+    return frozenset((row.id, row.kind) for row in rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, func, or_, select, tuple_
+from sqlalchemy import Connection, or_, select, tuple_
 
 from rankscope.server.storage import schema
 
@@ -51,17 +51,20 @@ def find_run(connection: Connection, run_id: str) -> Any | None:
     return connection.execute(select(schema.run).where(schema.run.c.id == run_id)).first()
 
 
-def rank_counts(connection: Connection, *, runs: Sequence[int]) -> Mapping[int, int]:
-    """Number of ranks seen, by run."""
+def ranks_seen(connection: Connection, *, runs: Sequence[int]) -> Mapping[int, Sequence[int]]:
+    """Ranks that have posted, ascending, by run."""
     t = schema.attempt
-    if not runs:
-        return {}
-    rows = connection.execute(
-        select(t.c.run, func.count(func.distinct(t.c.rank)).label("ranks"))
-        .where(t.c.run.in_(runs))
-        .group_by(t.c.run)
-    )
-    return {row.run: row.ranks for row in rows}
+    seen: dict[int, list[int]] = {}
+    if runs:
+        rows = connection.execute(
+            select(t.c.run, t.c.rank)
+            .where(t.c.run.in_(runs))
+            .distinct()
+            .order_by(t.c.run, t.c.rank)
+        )
+        for row in rows:
+            seen.setdefault(row.run, []).append(row.rank)
+    return seen
 
 
 def list_events(connection: Connection, *, run: int, limit: int = 200) -> list[dict[str, Any]]:

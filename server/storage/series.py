@@ -156,3 +156,29 @@ def in_buckets(
     empty = ~np.logical_or.reduceat(number, starts)
     low[empty] = high[empty] = np.nan
     return RankSeries(rank, steps[starts], means, low, high)
+
+
+def latest_values(
+    connection: Connection, *, run: int, metrics: Collection[str]
+) -> dict[tuple[int, str], float]:
+    """Newest value of some metrics, by (rank, metric)."""
+    m, c = schema.metric, schema.chunk
+    newest = (
+        select(c.c.metric, c.c.rank, func.max(c.c.arrival).label("arrival"))
+        .join(m, (m.c.run == c.c.run) & (m.c.id == c.c.metric))
+        .where(c.c.run == run, m.c.kind == "scalar", m.c.name.in_(list(metrics)))
+        .group_by(c.c.metric, c.c.rank)
+        .subquery()
+    )
+    rows = connection.execute(
+        select(m.c.name, c.c.rank, c.c["values"])
+        .join(
+            newest,
+            (c.c.metric == newest.c.metric)
+            & (c.c.rank == newest.c.rank)
+            & (c.c.arrival == newest.c.arrival),
+        )
+        .join(m, (m.c.run == c.c.run) & (m.c.id == c.c.metric))
+        .where(c.c.run == run)
+    )
+    return {(rank, name): float(unpack(values, np.float64)[-1]) for name, rank, values in rows}

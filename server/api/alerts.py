@@ -1,0 +1,168 @@
+"""Alerts: lists, one with its history, acknowledge, silence."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from sqlalchemy import Connection
+
+from rankscope.agent.wire import KINDS
+from rankscope.server.alerts.model import Alert
+from rankscope.server.api import models
+from rankscope.server.api.deps import Database, Page, Paging, Reading, RunRow, next_cursor
+from rankscope.server.api.problems import Problem
+from rankscope.server.storage import alerts
+from rankscope.server.storage.engine import writing
+
+router = APIRouter(tags=["alerts"])
+
+State = Annotated[str | None, Query(pattern="^(open|resolved)$")]
+Severity = Annotated[models.Severity | None, Query()]
+Consequences = Annotated[
+    bool, Query(description="list alerts that follow from others as well, not only root causes")
+]
+
+
+@router.get("/runs/{run}/alerts")
+def run_alerts(
+    connection: Reading,
+    row: RunRow,
+    page: Paging,
+    state: State = None,
+    severity: Severity = None,
+    kind: str | None = None,
+    rank: int | None = None,
+    consequences: Consequences = False,
+) -> models.Items[models.Alert]:
+    """Alerts of a run, newest first."""
+    return _list(
+        connection,
+        page,
+        run=row.key,
+        state=state,
+        severity=severity,
+        kind=kind,
+        rank=rank,
+        consequences=consequences,
+    )
+
+
+@router.get("/alerts")
+def all_alerts(
+    connection: Reading,
+    page: Paging,
+    project: str | None = None,
+    state: State = None,
+    severity: Severity = None,
+    kind: str | None = None,
+    rank: int | None = None,
+    consequences: Consequences = False,
+) -> models.Items[models.Alert]:
+    """Alerts of all runs, newest first."""
+    return _list(
+        connection,
+        page,
+        project=project,
+        state=state,
+        severity=severity,
+        kind=kind,
+        rank=rank,
+        consequences=consequences,
+    )
+
+
+@router.get("/alerts/{alert}")
+def get_alert(connection: Reading, alert: str) -> models.AlertDetail:
+    """One alert with all its evidence and what happened to it."""
+    return _detail(connection, alert)
+
+
+@router.post("/alerts/{alert}/acknowledge")
+def acknowledge(engine: Database, alert: str) -> models.AlertDetail:
+    """Tells everybody that somebody knows."""
+    with writing(engine) as connection:
+        run, _ = _known(connection, alert)
+        alerts.acknowledge(connection, run=run, alert_id=alert)
+        return _detail(connection, alert)
+
+
+@router.post("/runs/{run}/silences", status_code=201)
+def silence(
+    engine: Database, row: RunRow, request: models.SilenceRequest
+) -> models.Silence:
+    """Takes a kind out of the verdict of a run, for ever or for some seconds."""
+    if request.kind not in KINDS:
+        raise Problem(422, f"kind: {request.kind!r} is none of {', '.join(KINDS)}")
+    if request.seconds is not None and not 0 < request.seconds < 1e10:
+        raise Problem(422, "seconds: must be above 0; leave it out to silence for ever")
+    now = time.time()
+    until = None if request.seconds is None else now + request.seconds
+    with writing(engine) as connection:
+        silence_id = alerts.add_silence(
+            connection,
+            run=row.key,
+            kind=request.kind,
+            until=until,
+            comment=request.comment,
+            now=now,
+        )
+    return models.Silence(
+        id=silence_id,
+        run=row.id,
+        kind=request.kind,
+        until=None if until is None else models.time_of(until),
+        comment=request.comment,
+    )
+
+
+def _list(connection: Connection, page: Page, **wanted: Any) -> models.Items[models.Alert]:
+    found, after = alerts.list_alerts(connection, limit=page.limit, after=page.after, **wanted)
+    silenced = alerts.silences(connection, now=time.time())
+    return models.Items(
+        items=[models.Alert(**_members(a, (a.run, a.kind) in silenced)) for a in found],
+        next_cursor=next_cursor(after),
+    )
+
+
+def _known(connection: Connection, alert: str) -> tuple[int, Alert]:
+    found = alerts.get_alert(connection, alert)
+    if found is None:
+        raise Problem(404, f"there is no alert {alert!r}; GET /api/v1/alerts lists them")
+    return found
+
+
+def _detail(connection: Connection, alert: str) -> models.AlertDetail:
+    run, found = _known(connection, alert)
+    silenced = found.kind in alerts.silenced_kinds(connection, run=run, now=time.time())
+    history = alerts.alert_history(connection, run=run, alert_id=alert)
+    return models.AlertDetail(
+        **_members(found, silenced),
+        history=[models.Transition(**(h | {"at": models.time_of(h["at"])})) for h in history],
+    )
+
+
+def _members(alert: Alert, silenced: bool) -> dict[str, Any]:
+    return {
+        "id": alert.id,
+        "run": alert.run,
+        "kind": alert.kind,
+        "severity": alert.severity,
+        "state": alert.state,
+        "title": alert.title,
+        "ranks": list(alert.ranks),
+        "tensors": list(alert.tensors),
+        "first_step": alert.first_step,
+        "last_step": alert.last_step,
+        "opened_at": models.time_of(alert.opened_at),
+        "resolved_at": None if alert.resolved_at is None else models.time_of(alert.resolved_at),
+        "acknowledged": alert.acknowledged,
+        "silenced": silenced,
+        "stage": alert.stage,
+        "cause": alert.cause,
+        "remedy": alert.remedy,
+        "evidence": dict(alert.evidence),
+        "parent": alert.parent,
+        "consequences": list(alert.consequences),
+    }

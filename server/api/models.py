@@ -1,0 +1,255 @@
+"""The public JSON, apart from wire classes and tables: three shapes, three owners."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer, WithJsonSchema
+
+from rankscope.agent.wire import number_to_json
+
+Item = TypeVar("Item")
+
+# A float, or one of the strings "NaN", "Infinity", "-Infinity": JSON has no such numbers.
+Number = Annotated[
+    float,
+    PlainSerializer(number_to_json, return_type=float | str),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]},
+        mode="serialization",
+    ),
+]
+
+Severity = Literal["info", "warning", "critical"]
+RunState = Literal["running", "finished", "failed", "lost"]
+VerdictName = Literal["pass", "fail", "pending"]
+
+
+def time_of(seconds: float) -> datetime:
+    """Seconds since 1970 as a time that is written in RFC 3339, UTC."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+class Model(BaseModel):
+    """Base: unknown members are refused in what clients send."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Items(BaseModel, Generic[Item]):
+    """A page of a list."""
+
+    items: list[Item]
+    next_cursor: str | None = None
+
+
+class Accepted(BaseModel):
+    """Answer to a batch."""
+
+    accepted: int
+    duplicate: bool
+    dense_until: int | None
+    hello_wanted: bool
+
+
+class Run(BaseModel):
+    """A run, as lists show it."""
+
+    id: str
+    project: str
+    name: str
+    state: RunState
+    world_size: int
+    ranks: list[int]
+    started_at: datetime
+    last_seen_at: datetime
+    last_step: int
+    config: dict[str, Any]
+    verdict: VerdictName
+    open_alerts: int
+
+
+class RankStatus(BaseModel):
+    """One rank as it was last heard of."""
+
+    rank: int
+    attempt: int
+    host: str
+    pid: int
+    local_rank: int
+    launcher: str
+    wrapper: str
+    state: str
+    phase: str
+    error: str
+    last_step: int
+    first_seen_at: datetime
+    last_seen_at: datetime
+    heartbeat_seconds: float
+    dropped: dict[str, int]
+    loss: Number | None
+    step_seconds: Number | None
+
+
+class AgentEvent(BaseModel):
+    """Something that an agent said once."""
+
+    rank: int
+    step: int
+    at: datetime
+    kind: str
+    text: str
+    data: dict[str, Any]
+
+
+class RunDetail(Run):
+    """A run with its ranks."""
+
+    rank_status: list[RankStatus]
+    events: list[AgentEvent]
+    evaluated_step: int
+
+
+class Metric(BaseModel):
+    """A series that a run has."""
+
+    name: str
+    ranks: list[int]
+    first_step: int
+    last_step: int
+
+
+class RankSeries(BaseModel):
+    """One metric of one rank; `values` are means where there are buckets."""
+
+    rank: int
+    steps: list[int]
+    values: list[Number]
+    min: list[Number]
+    max: list[Number]
+
+
+class Series(BaseModel):
+    """One metric of some ranks."""
+
+    metric: str
+    series: list[RankSeries]
+
+
+class TensorDifference(BaseModel):
+    """How far one tensor is apart."""
+
+    name: str
+    shape: list[int]
+    ranks: list[int]
+    distance: Number
+    relative: Number
+    buckets: int
+
+
+class Comparison(BaseModel):
+    """One link of the chain, as it stood at each compared step from `step` to `until_step`."""
+
+    step: int
+    until_step: int
+    count: int
+    stage: str
+    equal: bool
+    decided: bool
+    ranks: list[int]
+    clusters: list[list[int]]
+    distance: list[Number]
+    relative: list[Number]
+    first_tensor: TensorDifference | None
+    tensors: list[TensorDifference]
+    missing: list[int]
+
+
+class Matrix(BaseModel):
+    """L2 distance of any two ranks at a step."""
+
+    step: int
+    stage: str
+    ranks: list[int]
+    distance: list[list[Number]]
+
+
+class Divergence(Items[Comparison]):
+    """Comparisons, and the distances where they were asked for."""
+
+    matrix: Matrix | None = None
+
+
+class Transition(BaseModel):
+    """Something that happened to an alert."""
+
+    step: int
+    at: datetime
+    what: str
+    reason: str
+
+
+class Alert(BaseModel):
+    """An alert."""
+
+    id: str
+    run: str
+    kind: str
+    severity: Severity
+    state: Literal["open", "resolved"]
+    title: str
+    ranks: list[int]
+    tensors: list[str]
+    first_step: int
+    last_step: int
+    opened_at: datetime
+    resolved_at: datetime | None
+    acknowledged: bool
+    silenced: bool
+    stage: str | None
+    cause: str
+    remedy: str
+    evidence: dict[str, Any]
+    parent: str | None
+    consequences: list[str]
+
+
+class AlertDetail(Alert):
+    """An alert with its history."""
+
+    history: list[Transition]
+
+
+class SilenceRequest(Model):
+    """A kind that is not to count in a run, for ever or for a while."""
+
+    kind: str
+    seconds: float | None = None
+    comment: str = ""
+
+
+class Silence(BaseModel):
+    """A silence that now holds."""
+
+    id: str
+    run: str
+    kind: str
+    until: datetime | None
+    comment: str
+
+
+class CheckLine(BaseModel):
+    """Whether something was checked, and what came of it."""
+
+    name: str
+    state: Literal["passed", "failed", "not_run"]
+    why: str
+
+
+class Verdict(BaseModel):
+    """Pass, fail or pending, and why."""
+
+    verdict: VerdictName
+    reasons: list[str]
+    checks: list[CheckLine]

@@ -1,0 +1,81 @@
+"""Errors as RFC 9457 problem details, whatever raised them."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+CONTENT_TYPE = "application/problem+json"
+
+_logger = logging.getLogger(__name__)
+
+
+class Problem(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: HTTP status.
+        detail: what is wrong, where, and what to do.
+        further: members beside the standard ones.
+    """
+
+    def __init__(self, status: int, detail: str, **further: Any) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.further = further
+
+
+def answer(
+    status: int, detail: str, *, instance: str, headers: dict[str, str] | None = None, **more: Any
+) -> JSONResponse:
+    """A problem as a response."""
+    body = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "instance": instance,
+        **more,
+    }
+    return JSONResponse(body, status, media_type=CONTENT_TYPE, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of the application a problem."""
+
+    @app.exception_handler(Problem)
+    async def problem(request: Request, error: Problem) -> Response:
+        return answer(error.status, error.detail, instance=request.url.path, **error.further)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        detail = str(error.detail)
+        if error.status_code == 404 and detail == "Not Found":
+            detail = f"there is nothing at {request.url.path}; /docs lists the routes"
+        headers = dict(error.headers) if error.headers else None
+        return answer(error.status_code, detail, instance=request.url.path, headers=headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def validation(request: Request, error: RequestValidationError) -> Response:
+        errors = [
+            {"where": ".".join(str(part) for part in e["loc"]), "problem": e["msg"]}
+            for e in error.errors()
+        ]
+        detail = "; ".join(f"{e['where']}: {e['problem']}" for e in errors)
+        return answer(422, detail, instance=request.url.path, errors=errors)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        _logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return answer(
+            500,
+            "the server failed at this request; its log says why",
+            instance=request.url.path,
+        )

@@ -1,0 +1,65 @@
+"""`GET /runs/{run}/metrics`, `GET /runs/{run}/series`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from rankscope.agent.wire import numbers_to_json
+from rankscope.server.api.deps import Reading, RunRow
+from rankscope.server.api.models import Items, Metric, RankSeries, Series
+from rankscope.server.storage import series
+
+router = APIRouter(tags=["series"])
+
+Step = Annotated[int | None, Query(ge=0)]
+
+
+@router.get("/runs/{run}/metrics")
+def list_metrics(connection: Reading, row: RunRow) -> Items[Metric]:
+    """Names of the series that a run has, with their ranks and steps."""
+    return Items(
+        items=[
+            Metric(
+                name=m.name, ranks=list(m.ranks), first_step=m.first_step, last_step=m.last_step
+            )
+            for m in series.list_metrics(connection, run=row.key)
+        ]
+    )
+
+
+@router.get("/runs/{run}/series")
+def get_series(
+    connection: Reading,
+    row: RunRow,
+    metric: str,
+    rank: Annotated[list[int] | None, Query(description="all ranks where none is given")] = None,
+    from_step: Step = None,
+    to_step: Step = None,
+    max_points: Annotated[int, Query(ge=2, le=100_000)] = 2000,
+) -> Series:
+    """One metric of some ranks: raw points where they fit, else buckets that hide no spike."""
+    found = series.read_series(
+        connection,
+        run=row.key,
+        metric=metric,
+        ranks=rank,
+        from_step=from_step,
+        to_step=to_step,
+        max_points=max_points,
+    )
+    # Built without validation: the arrays are ours, and there may be a million numbers in them.
+    return Series.model_construct(
+        metric=metric,
+        series=[
+            RankSeries.model_construct(
+                rank=s.rank,
+                steps=s.steps.tolist(),
+                values=numbers_to_json(s.values),
+                min=numbers_to_json(s.low),
+                max=numbers_to_json(s.high),
+            )
+            for s in found
+        ],
+    )

@@ -1,0 +1,47 @@
+"""What a server is told at start, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+BACKENDS = ("sqlite", "postgresql")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of one server.
+
+    Attributes:
+        database: SQLAlchemy URL.
+        evaluate: whether this process evaluates runs; off in tests that want to do it themselves.
+    """
+
+    database: str
+    host: str = "127.0.0.1"
+    port: int = 8642
+    evaluate: bool = True
+
+    def __post_init__(self) -> None:
+        try:
+            backend = make_url(self.database).get_backend_name()
+        except ArgumentError as error:
+            raise ValueError(
+                f"--db {self.database!r} is no database URL; write for example "
+                "sqlite:////path/to/file.db or postgresql://user:password@host/name"
+            ) from error
+        if backend not in BACKENDS:
+            raise ValueError(f"--db names a {backend} database; use sqlite or postgresql")
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"--port {self.port} is none; use 0 (any free one) to 65535")
+
+
+def default_database() -> str:
+    """URL of the SQLite file in the user's data folder, which is made where it is missing."""
+    folder: Path = platformdirs.user_data_path("rankscope", appauthor=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{folder / 'rankscope.db'}"
