@@ -17,6 +17,7 @@ from rankscope.server.demo.comparison import compare, describe
 from rankscope.server.demo.faults import DEFAULT_FAULT, FAULTS, Injection, decide
 from rankscope.server.demo.processes import (
     PYTHON,
+    RANKSCOPE,
     Job,
     Process,
     free_port,
@@ -154,9 +155,7 @@ def _demo(arguments: argparse.Namespace, screen: Screen) -> int:
         server = stack.enter_context(
             Process(
                 [
-                    *PYTHON,
-                    "-m",
-                    "rankscope.agent.cli",
+                    *RANKSCOPE,
                     "serve",
                     *("--host", "127.0.0.1"),
                     *("--port", str(port)),

@@ -15,6 +15,8 @@ from types import TracebackType
 
 # `-P` keeps the folder in which the user happens to stand off the module path.
 PYTHON = (sys.executable, "-P")
+# The command `rankscope` of this very installation, also where it is not on the PATH.
+RANKSCOPE = (*PYTHON, "-c", "from rankscope.agent.cli import main; raise SystemExit(main())")
 _STOP_SECONDS = 5.0
 
 
