@@ -97,7 +97,12 @@ def rank_curves(
         labels.append(_note(note, theme))
     settings = layout(theme)
     settings |= {
-        "xaxis": {"title": {"text": "step"}, "range": _padded(span), "tickformat": ",d"},
+        "xaxis": {
+            "title": {"text": "step"},
+            "range": _padded(span),
+            "tickformat": ",d",
+            "unifiedhovertitle": {"text": "step %{x:,d}"},
+        },
         "yaxis": {
             "title": {"text": inert(axis_title(metric), 60)},
             "type": "log" if log_y else "linear",

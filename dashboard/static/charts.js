@@ -212,7 +212,7 @@ function readout(lines, step) {
     .map((line) => ({ name: line.name, step: line.steps[line.i], value: line.values[line.i] }));
   if (!at.length) return "";
   const head = `step ${at[0].step}:`;
-  if (at.length <= 4) return `${head} ${at.map((a) => `${a.name} ${number(a.value)}`).join(", ")}`;
+  if (at.length <= 4) return `${head} ${at.map((a) => `${a.name.replace("rank ", "r")} ${number(a.value)}`).join(", ")}`;
   const finite = at.map((a) => a.value).filter(Number.isFinite);
   const strange = at.length - finite.length;
   const range = finite.length ? `${number(Math.min(...finite))} to ${number(Math.max(...finite))}` : "";

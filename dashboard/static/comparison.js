@@ -6,15 +6,14 @@ import { el, fill, number, rankList, ranksText } from "./dom.js";
 const SHOWN = 12;
 
 export async function comparison(node, runPath, step, stage) {
-  const answer = await get(`${runPath}/divergence`, { from_step: step, to_step: step });
-  const item = answer.items.find((i) => i.stage === stage) ?? answer.items[0];
+  const [item] = (await get(`${runPath}/divergence`, { from_step: step, to_step: step, stage })).items;
   if (!item || item.equal) return fill(node);
-  const groups = new Map();
-  item.ranks.forEach((rank, i) => groups.set(item.clusters[i], [...(groups.get(item.clusters[i]) ?? []), rank]));
+  const shown = item.clusters.slice(0, SHOWN).map((ranks) => ranksText(ranks));
+  if (item.clusters.length > SHOWN) shown.push(`and ${item.clusters.length - SHOWN} more`);
   fill(
     node,
-    el("h3", {}, `Step ${step}, ${item.stage.replaceAll("_", " ")}: ${groups.size} groups of equal ranks`),
-    el("p", {}, [...groups.values()].map((ranks) => ranksText(ranks)).join("  |  "),
+    el("h3", {}, `Step ${step}, ${item.stage.replaceAll("_", " ")}: ${item.clusters.length} groups of equal ranks`),
+    el("p", {}, shown.join("  |  "),
       item.decided ? "" : ". No group is the largest: nothing tells which one is wrong."),
     item.tensors.length > 0 && tensorTable(item),
   );
@@ -28,7 +27,7 @@ function tensorTable(item) {
     el(
       "table",
       { class: "fold" },
-      el("caption", {}, `${item.tensors.length} of ${item.tensor_count || "?"} tensors differ, in the order of the model` +
+      el("caption", {}, `${item.tensors.length} tensor${item.tensors.length > 1 ? "s differ" : " differs"}, in the order of the model` +
         (rest > 0 ? `; the first ${SHOWN} of them` : "")),
       el("thead", {}, el("tr", {}, ["Tensor", "Shape", "Ranks"].map((t) => el("th", { scope: "col" }, t)),
         ["Distance (L2)", "Relative"].map((t) => el("th", { scope: "col", class: "number" }, t)))),

@@ -4,6 +4,15 @@ import { age } from "./api.js";
 import { duration, el, fill, ranksText, severitySign } from "./dom.js";
 import { families } from "./alert_card.js";
 
+const SETTLE_MS = 15000;
+const passed = new Map(); // run -> when it was last seen to pass
+
+/** Between a batch and its evaluation a passing run is pending for a moment; it still reads as passing. */
+export function settled(run, verdict) {
+  if (verdict === "pass") passed.set(run, Date.now());
+  return verdict === "pending" && Date.now() - (passed.get(run) ?? 0) < SETTLE_MS ? "pass" : verdict;
+}
+
 /**
  * @param facts { run, verdict, alerts } as the REST interface gives them
  * @returns the alert that it speaks of, if it does of one
@@ -11,20 +20,21 @@ import { families } from "./alert_card.js";
 export function headline(node, { run, verdict, alerts }) {
   const roots = families(alerts).map(([root]) => root);
   const open = roots.filter((a) => a.state === "open" && a.severity !== "info");
-  const { tone, sign, word, title, body } = open.length
+  const word = settled(run.id, verdict.verdict);
+  const told = open.length
     ? broken(open, run)
-    : verdict.verdict === "fail"
+    : word === "fail"
       ? failed(roots, verdict)
-      : verdict.verdict === "pass"
+      : word === "pass"
         ? fine(roots, verdict, run)
         : tooEarly(verdict, run);
-  node.className = `panel headline is-${tone}`;
+  node.className = `panel headline is-${told.tone}`;
   node.removeAttribute("aria-busy");
   fill(
     node,
-    el("p", { class: `state is-${tone}` }, el("span", { class: "sign", "aria-hidden": "true" }, sign), word),
-    el("h1", {}, title),
-    ...body,
+    el("p", { class: `state is-${told.tone}` }, el("span", { class: "sign", "aria-hidden": "true" }, told.sign), told.word),
+    el("h1", {}, told.title),
+    ...told.body,
   );
   return open[0] ?? null;
 }
@@ -79,7 +89,7 @@ function fine(roots, verdict, run) {
     tone: "ok",
     sign: "\u2713",
     word: "Fine",
-    title: `${passed} check${passed === 1 ? "" : "s"} passed on ${run.world_size} rank${run.world_size === 1 ? "" : "s"} through step ${run.last_step}`,
+    title: `${passed} check${passed === 1 ? "" : "s"} passed on ${run.world_size} rank${run.world_size === 1 ? "" : "s"} through step ${run.evaluated_step}`,
     body: notes.length ? [el("p", { class: "muted" }, notes.join(" "))] : [],
   };
 }

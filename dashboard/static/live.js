@@ -9,7 +9,6 @@ const TEXTS = {
   poll: ["polling", "The event stream does not get through; asking every few seconds"],
   paused: ["paused", "Paused while this page is hidden"],
   lost: ["no connection", "The server does not answer; trying again"],
-  done: ["finished", "The run has ended; nothing more will come"],
 };
 
 export class Live {
@@ -17,7 +16,6 @@ export class Live {
   #onNews;
   #source = null;
   #timer = null;
-  #ended = false;
 
   /** onNews(name of the event or null) is called for each piece of news. */
   constructor(url, eventNames, onNews) {
@@ -27,14 +25,6 @@ export class Live {
     document.addEventListener("visibilitychange", () => (document.hidden ? this.#pause() : this.#resume()));
     if (document.hidden) this.#say("paused");
     else this.#listen();
-  }
-
-  /** The run has ended: late corrections are looked for now and then, no stream is held open. */
-  end() {
-    if (this.#ended) return;
-    this.#ended = true;
-    this.#close();
-    this.#say("done");
   }
 
   #say(state) {
@@ -53,12 +43,12 @@ export class Live {
 
   #pause() {
     this.#close();
-    if (!this.#ended) this.#say("paused");
+    this.#say("paused");
   }
 
   #resume() {
     this.#onNews(null);
-    if (!this.#ended && !this.#source) this.#listen();
+    if (!this.#source) this.#listen();
   }
 
   #listen() {
@@ -78,7 +68,7 @@ export class Live {
         this.#source.close();
         this.#source = null;
         setTimeout(() => {
-          if (!document.hidden && !this.#ended && !this.#source) this.#listen();
+          if (!document.hidden && !this.#source) this.#listen();
         }, 10 * POLL_MS);
       }
     };

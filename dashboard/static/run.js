@@ -4,9 +4,9 @@ import { Problem, get, post, root, runPath } from "./api.js";
 import { alertCard, families, fillAlerts } from "./alert_card.js";
 import { Charts } from "./charts.js";
 import { comparison } from "./comparison.js";
-import { $, count, debounce, duration, el, fill, rankList, severitySign, show, stateBadge, throttle, verdictBadge } from "./dom.js";
+import { $, badge, count, debounce, duration, el, fill, rankList, severitySign, show, stateBadge, throttle, verdictBadge } from "./dom.js";
 import { onKey, trouble } from "./frame.js";
-import { checks, headline, staleness } from "./headline.js";
+import { checks, headline, settled, staleness } from "./headline.js";
 import { Live } from "./live.js";
 import { Plot } from "./plot.js";
 import { QueryState } from "./query.js";
@@ -16,6 +16,8 @@ const FACTS_MS = 1000;
 const CHARTS_MS = 2000;
 const TICK_MS = 1000;
 const MAX_CHIPS = 16;
+const PATIENCE = 60;
+const MAX_EVENTS = 20;
 
 const run = document.body.dataset.run;
 const path = runPath(run);
@@ -23,7 +25,8 @@ const state = new QueryState({
   q: "", smoothing: "0", log: "", ranks: "", highlight: "", from: "", to: "", stage: "", step: "", wide: "",
 });
 let facts = null; // { run, verdict, alerts, ranks }
-let drawnStep = null;
+let drawn = "";
+let patience = PATIENCE;
 let stages = "";
 
 // ------------------------------------------------------------------------------------------ charts
@@ -114,7 +117,7 @@ $("chips").addEventListener("click", (event) => {
 const refreshCharts = throttle(CHARTS_MS, async () => {
   if (!facts || document.hidden) return;
   try {
-    charts.setMetrics((await everything(`${path}/metrics`)).map((m) => m.name ?? m.metric));
+    charts.setMetrics((await everything(`${path}/metrics`)).map((metric) => metric.name));
   } catch (error) {
     trouble(error);
   }
@@ -141,18 +144,21 @@ async function loadFacts() {
     const [about, verdict, alerts] = await Promise.all([
       get(path), get(`${path}/verdict`), everything(`${path}/alerts`, { consequences: true }),
     ]);
-    facts = { run: about, verdict, alerts, ranks: about.ranks };
+    facts = { run: about, verdict, alerts, ranks: about.rank_status };
     trouble(null);
   } catch (error) {
     trouble(error);
     return;
   }
   tell();
-  if (drawnStep !== facts.run.last_step || drawnStep === null) {
-    drawnStep = facts.run.last_step;
+  const now = [facts.run.last_step, facts.run.evaluated_step, facts.alerts.length].join();
+  if (now !== drawn) {
+    drawn = now;
     refreshCharts();
   }
-  if (["finished", "failed"].includes(facts.run.state)) live.end();
+  // The evaluation follows the data, and no event tells of a verdict: look again while it is behind.
+  patience = facts.verdict.verdict === "pending" ? patience - 1 : PATIENCE;
+  if (facts.verdict.verdict === "pending" && patience > 0) setTimeout(refreshFacts, FACTS_MS);
 }
 
 const refreshFacts = throttle(FACTS_MS, loadFacts);
@@ -165,7 +171,7 @@ function tell() {
   show($("empty"), !started);
   for (const id of ["toolbar", "curves", "divergence"]) show($(id), started);
   document.title = `${featured ? `${severitySign(featured.severity)} ` : ""}${about.name || run} - Rankscope`;
-  $("verdict").replaceChildren(verdictBadge(verdict.verdict));
+  $("verdict").replaceChildren(verdictBadge(settled(about.id, verdict.verdict)));
   checks($("checks"), verdict);
   tellAlerts(alerts, featured);
   tick();
@@ -205,9 +211,36 @@ function tick() {
 
 const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
 
+/** What the agents said: their own faults first, and what they had to give up. */
 function notes(node, about) {
-  const lines = about.notes ?? [];
-  fill(node, lines.length > 0 && el("ul", {}, lines.map((note) => el("li", {}, note))));
+  const dropped = new Map();
+  for (const rank of about.rank_status) {
+    for (const [reason, n] of Object.entries(rank.dropped)) dropped.set(reason, (dropped.get(reason) ?? 0) + n);
+  }
+  const events = [...about.events].sort((a, b) => (b.kind === "agent.fault") - (a.kind === "agent.fault"));
+  const lost = [...dropped].filter(([, n]) => n > 0);
+  fill(
+    node,
+    lost.length > 0 && el("p", { class: "is-warning" }, `Given up by the agents: ${lost.map(([why, n]) => `${count(n)} (${why})`).join(", ")}`),
+    events.length > 0 && el(
+      "div",
+      { class: "scroll" },
+      el(
+        "table",
+        { class: "fold" },
+        el("caption", {}, "What the agents said, faults first"),
+        el("thead", {}, el("tr", {}, ["Kind", "Rank", "Step", "Text"].map((t) => el("th", { scope: "col" }, t)))),
+        el("tbody", {}, events.slice(0, MAX_EVENTS).map((event) => el(
+          "tr",
+          {},
+          el("th", { scope: "row" }, event.kind === "agent.fault" ? badge("fault", "warning", severitySign("warning")) : el("code", {}, event.kind)),
+          el("td", { "data-label": "Rank" }, event.rank),
+          el("td", { "data-label": "Step" }, event.step < 0 ? "\u2013" : event.step),
+          el("td", {}, event.text || JSON.stringify(event.data)),
+        ))),
+      ),
+    ),
+  );
 }
 
 function showStep(alert) {
@@ -223,14 +256,14 @@ function showStep(alert) {
 
 function silence(alert) {
   $("silence-what").textContent =
-    `Alerts of the kind ${alert.kind} in this run stay on this page but notify nobody and do not count, for the time chosen.`;
+    `Alerts of the kind ${alert.kind} in this run stay on this page but do not count for the verdict, for the time chosen.`;
   const dialog = $("silence");
   dialog.returnValue = "";
   dialog.onclose = async () => {
     if (dialog.returnValue !== "silence") return;
-    const until = new Date(Date.now() + Number($("silence-hours").value) * 3600e3);
+    const seconds = 3600 * Number($("silence-hours").value);
     try {
-      await post(`${path}/silences`, { kind: alert.kind, until: until.toISOString(), reason: $("silence-why").value });
+      await post(`${path}/silences`, { kind: alert.kind, seconds, comment: $("silence-why").value });
       loadFacts();
     } catch (error) {
       trouble(error);

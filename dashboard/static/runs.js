@@ -3,7 +3,7 @@
 import { age, get, runPage } from "./api.js";
 import { $, badge, count, debounce, duration, el, fill, severitySign, show, stateBadge, throttle, verdictBadge } from "./dom.js";
 import { trouble } from "./frame.js";
-import { staleness } from "./headline.js";
+import { settled, staleness } from "./headline.js";
 import { QueryState } from "./query.js";
 
 const REFRESH_MS = 3000;
@@ -42,13 +42,10 @@ function tell(runs, more) {
   offerProjects(runs);
 }
 
-const GRAVITY = ["critical", "warning", "info"];
-
-/** @param run with `open_alerts`: severity -> number of open alerts that are no consequences */
 function openAlerts(run) {
-  const there = GRAVITY.filter((severity) => run.open_alerts?.[severity]);
-  if (!there.length) return el("span", { class: "muted" }, "none");
-  return there.map((s) => [badge(`${run.open_alerts[s]} ${s}`, s, severitySign(s)), " "]);
+  if (!run.open_alerts) return el("span", { class: "muted" }, "none");
+  const tone = run.verdict === "fail" ? "critical" : "warning";
+  return badge(`${run.open_alerts} open`, tone, severitySign(tone));
 }
 
 function row(run) {
@@ -56,7 +53,7 @@ function row(run) {
     "tr",
     {},
     el("td", {}, el("a", { class: "run", href: runPage(run.id) }, run.name || run.id), el("div", { class: "muted" }, run.project)),
-    el("td", { "data-label": "Verdict" }, verdictBadge(run.verdict)),
+    el("td", { "data-label": "Verdict" }, verdictBadge(settled(run.id, run.verdict))),
     el("td", { "data-label": "State" }, stateBadge(run.state)),
     el("td", { "data-label": "Open alerts" }, openAlerts(run)),
     el("td", { "data-label": "Ranks", class: "number" }, count(run.world_size)),

@@ -337,7 +337,7 @@ def test_pointing_at_a_chart_points_at_the_same_step_in_the_others(open_page):
     said = page.inner_text('.chart[data-metric="grad_norm"] .readout')
     step = int(re.match(r"step (\d+):", said).group(1))
     assert 150 < step < 250
-    shown = f"rank 2 {BROKEN.values('grad_norm', 2)[step]:.4g}"
+    shown = f"r2 {BROKEN.values('grad_norm', 2)[step]:.4g}"
     assert shown in said
 
 

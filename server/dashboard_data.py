@@ -1,0 +1,173 @@
+"""Arrays for the figures of the dashboard, out of the database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from sqlalchemy import Connection, Engine
+
+from rankscope.dashboard.figures import Curve, Mark
+from rankscope.dashboard.source import Distances, Divergence, Selection
+from rankscope.server.compare import pairwise_distances
+from rankscope.server.storage import alerts, comparisons, runs, series
+from rankscope.server.window import Comparison
+
+_PAGE = 1000
+# More alerts than this say nothing on a chart.
+_MAX_MARKS = 100
+
+
+class DatabaseSource:
+    """The `rankscope.dashboard.source.Source` of a server.
+
+    Args:
+        engine: the server's database.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def ranks(self, run: str) -> Sequence[int] | None:
+        """See `Source`."""
+        with self._engine.connect() as connection, connection.begin():
+            row = runs.find_run(connection, run)
+            if row is None:
+                return None
+            return list(runs.ranks_seen(connection, runs=[row.key]).get(row.key, ()))
+
+    def curves(self, run: str, metric: str, wanted: Selection) -> Sequence[Curve]:
+        """See `Source`."""
+        with self._engine.connect() as connection, connection.begin():
+            found = series.read_series(
+                connection,
+                run=_key(connection, run),
+                metric=metric,
+                ranks=wanted.ranks,
+                from_step=wanted.from_step,
+                to_step=wanted.to_step,
+                max_points=wanted.max_points,
+            )
+        return [
+            # Raw points are their own extremes; only buckets have a range worth drawing.
+            Curve(s.rank, s.steps, s.values)
+            if s.low is s.values
+            else Curve(s.rank, s.steps, s.values, s.low, s.high)
+            for s in found
+        ]
+
+    def divergence(
+        self, run: str, *, stage: str | None, from_step: int | None, to_step: int | None
+    ) -> Divergence:
+        """See `Source`."""
+        with self._engine.connect() as connection, connection.begin():
+            key = _key(connection, run)
+            stages = comparisons.list_stages(connection, run=key)
+            chosen = stage or _most_telling(stages)
+            stretches: list[comparisons.Stretch] = []
+            after = None
+            while True:
+                found, after = comparisons.list_comparisons(
+                    connection,
+                    run=key,
+                    limit=_PAGE,
+                    stage=chosen,
+                    from_step=from_step,
+                    to_step=to_step,
+                    after=after,
+                )
+                stretches += found
+                if after is None:
+                    break
+        return _divergence(chosen, stages, stretches)
+
+    def distances(self, run: str, *, stage: str | None, step: int | None) -> Distances | None:
+        """See `Source`."""
+        with self._engine.connect() as connection, connection.begin():
+            key = _key(connection, run)
+            chosen = stage or _most_telling(comparisons.list_stages(connection, run=key))
+            parts = comparisons.sampled_prints(connection, run=key, stage=chosen, to_step=step)
+        if not parts:
+            return None
+        count = len(parts)
+        equal = np.zeros((count, count), np.bool_)
+        for i, one in enumerate(parts):
+            for j, other in enumerate(parts):
+                equal[i, j] = np.array_equal(one.print.digests, other.print.digests)
+        sketches = [p.print.sketches for p in parts if p.print.sketches is not None]
+        if len(sketches) == count and len({s.shape for s in sketches}) == 1:
+            distance = pairwise_distances(np.stack(sketches))
+        else:
+            distance = np.where(equal, 0.0, np.nan)
+        return Distances(
+            stage=chosen,
+            step=parts[0].print.step,
+            ranks=tuple(p.rank for p in parts),
+            distance=distance,
+            equal=equal,
+        )
+
+    def marks(self, run: str) -> Sequence[Mark]:
+        """See `Source`."""
+        with self._engine.connect() as connection, connection.begin():
+            found, _ = alerts.list_alerts(connection, run=_key(connection, run), limit=_MAX_MARKS)
+        return [Mark(a.id, a.severity, a.title, a.first_step, a.last_step) for a in found]
+
+    def guilty(self, run: str) -> Sequence[int]:
+        """See `Source`."""
+        with self._engine.connect() as connection, connection.begin():
+            found, _ = alerts.list_alerts(
+                connection, run=_key(connection, run), limit=_MAX_MARKS, state="open"
+            )
+        return sorted({rank for a in found if a.severity != "info" for rank in a.ranks})
+
+
+def _key(connection: Connection, run: str) -> int:
+    """Key of a run that is there: the pages have asked for its ranks before."""
+    row = runs.find_run(connection, run)
+    if row is None:
+        raise LookupError(f"there is no run {run!r}")
+    return int(row.key)
+
+
+def _most_telling(stages: Sequence[str]) -> str:
+    """Parameters hold all that went wrong before; else the last link that was compared."""
+    return "parameters" if "parameters" in stages or not stages else stages[-1]
+
+
+def _divergence(
+    stage: str, stages: tuple[str, ...], stretches: Sequence[comparisons.Stretch]
+) -> Divergence:
+    everyone = np.unique(np.concatenate([s.comparison.ranks for s in stretches] or [_NOBODY]))
+    relative = np.zeros((len(everyone), len(stretches)))
+    checked = np.zeros(relative.shape, np.bool_)
+    for column, stretch in enumerate(stretches):
+        rows = np.searchsorted(everyone, stretch.comparison.ranks)
+        checked[rows, column] = True
+        relative[rows, column] = _relative(stretch.comparison)
+    return Divergence(
+        stage=stage,
+        stages=stages,
+        ranks=tuple(int(r) for r in everyone),
+        steps=np.array([s.comparison.step for s in stretches], np.int64),
+        until=np.array([s.until_step for s in stretches], np.int64),
+        counts=np.array([s.checked for s in stretches], np.int64),
+        relative=relative,
+        checked=checked,
+        undecided=frozenset(s.comparison.step for s in stretches if not s.comparison.decided),
+    )
+
+
+_NOBODY = np.empty(0, np.int64)
+
+
+def _relative(comparison: Comparison) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Relative distances, 0 for equal bits only, and NaN where the sketches cannot tell."""
+    apart = comparison.clusters != 0
+    known = np.where(apart & ~(comparison.relative > 0), np.nan, comparison.relative)
+    relative = np.where(apart, known, 0.0)
+    if not comparison.decided and apart.any():
+        # Nothing tells which side is wrong: the side that was taken as the reference differs, too.
+        sizes = known[apart]
+        relative[~apart] = np.nan if np.isnan(sizes).all() else np.nanmax(sizes)
+    return relative
