@@ -16,6 +16,7 @@ from rankscope.server.demo.faults import DEFAULT_FAULT, FAULTS
 from rankscope.server.detectors import DETECTORS
 
 DOCS = Path(__file__).parent
+README = DOCS.parent / "README.md"
 _NOTICE = "<!-- Written by docs/generate.py (`make docs`). Do not edit by hand. -->"
 
 
@@ -84,32 +85,49 @@ def reference() -> str:
             "",
             "`rankscope demo --fault NAME`; the seed decides rank, step and tensor.",
             "",
-            *_table(
-                ("fault", "what happens", "where", "expected alert", "and it names"),
-                (
-                    (
-                        f"`{f.name}`" + (" (default)" if f.name == DEFAULT_FAULT else ""),
-                        f.what,
-                        f.where,
-                        " or ".join(f"`{kind}`" for kind in f.kinds) or "none",
-                        _named(f.names_rank, f.names_tensor, f.tolerance) if f.kinds else "-",
-                    )
-                    for f in FAULTS.values()
-                ),
-            ),
+            *_faults(),
             "",
         ]
     )
 
 
-PAGES: dict[str, Callable[[], str]] = {"detectors.md": detectors, "reference.md": reference}
+def readme() -> str:
+    """The README with its table of faults as it has to be."""
+    text = README.read_text(encoding="utf-8")
+    begin, end = "<!-- faults: begin -->\n", "<!-- faults: end -->\n"
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return "".join([before, begin, "\n".join(_faults()), "\n", end, after])
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    README: readme,
+    DOCS / "detectors.md": detectors,
+    DOCS / "reference.md": reference,
+}
 
 
 def main() -> None:
     """Writes every page."""
-    for name, page in PAGES.items():
-        (DOCS / name).write_text(page(), encoding="utf-8")
-        sys.stdout.write(f"docs/{name}\n")
+    for path, page in PAGES.items():
+        path.write_text(page(), encoding="utf-8")
+        sys.stdout.write(f"{path.relative_to(README.parent)}\n")
+
+
+def _faults() -> list[str]:
+    return _table(
+        ("fault", "what happens", "where", "expected alert", "which names"),
+        (
+            (
+                f"`{f.name}`" + (" (default)" if f.name == DEFAULT_FAULT else ""),
+                f.what,
+                f.where,
+                " or ".join(f"`{kind}`" for kind in f.kinds) or "none",
+                _named(f.names_rank, f.names_tensor, f.tolerance) if f.kinds else "-",
+            )
+            for f in FAULTS.values()
+        ),
+    )
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -4,6 +4,7 @@ A test here that fails means: a script written against Rankscope would break.
 """
 
 import os
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,8 @@ import pytest
 from rankscope.agent import wire
 from rankscope.agent.cli import COMMANDS
 from rankscope.agent.options import OPTIONS, default_spool
+from rankscope.server.app import create_app
+from rankscope.server.settings import Settings
 
 KINDS = """
     desync.parameters desync.gradients desync.optimizer desync.hyperparameters desync.buffers
@@ -39,6 +42,39 @@ OPTION_TABLE = {
     "overhead": ("RANKSCOPE_OVERHEAD", 0.01),
     "tensorboard": ("RANKSCOPE_TENSORBOARD", None),
 }
+
+ROUTES = """
+    POST /api/v1/ingest
+    GET /api/v1/runs
+    GET /api/v1/runs/{run}
+    GET /api/v1/runs/{run}/metrics
+    GET /api/v1/runs/{run}/series
+    GET /api/v1/runs/{run}/divergence
+    GET /api/v1/runs/{run}/alerts
+    GET /api/v1/alerts
+    GET /api/v1/alerts/{id}
+    POST /api/v1/alerts/{id}/acknowledge
+    POST /api/v1/runs/{run}/silences
+    GET /api/v1/runs/{run}/verdict
+    GET /api/v1/runs/{run}/stream
+    GET /healthz
+    GET /readyz
+    GET /metrics
+""".split("\n")[1:-1]
+
+QUERIES = {
+    "/api/v1/runs": "project state q limit cursor",
+    "/api/v1/runs/{run}/series": "metric rank from_step to_step max_points",
+    "/api/v1/runs/{run}/divergence": "from_step to_step",
+    "/api/v1/runs/{run}/alerts": "state severity kind rank limit cursor",
+    "/api/v1/alerts": "project limit cursor",
+    "/api/v1/runs/{run}/verdict": "fail_on",
+}
+
+RUN_FIELDS = """id project name state world_size ranks started_at last_seen_at last_step config
+    verdict""".split()
+ALERT_FIELDS = """id run kind severity state title ranks tensors first_step last_step opened_at
+    resolved_at acknowledged stage cause remedy evidence consequences""".split()
 
 COMMAND_NAMES = "serve demo gate runs alerts report sync import export db token".split()
 # Of these, what is not built yet; a command leaves the list when it comes.
@@ -72,6 +108,40 @@ def test_the_agent_s_public_names():
 
 def test_commands():
     assert {c.name for c in COMMANDS} == set(COMMAND_NAMES) - COMMANDS_TO_COME
+
+
+@pytest.fixture(scope="module")
+def openapi(tmp_path_factory):
+    database = tmp_path_factory.mktemp("contract") / "rankscope.db"
+    return create_app(Settings(database=f"sqlite:///{database}")).openapi()
+
+
+def plain(path):
+    """A path with the contract's names of its parameters."""
+    return re.sub(r"\{alert\w*\}", "{id}", re.sub(r"\{run\w*\}", "{run}", path))
+
+
+def test_routes(openapi):
+    served = {
+        f"{method.upper()} {plain(path)}"
+        for path, methods in openapi["paths"].items()
+        for method in methods
+    }
+    assert served == {route.strip() for route in ROUTES}
+
+
+@pytest.mark.parametrize("route", QUERIES)
+def test_queries(openapi, route):
+    (operation,) = (m["get"] for path, m in openapi["paths"].items() if plain(path) == route)
+    names = {p["name"] for p in operation["parameters"] if p["in"] == "query"}
+    assert names >= set(QUERIES[route].split())
+
+
+@pytest.mark.parametrize(("shape", "fields"), [("Run", RUN_FIELDS), ("Alert", ALERT_FIELDS)])
+def test_fields(openapi, shape, fields):
+    described = openapi["components"]["schemas"][shape]
+    assert set(described["properties"]) >= set(fields)
+    assert set(described["required"]) >= set(fields)
 
 
 @pytest.mark.parametrize("command", [c.name for c in COMMANDS])

@@ -49,11 +49,6 @@ class Client:
         items = answer["items"] if answer else []
         return sorted(items, key=lambda alert: str(alert["opened_at"]))
 
-    def verdict(self, run: str) -> str:
-        """`pass`, `fail` or `pending`."""
-        answer = self._get(f"/runs/{run}/verdict")
-        return str(answer["verdict"]) if answer else "pending"
-
     def _get(self, path: str, query: Mapping[str, str] | None = None) -> Json | None:
         try:
             answer = self._pool.request("GET", f"{self.url}/api/v1{path}", fields=query)

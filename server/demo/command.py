@@ -279,9 +279,9 @@ def _settled(watch: _Watch, injection: Injection) -> list[Json]:
     while time.monotonic() < deadline:
         alerts = watch.alerts()
         facts = watch.client.run(watch.run)
-        ended = facts is not None and facts["state"] != "running"
-        if ended and watch.client.verdict(watch.run) != "pending":
-            if alerts or not injection.fault.kinds:
+        if facts is not None and facts["state"] != "running":
+            judged = facts["evaluated_step"] >= facts["last_step"]
+            if judged and (alerts or not injection.fault.kinds):
                 break
         time.sleep(_POLL_SECONDS)
     return watch.alerts()

@@ -36,7 +36,7 @@ def test_a_server_that_dies_and_comes_back_costs_no_step(tmp_path):
         assert service.series("survivor") == printed
         assert service.alerts("survivor") == []
         # One process a rank all along: nothing looks like a restart of the training.
-        assert {rank["attempt"] for rank in found["ranks"]} == {0}
+        assert {rank["attempt"] for rank in found["rank_status"]} == {0}
 
 
 def test_a_rank_that_is_killed_is_named(tmp_path):
