@@ -237,7 +237,7 @@ class _Watch:
         for alert in alerts:
             if alert["id"] not in self._printed:
                 self._printed.add(alert["id"])
-                self.screen.alert(alert, f"{self.client.url}/alerts/{alert['id']}")
+                self.screen.alert(alert, f"{self.client.url}/runs/{self.run}#alert-{alert['id']}")
         return alerts
 
 
