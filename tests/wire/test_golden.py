@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rankscope.agent import wire
 from support.batches import same
+
+from rankscope.agent import wire
 
 GOLDEN = Path(__file__).parent / "golden"
 
