@@ -89,9 +89,7 @@ def acknowledge(engine: Database, alert: str) -> models.AlertDetail:
 
 
 @router.post("/runs/{run}/silences", status_code=201)
-def silence(
-    engine: Database, row: RunRow, request: models.SilenceRequest
-) -> models.Silence:
+def silence(engine: Database, row: RunRow, request: models.SilenceRequest) -> models.Silence:
     """Takes a kind out of the verdict of a run, for ever or for some seconds."""
     if request.kind not in KINDS:
         raise Problem(422, f"kind: {request.kind!r} is none of {', '.join(KINDS)}")

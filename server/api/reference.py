@@ -22,7 +22,8 @@ def page(openapi: Mapping[str, Any]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
 :root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
+  padding: 0 1rem; }}
 code, h2 {{ font-family: ui-monospace, monospace; }}
 h2 {{ font-size: 1rem; margin: 2rem 0 .3rem; border-top: 1px solid #8884; padding-top: 1rem;
   overflow-wrap: anywhere; }}

@@ -100,5 +100,3 @@ def _runs(connection: Connection, rows: Sequence[Any]) -> list[Run]:
             )
         )
     return listed
-
-

@@ -21,9 +21,7 @@ def list_metrics(connection: Reading, row: RunRow) -> Items[Metric]:
     """Names of the series that a run has, with their ranks and steps."""
     return Items(
         items=[
-            Metric(
-                name=m.name, ranks=list(m.ranks), first_step=m.first_step, last_step=m.last_step
-            )
+            Metric(name=m.name, ranks=list(m.ranks), first_step=m.first_step, last_step=m.last_step)
             for m in series.list_metrics(connection, run=row.key)
         ]
     )

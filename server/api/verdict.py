@@ -15,7 +15,7 @@ from rankscope.server.api import models
 from rankscope.server.api.deps import Reading, RunRow
 from rankscope.server.api.problems import Problem
 from rankscope.server.storage import alerts
-from rankscope.server.verdict import judge
+from rankscope.server.verdict import Verdict, judge
 
 router = APIRouter(tags=["verdict"])
 
@@ -46,9 +46,12 @@ def get_verdict(
     )
     pending = _unevaluated(row)
     return models.Verdict(
-        verdict="pending" if pending and verdict.verdict == "pass" else verdict.verdict,
+        verdict="pending" if pending and verdict.verdict == "pass" else _name(verdict),
         reasons=[*verdict.reasons, *pending],
-        checks=[models.CheckLine(name=c.name, state=c.state, why=c.why) for c in verdict.checks],
+        checks=[
+            models.CheckLine.model_validate({"name": c.name, "state": c.state, "why": c.why})
+            for c in verdict.checks
+        ],
     )
 
 
@@ -70,5 +73,9 @@ def summary(
         alerts.load_checks(connection, run=row.key),
         silenced=alerts.silenced_kinds(connection, run=row.key, now=now),
     )
-    name = cast(models.VerdictName, verdict.verdict)
+    name = _name(verdict)
     return "pending" if name == "pass" and _unevaluated(row) else name
+
+
+def _name(verdict: Verdict) -> models.VerdictName:
+    return cast(models.VerdictName, verdict.verdict)

@@ -187,6 +187,8 @@ def silences(connection: Connection, *, now: float) -> frozenset[tuple[str, str]
     """(run id, kind) of all that is silenced now."""
     s, r = schema.silence, schema.run
     rows = connection.execute(
-        select(r.c.id, s.c.kind).join(r, r.c.key == s.c.run).where(or_(s.c.until.is_(None), s.c.until > now))
+        select(r.c.id, s.c.kind)
+        .join(r, r.c.key == s.c.run)
+        .where(or_(s.c.until.is_(None), s.c.until > now))
     )
     return frozenset((row.id, row.kind) for row in rows)

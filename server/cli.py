@@ -1,0 +1,222 @@
+"""The commands that need the server side: serve, db, runs, alerts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import urllib3
+import uvicorn
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from rankscope.server.app import create_app
+from rankscope.server.settings import Settings, default_database
+from rankscope.server.storage import migrate
+from rankscope.server.storage.engine import open_engine
+
+DEFAULT_SERVER = "http://127.0.0.1:8642"
+
+OK, FAILED, USAGE, UNREACHABLE, UNKNOWN_RUN = 0, 1, 2, 3, 4
+
+
+def serve(argv: Sequence[str]) -> int:
+    """`rankscope serve`: runs the server until it is told to stop."""
+    parser = argparse.ArgumentParser(
+        prog="rankscope serve", description="Run the server and the dashboard."
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8642, help="port; 0 takes a free one")
+    parser.add_argument("--db", metavar="URL", help="SQLAlchemy URL; default: an SQLite file")
+    options = parser.parse_args(argv)
+    try:
+        settings = Settings(
+            database=options.db or default_database(), host=options.host, port=options.port
+        )
+    except (ValueError, OSError) as error:
+        return _complain(str(error))
+    try:
+        engine = open_engine(settings.database)
+        migrate.upgrade(engine)
+        engine.dispose()
+    except migrate.SchemaError as error:
+        return _complain(str(error))
+    except (SQLAlchemyError, ImportError) as error:
+        return _complain(_database_text(settings.database, error))
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        return _complain(
+            f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}. "
+            "Is a server running there already? --port 0 takes a free port."
+        )
+    return _listen(settings, listener)
+
+
+def _listen(settings: Settings, listener: socket.socket) -> int:
+    port = listener.getsockname()[1]
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                print(f"Rankscope listens on http://{host}:{port}", flush=True)
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            # Streams of open pages end by themselves once they know; uvicorn would wait for them.
+            app.state.news.stopping.set()
+            super().handle_exit(sig, frame)
+
+    app = create_app(settings)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
+    server = Server(config)
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listener.close()
+    # uvicorn sends itself the signal again; by then the work is done.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return OK if server.started else FAILED
+
+
+def db(argv: Sequence[str]) -> int:
+    """`rankscope db upgrade|current`: the schema of a database."""
+    parser = argparse.ArgumentParser(prog="rankscope db", description="Look after the database.")
+    parser.add_argument("action", choices=("upgrade", "current"))
+    parser.add_argument("--db", metavar="URL", help="SQLAlchemy URL; default: an SQLite file")
+    options = parser.parse_args(argv)
+    try:
+        settings = Settings(database=options.db or default_database())
+        engine = open_engine(settings.database)
+        if options.action == "upgrade":
+            migrate.upgrade(engine)
+        have, head = migrate.current(engine), migrate.head()
+    except (ValueError, migrate.SchemaError, OSError) as error:
+        return _complain(str(error))
+    except (SQLAlchemyError, ImportError) as error:
+        return _complain(_database_text(settings.database, error))
+    print(f"{have or 'empty'}{'' if have == head else f' (this version works with {head})'}")
+    return OK
+
+
+def runs(argv: Sequence[str]) -> int:
+    """`rankscope runs`: the runs of a server."""
+    parser = _reader("runs", "List the runs of a server, newest first.")
+    parser.add_argument("--project")
+    parser.add_argument("--state", choices=("running", "finished", "failed", "lost"))
+    options = parser.parse_args(argv)
+
+    def show(answer: Any) -> None:
+        rows = [("RUN", "PROJECT", "STATE", "RANKS", "LAST STEP", "VERDICT", "OPEN ALERTS")]
+        for run in answer["items"]:
+            rows.append(
+                (
+                    run["id"],
+                    run["project"],
+                    run["state"],
+                    f"{len(run['ranks'])}/{run['world_size']}",
+                    str(run["last_step"]),
+                    run["verdict"],
+                    str(run["open_alerts"]),
+                )
+            )
+        _table(rows)
+
+    query = {"project": options.project, "state": options.state, "limit": "100"}
+    return _read(options, "/runs", query, show)
+
+
+def alerts(argv: Sequence[str]) -> int:
+    """`rankscope alerts RUN`: the alerts of a run."""
+    parser = _reader("alerts", "List the alerts of a run, newest first.")
+    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("--state", choices=("open", "resolved"))
+    options = parser.parse_args(argv)
+
+    def show(answer: Any) -> None:
+        if not answer["items"]:
+            print("No alerts.")
+        for alert in answer["items"]:
+            ranks = f", ranks {', '.join(map(str, alert['ranks']))}" if alert["ranks"] else ""
+            print(
+                f"{alert['severity'].upper()} {alert['kind']} ({alert['state']}): {alert['title']}"
+            )
+            print(f"  since step {alert['first_step']}{ranks}")
+            if alert["tensors"]:
+                print(f"  tensors: {', '.join(alert['tensors'][:6])}")
+            print(f"  cause: {alert['cause']}\n  remedy: {alert['remedy']}\n")
+
+    path = f"/runs/{quote(options.run, safe='')}/alerts"
+    return _read(options, path, {"state": options.state, "limit": "100"}, show)
+
+
+def _reader(name: str, text: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"rankscope {name}", description=text)
+    parser.add_argument(
+        "--server",
+        default=os.environ.get("RANKSCOPE_SERVER") or DEFAULT_SERVER,
+        help="URL of the server; default: RANKSCOPE_SERVER",
+    )
+    parser.add_argument("--json", action="store_true", help="print the server's answer as it is")
+    return parser
+
+
+def _read(
+    options: argparse.Namespace,
+    path: str,
+    query: dict[str, str | None],
+    show: Callable[[Any], None],
+) -> int:
+    url = f"{options.server.rstrip('/')}/api/v1{path}"
+    fields = {k: v for k, v in query.items() if v is not None}
+    try:
+        answer = urllib3.request("GET", url, fields=fields, timeout=10.0, retries=False)
+    except urllib3.exceptions.HTTPError as error:
+        _complain(f"{options.server} does not answer: {error}. Is the server running?")
+        return UNREACHABLE
+    try:
+        body = json.loads(answer.data)
+    except ValueError:
+        _complain(f"{options.server} answers something else than Rankscope would")
+        return UNREACHABLE
+    if answer.status != 200:
+        _complain(str(body.get("detail", body)))
+        return UNKNOWN_RUN if answer.status == 404 else FAILED
+    if options.json:
+        print(json.dumps(body, indent=2))
+    else:
+        show(body)
+    return OK
+
+
+def _table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
+
+
+def _database_text(url: str, error: Exception) -> str:
+    reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+    shown = make_url(url).render_as_string(hide_password=True)
+    if isinstance(error, ImportError):
+        return f"{shown} needs a driver: pip install 'rankscope[postgres]' ({reason})"
+    return f"cannot use the database {shown}: {reason}. Is the address right, and may you write?"
+
+
+def _complain(text: str) -> int:
+    sys.stderr.write(f"rankscope: {text}\n")
+    return USAGE

@@ -1,0 +1,189 @@
+"""Compares what the members of a replica class hold: who agrees with whom, and how far apart.
+
+Pure and vectorised: nothing here loops over pairs of ranks. Shapes: R ranks, T tensors, K buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from rankscope.agent import wire
+from rankscope.server.window import Comparison, Float64, Int64, TensorDifference
+
+UInt64 = npt.NDArray[np.uint64]
+
+# Norms of the same tensors, summed on machines of different kinds, differ by rounding.
+NORM_TOLERANCE = 1e-6
+
+# Which tensors differ is told for at most so many; the count tells the rest.
+_MAX_TENSORS = 64
+
+_FOLD = np.random.Generator(np.random.Philox(key=[0, 7])).integers(
+    0, 2**64, size=4096, dtype=np.uint64
+) | np.uint64(1)
+
+
+def pairwise_distances(sketches: Float64) -> Float64:
+    """L2 distance of any two ranks.
+
+    Args:
+        sketches: float64 [R, T, K].
+
+    Returns:
+        float64 [R, R], symmetric, exactly 0 where two ranks' sketches are the same.
+    """
+    flat = sketches.reshape(len(sketches), -1)
+    # Against a common reference: the Gram matrix of the differences does not lose the small
+    # distance of two ranks in the large norm of what they hold.
+    flat = flat - np.median(flat, axis=0)
+    gram = flat @ flat.T
+    squares = np.diag(gram)
+    distance: Float64 = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * gram, 0.0))
+    # Rounding leaves a remainder where there is no difference at all.
+    labels = labels_of(fold(np.ascontiguousarray(flat).view(np.uint64)))[0]
+    distance[labels[:, None] == labels[None, :]] = 0.0
+    return distance
+
+
+def fold(digests: UInt64) -> UInt64:
+    """One word a rank, uint64 [R], of its digests, uint64 [R, T]."""
+    count = digests.shape[1]
+    weights = np.resize(_FOLD, count)
+    # Beyond the table the weights repeat: turned by their turn, so that equal weights differ.
+    weights = weights + np.uint64(2) * (np.arange(count, dtype=np.uint64) // np.uint64(len(_FOLD)))
+    folded: UInt64 = (digests * weights).sum(axis=1, dtype=np.uint64)
+    return folded
+
+
+def labels_of(words: npt.NDArray[np.generic]) -> tuple[Int64, bool]:
+    """Clusters of equal values, [R]: 0 is the largest; False where another is as large.
+
+    Among clusters of one size the one with the lowest rank comes first.
+    """
+    _, first, inverse, counts = np.unique(
+        words, return_index=True, return_inverse=True, return_counts=True
+    )
+    order = np.lexsort((first, -counts))
+    labels = np.empty(len(order), dtype=np.int64)
+    labels[order] = np.arange(len(order))
+    decided = len(order) < 2 or bool(counts[order[0]] > counts[order[1]])
+    return labels[inverse], decided
+
+
+def compare_words(step: int, stage: str, ranks: Int64, words: UInt64) -> Comparison:
+    """Whole-model words, uint64 [R], of one stage at one step."""
+    if bool((words == words[0]).all()):
+        return agreed(step, stage, ranks)
+    labels, decided = labels_of(words)
+    unknown = np.where(labels == 0, 0.0, np.nan)
+    return Comparison(step, stage, ranks, labels, unknown, unknown, decided)
+
+
+def agreed(step: int, stage: str, ranks: Int64, tensor_count: int = 0) -> Comparison:
+    """A comparison of ranks that all hold the same."""
+    zeros = np.zeros(len(ranks))
+    return Comparison(
+        step,
+        stage,
+        ranks,
+        np.zeros(len(ranks), dtype=np.int64),
+        zeros,
+        zeros,
+        tensor_count=tensor_count,
+    )
+
+
+def compare_prints(
+    step: int, stage: str, ranks: Int64, prints: Sequence[wire.Print], table: wire.TensorTable
+) -> Comparison:
+    """Fingerprints tensor by tensor of ranks that hold replicas of the tensors of `table`."""
+    digests = np.stack([p.digests for p in prints])
+    if bool((digests == digests[0]).all()):
+        return agreed(step, stage, ranks, digests.shape[1])
+    labels, decided = labels_of(fold(digests))
+    reference = int(np.argmax(labels == 0))
+    sketches = _sketches(prints)
+    differs = digests != digests[reference]  # [R, T]
+    if sketches is None:
+        distance = relative = np.where(labels == 0, 0.0, np.nan)
+        by_tensor = np.full(differs.shape, np.nan)
+        norms = np.full(differs.shape[1], np.nan)
+        buckets = np.zeros(differs.shape, dtype=np.int64)
+    else:
+        with np.errstate(invalid="ignore"):
+            apart = sketches - sketches[reference]
+            by_tensor = np.sqrt((apart**2).sum(axis=2))
+        buckets = (apart != 0).sum(axis=2)
+        norms = np.sqrt((sketches[reference] ** 2).sum(axis=1))
+        distance = np.sqrt((by_tensor**2).sum(axis=1))
+        relative = _ratio(distance, np.sqrt((norms**2).sum()))
+    tensors = []
+    for index in np.flatnonzero(differs.any(axis=0))[:_MAX_TENSORS]:
+        who = np.flatnonzero(differs[:, index])
+        values = by_tensor[who, index]
+        worst = who[int(np.argmax(np.nan_to_num(values, nan=-1.0)))]
+        tensors.append(
+            TensorDifference(
+                name=table.names[index],
+                shape=table.shapes[index],
+                ranks=tuple(int(r) for r in ranks[who]),
+                distance=float(by_tensor[worst, index]),
+                relative=float(_ratio(by_tensor[worst, index], norms[index])),
+                buckets=int(buckets[worst, index]),
+            )
+        )
+    return Comparison(
+        step,
+        stage,
+        ranks,
+        labels,
+        distance,
+        relative,
+        decided,
+        tuple(tensors),
+        tensor_count=digests.shape[1],
+    )
+
+
+def _sketches(prints: Sequence[wire.Print]) -> Float64 | None:
+    held = [p.sketches for p in prints if p.sketches is not None]
+    if len(held) < len(prints) or len({s.shape for s in held}) > 1:
+        return None
+    return np.stack(held)
+
+
+def _ratio(value: npt.ArrayLike, norm: npt.ArrayLike) -> Float64:
+    """`value / norm`, infinite where something differs from nothing."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.asarray(value, dtype=np.float64) / np.asarray(norm, dtype=np.float64)
+    return np.where(np.asarray(value) == 0, 0.0, ratio)
+
+
+def compare_values(
+    step: int, stage: str, ranks: Int64, values: Float64, *, tolerance: float
+) -> Comparison:
+    """Numbers, float64 [R], that must be the same on all ranks; NaN is the same as NaN.
+
+    `distance` is then the difference of the numbers: for norms, a lower bound of the distance.
+    """
+    if bool((values == values[0]).all()):
+        return agreed(step, stage, ranks)
+    order = np.argsort(values, kind="stable")  # NaN last
+    ordered = values[order]
+    with np.errstate(invalid="ignore"):
+        gap = np.diff(ordered)
+        apart = gap > tolerance * np.abs(ordered[1:])
+    apart |= np.isnan(ordered[1:]) & ~np.isnan(ordered[:-1])
+    group = np.empty(len(values), dtype=np.int64)
+    group[order] = np.concatenate([[0], np.cumsum(apart)])
+    labels, decided = labels_of(group)
+    if not labels.any():
+        return agreed(step, stage, ranks)
+    reference = values[int(np.argmax(labels == 0))]
+    with np.errstate(invalid="ignore"):
+        distance = np.where(labels == 0, 0.0, np.abs(values - reference))
+        relative = np.where(labels == 0, 0.0, _ratio(distance, np.abs(reference)))
+    return Comparison(step, stage, ranks, labels, distance, relative, decided)
