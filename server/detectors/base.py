@@ -99,11 +99,13 @@ class Detector(ABC, Generic[State]):
         kinds: what it can report, out of `wire.KINDS`.
         needs: series it cannot do without; the runner answers MISSING_INPUT for it where no rank
             has posted one of them by the time `grace` observations have passed.
+        wants: series it looks at too where there are any.
         min_ranks: the runner answers NOT_APPLICABLE for a smaller world.
     """
 
     kinds: ClassVar[tuple[str, ...]]
     needs: ClassVar[tuple[str, ...]] = ()
+    wants: ClassVar[tuple[str, ...]] = ()
     min_ranks: ClassVar[int] = 1
 
     @abstractmethod
