@@ -1,0 +1,263 @@
+"""Which alert follows from which: one root cause, one alert. Pure.
+
+The links are a function of the alerts alone, made anew each time. So a root that is found later
+than its consequence still takes it, and evaluating a run again gives the same links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from rankscope.agent import wire
+from rankscope.server.alerts.lifecycle import TIME_BASED, Transition
+from rankscope.server.alerts.model import Alert
+
+# Onsets that are told by statistics, or dated back, are known to about this many steps. A root is
+# never said to have begun more than this after what follows from it.
+_BLUR = 20
+# Disturbances of the loss that begin this close to each other are one episode.
+_EPISODE = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One line of the table. A name that ends with a dot stands for all kinds that begin so.
+
+    Attributes:
+        why: what the one does to the other: "because ...".
+        stages: stages at which the root has to have broken; empty: any.
+        earliest: how many steps after the root's `first_step` the consequence begins at the
+            earliest; negative: before it.
+        latest: the same at the latest; None: as long as the root lasts, and until it would have
+            resolved.
+        same_ranks: whether they have to have a rank in common, where both name ranks.
+    """
+
+    root: tuple[str, ...]
+    consequence: tuple[str, ...]
+    why: str
+    stages: tuple[str, ...] = ()
+    earliest: int = 0
+    latest: int | None = None
+    same_ranks: bool = True
+
+
+# Where several lines fit, the upper one holds.
+RULES = (
+    Rule(
+        root=("desync.",),
+        consequence=("loss.nonfinite",),
+        stages=("start", "outside_optimizer"),
+        same_ranks=False,
+        why="the ranks were apart before the step whose loss is not finite",
+    ),
+    Rule(
+        root=("desync.",),
+        consequence=("loss.nonfinite",),
+        earliest=1,
+        same_ranks=False,
+        why="the ranks were apart in the steps before the loss was no longer finite",
+    ),
+    Rule(
+        root=("loss.nonfinite",),
+        consequence=("desync.",),
+        same_ranks=False,
+        why="a loss that is not finite makes gradients and parameters that are not finite",
+    ),
+    Rule(
+        root=("desync.",),
+        consequence=("desync.",),
+        why="ranks that are apart stay apart in every later link of the chain",
+    ),
+    Rule(
+        root=("desync.",),
+        consequence=(
+            "rank.loss_outlier",
+            "rank.gradient_outlier",
+            "loss.spike",
+            "loss.diverging",
+            "loss.oscillating",
+        ),
+        why="ranks that hold different parameters train different models",
+    ),
+    Rule(
+        root=("loss.nonfinite",),
+        consequence=("loss.spike",),
+        earliest=-_BLUR,
+        same_ranks=False,
+        why="the loss rose on its way to being no longer finite",
+    ),
+    Rule(
+        root=("loss.nonfinite",),
+        consequence=(
+            "loss.diverging",
+            "loss.oscillating",
+            "rank.loss_outlier",
+            "rank.gradient_outlier",
+        ),
+        same_ranks=False,
+        why="after a loss that is not finite, the parameters may not be finite either",
+    ),
+    Rule(
+        root=("rank.loss_outlier",),
+        consequence=("loss.spike", "loss.diverging"),
+        earliest=-2,
+        latest=60,
+        why="the loss of that rank alone moves the mean over the ranks",
+    ),
+    Rule(
+        root=("loss.diverging",),
+        consequence=("loss.oscillating", "loss.spike"),
+        earliest=-_BLUR,
+        latest=_EPISODE,
+        why="they belong to the same rise of the loss",
+    ),
+    Rule(
+        root=("loss.oscillating",),
+        consequence=("loss.spike",),
+        earliest=-_BLUR,
+        latest=_EPISODE,
+        why="a swing of the loss begins like a spike",
+    ),
+    Rule(
+        root=("loss.diverging",),
+        consequence=("loss.nonfinite",),
+        why="the loss rose until it was no longer finite",
+    ),
+    Rule(
+        root=("loss.oscillating", "loss.spike"),
+        consequence=("loss.nonfinite", "loss.diverging", "loss.oscillating"),
+        latest=_EPISODE,
+        why="the loss was disturbed first in this way, and then more",
+    ),
+    Rule(
+        root=("loss.spike",),
+        consequence=("loss.spike",),
+        latest=50,
+        why="spikes that follow each other closely have one cause",
+    ),
+    Rule(
+        root=("rank.silent",),
+        consequence=("rank.silent",),
+        same_ranks=False,
+        why="the other ranks wait for a rank that no longer takes part, or are stopped with it",
+    ),
+)
+
+
+def link(alerts: Sequence[Alert]) -> tuple[Alert, ...]:
+    """The alerts whose `parent` or `consequences` have to change, as they have to be.
+
+    A consequence of a consequence hangs under the root itself.
+
+    Args:
+        alerts: all of a run, open and resolved.
+    """
+    by_id = {alert.id: alert for alert in alerts}
+    tops = {alert.id: alert.id for alert in alerts}
+    onsets = {alert.id: alert.first_step for alert in alerts}
+    for number, root, consequence in _candidates(alerts):
+        if tops[consequence.id] != consequence.id:
+            continue  # it has a root
+        top = by_id[tops[root.id]]
+        if top.id == consequence.id:
+            continue
+        # What hangs under it moves along, and must not have begun long before its new root.
+        slack = max(_BLUR, -RULES[number].earliest)
+        if onsets[consequence.id] < top.first_step - slack:
+            continue
+        onsets[top.id] = min(onsets[top.id], onsets[consequence.id])
+        for name, its_top in tops.items():
+            if its_top == consequence.id:
+                tops[name] = top.id
+    parents = {name: its_top for name, its_top in tops.items() if its_top != name}
+    children: dict[str, list[Alert]] = {}
+    for name, parent in parents.items():
+        children.setdefault(parent, []).append(by_id[name])
+    linked = (
+        replace(
+            alert,
+            parent=parents.get(alert.id),
+            consequences=tuple(a.id for a in sorted(children.get(alert.id, []), key=_order)),
+        )
+        for alert in alerts
+    )
+    return tuple(new for old, new in zip(alerts, linked, strict=True) if old != new)
+
+
+def transitions(
+    alerts: Sequence[Alert], changed: Sequence[Alert], *, through_step: int, now: float
+) -> tuple[Transition, ...]:
+    """What `link` changed, as rows of the alerts' history.
+
+    Args:
+        alerts: what `link` was given.
+        changed: what it returned.
+    """
+    before = {alert.id: alert for alert in alerts}
+    after = before | {alert.id: alert for alert in changed}
+    rows = []
+    for alert in changed:
+        if alert.parent == before[alert.id].parent:
+            continue
+        if alert.parent is None:
+            reason = "It no longer counts as a consequence of another alert."
+        else:
+            reason = explain(after[alert.parent], alert)
+        rows.append(Transition(alert.id, through_step, now, "linked", reason))
+    return tuple(rows)
+
+
+def explain(root: Alert, consequence: Alert) -> str:
+    """One sentence on why the one follows from the other."""
+    since = f"It follows from {root.kind} since step {root.first_step}"
+    fitting = (rule for rule in RULES if _fits(rule, root, consequence))
+    rule = next(fitting, None)
+    # Under a root two links away no single line fits.
+    return f"{since}." if rule is None else f"{since}: {rule.why}."
+
+
+def _candidates(alerts: Sequence[Alert]) -> Iterator[tuple[int, Alert, Alert]]:
+    ordered = sorted(alerts, key=_order)
+    for number, rule in enumerate(RULES):
+        roots = [a for a in ordered if _is(a.kind, rule.root)]
+        consequences = [a for a in ordered if _is(a.kind, rule.consequence)] if roots else []
+        for consequence in consequences:
+            for root in roots:
+                if root.id != consequence.id and _fits(rule, root, consequence):
+                    yield number, root, consequence
+
+
+def _fits(rule: Rule, root: Alert, consequence: Alert) -> bool:
+    if not (_is(root.kind, rule.root) and _is(consequence.kind, rule.consequence)):
+        return False
+    if rule.stages and root.stage not in rule.stages:
+        return False
+    if rule.same_ranks and root.ranks and consequence.ranks:
+        if not set(root.ranks) & set(consequence.ranks):
+            return False
+    both_ways = _is(root.kind, rule.consequence) and _is(consequence.kind, rule.root)
+    if both_ways and _order(root) >= _order(consequence):
+        return False
+    begin = root.first_step + rule.earliest
+    return begin <= consequence.first_step <= _end(rule, root)
+
+
+def _end(rule: Rule, root: Alert) -> float:
+    if rule.latest is not None:
+        return root.first_step + rule.latest
+    # Not `state`: whether it is open depends on when it is asked.
+    if root.clear_after is None or root.kind in TIME_BASED:
+        return inf
+    return root.last_step + root.clear_after
+
+
+def _order(alert: Alert) -> tuple[int, int, int, str]:
+    stage = wire.STAGES.index(alert.stage) if alert.stage in wire.STAGES else len(wire.STAGES)
+    return alert.first_step, stage, alert.seen_step, alert.id
+
+
+def _is(kind: str, names: tuple[str, ...]) -> bool:
+    return any(kind.startswith(name) if name.endswith(".") else kind == name for name in names)

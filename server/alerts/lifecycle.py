@@ -1,0 +1,204 @@
+"""The life of an alert: findings in, alerts and what happened to them out. Pure.
+
+A finding says that something is wrong from one step to another. The first one of its `(kind, key)`
+opens an alert, those that follow closely extend it, and steps without one resolve it. Step numbers
+alone decide (not how the steps came), so a run that is evaluated again gets the same alerts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from rankscope.agent import wire
+from rankscope.server.alerts.model import Alert
+from rankscope.server.detectors.base import Finding
+
+# What they see is the clock and not a step: they are over as soon as they are no longer found.
+TIME_BASED = frozenset({"rank.silent", "rank.stalled", "rank.starved"})
+
+
+class Transition(NamedTuple):
+    """Something that happened to an alert.
+
+    Attributes:
+        step: step at which it became known.
+        at: seconds since 1970.
+        what: `opened`, `updated severity`, `resolved` or `linked`.
+        reason: one sentence for a person.
+    """
+
+    alert_id: str
+    step: int
+    at: float
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What an evaluation changed.
+
+    Attributes:
+        alerts: those that are new or no longer what they were, in the order of their opening.
+        transitions: in the order in which they happened.
+    """
+
+    alerts: tuple[Alert, ...]
+    transitions: tuple[Transition, ...]
+
+
+def fold(
+    alerts: Sequence[Alert],
+    findings: Sequence[Finding],
+    *,
+    run: str,
+    through_step: int,
+    now: float,
+) -> Folded:
+    """Takes one evaluation's findings into the alerts of a run.
+
+    How the steps are cut into evaluations does not matter, but for the times.
+
+    Args:
+        alerts: of the run; those that are resolved are left alone.
+        findings: of the steps after the last call's `through_step`, in any order.
+        through_step: last step that has been evaluated.
+        now: seconds since 1970.
+    """
+    before = {alert.id: alert for alert in alerts}
+    after = dict(before)
+    open_ids = {(a.kind, a.key): a.id for a in alerts if a.state == "open"}
+    found = set()
+    transitions: list[Transition] = []
+    # Sorted by steps, since a block of many steps brings them by detector.
+    for finding in sorted(findings, key=lambda f: (f.seen_step, f.last_step)):
+        identity = (finding.kind, finding.key)
+        found.add(identity)
+        standing = after[open_ids[identity]] if identity in open_ids else None
+        if standing is not None and not _continues(standing, finding):
+            after[standing.id], transition = _resolve(standing, now)
+            transitions.append(transition)
+            standing = None
+        if standing is None:
+            alert = _open(finding, run, now)
+            if alert.id in after:
+                # A rank that fell silent again without a step in between: the same incident.
+                known = after[alert.id]
+                alert = replace(alert, opened_at=known.opened_at, acknowledged=known.acknowledged)
+            transitions.append(Transition(alert.id, finding.seen_step, now, "opened", alert.title))
+        else:
+            alert = _extend(standing, finding)
+            if alert.severity != standing.severity:
+                transitions.append(
+                    Transition(alert.id, finding.seen_step, now, "updated severity", alert.title)
+                )
+        after[alert.id] = alert
+        open_ids[identity] = alert.id
+    for identity, alert_id in open_ids.items():
+        alert = after[alert_id]
+        if alert.kind in TIME_BASED:
+            over = identity not in found
+        else:
+            over = alert.clear_after is not None and (
+                through_step - alert.last_step > alert.clear_after
+            )
+        if over:
+            after[alert_id], transition = _resolve(alert, now, through_step)
+            transitions.append(transition)
+    changed = [alert for alert in after.values() if before.get(alert.id) != alert]
+    return Folded(tuple(changed), tuple(transitions))
+
+
+def unconfirmed(
+    stored: Sequence[Alert], alerts: Sequence[Alert], *, through_step: int, now: float
+) -> Folded:
+    """What is stored as open although a run, evaluated again from its start, does not show it.
+
+    A rank may have come back while the server was down; a newer version may judge differently.
+
+    Args:
+        stored: the run's alerts before it was evaluated again.
+        alerts: what came of that.
+    """
+    confirmed = {alert.id for alert in alerts}
+    over = [a for a in stored if a.state == "open" and a.id not in confirmed]
+    reason = "It was no longer found when the run was evaluated again."
+    return Folded(
+        tuple(replace(alert, state="resolved", resolved_at=now) for alert in over),
+        tuple(
+            Transition(a.id, max(through_step, a.last_step), now, "resolved", reason) for a in over
+        ),
+    )
+
+
+def alert_id(run: str, kind: str, key: str, seen_step: int) -> str:
+    """16 hexadecimal digits; the same whenever the same data are evaluated again."""
+    # Unit separators, since a run's id may hold anything that is printable.
+    text = "\x1f".join((run, kind, key, str(seen_step)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def severest(*severities: str) -> str:
+    """The highest of some severities."""
+    return max(severities, key=wire.SEVERITIES.index)
+
+
+def _continues(alert: Alert, finding: Finding) -> bool:
+    if alert.kind in TIME_BASED or alert.clear_after is None:
+        return True
+    return finding.seen_step - alert.last_step <= alert.clear_after
+
+
+def _open(finding: Finding, run: str, now: float) -> Alert:
+    return Alert(
+        id=alert_id(run, finding.kind, finding.key, finding.seen_step),
+        run=run,
+        kind=finding.kind,
+        key=finding.key,
+        severity=finding.severity,
+        state="open",
+        title=finding.title,
+        first_step=finding.first_step,
+        seen_step=finding.seen_step,
+        last_step=finding.last_step,
+        opened_at=now,
+        cause=finding.cause,
+        remedy=finding.remedy,
+        ranks=finding.ranks,
+        tensors=finding.tensors,
+        stage=finding.stage,
+        clear_after=finding.clear_after,
+        evidence=finding.evidence,
+    )
+
+
+def _extend(alert: Alert, finding: Finding) -> Alert:
+    return replace(
+        alert,
+        severity=severest(alert.severity, finding.severity),
+        title=finding.title,
+        first_step=min(alert.first_step, finding.first_step),
+        last_step=max(alert.last_step, finding.last_step),
+        cause=finding.cause,
+        remedy=finding.remedy,
+        ranks=finding.ranks,
+        tensors=finding.tensors,
+        clear_after=finding.clear_after,
+        evidence=finding.evidence,
+    )
+
+
+def _resolve(alert: Alert, now: float, through_step: int = -1) -> tuple[Alert, Transition]:
+    if alert.kind in TIME_BASED or alert.clear_after is None:
+        step, reason = max(through_step, alert.last_step), "It is no longer found."
+    else:
+        # The first step at which it could have been told, and not the one that ends this block.
+        step = alert.last_step + alert.clear_after + 1
+        reason = f"Nothing was found in the {alert.clear_after} steps after {alert.last_step}."
+        if alert.clear_after == 0:
+            reason = f"Nothing was found after step {alert.last_step}."
+    resolved = replace(alert, state="resolved", resolved_at=now)
+    return resolved, Transition(alert.id, step, now, "resolved", reason)

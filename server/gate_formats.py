@@ -1,0 +1,299 @@
+"""How the gate tells its verdict: to a person in a log, and to the tools of a pipeline."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+from xml.etree import ElementTree
+
+from rankscope.agent import wire
+
+Json = dict[str, Any]
+
+_WIDTH = 100
+# XML 1.0 has no way to write these, and in a terminal they may do things.
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_SARIF_LEVELS = {"info": "note", "warning": "warning", "critical": "error"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A verdict with what it rests on, all of it as the REST interface gives it.
+
+    Attributes:
+        address: of the run's page.
+        alerts: of the run, consequences too, newest first.
+        kinds: kinds that were asked for; empty: all.
+    """
+
+    run: str
+    address: str
+    verdict: str
+    reasons: tuple[str, ...]
+    checks: tuple[Mapping[str, str], ...]
+    alerts: tuple[Mapping[str, Any], ...]
+    fail_on: str = "warning"
+    kinds: frozenset[str] = frozenset()
+    ignored: frozenset[str] = frozenset()
+
+    def shown(self) -> list[Mapping[str, Any]]:
+        """The alerts to tell about: roots, and whatever is of a kind that was asked for."""
+        by_id = {alert["id"]: alert for alert in self.alerts}
+        chosen = []
+        for alert in self.alerts:
+            root = by_id.get(alert["parent"], alert)
+            if {alert["kind"], root["kind"]} & self.ignored:
+                continue
+            if alert["kind"] in self.kinds or (alert["parent"] is None and not self.kinds):
+                chosen.append(alert)
+        return sorted(chosen, key=lambda alert: (alert["first_step"], alert["id"]))
+
+    def severity(self, alert: Mapping[str, Any]) -> str:
+        """Of the alert and what follows from it, the highest."""
+        severities = [str(a["severity"]) for a in (alert, *self.consequences(alert))]
+        return max(severities, key=wire.SEVERITIES.index)
+
+    def consequences(self, alert: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """What follows from an alert, by steps."""
+        found = [a for a in self.alerts if a["parent"] == alert["id"]]
+        return sorted(found, key=lambda a: (a["first_step"], a["id"]))
+
+    def fails(self, alert: Mapping[str, Any]) -> bool:
+        """Whether the alert is severe enough, and not silenced."""
+        severities = wire.SEVERITIES
+        severe = severities.index(self.severity(alert)) >= severities.index(self.fail_on)
+        return severe and not alert.get("silenced", False)
+
+    def checks_in(self, state: str) -> list[Mapping[str, str]]:
+        """Checks with that outcome."""
+        return [check for check in self.checks if check["state"] == state]
+
+
+def text(report: Report) -> str:
+    """For a person who reads a log."""
+    head = f"{report.verdict.upper()}  run {_line(report.run)}  {report.address}"
+    return _clean("\n".join([head, *_text_lines(report)]))
+
+
+def _text_lines(report: Report) -> Iterator[str]:
+    alerts = report.shown()
+    # The alerts below say the same as the reasons of a fail, but for the state of the run.
+    told = [r for r in report.reasons if not (alerts and _is_told(r, report))]
+    for reason in told:
+        yield from _wrapped(reason, "  ", "- ")
+    for alert in alerts:
+        notes = [alert["state"], *(["silenced"] if alert.get("silenced") else [])]
+        yield ""
+        yield f"  {alert['kind']}  {alert['severity']}  ({', '.join(notes)})"
+        for label, value in _facts(report, alert):
+            yield from _wrapped(value, "    ", f"{label}: " if label else "")
+    for title, state in (("not checked", "not_run"), ("failed", "failed")):
+        checks = report.checks_in(state)
+        if checks:
+            yield ""
+            yield f"  {title}:"
+        for check in checks:
+            yield from _wrapped(f"{check['name']}: {check['why']}", "    ", "")
+    passed = [check["name"] for check in report.checks_in("passed")]
+    if passed:
+        yield ""
+        yield from _wrapped(", ".join(passed), "  ", "passed: ")
+
+
+def _is_told(reason: str, report: Report) -> bool:
+    return any(reason.startswith(f"{alert['kind']}, ") for alert in report.shown())
+
+
+def _facts(report: Report, alert: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "", alert["title"]
+    steps = f"{alert['first_step']}, last seen at step {alert['last_step']}"
+    yield "since step", steps
+    if alert["ranks"]:
+        yield "ranks", ", ".join(map(str, alert["ranks"]))
+    if alert["stage"]:
+        yield "first broken link", alert["stage"]
+    if alert["tensors"]:
+        yield "tensors", _few(alert["tensors"])
+    yield "cause", alert["cause"]
+    yield "remedy", alert["remedy"]
+    follows = report.consequences(alert)
+    if follows:
+        yield "consequences", _few([f"{a['kind']} (step {a['first_step']})" for a in follows])
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more
+
+
+def _wrapped(value: str, indent: str, label: str) -> list[str]:
+    return textwrap.wrap(
+        label + " ".join(value.split()),
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        # Names of tensors and addresses stay whole, to be copied.
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def as_json(report: Report) -> str:
+    """One object: run, address, verdict, reasons, checks and alerts."""
+    body = {
+        "run": report.run,
+        "address": report.address,
+        "verdict": report.verdict,
+        "reasons": report.reasons,
+        "checks": report.checks,
+        "alerts": report.shown(),
+    }
+    return json.dumps(body, indent=2, allow_nan=False)
+
+
+def junit(report: Report) -> str:
+    """JUnit XML: the run as a whole is a test case, and so is every check."""
+    suites = ElementTree.Element("testsuites", name="rankscope")
+    suite = ElementTree.SubElement(suites, "testsuite", name=_clean(report.run))
+    _case(suite, report, "verdict", _WHOLE[report.verdict], "\n".join(report.reasons))
+    details: dict[str, list[str]] = {}
+    for alert in report.shown():
+        details.setdefault(alert["kind"], []).append(_sentence(report, alert))
+    for check in report.checks:
+        body = "\n".join([check["why"], *details.get(check["name"], [])])
+        _case(suite, report, check["name"], _OUTCOMES[check["state"]], body)
+    for element in (suites, suite):
+        for name, tag in (("tests", "testcase"), ("failures", "failure")):
+            element.set(name, str(len(list(suite.iter(tag)))))
+        for name, tag in (("errors", "error"), ("skipped", "skipped")):
+            element.set(name, str(len(list(suite.iter(tag)))))
+    ElementTree.indent(suites)
+    written = ElementTree.tostring(suites, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{written}'
+
+
+_WHOLE = {"pass": None, "fail": "failure", "pending": "error"}
+_OUTCOMES = {"passed": None, "failed": "failure", "not_run": "skipped"}
+
+
+def _case(
+    suite: ElementTree.Element, report: Report, name: str, outcome: str | None, body: str
+) -> None:
+    case = ElementTree.SubElement(
+        suite, "testcase", classname=_clean(f"rankscope.{report.run}"), name=name
+    )
+    if outcome is None:
+        return
+    first = _clean(body).partition("\n")[0]
+    element = ElementTree.SubElement(case, outcome, message=first)
+    if outcome != "skipped":
+        element.set("type", name)
+        element.text = _clean(f"{body}\n{report.address}")
+
+
+def sarif(report: Report) -> str:
+    """SARIF 2.1.0: an alert is a result; what could not be checked is a notification."""
+    alerts = report.shown()
+    kinds = sorted({alert["kind"] for alert in alerts})
+    notifications = [
+        {"level": "note", "message": {"text": f"{check['name']} was not run: {check['why']}"}}
+        for check in report.checks_in("not_run")
+    ]
+    notifications += [{"level": "warning", "message": {"text": r}} for r in report.reasons]
+    run: Json = {
+        "tool": {
+            "driver": {
+                "name": "rankscope",
+                "version": metadata.version("rankscope"),
+                "rules": [{"id": kind, "name": kind} for kind in kinds],
+            }
+        },
+        "invocations": [
+            {
+                "executionSuccessful": report.verdict != "pending",
+                "toolExecutionNotifications": notifications,
+            }
+        ],
+        "automationDetails": {"id": f"rankscope/{report.run}"},
+        "properties": {"verdict": report.verdict, "address": report.address},
+        "results": [_result(report, alert, kinds.index(alert["kind"])) for alert in alerts],
+    }
+    return json.dumps({"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def _result(report: Report, alert: Mapping[str, Any], rule: int) -> Json:
+    result: Json = {
+        "ruleId": alert["kind"],
+        "ruleIndex": rule,
+        "level": _SARIF_LEVELS[report.severity(alert)],
+        "message": {"text": _sentence(report, alert)},
+        "partialFingerprints": {"alert/v1": alert["id"]},
+        "hostedViewerUri": report.address,
+        "properties": {
+            name: alert[name] for name in ("ranks", "first_step", "last_step", "stage", "state")
+        },
+    }
+    if alert["tensors"]:
+        names = [{"fullyQualifiedName": name, "kind": "member"} for name in alert["tensors"]]
+        result["locations"] = [{"logicalLocations": names}]
+    if alert.get("silenced"):
+        result["suppressions"] = [{"kind": "external", "status": "accepted"}]
+    return result
+
+
+def github(report: Report) -> str:
+    """Workflow commands, which become annotations, and a last line for the log."""
+    lines = []
+    for alert in report.shown():
+        level = "warning" if alert["severity"] != "info" else "notice"
+        if report.fails(alert):
+            level = "error"
+        lines.append(_command(level, f"{alert['kind']} in run {report.run}", report, alert))
+    if report.verdict != "pass":
+        level = "error" if report.verdict == "fail" else "warning"
+        title = _property(f"run {report.run}: {report.verdict}")
+        lines.append(f"::{level} title={title}::{_data('; '.join(report.reasons))}")
+    # A run's id at the start of a line must not be a workflow command.
+    lines.append(f"{report.verdict.upper()}  run {_line(report.run)}  {report.address}")
+    return "\n".join(lines)
+
+
+def _command(level: str, title: str, report: Report, alert: Mapping[str, Any]) -> str:
+    return f"::{level} title={_property(title)}::{_data(_sentence(report, alert))}"
+
+
+def _data(value: str) -> str:
+    escaped = _clean(value).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return escaped
+
+
+def _property(value: str) -> str:
+    return _data(value).replace(":", "%3A").replace(",", "%2C")
+
+
+def _line(value: str) -> str:
+    return " ".join(_clean(value).split())
+
+
+def _sentence(report: Report, alert: Mapping[str, Any]) -> str:
+    facts = [f"{label}: {value}" if label else value for label, value in _facts(report, alert)]
+    return "\n".join([*facts, report.address])
+
+
+def _clean(value: str) -> str:
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", value)
+
+
+FORMATS: dict[str, Callable[[Report], str]] = {
+    "text": text,
+    "json": as_json,
+    "junit": junit,
+    "sarif": sarif,
+    "github": github,
+}
