@@ -177,7 +177,8 @@ class Records:
 
     def _hand(self, entry: _Entry, weight: int) -> None:
         if self._stopped:
-            self.lose("closed", weight)
+            if entry[0] != "complete":
+                self.lose("closed", weight)
             return
         thread = get_ident()
         self._handed[thread] = self._handed.get(thread, 0) + weight

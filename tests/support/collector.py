@@ -40,7 +40,9 @@ class Collector:
         replies: replies to the next requests, one each.
         largest_body: bodies above it get 413, where set.
         answer: further fields of the answer to what is accepted.
-        requests: number of requests seen; `duplicates`: of batches that were there already.
+        requests: number of requests seen.
+        duplicates: number of those with a batch that was there already.
+        connections: number of connections taken.
     """
 
     def __init__(self) -> None:
@@ -50,6 +52,7 @@ class Collector:
         self.answer: dict[str, Any] = {}
         self.requests = 0
         self.duplicates = 0
+        self.connections = 0
         self.authorizations: list[str | None] = []
         self._batches: dict[tuple[str, int, str, int], wire.Batch] = {}
         self._changed = threading.Condition()
@@ -172,6 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
+        self.collector.connections += 1
         self.collector._connections.add(self.connection)
 
     def finish(self) -> None:
