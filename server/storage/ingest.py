@@ -36,7 +36,8 @@ def store_batch(connection: Connection, batch: wire.Batch, *, received_at: float
     """
     run, arrival, dense_until = _run(connection, batch, received_at)
     new = connection.execute(
-        insert_ignoring(connection, schema.batch).values(
+        insert_ignoring(connection, schema.batch)
+        .values(
             run=run,
             rank=batch.rank,
             session=batch.session,
@@ -45,8 +46,10 @@ def store_batch(connection: Connection, batch: wire.Batch, *, received_at: float
             received_at=received_at,
             points=batch.points,
         )
-    )
-    if not new.rowcount:
+        # What was inserted, since not every driver counts the rows of a conflict.
+        .returning(schema.batch.c.seq)
+    ).first()
+    if new is None:
         return wire.Answer(accepted=0, duplicate=True, dense_until=dense_until)
     attempt, hello_wanted = _attempt(connection, run, batch, received_at)
     _chunks(connection, run, arrival, attempt, batch)

