@@ -70,35 +70,45 @@ def fold(
     """
     before = {alert.id: alert for alert in alerts}
     after = dict(before)
-    open_ids = {(a.kind, a.key): a.id for a in alerts if a.state == "open"}
+    latest: dict[tuple[str, str], Alert] = {}
+    for alert in sorted(alerts, key=lambda a: a.last_step):
+        latest[alert.kind, alert.key] = alert
     found = set()
     transitions: list[Transition] = []
     # Sorted by steps, since a block of many steps brings them by detector.
     for finding in sorted(findings, key=lambda f: (f.seen_step, f.last_step)):
         identity = (finding.kind, finding.key)
         found.add(identity)
-        standing = after[open_ids[identity]] if identity in open_ids else None
+        standing = latest.get(identity)
+        if standing is not None and standing.state == "resolved":
+            if _repeats(standing, finding):
+                continue
+            standing = None
         if standing is not None and not _continues(standing, finding):
             after[standing.id], transition = _resolve(standing, now)
             transitions.append(transition)
             standing = None
         if standing is None:
             alert = _open(finding, run, now)
-            if alert.id in after:
-                # A rank that fell silent again without a step in between: the same incident.
-                known = after[alert.id]
-                alert = replace(alert, opened_at=known.opened_at, acknowledged=known.acknowledged)
+            known = after.get(alert.id)
+            if known is not None:  # the same incident goes on after all
+                alert = replace(
+                    alert,
+                    severity=severest(alert.severity, known.severity),
+                    opened_at=known.opened_at,
+                    acknowledged=known.acknowledged,
+                )
             transitions.append(Transition(alert.id, finding.seen_step, now, "opened", alert.title))
         else:
             alert = _extend(standing, finding)
             if alert.severity != standing.severity:
                 transitions.append(
-                    Transition(alert.id, finding.seen_step, now, "updated severity", alert.title)
+                    Transition(alert.id, finding.last_step, now, "updated severity", alert.title)
                 )
-        after[alert.id] = alert
-        open_ids[identity] = alert.id
-    for identity, alert_id in open_ids.items():
-        alert = after[alert_id]
+        after[alert.id] = latest[identity] = alert
+    for identity, alert in latest.items():
+        if alert.state == "resolved":
+            continue
         if alert.kind in TIME_BASED:
             over = identity not in found
         else:
@@ -106,7 +116,7 @@ def fold(
                 through_step - alert.last_step > alert.clear_after
             )
         if over:
-            after[alert_id], transition = _resolve(alert, now, through_step)
+            after[alert.id], transition = _resolve(alert, now, through_step)
             transitions.append(transition)
     changed = [alert for alert in after.values() if before.get(alert.id) != alert]
     return Folded(tuple(changed), tuple(transitions))
@@ -146,10 +156,20 @@ def severest(*severities: str) -> str:
     return max(severities, key=wire.SEVERITIES.index)
 
 
+def _repeats(alert: Alert, finding: Finding) -> bool:
+    """Whether a finding tells nothing new about an alert that is over.
+
+    A detector tells of an incident until it knows by its own observations that it is over, and
+    there may be none: after a NaN, no later loss says that a spike has ended.
+    """
+    return alert.kind not in TIME_BASED and finding.last_step <= alert.last_step
+
+
 def _continues(alert: Alert, finding: Finding) -> bool:
     if alert.kind in TIME_BASED or alert.clear_after is None:
         return True
-    return finding.seen_step - alert.last_step <= alert.clear_after
+    # At the very next step nothing has been clean in between, even with `clear_after` 0.
+    return finding.seen_step - alert.last_step <= max(alert.clear_after, 1)
 
 
 def _open(finding: Finding, run: str, now: float) -> Alert:

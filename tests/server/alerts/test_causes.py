@@ -1,0 +1,184 @@
+"""Which alert follows from which."""
+
+import pytest
+from support.incidents import alert, linked
+
+from rankscope.server.alerts import causes
+
+
+def parents(*alerts):
+    """Kind of the root of each alert that has one, by the alert's id."""
+    found = linked(alerts)
+    return {a.id: found[a.parent].kind for a in found.values() if a.parent}
+
+
+def forever(kind, step, **more):
+    return alert(kind, step, clear_after=None, **more)
+
+
+CASES = {
+    # root, consequence, whether they are linked
+    "desync, then a spike": (forever("desync.parameters", 50), alert("loss.spike", 50), True),
+    "a spike, then desync": (forever("desync.parameters", 50), alert("loss.spike", 49), False),
+    "desync and the loss of the same rank": (
+        forever("desync.parameters", 50, ranks=(2,)),
+        alert("rank.loss_outlier", 300, ranks=(2,)),
+        True,
+    ),
+    "desync and the loss of another rank": (
+        forever("desync.parameters", 50, ranks=(2,)),
+        alert("rank.loss_outlier", 300, ranks=(1,)),
+        False,
+    ),
+    "desync that is over": (
+        alert("desync.parameters", 50, last_step=60, clear_after=10, state="resolved"),
+        alert("loss.diverging", 71),
+        False,
+    ),
+    "desync that is not over": (
+        alert("desync.parameters", 50, last_step=60, clear_after=10),
+        alert("loss.diverging", 70),
+        True,
+    ),
+    "desync before NaN": (
+        forever("desync.gradients", 50, stage="reduced_gradient", ranks=(1,)),
+        alert("loss.nonfinite", 51, ranks=(0,)),
+        True,
+    ),
+    "parameters written over before the forward pass that gives NaN": (
+        forever("desync.parameters", 50, stage="outside_optimizer"),
+        alert("loss.nonfinite", 50),
+        True,
+    ),
+    "NaN, and gradients that are apart for it": (
+        alert("loss.nonfinite", 50, clear_after=50),
+        forever("desync.gradients", 50, stage="reduced_gradient"),
+        True,
+    ),
+    "NaN after a rise": (alert("loss.nonfinite", 50), alert("loss.spike", 30), True),
+    "NaN long after a spike": (alert("loss.nonfinite", 150), alert("loss.spike", 10), False),
+    "a spike, and NaN because of it": (alert("loss.spike", 10), alert("loss.nonfinite", 60), True),
+    "NaN while the loss diverges": (
+        alert("loss.diverging", 10, last_step=400, clear_after=90),
+        alert("loss.nonfinite", 480),
+        True,
+    ),
+    "NaN and one rank's loss": (
+        alert("loss.nonfinite", 50, ranks=(0,), clear_after=50),
+        alert("rank.loss_outlier", 60, ranks=(1,)),
+        True,
+    ),
+    "one rank's labels move the mean": (
+        alert("rank.loss_outlier", 50, ranks=(2,)),
+        alert("loss.spike", 48),
+        True,
+    ),
+    "one rank's labels, and a spike much later": (
+        alert("rank.loss_outlier", 50, ranks=(2,)),
+        alert("loss.spike", 111),
+        False,
+    ),
+    "one rank's labels, and a spike of another": (
+        alert("rank.loss_outlier", 50, ranks=(2,)),
+        alert("loss.spike", 55, ranks=(3,)),
+        False,
+    ),
+    "diverging found after it swung": (
+        alert("loss.diverging", 60),
+        alert("loss.oscillating", 45),
+        True,
+    ),
+    "swinging first, diverging later": (
+        alert("loss.oscillating", 60),
+        alert("loss.diverging", 130),
+        True,
+    ),
+    "two episodes": (alert("loss.oscillating", 60), alert("loss.diverging", 161), False),
+    "two spikes": (alert("loss.spike", 60), alert("loss.spike", 110), True),
+    "two spikes far from each other": (alert("loss.spike", 60), alert("loss.spike", 111), False),
+}
+
+
+@pytest.mark.parametrize(("root", "consequence", "follows"), CASES.values(), ids=CASES)
+def test_pairs(root, consequence, follows):
+    for order in ((root, consequence), (consequence, root)):
+        found = linked(order)
+        assert (found[consequence.id].parent == root.id) is follows
+        assert found[root.id].consequences == ((consequence.id,) if follows else ())
+        assert found[root.id].parent is None
+
+
+def test_a_chain_hangs_under_its_first_link():
+    found = parents(
+        forever("desync.parameters", 10, ranks=(1,)),
+        alert("rank.loss_outlier", 20, ranks=(1,), last_step=200, clear_after=50),
+        alert("loss.spike", 30),
+        alert("loss.nonfinite", 40, clear_after=50),
+    )
+    assert set(found.values()) == {"desync.parameters"}
+    assert len(found) == 3
+
+
+def test_spikes_in_a_row_are_one_even_if_the_last_is_far_from_the_first():
+    found = linked([alert("loss.spike", step) for step in (10, 50, 95, 140)])
+    assert [a.id for a in found.values() if a.parent is None] == ["loss.spike@10"]
+    assert found["loss.spike@10"].consequences == (
+        "loss.spike@50",
+        "loss.spike@95",
+        "loss.spike@140",
+    )
+
+
+def test_a_root_does_not_begin_long_after_what_hangs_under_it():
+    """Each is within the blur of the next; all in all that would be too much."""
+    found = linked(
+        [alert("loss.spike", 100), alert("loss.oscillating", 115), alert("loss.diverging", 130)]
+    )
+    (root,) = (a for a in found.values() if a.parent is None)
+    assert root.first_step <= 120
+    assert len(root.consequences) == 2
+
+
+def test_the_same_ranks_in_two_links_of_the_chain():
+    found = linked(
+        [
+            forever("desync.gradients", 10, stage="reduced_gradient", ranks=(1,)),
+            forever("desync.parameters", 10, stage="parameters", ranks=(1,)),
+            forever("desync.optimizer", 90, stage="optimizer_state", ranks=(3,)),
+        ]
+    )
+    roots = [a.kind for a in found.values() if a.parent is None]
+    assert roots == ["desync.gradients", "desync.optimizer"]
+
+
+def test_the_reason_is_told():
+    root, consequence = forever("desync.parameters", 10), alert("loss.diverging", 40)
+    assert causes.explain(root, consequence) == (
+        "It follows from desync.parameters since step 10: "
+        "ranks that hold different parameters train different models."
+    )
+    before = (root, consequence)
+    changed = causes.link(before)
+    (told,) = causes.transitions(before, changed, through_step=41, now=7.0)
+    assert (told.alert_id, told.step, told.at, told.what) == (consequence.id, 41, 7.0, "linked")
+    assert told.reason == causes.explain(root, consequence)
+
+
+def test_what_no_longer_follows_stands_alone_again():
+    root, consequence = forever("desync.parameters", 10, ranks=(1,)), alert("loss.spike", 10)
+    found = linked([root, consequence])
+    spike = found[consequence.id]
+    changed = causes.link((spike,))
+    assert changed[0].parent is None
+    (told,) = causes.transitions((spike,), changed, through_step=50, now=0.0)
+    assert told.reason == "It no longer counts as a consequence of another alert."
+
+
+def test_every_rule_has_a_sentence_and_known_kinds():
+    from rankscope.agent import wire
+
+    for rule in causes.RULES:
+        assert rule.why
+        assert not rule.why.endswith(".")
+        for name in (*rule.root, *rule.consequence):
+            assert any(kind == name or kind.startswith(name) for kind in wire.KINDS)

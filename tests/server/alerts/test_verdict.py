@@ -1,0 +1,196 @@
+"""Pass, fail or pending, as a table."""
+
+import pytest
+from support.incidents import alert
+
+from rankscope.server.detectors.base import Check, Status
+from rankscope.server.verdict import judge
+
+OK = Check(Status.OK, "Nothing in 300 steps.")
+OPEN = Check(Status.OPEN, "There is an alert.")
+SHORT = Check(Status.INSUFFICIENT_DATA, "32 steps are needed, 12 are there.")
+ALONE = Check(Status.NOT_APPLICABLE, "There is one rank.")
+BROKEN = Check(Status.ERROR, "It raised.")
+
+GOOD = dict.fromkeys(("desync.parameters", "loss.nonfinite", "loss.spike", "rank.loss_outlier"), OK)
+DESYNC = alert("desync.parameters", 50, severity="critical", ranks=(2,), clear_after=None)
+SPIKE = alert("loss.spike", 60)
+INFO = alert("loss.oscillating", 60, severity="info")
+CHILD = alert("loss.spike", 60, parent=DESYNC.id)
+PARENT = alert(
+    "desync.parameters", 50, severity="warning", clear_after=None, consequences=("loss.spike@60",)
+)
+
+TABLE = {
+    "nothing found": ("pass", "finished", 4, [], GOOD, {}),
+    "still running": ("pending", "running", 4, [], GOOD, {}),
+    "failed": ("fail", "failed", 4, [], GOOD, {}),
+    "lost": ("fail", "lost", 4, [], GOOD, {}),
+    "an alert fails a run before its end": ("fail", "running", 4, [DESYNC], GOOD, {}),
+    "resolved is no excuse": (
+        "fail",
+        "finished",
+        4,
+        [alert("loss.spike", 60, state="resolved", resolved_at=1.0)],
+        GOOD,
+        {},
+    ),
+    "info does not fail": ("pass", "finished", 4, [INFO], GOOD, {}),
+    "warning does not fail on critical": (
+        "pass",
+        "finished",
+        4,
+        [SPIKE],
+        GOOD,
+        {"fail_on": "critical"},
+    ),
+    "critical does": ("fail", "finished", 4, [DESYNC], GOOD, {"fail_on": "critical"}),
+    "a warning with a critical consequence does": (
+        "fail",
+        "finished",
+        4,
+        [PARENT, alert("loss.spike", 60, severity="critical", parent=PARENT.id)],
+        GOOD,
+        {"fail_on": "critical"},
+    ),
+    "ignored": ("pass", "finished", 4, [SPIKE], GOOD, {"ignored": {"loss.spike"}}),
+    "silenced": ("pass", "finished", 4, [SPIKE], GOOD, {"silenced": {"loss.spike"}}),
+    "silenced with what follows from it": (
+        "pass",
+        "finished",
+        4,
+        [DESYNC, CHILD],
+        GOOD,
+        {"silenced": {"desync.parameters"}},
+    ),
+    "another kind than asked for": (
+        "pass",
+        "finished",
+        4,
+        [SPIKE],
+        GOOD,
+        {"kinds": {"desync.parameters"}},
+    ),
+    "asked for, and a consequence of something else": (
+        "fail",
+        "finished",
+        4,
+        [DESYNC, CHILD],
+        GOOD,
+        {"kinds": {"loss.spike"}},
+    ),
+    "too short": ("pending", "finished", 4, [], GOOD | {"loss.spike": SHORT}, {}),
+    "too short, and failing": ("fail", "finished", 4, [DESYNC], GOOD | {"loss.spike": SHORT}, {}),
+    "too short for what is ignored": (
+        "pass",
+        "finished",
+        4,
+        [],
+        GOOD | {"loss.spike": SHORT},
+        {"ignored": {"loss.spike"}},
+    ),
+    "too short for what is not required": (
+        "pass",
+        "finished",
+        4,
+        [],
+        GOOD | {"rank.loss_outlier": SHORT},
+        {},
+    ),
+    "too short for what is asked for": (
+        "pending",
+        "finished",
+        4,
+        [],
+        GOOD | {"rank.loss_outlier": SHORT},
+        {"kinds": {"rank.loss_outlier"}},
+    ),
+    "open, but not severe": ("pass", "finished", 4, [INFO], GOOD | {"loss.spike": OPEN}, {}),
+    "a detector that failed": ("pending", "finished", 4, [], GOOD | {"loss.spike": BROKEN}, {}),
+    "not a single check": ("pending", "finished", 4, [], {}, {}),
+    "one rank": ("pass", "finished", 1, [], GOOD | {"desync.parameters": ALONE}, {}),
+    "nothing but what does not apply": (
+        "pending",
+        "finished",
+        1,
+        [],
+        GOOD | {"desync.parameters": ALONE},
+        {"kinds": {"desync.parameters"}},
+    ),
+    "one of two does not apply": (
+        "pass",
+        "finished",
+        1,
+        [],
+        GOOD | {"desync.parameters": ALONE},
+        {"kinds": {"desync.parameters", "loss.spike"}},
+    ),
+    "a kind that nobody looks for": (
+        "pending",
+        "finished",
+        4,
+        [],
+        GOOD,
+        {"kinds": {"data.duplicated"}},
+    ),
+    "everything ignored": (
+        "pending",
+        "finished",
+        1,
+        [],
+        GOOD,
+        {"ignored": {"loss.spike", "loss.nonfinite"}},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("expected", "state", "ranks", "alerts", "checks", "more"), TABLE.values(), ids=TABLE
+)
+def test_table(expected, state, ranks, alerts, checks, more):
+    verdict = judge(state, ranks, alerts, checks, **more)
+    assert verdict.verdict == expected, verdict.reasons
+    assert bool(verdict.reasons) is (expected != "pass")
+    failed = [line.name for line in verdict.checks if line.state == "failed"]
+    assert bool(failed) is (expected == "fail" and state not in ("failed", "lost"))
+
+
+def test_reasons_tell_what_is_the_matter():
+    short = GOOD | {"loss.spike": SHORT}
+    assert judge("running", 4, [], short).reasons == (
+        "the run is still running",
+        "loss.spike: too short to judge: 32 steps are needed, 12 are there.",
+    )
+    assert judge("finished", 4, [DESYNC], GOOD).reasons == (
+        "desync.parameters, critical, since step 50 on rank 2: desync.parameters seen at 50",
+    )
+    assert "the run failed" in judge("failed", 4, [], GOOD).reasons[0]
+
+
+def test_what_was_not_run_does_not_read_as_passed():
+    checks = GOOD | {"loss.spike": SHORT, "rank.loss_outlier": ALONE}
+    verdict = judge(
+        "finished",
+        4,
+        [DESYNC, CHILD],
+        checks,
+        silenced={"loss.nonfinite"},
+        ignored={"loss.plateau"},
+    )
+    lines = {line.name: (line.state, line.why) for line in verdict.checks}
+    assert lines == {
+        "desync.parameters": ("failed", "since step 50: desync.parameters seen at 50"),
+        "loss.nonfinite": ("not_run", "silenced in this run"),
+        "loss.spike": ("failed", "since step 60, as a consequence of desync.parameters"),
+        "rank.loss_outlier": ("not_run", "does not apply: There is one rank."),
+    }
+
+
+def test_kinds_that_were_asked_for_are_listed_even_without_a_detector():
+    verdict = judge("finished", 4, [], GOOD, kinds={"data.overlap"})
+    assert [(c.name, c.state) for c in verdict.checks] == [("data.overlap", "not_run")]
+
+
+def test_an_unknown_severity_is_refused():
+    with pytest.raises(ValueError, match="none of info, warning, critical"):
+        judge("finished", 1, [], GOOD, fail_on="bad")
