@@ -274,16 +274,28 @@ def _check_exit_codes(job: Job, injection: Injection) -> None:
 
 
 def _settled(watch: _Watch, injection: Injection) -> list[Json]:
-    """The alerts of the run, once the server has seen all of it."""
+    """The alerts of the run, once the server has judged all of it.
+
+    An alert may still come after the last step: a dead rank is told from a slow one by waiting.
+
+    Raises:
+        DemoFailed: the server has not judged the run in time; "not checked" is no success.
+    """
     deadline = time.monotonic() + _SETTLE_SECONDS
+    judged = False
     while time.monotonic() < deadline:
-        alerts = watch.alerts()
         facts = watch.client.run(watch.run)
-        if facts is not None and facts["state"] != "running":
-            judged = facts["evaluated_step"] >= facts["last_step"]
-            if judged and (alerts or not injection.fault.kinds):
-                break
+        judged = (
+            facts is not None
+            and facts["state"] != "running"
+            and facts["evaluated_step"] >= facts["last_step"]
+        )
+        alerts = watch.alerts()
+        if judged and (alerts or not injection.fault.kinds):
+            return alerts
         time.sleep(_POLL_SECONDS)
+    if not judged:
+        raise DemoFailed(f"the server has not judged the run within {_SETTLE_SECONDS:.0f} s")
     return watch.alerts()
 
 
