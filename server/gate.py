@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import json
 import os
 import sys
@@ -62,6 +63,9 @@ def gate(argv: Sequence[str]) -> int:
     if report is None:
         print(f"rankscope gate: {message}", file=sys.stderr)
     else:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # A log that cannot show a letter must not turn a verdict into a traceback.
+            sys.stdout.reconfigure(errors="backslashreplace")
         print(FORMATS[options.format](report))
     return code
 

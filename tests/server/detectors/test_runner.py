@@ -1,0 +1,144 @@
+"""What the runner decides for the detectors."""
+
+import logging
+
+import numpy as np
+import pytest
+from support.incidents import finding
+
+from rankscope.server.detectors.base import Check, Detector, Outcome, Status
+from rankscope.server.detectors.runner import GRACE, Evaluation
+from rankscope.server.window import Series, Window
+
+OK = Check(Status.OK, "Fine.")
+
+
+def window(first, count, *, world_size=2, metrics=("loss",), absent=()):
+    shape = (world_size, count)
+    series = {m: Series(np.ones(shape), np.ones(shape, bool)) for m in metrics}
+    series |= {m: Series(np.zeros(shape), np.zeros(shape, bool)) for m in absent}
+    return Window(
+        world_size=world_size,
+        ranks=np.arange(world_size),
+        steps=np.arange(first, first + count),
+        series=series,
+        last_step=first + count - 1,
+    )
+
+
+class Tells(Detector[list]):
+    kinds = ("loss.spike",)
+    needs = ("loss",)
+    wants = ("lr",)
+
+    def start(self):
+        return []
+
+    def advance(self, window, state):
+        state += window.steps.tolist()
+        found = tuple(finding("loss.spike", step) for step in state if step in (3, 30))
+        return Outcome({"loss.spike": OK}, found)
+
+
+class Compares(Detector[None]):
+    kinds = ("rank.loss_outlier", "rank.silent")
+    min_ranks = 3
+
+    def start(self):
+        return None
+
+    def advance(self, window, state):
+        return Outcome(dict.fromkeys(self.kinds, OK), (finding("rank.silent", 1),))
+
+
+class Fails(Detector[None]):
+    kinds = ("loss.nonfinite", "loss.plateau")
+    needs = ("accuracy",)
+
+    def start(self):
+        return None
+
+    def advance(self, window, state):
+        if window.last_step >= 9:
+            raise ZeroDivisionError("a fault")
+        return Outcome(dict.fromkeys(self.kinds, OK))
+
+
+def test_what_is_read_of_a_run():
+    assert Evaluation([Tells(), Compares(), Fails()]).needs == {"loss", "lr", "accuracy"}
+
+
+def test_every_kind_has_an_answer_and_findings_come_by_steps():
+    evaluation = Evaluation([Tells(), Compares()])
+    findings, checks = evaluation.advance(window(0, 5, world_size=3))
+    assert checks == dict.fromkeys(("loss.spike", "rank.loss_outlier", "rank.silent"), OK)
+    assert [(f.kind, f.seen_step) for f in findings] == [("rank.silent", 1), ("loss.spike", 3)]
+
+
+def test_too_few_ranks_are_no_reason_to_pass():
+    findings, checks = Evaluation([Compares()]).advance(window(0, 5))
+    assert findings == ()
+    assert {c.status for c in checks.values()} == {Status.NOT_APPLICABLE}
+    assert checks["rank.silent"].why == "It compares at least 3 ranks; this run has 2 ranks."
+
+
+@pytest.mark.parametrize("absent", [(), ("loss",)])
+def test_missing_input(absent):
+    evaluation = Evaluation([Tells()])
+    _, checks = evaluation.advance(window(0, GRACE - 1, metrics=("lr",), absent=absent))
+    assert checks["loss.spike"].status is Status.INSUFFICIENT_DATA
+    _, checks = evaluation.advance(window(GRACE - 1, 1, metrics=("lr",), absent=absent))
+    assert checks["loss.spike"] == Check(Status.MISSING_INPUT, "No rank posts loss.")
+    # It comes after all: what was seen before is known.
+    findings, checks = evaluation.advance(window(GRACE, 20))
+    assert checks["loss.spike"] is OK
+    assert [f.seen_step for f in findings] == [3, 30]
+
+
+def test_a_series_that_was_there_once_is_not_missing():
+    evaluation = Evaluation([Tells()])
+    evaluation.advance(window(0, 1))
+    _, checks = evaluation.advance(window(1, 100, metrics=()))
+    assert checks["loss.spike"] is OK
+
+
+def test_a_fault_of_one_detector_is_contained_and_told_once(caplog):
+    evaluation = Evaluation([Fails(), Tells()])
+    with caplog.at_level(logging.ERROR):
+        for first in range(0, 40, 5):
+            findings, checks = evaluation.advance(window(first, 5, metrics=("loss", "accuracy")))
+    assert checks["loss.spike"] is OK
+    assert [f.seen_step for f in findings] == [3, 30]
+    for kind in Fails.kinds:
+        assert checks[kind].status is Status.ERROR
+        assert "Fails failed at step 9: ZeroDivisionError('a fault')" in checks[kind].why
+    assert [r.levelname for r in caplog.records] == ["ERROR"]
+
+
+def test_strict_raises():
+    with pytest.raises(ZeroDivisionError):
+        Evaluation([Fails()], strict=True).advance(window(0, 10))
+
+
+class Foreign(Compares):
+    min_ranks = 1
+    kinds = ("loss.plateau",)
+
+
+class Silent(Tells):
+    def advance(self, window, state):
+        return Outcome({})
+
+
+@pytest.mark.parametrize(("wrong", "told"), [(Foreign, "it finds"), (Silent, "it answers for")])
+def test_an_answer_that_would_be_lost_is_a_fault(wrong, told):
+    with pytest.raises(ValueError, match=told):
+        Evaluation([wrong()], strict=True).advance(window(0, 10))
+
+
+def test_time_is_measured_by_a_clock_that_is_handed_in():
+    ticks = iter(range(100))
+    evaluation = Evaluation([Tells(), Compares()], clock=lambda: float(next(ticks)))
+    evaluation.advance(window(0, 5))
+    evaluation.advance(window(5, 5))
+    assert evaluation.seconds == {"Tells": 2.0, "Compares": 0.0}

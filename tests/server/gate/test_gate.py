@@ -1,0 +1,382 @@
+"""The gate against a server that answers what a real one answered: exit codes and formats."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.etree import ElementTree
+
+import pytest
+
+from rankscope.server.gate import gate
+
+DESYNC = {
+    "id": "00c0ffee00c0ffee",
+    "run": "digits",
+    "kind": "desync.gradients",
+    "severity": "critical",
+    "state": "open",
+    "title": "Rank 2 goes on with another gradient than the others",
+    "ranks": [2],
+    "tensors": ["conv2.weight"],
+    "first_step": 147,
+    "last_step": 299,
+    "opened_at": "2026-01-01T00:00:00Z",
+    "resolved_at": None,
+    "acknowledged": False,
+    "silenced": False,
+    "stage": "reduced_gradient",
+    "cause": "100 % of it:\nthe all-reduce, or its reader, was skipped.",
+    "remedy": "Wait for the collective, then read.",
+    "evidence": {"distance": "NaN"},
+    "parent": None,
+    "consequences": ["00c0ffee00c0fff0"],
+}
+SPIKE = DESYNC | {
+    "id": "00c0ffee00c0fff0",
+    "kind": "loss.spike",
+    "severity": "warning",
+    "title": "The loss jumped from 0.1 to 2",
+    "ranks": [],
+    "tensors": [],
+    "first_step": 150,
+    "stage": None,
+    "parent": DESYNC["id"],
+    "consequences": [],
+}
+CHECKS = [
+    {"name": "desync.gradients", "state": "failed", "why": "since step 147: rank 2"},
+    {"name": "loss.nonfinite", "state": "passed", "why": "300 steps were finite."},
+    {"name": "rank.loss_outlier", "state": "not_run", "why": "does not apply: 2 ranks"},
+]
+FAIL = {
+    "verdict": "fail",
+    "reasons": [f"desync.gradients, critical, since step 147 on rank 2: {DESYNC['title']}"],
+    "checks": CHECKS,
+}
+PASS = {"verdict": "pass", "reasons": [], "checks": CHECKS[1:]}
+PENDING = {"verdict": "pending", "reasons": ["the run is still running"], "checks": CHECKS[1:]}
+
+
+class Recorded(ThreadingHTTPServer):
+    """A server whose answers are set by the test; `asked` holds path, query and headers."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.verdicts: list[tuple[int, object]] = [(200, FAIL)]
+        self.pages: list[list[dict]] = [[SPIKE, DESYNC]]
+        self.asked: list[tuple[str, dict[str, list[str]], dict[str, str]]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Recorded
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        query = parse_qs(parts.query)
+        self.server.asked.append((unquote(parts.path), query, dict(self.headers)))
+        status, body = 200, object()
+        if parts.path.endswith("/verdict"):
+            # The last answer holds from then on.
+            verdicts = self.server.verdicts
+            status, body = verdicts.pop(0) if len(verdicts) > 1 else verdicts[0]
+        elif parts.path.endswith("/alerts"):
+            page = int(query.get("cursor", ["0"])[0])
+            more = page + 1 < len(self.server.pages)
+            body = {
+                "items": self.server.pages[page],
+                "next_cursor": str(page + 1) if more else None,
+            }
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: the test's output is the gate's."""
+
+
+@pytest.fixture
+def server() -> Iterator[Recorded]:
+    with Recorded() as recorded:
+        thread = threading.Thread(target=recorded.serve_forever, args=(0.01,))
+        thread.start()
+        yield recorded
+        recorded.shutdown()
+        thread.join()
+
+
+def problem(status: int, detail: str) -> tuple[int, dict]:
+    return status, {"type": "about:blank", "title": "T", "status": status, "detail": detail}
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ((200, PASS), 0),
+        ((200, FAIL), 1),
+        ((200, PENDING), 4),
+        (problem(404, "there is no run 'digits'"), 4),
+        (problem(422, "kind: is none of them"), 2),
+        (problem(401, "no token"), 2),
+        (problem(503, "the database is away"), 3),
+        ((404, b"<html>nothing here</html>"), 3),
+        ((200, b"hello"), 3),
+        ((200, {"verdict": "splendid"}), 3),
+    ],
+)
+def test_exit_codes(server, capsys, answer, code):
+    server.verdicts = [answer]
+    assert gate(["digits", "--server", server.url]) == code
+    printed = capsys.readouterr()
+    assert bool(printed.out) is (answer[1] in (PASS, FAIL, PENDING))
+    assert bool(printed.err) is not bool(printed.out)
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address at which nobody listens."""
+    with Recorded() as gone:
+        return gone.url
+
+
+def test_no_server(nobody, capsys):
+    assert gate(["digits", "--server", nobody]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith(f"rankscope gate: the server {nobody} cannot be reached: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "RUN"),
+        (["digits", "--kind", "loss.spikes"], "did you mean 'loss.spike'?"),
+        (["digits", "--ignore", "nonsense"], "the kinds are desync.parameters"),
+        (["digits", "--fail-on", "info"], "invalid choice"),
+        (["digits", "--format", "yaml"], "invalid choice"),
+        (["digits", "--wait", "soon"], "no number of seconds"),
+        (["digits", "--wait", "-1"], "no number of seconds"),
+        (["digits", "--server", "localhost:8642"], "http://"),
+    ],
+)
+def test_usage(capsys, arguments, told):
+    with pytest.raises(SystemExit) as ended:
+        gate(arguments)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_what_is_asked(server):
+    arguments = [
+        "a/b c",
+        "--server",
+        f"{server.url}/",
+        "--token",
+        "secret",
+        "--fail-on",
+        "critical",
+    ]
+    arguments += ["--kind", "loss.spike", "--kind", "loss.nonfinite", "--ignore", "batch.noise"]
+    gate(arguments)
+    (path, query, headers), (alerts, _, _) = server.asked
+    assert path == "/api/v1/runs/a/b c/verdict"
+    assert alerts == "/api/v1/runs/a/b c/alerts"
+    assert query == {
+        "fail_on": ["critical"],
+        "kind": ["loss.spike", "loss.nonfinite"],
+        "ignore": ["batch.noise"],
+    }
+    assert headers["Authorization"] == "Bearer secret"
+
+
+def test_the_server_may_come_from_the_environment(server, monkeypatch, capsys):
+    monkeypatch.setenv("RANKSCOPE_SERVER", server.url)
+    monkeypatch.setenv("RANKSCOPE_TOKEN", "secret")
+    assert gate(["digits"]) == 1
+    assert server.asked[0][2]["Authorization"] == "Bearer secret"
+
+
+def test_waits_for_the_run_and_for_its_end(server, capsys, monkeypatch):
+    monkeypatch.setattr("rankscope.server.gate._POLL_SECONDS", 0.01)
+    server.verdicts = [problem(404, "there is no run 'digits'"), (200, PENDING), (200, PASS)]
+    assert gate(["digits", "--server", server.url, "--wait", "60"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "rankscope gate: waiting up to 60 s: there is no run 'digits'\n"
+    assert printed.out.startswith("PASS")
+
+
+def test_waits_no_longer_than_told(server, monkeypatch):
+    monkeypatch.setattr("rankscope.server.gate._POLL_SECONDS", 0.01)
+    server.verdicts = [(200, PENDING)]
+    assert gate(["digits", "--server", server.url, "--wait", "0.1"]) == 4
+    assert len(server.asked) > 2
+
+
+def test_does_not_wait_when_it_is_decided(server):
+    assert gate(["digits", "--server", server.url, "--wait", "3600"]) == 1
+
+
+def printed(server, capsys, form, *more):
+    gate(["digits", "--server", server.url, "--format", form, *more])
+    return capsys.readouterr().out
+
+
+def test_text(server, capsys):
+    assert printed(server, capsys, "text") == (
+        f"""\
+FAIL  run digits  {server.url}/runs/digits
+
+  desync.gradients  critical  (open)
+    Rank 2 goes on with another gradient than the others
+    since step: 147, last seen at step 299
+    ranks: 2
+    first broken link: reduced_gradient
+    tensors: conv2.weight
+    cause: 100 % of it: the all-reduce, or its reader, was skipped.
+    remedy: Wait for the collective, then read.
+    consequences: loss.spike (step 150)
+
+  not checked:
+    rank.loss_outlier: does not apply: 2 ranks
+
+  failed:
+    desync.gradients: since step 147: rank 2
+
+  passed: loss.nonfinite
+"""
+    )
+
+
+def test_text_of_a_run_that_cannot_be_judged_yet(server, capsys):
+    server.verdicts, server.pages = [(200, PENDING)], [[]]
+    lines = printed(server, capsys, "text").splitlines()
+    assert lines[0].startswith("PENDING  run digits")
+    assert lines[1] == "  - the run is still running"
+
+
+def test_text_tells_of_a_failed_run_besides_its_alerts(server, capsys):
+    server.verdicts = [(200, FAIL | {"reasons": ["the run failed", *FAIL["reasons"]]})]
+    out = printed(server, capsys, "text")
+    assert "  - the run failed\n" in out
+    assert out.count(DESYNC["title"]) == 1
+
+
+def test_alerts_come_in_pages(server, capsys):
+    other = DESYNC | {"id": "1", "kind": "loss.nonfinite", "first_step": 3}
+    server.pages = [[SPIKE], [DESYNC], [other]]
+    kinds = [a["kind"] for a in json.loads(printed(server, capsys, "json"))["alerts"]]
+    assert kinds == ["loss.nonfinite", "desync.gradients"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kinds"),
+    [
+        ([], ["desync.gradients"]),
+        (["--kind", "loss.spike"], ["loss.spike"]),
+        (["--ignore", "loss.spike"], ["desync.gradients"]),
+        (["--ignore", "desync.gradients"], []),
+    ],
+)
+def test_which_alerts_are_shown(server, capsys, arguments, kinds):
+    told = json.loads(printed(server, capsys, "json", *arguments))
+    assert [a["kind"] for a in told["alerts"]] == kinds
+
+
+def test_json(server, capsys):
+    told = json.loads(printed(server, capsys, "json"))
+    assert told["run"] == "digits"
+    assert told["address"] == f"{server.url}/runs/digits"
+    assert {k: told[k] for k in FAIL} == FAIL
+    assert told["alerts"] == [DESYNC]
+
+
+def test_junit(server, capsys):
+    suites = ElementTree.fromstring(printed(server, capsys, "junit").encode())
+    assert suites.tag == "testsuites"
+    (suite,) = suites
+    counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
+    assert counts == {"tests": "4", "failures": "2", "errors": "0", "skipped": "1"}
+    cases = {case.get("name"): [child.tag for child in case] for case in suite}
+    assert cases == {
+        "verdict": ["failure"],
+        "desync.gradients": ["failure"],
+        "loss.nonfinite": [],
+        "rank.loss_outlier": ["skipped"],
+    }
+    failure = suite.find("testcase[@name='desync.gradients']/failure")
+    assert failure is not None
+    assert "conv2.weight" in (failure.text or "")
+
+
+def test_junit_counts_a_pending_run_as_an_error(server, capsys):
+    server.verdicts, server.pages = [(200, PENDING)], [[]]
+    suites = ElementTree.fromstring(printed(server, capsys, "junit").encode())
+    assert suites.get("errors") == "1"
+
+
+def test_junit_stays_xml_whatever_a_name_holds(server, capsys):
+    server.pages = [[DESYNC | {"title": "a\x00b\x1b[31m <&> \ud800 \u2028 ]]>"}]]
+    suites = ElementTree.fromstring(printed(server, capsys, "junit").encode())
+    assert "<&>" in "".join(suites.itertext())
+
+
+def test_sarif(server, capsys):
+    told = json.loads(printed(server, capsys, "sarif"))
+    assert told["version"] == "2.1.0"
+    (run,) = told["runs"]
+    driver = run["tool"]["driver"]
+    assert driver["name"] == "rankscope"
+    (result,) = run["results"]
+    assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == "desync.gradients"
+    assert result["level"] == "error"
+    assert DESYNC["title"] in result["message"]["text"]
+    assert result["partialFingerprints"] == {"alert/v1": DESYNC["id"]}
+    names = result["locations"][0]["logicalLocations"]
+    assert [name["fullyQualifiedName"] for name in names] == ["conv2.weight"]
+    (invocation,) = run["invocations"]
+    assert invocation["executionSuccessful"] is True
+    told = [n["message"]["text"] for n in invocation["toolExecutionNotifications"]]
+    assert "rank.loss_outlier was not run: does not apply: 2 ranks" in told
+
+
+def test_sarif_of_a_pending_run_is_no_success(server, capsys):
+    server.verdicts, server.pages = [(200, PENDING)], [[]]
+    (run,) = json.loads(printed(server, capsys, "sarif"))["runs"]
+    assert run["invocations"][0]["executionSuccessful"] is False
+
+
+def test_github(server, capsys):
+    lines = printed(server, capsys, "github").splitlines()
+    assert lines[0].startswith("::error title=desync.gradients in run digits::Rank 2 goes on")
+    assert "cause: 100 %25 of it:%0Athe all-reduce" in lines[0]
+    assert lines[1].startswith("::error title=run digits%3A fail::")
+    assert lines[2] == f"FAIL  run digits  {server.url}/runs/digits"
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("alert", "arguments", "level"),
+    [
+        (DESYNC | {"silenced": True}, [], "warning"),
+        (DESYNC | {"severity": "info"}, [], "notice"),
+        (SPIKE | {"parent": None}, ["--fail-on", "critical"], "warning"),
+    ],
+)
+def test_github_levels(server, capsys, alert, arguments, level):
+    server.verdicts, server.pages = [(200, PASS)], [[alert]]
+    assert printed(server, capsys, "github", *arguments).startswith(f"::{level} title=")
+
+
+def test_a_name_cannot_be_a_workflow_command(server, capsys):
+    gate(["x\n::error::no, y: z", "--server", server.url, "--format", "github"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["::error", "::error", "FAIL"]
+    assert "title=desync.gradients in run x%0A%3A%3Aerror%3A%3Ano%2C y%3A z::" in lines[0]
