@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from fastapi.responses import JSONResponse
 
 from rankscope.agent.wire import numbers_to_json
 from rankscope.server.api.deps import Reading, RunRow
-from rankscope.server.api.models import Items, Metric, RankSeries, Series
+from rankscope.server.api.models import Items, Metric, Series
 from rankscope.server.storage import series
 
 router = APIRouter(tags=["series"])
@@ -27,7 +28,7 @@ def list_metrics(connection: Reading, row: RunRow) -> Items[Metric]:
     )
 
 
-@router.get("/runs/{run}/series")
+@router.get("/runs/{run}/series", response_model=Series)
 def get_series(
     connection: Reading,
     row: RunRow,
@@ -36,7 +37,7 @@ def get_series(
     from_step: Step = None,
     to_step: Step = None,
     max_points: Annotated[int, Query(ge=2, le=100_000)] = 2000,
-) -> Series:
+) -> JSONResponse:
     """One metric of some ranks: raw points where they fit, else buckets that hide no spike."""
     found = series.read_series(
         connection,
@@ -47,17 +48,19 @@ def get_series(
         to_step=to_step,
         max_points=max_points,
     )
-    # Built without validation: the arrays are ours, and there may be a million numbers in them.
-    return Series.model_construct(
-        metric=metric,
-        series=[
-            RankSeries.model_construct(
-                rank=s.rank,
-                steps=s.steps.tolist(),
-                values=numbers_to_json(s.values),
-                min=numbers_to_json(s.low),
-                max=numbers_to_json(s.high),
-            )
-            for s in found
-        ],
+    # Not through the model: the arrays are ours, and there may be a million numbers in them.
+    return JSONResponse(
+        {
+            "metric": metric,
+            "series": [
+                {
+                    "rank": s.rank,
+                    "steps": s.steps.tolist(),
+                    "values": numbers_to_json(s.values),
+                    "min": numbers_to_json(s.low),
+                    "max": numbers_to_json(s.high),
+                }
+                for s in found
+            ],
+        }
     )

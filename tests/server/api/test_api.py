@@ -1,0 +1,332 @@
+"""The REST interface on a real application with its worker running."""
+
+import gzip
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+from support.serve_app import serve_app
+
+from rankscope.agent import wire
+from rankscope.server.app import create_app
+from rankscope.server.settings import Settings
+
+MSGPACK = {"Content-Type": wire.CONTENT_TYPE}
+
+
+@pytest.fixture
+def app(database_url):
+    return create_app(Settings(database=database_url))
+
+
+@pytest.fixture
+def client(app):
+    with serve_app(app) as made:
+        yield made
+
+
+def column(steps, values, dtype=np.float64):
+    return wire.Column(np.array(steps, np.int64), np.array(values, dtype))
+
+
+def batch(rank=0, seq=0, run="otter", **fields):
+    fields.setdefault("hello", wire.Hello(started_at=1000.0) if seq == 0 else None)
+    return wire.Batch(run=run, rank=rank, seq=seq, session=f"s{rank}", **fields)
+
+
+def post(client, sent, **headers):
+    return client.post("/api/v1/ingest", content=wire.encode(sent), headers=MSGPACK | headers)
+
+
+def get(client, path, **params):
+    answer = client.get(f"/api/v1{path}", params=params)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def check_problem(answer, status):
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"].startswith("application/problem+json")
+    body = answer.json()
+    assert body["status"] == status
+    assert {"type", "title", "detail", "instance"} <= set(body)
+    assert "Traceback" not in answer.text
+    return body
+
+
+def test_points_posted_are_points_read(client):
+    values = [1.0, math.nan, math.inf, -math.inf]
+    sent = batch(columns={"loss": column(range(4), values)}, world_size=1)
+    assert post(client, sent).json() == {
+        "accepted": 4,
+        "duplicate": False,
+        "dense_until": None,
+        "hello_wanted": False,
+    }
+    assert post(client, sent).json()["duplicate"] is True
+    [series] = get(client, "/runs/otter/series", metric="loss")["series"]
+    assert series["steps"] == [0, 1, 2, 3]
+    assert series["values"] == [1.0, "NaN", "Infinity", "-Infinity"]
+    assert series["min"] == series["max"] == series["values"]
+
+
+def test_json_and_gzip_are_taken_too(client):
+    first = batch(columns={"loss": column([0], [math.nan])})
+    answer = client.post("/api/v1/ingest", json=wire.to_json(first))
+    assert answer.json()["accepted"] == 1
+    second = batch(seq=1, columns={"loss": column([1], [2.0])})
+    packed = gzip.compress(wire.encode(second))
+    answer = client.post(
+        "/api/v1/ingest", content=packed, headers=MSGPACK | {"Content-Encoding": "gzip"}
+    )
+    assert answer.json()["accepted"] == 1
+    [series] = get(client, "/runs/otter/series", metric="loss")["series"]
+    assert series["values"] == ["NaN", 2.0]
+
+
+def test_a_rank_can_be_chosen_and_spikes_survive_buckets(client):
+    spiky = np.ones(1000)
+    spiky[613] = 99.0
+    for rank in range(3):
+        post(client, batch(rank, columns={"loss": column(range(1000), spiky + rank)}))
+    answer = get(client, "/runs/otter/series", metric="loss", rank=[0, 2], max_points=50)
+    assert [s["rank"] for s in answer["series"]] == [0, 2]
+    assert len(answer["series"][0]["steps"]) == 50
+    assert max(answer["series"][0]["max"]) == 99.0
+
+
+def test_the_run_says_what_the_contract_promises(client):
+    post(client, batch(world_size=2, columns={"loss": column([0, 1], [1.0, 2.0])}, through_step=1))
+    run = get(client, "/runs/otter")
+    promised = (
+        "id project name state world_size ranks started_at last_seen_at last_step config verdict"
+    )
+    assert set(promised.split()) <= set(run)
+    assert (run["state"], run["world_size"], run["ranks"], run["last_step"]) == (
+        "running",
+        2,
+        [0],
+        1,
+    )
+    assert run["started_at"] == "1970-01-01T00:16:40Z"
+    [listed] = get(client, "/runs")["items"]
+    assert set(promised.split()) <= set(listed)
+
+
+def test_lists_are_paged_by_an_opaque_cursor(client):
+    for n in range(7):
+        post(client, batch(run=f"run-{n}", project="even" if n % 2 == 0 else "odd"))
+    seen, cursor = [], None
+    while True:
+        page = get(client, "/runs", limit=3, **({"cursor": cursor} if cursor else {}))
+        assert len(page["items"]) <= 3
+        seen += [run["id"] for run in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert sorted(seen) == [f"run-{n}" for n in range(7)]
+    assert len(get(client, "/runs", project="even")["items"]) == 4
+    assert [r["id"] for r in get(client, "/runs", q="UN-3")["items"]] == ["run-3"]
+    assert get(client, "/runs", q="100%")["items"] == []
+
+
+def prints(step, wrong):
+    digests = np.array([11, 22 + wrong], np.uint64)
+    sketches = np.ones((2, 8))
+    sketches[1] += 0.5 * wrong
+    return wire.Print(
+        step=step, stage="parameters", table="parameters", digests=digests, sketches=sketches
+    )
+
+
+TABLE = wire.TensorTable(("a.weight", "b.weight"), ((2, 2), (3,)), ("float32",) * 2, ("", ""))
+
+
+def desynced(client, ranks=4, since=30, steps=60, guilty=2):
+    """A run one rank of which leaves the others."""
+    for rank in range(ranks):
+        wrong = np.array([rank == guilty and s >= since for s in range(steps)])
+        words = np.where(wrong, 7, 5).astype(np.uint64)
+        sent = batch(
+            rank,
+            world_size=ranks,
+            state="finished",
+            through_step=steps - 1,
+            hello=wire.Hello(started_at=1000.0, tables={"parameters": TABLE}),
+            columns={
+                "loss": column(range(steps), np.linspace(2, 1, steps) + 0.01 * rank),
+                "grad_norm": column(range(steps), np.full(steps, 3.0)),
+            },
+            words={"parameters": column(range(steps), words, np.uint64)},
+            prints=tuple(prints(s, int(wrong[s])) for s in range(0, steps, 4)),
+        )
+        assert post(client, sent).status_code == 200
+
+
+def evaluated(client, run="otter"):
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        about = get(client, f"/runs/{run}")
+        if about["evaluated_step"] >= about["last_step"] >= 0:
+            return about
+        time.sleep(0.02)
+    raise AssertionError("the run was not evaluated")
+
+
+def test_divergence_tells_who_since_when_and_which_tensor(client):
+    desynced(client)
+    evaluated(client)
+    items = get(client, "/runs/otter/divergence", stage="parameters")["items"]
+    assert (items[0]["step"], items[0]["until_step"], items[0]["equal"]) == (0, 29, True)
+    first = items[1]
+    assert (first["step"], first["equal"]) == (30, False)
+    assert first["clusters"] == [[0, 1, 3], [2]]
+    sampled = next(i for i in items if i["first_tensor"])
+    assert sampled["first_tensor"]["name"] == "b.weight"
+    assert sampled["first_tensor"]["ranks"] == [2]
+    matrix = get(client, "/runs/otter/divergence", matrix=True)["matrix"]
+    assert matrix["step"] == 56
+    assert matrix["distance"][2][0] == pytest.approx(0.5 * math.sqrt(8))
+    assert matrix["distance"][0][1] == 0.0
+
+
+def test_an_alert_can_be_read_acknowledged_and_silenced(client):
+    desynced(client)
+    evaluated(client)
+    [alert] = get(client, "/runs/otter/alerts")["items"]
+    promised = (
+        "id run kind severity state title ranks tensors first_step last_step opened_at resolved_at "
+        "acknowledged stage cause remedy evidence consequences"
+    )
+    assert set(promised.split()) <= set(alert)
+    assert (alert["kind"], alert["ranks"], alert["first_step"], alert["tensors"]) == (
+        "desync.parameters",
+        [2],
+        30,
+        ["b.weight"],
+    )
+    assert get(client, "/alerts")["items"][0]["id"] == alert["id"]
+    assert get(client, "/runs/otter/alerts", rank=1)["items"] == []
+    assert get(client, "/runs/otter/alerts", rank=2)["items"] != []
+    detail = get(client, f"/alerts/{alert['id']}")
+    assert detail["history"][0]["what"] == "opened"
+    assert get(client, "/runs/otter/verdict")["verdict"] == "fail"
+
+    answer = client.post(f"/api/v1/alerts/{alert['id']}/acknowledge")
+    assert answer.json()["acknowledged"] is True
+    silence = {"kind": "desync.parameters", "comment": "known"}
+    assert client.post("/api/v1/runs/otter/silences", json=silence).status_code == 201
+    assert get(client, "/runs/otter/verdict")["verdict"] == "pass"
+
+
+def test_the_same_data_evaluated_again_make_the_same_alerts(database_url):
+    def alerts():
+        with serve_app(create_app(Settings(database=database_url))) as client:
+            if not get(client, "/runs")["items"]:
+                desynced(client)
+            evaluated(client)
+            time.sleep(0.3)  # a second evaluation must have had its chance to change something
+            return get(client, "/runs/otter/alerts", consequences=True)["items"]
+
+    first = alerts()
+    assert len(first) == 1
+    assert alerts() == first
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/api/v1/runs/none", 404),
+        ("GET", "/api/v1/runs/none/series?metric=loss", 404),
+        ("GET", "/api/v1/alerts/none", 404),
+        ("POST", "/api/v1/alerts/none/acknowledge", 404),
+        ("POST", "/api/v1/runs/none/silences", 404),
+        ("GET", "/api/v1/nothing", 404),
+        ("GET", "/nothing", 404),
+        ("DELETE", "/api/v1/runs", 405),
+        ("GET", "/api/v1/runs?limit=0", 422),
+        ("GET", "/api/v1/runs?state=sleeping", 422),
+        ("GET", "/api/v1/runs?cursor=bogus", 422),
+        ("GET", "/api/v1/alerts?severity=loud", 422),
+    ],
+)
+def test_every_error_is_a_problem(client, method, path, status):
+    check_problem(client.request(method, path), status)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "words"),
+    [
+        (b"garbage", MSGPACK, 422, "msgpack"),
+        (b"{", {"Content-Type": "application/json"}, 422, "JSON"),
+        (b"{}", {"Content-Type": "application/json"}, 422, "rank: is missing"),
+        (b"", {"Content-Type": "text/plain"}, 415, "text/plain"),
+        (b"xx", MSGPACK | {"Content-Encoding": "gzip"}, 422, "gzip"),
+        (b"xx", MSGPACK | {"Content-Encoding": "br"}, 415, "br"),
+        (b"x" * (wire.MAX_BODY_BYTES + 1), MSGPACK, 413, "larger"),
+    ],
+)
+def test_what_cannot_be_taken_says_why(client, body, headers, status, words):
+    answer = client.post("/api/v1/ingest", content=body, headers=headers)
+    assert words in check_problem(answer, status)["detail"]
+
+
+def test_a_small_body_cannot_fill_the_memory(client):
+    bomb = gzip.compress(b"\0" * (4 * wire.MAX_BODY_BYTES))
+    answer = client.post(
+        "/api/v1/ingest", content=bomb, headers=MSGPACK | {"Content-Encoding": "gzip"}
+    )
+    check_problem(answer, 413)
+
+
+def test_silences_are_checked(client):
+    post(client, batch())
+    for body in ({"kind": "no.such"}, {"kind": "loss.spike", "seconds": -1}, {}, {"x": 1}):
+        check_problem(client.post("/api/v1/runs/otter/silences", json=body), 422)
+
+
+def test_health(client):
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ready"}
+    post(client, batch(columns={"loss": column([0], [1.0])}))
+    text = client.get("/metrics").text
+    assert "rankscope_points_total 1\n" in text
+    assert 'rankscope_runs{state="running"} 1\n' in text
+
+
+def test_nothing_comes_from_outside(client):
+    for path in ("/docs", "/", "/alerts"):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert "http://" not in answer.text.replace(str(client.base_url), "")
+        assert "https://" not in answer.text
+
+
+def test_the_interface_is_the_documented_one(client):
+    openapi = client.get("/openapi.json").json()
+    routes = {
+        (method.upper(), path) for path, methods in openapi["paths"].items() for method in methods
+    }
+    run = "/api/v1/runs/{run}"
+    assert {
+        ("POST", "/api/v1/ingest"),
+        ("GET", "/api/v1/runs"),
+        ("GET", run),
+        ("GET", f"{run}/metrics"),
+        ("GET", f"{run}/series"),
+        ("GET", f"{run}/divergence"),
+        ("GET", f"{run}/alerts"),
+        ("GET", "/api/v1/alerts"),
+        ("GET", "/api/v1/alerts/{alert}"),
+        ("POST", "/api/v1/alerts/{alert}/acknowledge"),
+        ("POST", f"{run}/silences"),
+        ("GET", f"{run}/verdict"),
+        ("GET", f"{run}/stream"),
+        ("GET", "/healthz"),
+        ("GET", "/readyz"),
+        ("GET", "/metrics"),
+    } <= routes
+    json.dumps(openapi)
