@@ -141,6 +141,8 @@ RULES = (
     Rule(
         root=("rank.silent",),
         consequence=("rank.silent",),
+        earliest=-_EPISODE,
+        latest=_EPISODE,
         same_ranks=False,
         why="the other ranks wait for a rank that no longer takes part, or are stopped with it",
     ),
@@ -239,7 +241,11 @@ def _fits(rule: Rule, root: Alert, consequence: Alert) -> bool:
         if not set(root.ranks) & set(consequence.ranks):
             return False
     both_ways = _is(root.kind, rule.consequence) and _is(consequence.kind, rule.root)
-    if both_ways and _order(root) >= _order(consequence):
+    if both_ways and root.kind in TIME_BASED:
+        # Steps do not tell who fell silent first: the first that is gone stops all the others.
+        if root.opened_at >= consequence.opened_at:
+            return False
+    elif both_ways and _order(root) >= _order(consequence):
         return False
     begin = root.first_step + rule.earliest
     return begin <= consequence.first_step <= _end(rule, root)
@@ -249,7 +255,7 @@ def _end(rule: Rule, root: Alert) -> float:
     if rule.latest is not None:
         return root.first_step + rule.latest
     # Not `state`: whether it is open depends on when it is asked.
-    if root.clear_after is None or root.kind in TIME_BASED:
+    if root.clear_after is None:
         return inf
     return root.last_step + root.clear_after
 

@@ -8,7 +8,7 @@ alone decide (not how the steps came), so a run that is evaluated again gets the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -57,6 +57,7 @@ def fold(
     run: str,
     through_step: int,
     now: float,
+    heard_at: Mapping[int, float] | None = None,
 ) -> Folded:
     """Takes one evaluation's findings into the alerts of a run.
 
@@ -67,6 +68,9 @@ def fold(
         findings: of the steps after the last call's `through_step`, in any order.
         through_step: last step that has been evaluated.
         now: seconds since 1970.
+        heard_at: when each rank was last heard of, seconds since 1970, as far as is known for
+            certain. An alert of `TIME_BASED` then resolves only after one of its ranks was heard of
+            since: a server that has just started, and finds nothing yet, proves nothing.
     """
     before = {alert.id: alert for alert in alerts}
     after = dict(before)
@@ -110,7 +114,7 @@ def fold(
         if alert.state == "resolved":
             continue
         if alert.kind in TIME_BASED:
-            over = identity not in found
+            over = identity not in found and _heard(alert, heard_at)
         else:
             over = alert.clear_after is not None and (
                 through_step - alert.last_step > alert.clear_after
@@ -122,12 +126,20 @@ def fold(
     return Folded(tuple(changed), tuple(transitions))
 
 
+def carried(stored: Sequence[Alert]) -> tuple[Alert, ...]:
+    """Of the alerts of a run that is evaluated again from its start, those to begin with.
+
+    All others come of the data again.
+    """
+    return tuple(a for a in stored if a.kind in TIME_BASED and a.state == "open")
+
+
 def unconfirmed(
     stored: Sequence[Alert], alerts: Sequence[Alert], *, through_step: int, now: float
 ) -> Folded:
     """What is stored as open although a run, evaluated again from its start, does not show it.
 
-    A rank may have come back while the server was down; a newer version may judge differently.
+    A newer version may judge differently.
 
     Args:
         stored: the run's alerts before it was evaluated again.
@@ -154,6 +166,12 @@ def alert_id(run: str, kind: str, key: str, seen_step: int) -> str:
 def severest(*severities: str) -> str:
     """The highest of some severities."""
     return max(severities, key=wire.SEVERITIES.index)
+
+
+def _heard(alert: Alert, heard_at: Mapping[int, float] | None) -> bool:
+    if heard_at is None or not alert.ranks:
+        return True
+    return any(heard_at.get(rank, 0.0) > alert.opened_at for rank in alert.ranks)
 
 
 def _repeats(alert: Alert, finding: Finding) -> bool:

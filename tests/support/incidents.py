@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,10 +43,21 @@ class TimeLine:
         self.told: list[str] = []
         self.reasons: list[str] = []
 
-    def through(self, step: int, *findings: Finding, now: float = 0.0) -> list[str]:
+    def through(
+        self,
+        step: int,
+        *findings: Finding,
+        now: float = 0.0,
+        heard_at: Mapping[int, float] | None = None,
+    ) -> list[str]:
         """Evaluates up to a step; returns what happened, as `told` has it."""
         folded = lifecycle.fold(
-            tuple(self.alerts.values()), findings, run=self.run, through_step=step, now=now
+            tuple(self.alerts.values()),
+            findings,
+            run=self.run,
+            through_step=step,
+            now=now,
+            heard_at=heard_at,
         )
         self.alerts |= {alert.id: alert for alert in folded.alerts}
         before = tuple(self.alerts.values())

@@ -125,14 +125,15 @@ def test_ids_are_those_of_the_data():
 
 def test_what_a_second_evaluation_does_not_show_is_resolved():
     before, again = TimeLine(), TimeLine()
-    silent = finding("rank.silent", 20, key="rank:1", ranks=(1,))
-    before.through(20, finding("desync.parameters", 10, clear_after=None), silent)
-    again.through(20, finding("desync.parameters", 10, clear_after=None))
+    spike = finding("loss.spike", 20, clear_after=100)
+    before.through(20, finding("desync.parameters", 10, clear_after=None, ranks=(1,)))
+    before.through(20, spike)
+    again.through(20, finding("desync.parameters", 10, clear_after=None, ranks=(1,)))
     folded = lifecycle.unconfirmed(
         tuple(before.alerts.values()), tuple(again.alerts.values()), through_step=20, now=5.0
     )
     (alert,) = folded.alerts
-    assert (alert.kind, alert.state, alert.resolved_at) == ("rank.silent", "resolved", 5.0)
+    assert (alert.kind, alert.state, alert.resolved_at) == ("loss.spike", "resolved", 5.0)
     assert [t.what for t in folded.transitions] == ["resolved"]
 
 
@@ -185,3 +186,36 @@ def test_an_incident_that_goes_on_after_all_is_the_same_alert():
     ]
     alert = line.one("loss.nonfinite")
     assert (alert.state, alert.opened_at, alert.last_step) == ("open", 1.0, 20)
+
+
+def test_a_server_that_has_just_started_does_not_take_a_silent_rank_for_heard():
+    silent = finding("rank.silent", 40, key="host:a", ranks=(2, 3), clear_after=0)
+    before = TimeLine()
+    before.through(50, silent, finding("loss.spike", 30, clear_after=90), now=100.0)
+    again = TimeLine()
+    again.alerts = {a.id: a for a in lifecycle.carried(tuple(before.alerts.values()))}
+    assert [a.kind for a in again.alerts.values()] == ["rank.silent"]
+    heard_at = {0: 500.0, 1: 500.0, 2: 60.0}
+    assert again.through(50, now=501.0, heard_at=heard_at) == []
+    # It is found again: the same alert. Then one of its ranks is heard of.
+    assert again.through(50, silent, now=530.0, heard_at=heard_at) == []
+    assert again.one("rank.silent").opened_at == 100.0
+    assert again.through(50, now=541.0, heard_at={**heard_at, 2: 540.0}) == [
+        "50 resolved rank.silent"
+    ]
+
+
+def test_the_first_host_that_falls_silent_stops_the_others():
+    line = TimeLine()
+    first = finding("rank.silent", 41, key="host:b", ranks=(2, 3))
+    line.through(41, first, now=100.0)
+    line.through(41, first, finding("rank.silent", 40, key="host:a", ranks=(0,)), now=130.0)
+    (root,) = (a for a in line.alerts.values() if a.parent is None)
+    assert root.ranks == (2, 3)
+
+
+def test_hosts_that_fall_silent_at_once_are_both_named():
+    line = TimeLine()
+    both = [finding("rank.silent", 41, key=f"host:{h}", ranks=(r,)) for r, h in enumerate("ab")]
+    line.through(41, *both, now=100.0)
+    assert line.roots() == ["rank.silent", "rank.silent"]
