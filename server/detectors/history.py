@@ -1,0 +1,135 @@
+"""What detectors remember beside the series that they judge."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from rankscope.server.detectors.statistics import mean_over_ranks
+from rankscope.server.detectors.wording import number
+from rankscope.server.window import Float64, Int64, Window
+
+
+class RankHistory:
+    """The last values of every rank, aligned, also while ranks still join.
+
+    Args:
+        size: number of observations remembered.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._rows: deque[tuple[int, Int64, Float64]] = deque(maxlen=size)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def push(self, step: int, ranks: Int64, values: Float64) -> None:
+        """Takes one observation: float64 [R], NaN where a rank is missing."""
+        self._rows.append((step, ranks, values))
+
+    def steps(self) -> Int64:
+        """Steps of the observations, int64 [N]."""
+        return np.array([step for step, _, _ in self._rows], dtype=np.int64)
+
+    def matrix(self, ranks: Int64, *, last: int | None = None) -> Float64:
+        """Values of the given ranks, float64 [N, R]; NaN where there was none.
+
+        Args:
+            ranks: all that have been pushed, or more; int64 [R], ascending.
+            last: so many of the newest observations; all by default.
+        """
+        skipped = 0 if last is None else max(len(self._rows) - last, 0)
+        columns = [
+            values if len(known) == len(ranks) else _spread(values, known, ranks)
+            for _, known, values in islice(self._rows, skipped, None)
+        ]
+        return np.stack(columns) if columns else np.empty((0, len(ranks)))
+
+
+def _spread(values: Float64, known: Int64, ranks: Int64) -> Float64:
+    wide = np.full(len(ranks), np.nan)
+    wide[np.searchsorted(ranks, known)] = values
+    return wide
+
+
+@dataclass(slots=True)
+class Companions:
+    """Learning rate and gradient norm around a trouble of the loss: they tell causes apart."""
+
+    rates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=256))
+    norms: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=96))
+    _waiting: dict[str, deque[tuple[int, float]]] = field(default_factory=dict)
+
+    def take(self, window: Window) -> None:
+        """Lays a window's values ready; `pass_to` then lets them count step by step."""
+        for metric in ("lr", "grad_norm"):
+            steps, means = mean_over_ranks(window, metric)
+            waiting = self._waiting.setdefault(metric, deque())
+            waiting.extend(zip(steps.tolist(), means.tolist(), strict=True))
+
+    def pass_to(self, step: int) -> None:
+        """Lets everything up to and including a step count."""
+        for metric, seen in (("lr", self.rates), ("grad_norm", self.norms)):
+            waiting = self._waiting.get(metric)
+            while waiting and waiting[0][0] <= step:
+                seen.append(waiting.popleft())
+
+    def raised_rate(self, onset: int, *, before: int) -> Mapping[str, float] | None:
+        """The rise of the learning rate that may be behind a trouble.
+
+        Args:
+            onset: step since which there is trouble.
+            before: how many steps earlier the rise may lie.
+
+        Returns:
+            `lr_before`, `lr_after` and `lr_step`, where it rose by half or more.
+        """
+        inside = [(s, v) for s, v in self.rates if onset - before <= s <= onset + 1]
+        if len(inside) < 2:
+            return None
+        lowest = min(inside, key=lambda point: point[1])
+        later = [(s, v) for s, v in inside if s > lowest[0]]
+        if not later:
+            return None
+        step, highest = max(later, key=lambda point: point[1])
+        if not (lowest[1] > 0 and highest >= 1.5 * lowest[1]):
+            return None
+        # The step at which the largest part of the rise happened.
+        jumps = [(b[1] / a[1], b[0]) for a, b in zip(inside, inside[1:], strict=False) if a[1] > 0]
+        at = max(jumps)[1] if jumps else step
+        return {"lr_before": lowest[1], "lr_after": highest, "lr_step": at}
+
+    def gradient_rose_first(self, onset: int) -> Mapping[str, float] | None:
+        """The gradient norm's jump in the 8 observations before a trouble.
+
+        Returns:
+            `grad_norm_step`, `grad_norm` and `grad_norm_usual`, where it rose to 3 times its
+            median or more.
+        """
+        earlier = [(s, v) for s, v in self.norms if s < onset and math.isfinite(v)]
+        if len(earlier) < 24:
+            return None
+        usual = float(np.median([v for _, v in earlier[:-8]]))
+        jumped = [(s, v) for s, v in earlier[-8:] if v > 3 * usual]
+        if not jumped:
+            return None
+        return {
+            "grad_norm_step": jumped[0][0],
+            "grad_norm": jumped[0][1],
+            "grad_norm_usual": usual,
+        }
+
+
+def rate_sentence(rise: Mapping[str, float] | None) -> str:
+    """What to say of a rise of the learning rate; empty for none."""
+    if rise is None:
+        return ""
+    return (
+        f"The learning rate had been raised from {number(rise['lr_before'])} to "
+        f"{number(rise['lr_after'])} (step {rise['lr_step']:.0f})."
+    )

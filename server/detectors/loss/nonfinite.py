@@ -1,0 +1,222 @@
+"""A loss that is no number any more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.history import Companions, rate_sentence
+from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.statistics import Spacing, present_rows
+from rankscope.server.detectors.wording import count, ranks, sentences
+from rankscope.server.window import Bool, Float64, Int64, Window
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinitePolicy:
+    """Thresholds of `loss.nonfinite`.
+
+    Attributes:
+        clear_observations: finite losses in a row after which it is over.
+    """
+
+    clear_observations: int = 50
+
+
+@dataclass(slots=True, kw_only=True)
+class _NonFinite(Incident):
+    ranks: tuple[int, ...]
+    posting: int
+    value: float
+    before: float
+    rise: Mapping[str, float] | None
+    gradient_step: int | None
+    points: int = 0
+    later_ranks: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class NonFiniteState:
+    """What `loss.nonfinite` remembers."""
+
+    spacing: Spacing = field(default_factory=Spacing)
+    companions: Companions = field(default_factory=Companions)
+    points: int = 0
+    bad_points: int = 0
+    ranks: int = 0
+    last_mean: float = math.nan
+    incident: _NonFinite | None = None
+
+
+class LossNonFinite(Detector[NonFiniteState]):
+    """The loss of a rank is NaN or infinite.
+
+    From such a step on, gradients and parameters of all ranks are lost, since the all-reduce mixes
+    the one bad gradient into every other. So the rank that was first is the one to look at. The
+    agent reads the loss tensor itself: what frameworks log has often been filtered.
+
+    Statistic:
+        None: one value is enough. It is over after 50 observations in a row in which every rank's
+        loss was finite.
+
+    Severity:
+        Critical.
+
+    Evidence:
+        `value` (the first one), `points` (how many there were), `loss_before` (the last mean that
+        was finite), `ranks_later` (those that followed), and where they apply `grad_norm_step`
+        (the gradient norm was not finite before the loss was), `lr_before`, `lr_after`, `lr_step`.
+
+    Source:
+        SageMaker Debugger `ExplodingTensor`, Megatron-LM's rerun state machine; transformers#13619
+        and trl#6702 on losses that were replaced before they were logged.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("loss.nonfinite",)
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm")
+
+    def __init__(self, policy: NonFinitePolicy | None = None) -> None:
+        self.policy = policy or NonFinitePolicy()
+
+    def start(self) -> NonFiniteState:
+        """Nothing seen yet."""
+        return NonFiniteState()
+
+    def advance(self, window: Window, state: NonFiniteState) -> Outcome:
+        """Looks at every rank's loss at every step of the window."""
+        findings: list[Finding] = []
+        state.companions.take(window)
+        state.ranks = max(state.ranks, len(window.ranks))
+        for step, values, present in present_rows(window, "loss"):
+            state.spacing.push(step)
+            state.points += int(present.sum())
+            bad = present & ~np.isfinite(values)
+            if state.incident is not None and state.incident.over(step):
+                findings.append(self._finding(state.incident))
+                state.incident = None
+            if bad.any():
+                self._take(state, step, values, present, bad, window.ranks)
+            else:
+                state.last_mean = float(values[present].mean())
+        if state.incident is not None:
+            findings.append(self._finding(state.incident))
+        return Outcome({"loss.nonfinite": self._check(state)}, tuple(findings))
+
+    def _take(
+        self,
+        state: NonFiniteState,
+        step: int,
+        values: Float64,
+        present: Bool,
+        bad: Bool,
+        known: Int64,
+    ) -> None:
+        who = {int(r) for r in known[bad]}
+        state.bad_points += len(who)
+        incident = state.incident
+        if incident is None:
+            state.companions.pass_to(step)
+            earlier = [s for s, v in state.companions.norms if s < step and not math.isfinite(v)]
+            # All ranks at once: nobody is guilty, it came through what they share.
+            alone = who if len(who) < int(present.sum()) else set()
+            incident = state.incident = _NonFinite(
+                first_step=step,
+                seen_step=step,
+                last_step=step,
+                clear_after=0,
+                ranks=tuple(sorted(alone)),
+                posting=int(present.sum()),
+                value=float(values[bad][0]),
+                before=state.last_mean,
+                rise=state.companions.raised_rate(step, before=state.spacing.steps(100)),
+                gradient_step=earlier[0] if earlier else None,
+            )
+        incident.last_step = step
+        incident.clear_after = state.spacing.steps(self.policy.clear_observations)
+        incident.points += len(who)
+        incident.later_ranks |= who - set(incident.ranks)
+
+    def _check(self, state: NonFiniteState) -> Check:
+        if state.incident is not None:
+            return Check(
+                Status.OPEN,
+                f"{count(state.bad_points, 'loss value')} of {count(state.points, 'value')} were "
+                f"not finite, the last at step {state.incident.last_step}.",
+            )
+        if not state.points:
+            return Check(Status.INSUFFICIENT_DATA, "No loss has been posted yet.")
+        some = f"; {state.bad_points:,} before were not" if state.bad_points else ""
+        judged = f"{count(state.points, 'loss value')} of {count(state.ranks, 'rank')}"
+        return Check(Status.OK, f"{judged}: finite{some}.")
+
+    def _finding(self, incident: _NonFinite) -> Finding:
+        what = "NaN" if math.isnan(incident.value) else "infinite"
+        step, who = incident.first_step, incident.ranks
+        whose = f"of {ranks(who)}" if who else "of every rank"
+        rate = rate_sentence(incident.rise)
+        if incident.gradient_step is not None:
+            cause = sentences(
+                f"The gradient norm was not finite already at step {incident.gradient_step}, while "
+                "the loss still was: the backward pass overflowed, and the optimizer wrote it into "
+                "the parameters.",
+                rate,
+            )
+            remedy = (
+                f"Restart from a checkpoint before step {incident.gradient_step}. Skip steps whose "
+                "gradient norm is not finite, clip gradients, train in bfloat16 instead of "
+                "float16, or lower the learning rate."
+            )
+        elif who:
+            rest = incident.posting - len(who)
+            cause = sentences(
+                f"Only {ranks(who)} had it; the loss of the other {count(rest, 'rank')} was still "
+                "finite at that step. So it came from what this rank alone has: its batch (a NaN "
+                "in the inputs, a label out of range, an empty or fully masked sequence) or its "
+                "device.",
+                rate,
+            )
+            remedy = (
+                f"Look at the batch of {ranks(who)} at step {step}; restart from a checkpoint "
+                f"before it, since the all-reduce has spread it to all ranks. If the batch is "
+                "sound, repeat the step on another device."
+            )
+        else:
+            cause = sentences(
+                f"All {count(incident.posting, 'rank')} had it at the same step, so it came "
+                "through the parameters that they share: the step before it was too large, or an "
+                "operation overflowed (exp, log of 0, division by 0).",
+                rate,
+            )
+            remedy = (
+                f"Restart from a checkpoint well before step {step} with a lower learning rate, a "
+                "longer warm-up or gradient clipping; `torch.autograd.set_detect_anomaly(True)` "
+                "names the operation."
+            )
+        evidence: dict[str, object] = {
+            "value": incident.value,
+            "points": incident.points,
+            "loss_before": incident.before,
+            "ranks_later": sorted(incident.later_ranks),
+            **(incident.rise or {}),
+        }
+        if incident.gradient_step is not None:
+            evidence["grad_norm_step"] = incident.gradient_step
+        return Finding(
+            kind="loss.nonfinite",
+            severity="critical",
+            title=f"The loss {whose} is {what} since step {step}",
+            seen_step=incident.seen_step,
+            last_step=incident.last_step,
+            first_step=step,
+            ranks=who,
+            cause=cause,
+            remedy=remedy,
+            clear_after=incident.clear_after,
+            evidence=evidence,
+        )

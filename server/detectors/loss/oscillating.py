@@ -1,0 +1,332 @@
+"""A loss that swings to and fro."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.history import Companions, rate_sentence
+from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.statistics import (
+    Progress,
+    lag_one,
+    mann_kendall,
+    mean_over_ranks,
+    residual_maker,
+    spectral_peak,
+)
+from rankscope.server.detectors.wording import count, number, sentences
+from rankscope.server.window import Float64, Window
+
+
+@dataclass(frozen=True, slots=True)
+class OscillatingPolicy:
+    """Thresholds of `loss.oscillating`.
+
+    Attributes:
+        scales: observations whose median makes one value; slow oscillations show on coarse scales.
+        size: values in a window.
+        stride: values from one window to the next.
+        max_lag_one: autocorrelation at lag 1 below which values alternate.
+        min_peak: share of the power at one frequency above which they are periodic.
+        min_amplitude: smallest distance of the 10 % and 90 % quantiles, as a share of the progress.
+        min_trend: Mann-Kendall Z below which the loss still falls.
+        windows: so many in a row open an incident.
+        growing: ratio of the amplitudes of the last and the first third that is critical.
+        calm: windows without it after which it is over.
+    """
+
+    scales: tuple[int, ...] = (1, 4, 16)
+    size: int = 64
+    stride: int = 16
+    max_lag_one: float = -0.5
+    min_peak: float = 0.4
+    min_amplitude: float = 0.1
+    min_trend: float = -1.0
+    windows: int = 2
+    growing: float = 1.6
+    calm: int = 6
+
+
+@dataclass(slots=True)
+class _Scale:
+    """One scale's values: medians of so many observations."""
+
+    observations: int
+    size: int
+    block: list[float] = field(default_factory=list)
+    block_start: int = -1
+    steps: deque[int] = field(init=False)
+    values: deque[float] = field(init=False)
+    since: int = 0
+    firing: int = 0
+    windows: int = 0
+
+    def __post_init__(self) -> None:
+        self.steps = deque(maxlen=self.size)
+        self.values = deque(maxlen=self.size)
+
+    def push(self, step: int, value: float, stride: int) -> bool:
+        """Takes an observation; whether a window is complete and due."""
+        if not self.block:
+            self.block_start = step
+        self.block.append(value)
+        if len(self.block) < self.observations:
+            return False
+        self.values.append(float(np.median(self.block)) if len(self.block) > 1 else self.block[0])
+        self.steps.append(self.block_start)
+        self.block.clear()
+        self.since += 1
+        if len(self.values) < self.size or self.since < stride:
+            return False
+        self.since = 0
+        self.windows += 1
+        return True
+
+
+@dataclass(slots=True, kw_only=True)
+class _Swing:
+    """What one window showed.
+
+    Attributes:
+        period: in observations.
+        growth: amplitude of the last third over that of the first.
+        onset: index of the first value that swings.
+    """
+
+    period: float
+    lag_one: float
+    peak: float
+    amplitude: float
+    growth: float
+    trend: float
+    onset: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Oscillating(Incident):
+    scale: int
+    swing: _Swing
+    period_steps: float
+    progress: float
+    rise: Mapping[str, float] | None
+    signed: bool
+    growing: bool = False
+    windows: int = 0
+
+
+@dataclass(slots=True)
+class OscillatingState:
+    """What `loss.oscillating` remembers."""
+
+    scales: list[_Scale]
+    progress: Progress = field(default_factory=Progress)
+    companions: Companions = field(default_factory=Companions)
+    signed: bool = False
+    incident: _Oscillating | None = None
+
+
+class LossOscillating(Detector[OscillatingState]):
+    """The mean loss over the ranks swings to and fro instead of falling.
+
+    Too high a learning rate makes it alternate from step to step, too much momentum swing over some
+    ten steps, data that come in a fixed order swing with the epoch. A noisy loss is none of these:
+    white noise turns at two of three steps, but has no period.
+
+    Statistic:
+        Windows of 64 values, on the loss as it is and on medians of 4 and of 16 observations. The
+        residual of the logarithm around a parabola either alternates (autocorrelation at lag 1
+        below -0.5) or has more than 40 % of its power at one frequency (Fisher's g, Hann taper,
+        the lowest 4 frequencies left out: probability below 2e-5 for white noise). Its 10 % and
+        90 % quantiles lie more than 10 % of the progress made apart, and the loss does not fall
+        meanwhile (Mann-Kendall Z above -1). Two windows in a row, 16 values apart; over after 6
+        windows without.
+
+    Severity:
+        Warning; critical where the amplitude grows by 1.6 and more from the first to the last third
+        of a window in which it swings all the time. Never more than info for losses that change
+        their sign.
+
+    Evidence:
+        `period` (steps), `amplitude`, `lag_one`, `peak_share`, `growth`, `trend`, `progress`,
+        `scale` (observations in one value), `windows`, and where they apply `lr_before`,
+        `lr_after`, `lr_step`.
+
+    Source:
+        Fisher (1929) and Mann-Kendall; stability limits 2 / lr of gradient descent (period 2) and
+        of heavy-ball momentum (period about 2 pi / sqrt(lr * curvature)). No window pair fired on
+        64 healthy runs.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("loss.oscillating",)
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    wants: ClassVar[tuple[str, ...]] = ("lr",)
+
+    def __init__(self, policy: OscillatingPolicy | None = None) -> None:
+        self.policy = policy or OscillatingPolicy()
+        self._detrend = residual_maker(self.policy.size, 2)
+
+    def start(self) -> OscillatingState:
+        """Nothing seen yet."""
+        size = self.policy.size
+        return OscillatingState(scales=[_Scale(n, size) for n in self.policy.scales])
+
+    def advance(self, window: Window, state: OscillatingState) -> Outcome:
+        """Takes the window's losses into every scale."""
+        findings: list[Finding] = []
+        state.companions.take(window)
+        steps, means = mean_over_ranks(window, "loss")
+        for step, value in zip(steps.tolist(), means.tolist(), strict=True):
+            if not math.isfinite(value):
+                continue
+            state.companions.pass_to(step)
+            state.progress.push(step, value)
+            state.signed |= value <= 0
+            if state.incident is not None and state.incident.over(step):
+                findings.append(self._finding(state.incident))
+                state.incident = None
+            for scale in state.scales:
+                if scale.push(step, value, self.policy.stride):
+                    self._look(state, scale, step)
+        if state.incident is not None:
+            findings.append(self._finding(state.incident))
+        return Outcome({"loss.oscillating": self._check(state)}, tuple(findings))
+
+    def _look(self, state: OscillatingState, scale: _Scale, step: int) -> None:
+        policy, incident = self.policy, state.incident
+        swing = self._swing(np.array(scale.values), state.progress.scale)
+        scale.firing = scale.firing + 1 if swing is not None else 0
+        if swing is None:
+            return
+        spacing = state.progress.spacing
+        calm = spacing.steps(policy.calm * policy.stride * scale.observations)
+        if incident is None:
+            if scale.firing < policy.windows:
+                return
+            first = scale.steps[max(swing.onset, 0)]
+            incident = state.incident = _Oscillating(
+                first_step=first,
+                seen_step=step,
+                last_step=step,
+                clear_after=calm,
+                scale=scale.observations,
+                swing=swing,
+                period_steps=math.nan,
+                progress=state.progress.scale,
+                rise=state.companions.raised_rate(first, before=spacing.steps(100)),
+                signed=state.signed,
+            )
+        incident.last_step = step
+        incident.windows += 1
+        if scale.observations == incident.scale:
+            incident.clear_after = calm
+            incident.swing = swing
+            incident.progress = state.progress.scale
+            incident.period_steps = swing.period * scale.observations * spacing.steps(1000) / 1000
+            # A window that reaches back before the onset always seems to grow.
+            incident.growing |= (
+                scale.steps[0] >= incident.first_step and swing.growth > policy.growing
+            )
+
+    def _swing(self, values: Float64, progress: float) -> _Swing | None:
+        """What a window shows, None where it does not oscillate."""
+        policy = self.policy
+        flat = self._detrend @ values
+        low, high = np.quantile(flat, [0.1, 0.9])
+        amplitude = float(high - low)
+        if not amplitude > policy.min_amplitude * progress or not amplitude > 0:
+            return None
+        residual = self._detrend @ np.log(values) if values.min() > 0 else flat
+        zigzag = lag_one(residual)
+        peak, period = spectral_peak(residual)
+        if not (zigzag < policy.max_lag_one or peak > policy.min_peak):
+            return None
+        trend = mann_kendall(values.reshape(-1, 4).mean(axis=1))
+        if not trend > policy.min_trend:
+            return None
+        third = len(values) // 3
+        growth = float(np.std(residual[-third:]) / max(float(np.std(residual[:third])), 1e-12))
+        size = np.abs(residual)
+        large = np.flatnonzero(size > 0.5 * np.quantile(size, 0.9))
+        return _Swing(
+            period=2.0 if zigzag < policy.max_lag_one else period,
+            lag_one=zigzag,
+            peak=peak,
+            amplitude=amplitude,
+            growth=growth,
+            trend=trend,
+            onset=int(large[0]) if len(large) else 0,
+        )
+
+    def _check(self, state: OscillatingState) -> Check:
+        if state.incident is not None:
+            return Check(Status.OPEN, f"{self._finding(state.incident).title}.")
+        judged = [f"{s.windows} at scale {s.observations}" for s in state.scales if s.windows]
+        if not judged:
+            return Check(
+                Status.INSUFFICIENT_DATA,
+                f"{count(state.progress.count, 'finite loss value')} of {self.policy.size} needed.",
+            )
+        return Check(
+            Status.OK, f"Windows of {self.policy.size} values judged: {', '.join(judged)}."
+        )
+
+    def _finding(self, incident: _Oscillating) -> Finding:
+        swing, period = incident.swing, incident.period_steps
+        grows = ", and more and more" if incident.growing else ""
+        title = (
+            f"The loss swings by {number(swing.amplitude)} with a period of {number(period)} steps "
+            f"since step {incident.first_step}{grows}"
+        )
+        rate = rate_sentence(incident.rise)
+        if period < 2.5:
+            cause = sentences(
+                rate,
+                "It goes up at one step and down at the next: every step overshoots the valley and "
+                "lands on its other side, so the learning rate is above 2 over the curvature.",
+            )
+            remedy = "Lower the learning rate by a factor of 3."
+        else:
+            cause = sentences(
+                rate,
+                f"A period of {number(period)} steps is that of momentum that is damped too "
+                "little, of data that come in a fixed order (if an epoch has as many steps), or of "
+                "whatever else recurs after as many steps (schedule, accumulation, alternating "
+                "sources, a second player).",
+            )
+            remedy = (
+                "Lower the learning rate or the momentum. If the period is that of an epoch, "
+                "shuffle: `shuffle=True`, `DistributedSampler.set_epoch(epoch)`."
+            )
+        if incident.rise is not None:
+            remedy += f" It was quiet at {number(incident.rise['lr_before'])}."
+        severity = "critical" if incident.growing else "warning"
+        return Finding(
+            kind="loss.oscillating",
+            severity="info" if incident.signed else severity,
+            title=title,
+            seen_step=incident.seen_step,
+            last_step=incident.last_step,
+            first_step=incident.first_step,
+            cause=cause,
+            remedy=remedy,
+            clear_after=incident.clear_after,
+            evidence={
+                "period": period,
+                "amplitude": swing.amplitude,
+                "lag_one": swing.lag_one,
+                "peak_share": swing.peak,
+                "growth": swing.growth,
+                "trend": swing.trend,
+                "progress": incident.progress,
+                "scale": incident.scale,
+                "windows": incident.windows,
+                **(incident.rise or {}),
+            },
+        )

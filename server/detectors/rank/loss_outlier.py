@@ -1,0 +1,365 @@
+"""A rank whose loss is not like the others'."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.history import RankHistory
+from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.statistics import Progress, change_point, present_rows
+from rankscope.server.detectors.wording import count, number, percent, ranks, sentences
+from rankscope.server.window import Float64, Int64, Window
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutlierPolicy:
+    """Thresholds of `rank.loss_outlier`; counts are observations.
+
+    Attributes:
+        size: observations in a window.
+        stride: from one window to the next.
+        min_z: mean difference over its standard error.
+        min_level: mean difference as a share of the others' level.
+        min_progress: mean difference as a share of the progress made.
+        windows: so many in a row open an incident.
+        critical_level: share of the level, with `critical_progress`, that is critical.
+        critical_progress: share of the progress made.
+        same_side: share of the largest difference from which another rank is guilty with it.
+        undecided: share of the largest difference at which a rank on the other side makes it
+            impossible to tell who is wrong.
+        memory: observations among which the onset is looked for.
+        calm: windows without it after which it is over.
+    """
+
+    size: int = 50
+    stride: int = 10
+    min_z: float = 6.0
+    min_level: float = 0.2
+    min_progress: float = 0.05
+    windows: int = 2
+    critical_level: float = 1.0
+    critical_progress: float = 0.25
+    same_side: float = 0.6
+    undecided: float = 0.8
+    memory: int = 128
+    calm: int = 15
+
+
+@dataclass(slots=True, kw_only=True)
+class _Outlier(Incident):
+    ranks: tuple[int, ...]
+    decided: bool
+    world: int
+    difference: float
+    z: float
+    level: float
+    progress: float
+    critical: bool
+    from_start: bool
+    accuracies: tuple[float, float]
+    moved: Mapping[int, float]
+
+
+@dataclass(slots=True)
+class LossOutlierState:
+    """What `rank.loss_outlier` remembers."""
+
+    losses: RankHistory
+    accuracies: RankHistory
+    progress: Progress = field(default_factory=Progress)
+    since: int = 0
+    windows: int = 0
+    firing: int = 0
+    incident: _Outlier | None = None
+
+
+class RankLossOutlier(Detector[LossOutlierState]):
+    """One rank's loss lies apart from the others', step after step.
+
+    Single batches differ, and so does the loss of every rank at every step; a rank that trains on
+    wrong labels, another shard or another preprocessing differs always to the same side.
+
+    Statistic:
+        d = the rank's loss minus the median of the other ranks' at the same step, over 50
+        observations. It fires where the mean of d is more than 6 standard errors from 0, more than
+        20 % of the others' level, and more than 5 % of the progress made since the start, in two
+        windows in a row, 10 observations apart. The onset is the change point of d in the last 128
+        observations (two means, least squares). It is over after 15 windows without.
+
+    Severity:
+        Warning; critical where the mean of d is above the others' level and above 25 % of the
+        progress made.
+
+    Evidence:
+        `difference` (mean of d), `z`, `level` (the others'), `progress`, `decided`; with two ranks
+        `moved` (how far each one's own loss moved at the onset); `accuracy` and `accuracy_others`
+        where they are posted.
+
+    Source:
+        Paired comparison against the median of the peers. On 64 healthy runs (per-rank batches down
+        to 1) it never fired; it named the rank with random labels in all runs.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("rank.loss_outlier",)
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    wants: ClassVar[tuple[str, ...]] = ("accuracy",)
+    min_ranks: ClassVar[int] = 2
+
+    def __init__(self, policy: LossOutlierPolicy | None = None) -> None:
+        self.policy = policy or LossOutlierPolicy()
+
+    def start(self) -> LossOutlierState:
+        """Nothing seen yet."""
+        return LossOutlierState(
+            losses=RankHistory(self.policy.memory), accuracies=RankHistory(self.policy.size)
+        )
+
+    def advance(self, window: Window, state: LossOutlierState) -> Outcome:
+        """Takes the window's losses, and looks at every tenth of them."""
+        findings: list[Finding] = []
+        accuracies = {s: np.where(p, v, np.nan) for s, v, p in present_rows(window, "accuracy")}
+        for step, values, present in present_rows(window, "loss"):
+            if step in accuracies:
+                state.accuracies.push(step, window.ranks, accuracies[step])
+            posted = values[present]
+            if len(posted) < 2 or not np.isfinite(posted).all():
+                continue
+            if state.incident is not None and state.incident.over(step):
+                findings.append(self._finding(state.incident))
+                state.incident = None
+            state.progress.push(step, float(np.median(posted)))
+            state.losses.push(step, window.ranks, np.where(present, values, np.nan))
+            state.since += 1
+            if len(state.losses) >= self.policy.size and state.since >= self.policy.stride:
+                state.since = 0
+                self._look(state, step, window.ranks)
+        if state.incident is not None:
+            findings.append(self._finding(state.incident))
+        return Outcome({"rank.loss_outlier": self._check(state)}, tuple(findings))
+
+    def _look(self, state: LossOutlierState, step: int, known: Int64) -> None:
+        policy = self.policy
+        state.windows += 1
+        losses = state.losses.matrix(known, last=policy.size)
+        difference = losses - others_median(losses)
+        usable = np.isfinite(difference).sum(axis=0) >= 0.8 * policy.size
+        difference, rank_numbers = difference[:, usable], known[usable]
+        if len(rank_numbers) < 2:
+            state.firing = 0
+            return
+        mean = np.nanmean(difference, axis=0)
+        error = np.nanstd(difference, axis=0) / math.sqrt(policy.size)
+        level = float(np.median(np.nanmedian(losses, axis=1)))
+        scale = state.progress.scale
+        size = np.abs(mean)
+        fires = (
+            (size > policy.min_z * error)
+            & (size > policy.min_level * abs(level))
+            & (size > policy.min_progress * scale)
+        )
+        top = int(np.argmax(size))
+        state.firing = state.firing + 1 if fires[top] else 0
+        if not fires[top]:
+            return
+        same = fires & (np.sign(mean) == np.sign(mean[top]))
+        other = fires & ~same & (size >= policy.undecided * size[top])
+        decided = not other.any() and len(rank_numbers) > 2
+        guilty = same & (size >= policy.same_side * size[top]) if decided else same | other
+        who = tuple(int(r) for r in rank_numbers[guilty])
+        critical = bool(
+            size[top] > policy.critical_level * abs(level)
+            and size[top] > policy.critical_progress * scale
+        )
+        calm = state.progress.spacing.steps(policy.calm * policy.stride)
+        incident = state.incident
+        if incident is None:
+            if state.firing < policy.windows:
+                return
+            onset, from_start, moved = self._onset(state, known, int(rank_numbers[top]))
+            incident = state.incident = _Outlier(
+                first_step=onset,
+                seen_step=step,
+                last_step=step,
+                clear_after=calm,
+                ranks=who,
+                decided=decided,
+                world=len(rank_numbers),
+                difference=0.0,
+                z=0.0,
+                level=level,
+                progress=scale,
+                critical=False,
+                from_start=from_start,
+                accuracies=(math.nan, math.nan),
+                moved=moved,
+            )
+        incident.last_step = step
+        incident.clear_after = calm
+        incident.ranks, incident.decided, incident.world = who, decided, len(rank_numbers)
+        incident.difference, incident.level = float(mean[top]), level
+        incident.z = float(size[top] / error[top]) if error[top] > 0 else math.inf
+        incident.progress = scale
+        incident.critical |= critical
+        incident.accuracies = self._accuracies(state, known, who)
+
+    def _onset(
+        self, state: LossOutlierState, known: Int64, rank: int
+    ) -> tuple[int, bool, Mapping[int, float]]:
+        """Since which step a rank lies apart, whether from the start, and who moved then."""
+        losses, steps = state.losses.matrix(known), state.losses.steps()
+        column = int(np.searchsorted(known, rank))
+        difference = (losses - others_median(losses))[:, column]
+        there = np.isfinite(difference)
+        at, before, after = change_point(difference[there])
+        if abs(before) >= 0.5 * abs(after):
+            return int(steps[there][0]), len(losses) == state.progress.count, {}
+        first = int(steps[there][at])
+        late = steps >= first
+        moved = {}
+        for index, number_ in enumerate(known.tolist()):
+            own = losses[:, index]
+            new, old = own[late & np.isfinite(own)], own[~late & np.isfinite(own)]
+            if len(new) and len(old):
+                moved[number_] = float(np.median(new) - np.median(old))
+        return first, False, moved
+
+    def _accuracies(
+        self, state: LossOutlierState, known: Int64, who: tuple[int, ...]
+    ) -> tuple[float, float]:
+        """Mean accuracy of the guilty ranks and of the others; NaN where there is none."""
+        accuracies = state.accuracies.matrix(known)
+        guilty = np.isin(known, who)
+        if not len(accuracies) or guilty.all() or not np.isfinite(accuracies).any(axis=0).all():
+            return math.nan, math.nan
+        return float(np.nanmean(accuracies[:, guilty])), float(np.nanmean(accuracies[:, ~guilty]))
+
+    def _check(self, state: LossOutlierState) -> Check:
+        if state.incident is not None:
+            return Check(Status.OPEN, f"{self._finding(state.incident).title}.")
+        if not state.windows:
+            return Check(
+                Status.INSUFFICIENT_DATA,
+                f"{count(len(state.losses), 'step')} with finite losses of two or more ranks; "
+                f"{self.policy.size} needed.",
+            )
+        return Check(
+            Status.OK,
+            f"{count(state.windows, 'window')} of {self.policy.size} steps: no rank's loss lies "
+            "apart from the others'.",
+        )
+
+    def _finding(self, incident: _Outlier) -> Finding:
+        who, step = incident.ranks, incident.first_step
+        side = "above" if incident.difference > 0 else "below"
+        by = number(abs(incident.difference))
+        accuracy, accuracy_others = incident.accuracies
+        if not incident.decided:
+            title = f"The losses of {ranks(who)} lie {by} apart since step {step}"
+            cause = sentences(
+                f"{ranks(who).capitalize()} differ by {by} at a level of "
+                f"{number(incident.level)}, always to the same side. As many ranks are on one side "
+                "as on the other, so nothing in this tells which one is wrong.",
+                self._who_moved(incident),
+            )
+            remedy = (
+                "Compare what these ranks read (shard, labels, preprocessing), and pass one and the "
+                "same batch through both."
+            )
+        else:
+            title = f"The loss of {ranks(who)} lies {by} {side} the other ranks' since step {step}"
+            accurate = (
+                f"Its accuracy is {percent(accuracy)}, the others' {percent(accuracy_others)}."
+                if math.isfinite(accuracy)
+                else ""
+            )
+            if incident.difference > 0:
+                why = (
+                    "What it reads does not fit the others' data (labels, shard, tokenizer, "
+                    "normalisation), or its copy of the model is not theirs any more (then there "
+                    "is a desync alert, too)."
+                )
+            else:
+                why = (
+                    "It reads easier data than the others (repeated samples, mostly padding, a "
+                    "shard of its own), or averages its loss over another number of elements."
+                )
+            cause = sentences(
+                f"The others are at {number(incident.level)}; {ranks(who)} "
+                f"{'lies' if len(who) == 1 else 'lie'} {side} them in nearly every step "
+                f"(z = {number(incident.z)}).",
+                accurate,
+                "It was so from the first steps on." if incident.from_start else "",
+                why,
+            )
+            remedy = (
+                f"Look at the samples and labels of {ranks(who)} from step {step} on: its shard, "
+                "its files, its augmentation. The all-reduce mixes its gradient into all ranks, "
+                "so what it learnt wrongly is in every copy."
+            )
+        evidence: dict[str, object] = {
+            "difference": incident.difference,
+            "z": incident.z,
+            "level": incident.level,
+            "progress": incident.progress,
+            "decided": incident.decided,
+        }
+        if math.isfinite(accuracy):
+            evidence |= {"accuracy": accuracy, "accuracy_others": accuracy_others}
+        if not incident.decided and incident.moved:
+            evidence["moved"] = {str(r): incident.moved[r] for r in who if r in incident.moved}
+        return Finding(
+            kind="rank.loss_outlier",
+            severity="critical" if incident.critical else "warning",
+            title=title,
+            seen_step=incident.seen_step,
+            last_step=incident.last_step,
+            first_step=step,
+            ranks=who,
+            cause=cause,
+            remedy=remedy,
+            clear_after=incident.clear_after,
+            evidence=evidence,
+        )
+
+    def _who_moved(self, incident: _Outlier) -> str:
+        moved = {r: abs(incident.moved[r]) for r in incident.ranks if r in incident.moved}
+        if len(moved) < 2:
+            return ""
+        order = sorted(moved, key=lambda rank: moved[rank])
+        most, next_most = order[-1], order[-2]
+        if moved[most] < 4 * moved[next_most]:
+            return ""
+        return (
+            f"A hint: at the onset the loss of rank {most} moved by {number(moved[most])}, that of "
+            f"rank {next_most} by {number(moved[next_most])}."
+        )
+
+
+def others_median(values: Float64) -> Float64:
+    """For each value the median of the other ranks' at the same step.
+
+    Args:
+        values: float64 [N, R]; NaN where a rank is missing.
+
+    Returns:
+        float64 [N, R]; NaN where a rank is missing or alone.
+    """
+    ordered = np.sort(values, axis=1)  # NaN last
+    place = np.argsort(np.argsort(values, axis=1, kind="stable"), axis=1, kind="stable")
+    others = np.isfinite(values).sum(axis=1, keepdims=True) - 1
+    low, high = np.maximum(others - 1, 0) // 2, np.maximum(others, 0) // 2
+
+    def without_itself(index: Int64) -> Float64:
+        # What stands at an index once the value's own place has been taken out.
+        shifted = np.minimum(index + (place <= index), values.shape[1] - 1)
+        picked: Float64 = np.take_along_axis(ordered, shifted, axis=1)
+        return picked
+
+    median = 0.5 * (without_itself(low) + without_itself(high))
+    return np.where(np.isfinite(values) & (others > 0), median, np.nan)

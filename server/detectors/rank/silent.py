@@ -1,0 +1,269 @@
+"""A rank of which nothing is heard any more."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.wording import count, listing, ranks
+from rankscope.server.window import RankLife, Window
+
+
+@dataclass(frozen=True, slots=True)
+class SilentPolicy:
+    """Thresholds of `rank.silent`, in seconds.
+
+    Attributes:
+        min_silence: shortest silence that counts.
+        typical_gaps: so many times a rank's usual time between two posts.
+        longest_gaps: so many times its longest time between two posts.
+        failed_heartbeats: missed heartbeats that count where another rank has failed.
+        failed_min: shortest silence that counts then.
+        failed_longest_gaps: so many times the longest gap then, up to `min_silence`.
+        unseen: time in which every rank has to be heard of for the first time.
+        critical_after: silence that is critical, as a multiple of that which counts.
+        listening: longest time between two evaluations that counts as listening.
+    """
+
+    min_silence: float = 30.0
+    typical_gaps: float = 10.0
+    longest_gaps: float = 3.0
+    failed_heartbeats: float = 3.0
+    failed_min: float = 5.0
+    failed_longest_gaps: float = 1.5
+    unseen: float = 120.0
+    critical_after: float = 10.0
+    listening: float = 10.0
+
+
+@dataclass(slots=True)
+class SilentState:
+    """What `rank.silent` remembers.
+
+    Attributes:
+        now: time of the last evaluation.
+        waited: rank -> its last post, and for how long it has been listened to since.
+        waited_for_all: for how long ranks never seen have been waited for.
+    """
+
+    now: float | None = None
+    waited: dict[int, tuple[float, float]] = field(default_factory=dict)
+    waited_for_all: float = 0.0
+
+
+class RankSilent(Detector[SilentState]):
+    """A rank has gone silent while the others go on, wait, or report that they failed.
+
+    The agent's own thread sends heartbeats, so a rank that waits in a collective, evaluates or
+    saves a checkpoint is not silent. One that is killed, or whose machine is gone, is. A rank that
+    said itself that it finished or failed is never silent; where all ranks fall silent together it
+    is no rank's fault.
+
+    Statistic:
+        Silence is counted by the server's clock, only while the server was listening. It counts
+        from 30 s, 10 times the rank's usual time between two posts, or 3 times its longest, on,
+        whichever is longest. Where another rank reports that it failed (its collective broke), 3
+        missed heartbeats are enough (at least 5 s, and 1.5 times its longest gap up to 30 s). A
+        rank of the declared world size that was never seen counts after 120 s. It is over as soon
+        as the rank is heard of again.
+
+    Severity:
+        Warning; critical where another rank's failure confirms it, or after 10 times as long.
+
+    Evidence:
+        For each rank `silent_seconds`, `allowed_seconds`, `last_reported_step`, `phase`, `host`;
+        `failed_ranks` with their `errors`, `ranks_heard`.
+
+    Source:
+        Heartbeat monitoring as in horovod#370's stall warning; time-outs from the rank's own gaps,
+        since 30 minutes (SageMaker `StalledTraining`) is too slow and any fixed figure wrong.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("rank.silent",)
+    min_ranks: ClassVar[int] = 2
+
+    def __init__(self, policy: SilentPolicy | None = None) -> None:
+        self.policy = policy or SilentPolicy()
+
+    def start(self) -> SilentState:
+        """Nobody heard of yet."""
+        return SilentState()
+
+    def advance(self, window: Window, state: SilentState) -> Outcome:
+        """Looks at when each rank was last heard of."""
+        self._listen(window, state)
+        silent = [life for life in window.lives if self._silent(life, window.lives, state)]
+        findings = []
+        by_host: dict[str, list[RankLife]] = defaultdict(list)
+        for life in silent:
+            by_host[life.host].append(life)
+        for host, lives in by_host.items():
+            findings.append(self._finding(host, lives, window, state))
+        unseen = self._unseen(window, state)
+        if unseen:
+            findings.append(self._never_seen(unseen, window, state))
+        findings.sort(key=lambda f: (f.seen_step, f.ranks))
+        return Outcome({"rank.silent": self._check(window, silent, unseen)}, tuple(findings))
+
+    def _listen(self, window: Window, state: SilentState) -> None:
+        # A server that was stopped or busy has heard nobody: only time between evaluations that
+        # follow each other closely was spent listening.
+        elapsed = 0.0 if state.now is None else window.now - state.now
+        elapsed = min(max(elapsed, 0.0), self.policy.listening)
+        state.now = window.now
+        state.waited_for_all += elapsed
+        for life in window.lives:
+            last_seen, waited = state.waited.get(life.rank, (life.last_seen, 0.0))
+            if life.last_seen > last_seen:
+                waited = min(max(window.now - life.last_seen, 0.0), elapsed)
+            else:
+                waited += elapsed
+            state.waited[life.rank] = life.last_seen, waited
+
+    def _allowed(self, life: RankLife, *, failed: bool) -> float:
+        policy = self.policy
+        if failed:
+            return max(
+                policy.failed_min,
+                policy.failed_heartbeats * life.heartbeat_seconds,
+                min(policy.failed_longest_gaps * life.longest_gap, policy.min_silence),
+            )
+        return max(
+            policy.min_silence,
+            policy.typical_gaps * life.typical_gap,
+            policy.longest_gaps * life.longest_gap,
+        )
+
+    def _silent(self, life: RankLife, lives: Sequence[RankLife], state: SilentState) -> bool:
+        if life.state != "running":
+            return False
+        others = [other for other in lives if other.rank != life.rank]
+        failed = any(other.state == "failed" for other in others)
+        heard = any(self._heard(other, state) for other in others)
+        if not (failed or heard):
+            return False
+        return state.waited[life.rank][1] > self._allowed(life, failed=failed)
+
+    def _heard(self, life: RankLife, state: SilentState) -> bool:
+        """Whether a rank is heard of as regularly as it should be."""
+        allowed = self._allowed(life, failed=True)
+        return life.state == "running" and state.waited[life.rank][1] <= allowed
+
+    def _unseen(self, window: Window, state: SilentState) -> tuple[int, ...]:
+        if state.waited_for_all <= self.policy.unseen:
+            return ()
+        if not any(self._heard(life, state) for life in window.lives):
+            return ()
+        seen = {life.rank for life in window.lives}
+        return tuple(rank for rank in range(window.world_size) if rank not in seen)
+
+    def _check(self, window: Window, silent: Sequence[RankLife], unseen: tuple[int, ...]) -> Check:
+        if silent or unseen:
+            who = tuple(sorted((*(life.rank for life in silent), *unseen)))
+            return Check(Status.OPEN, f"Nothing is heard of {ranks(who)}.")
+        if not window.lives:
+            return Check(Status.INSUFFICIENT_DATA, "No rank has been heard of yet.")
+        missing = window.world_size - len(window.lives)
+        if missing > 0:
+            return Check(
+                Status.INSUFFICIENT_DATA,
+                f"{count(len(window.lives), 'rank')} of {window.world_size} have been heard of.",
+            )
+        return Check(Status.OK, "Every rank is heard of, or has said itself that it ended.")
+
+    def _finding(
+        self, host: str, lives: Sequence[RankLife], window: Window, state: SilentState
+    ) -> Finding:
+        who = tuple(life.rank for life in lives)
+        failed = [life for life in window.lives if life.state == "failed"]
+        heard = [life.rank for life in window.lives if self._heard(life, state)]
+        allowed = {life.rank: self._allowed(life, failed=bool(failed)) for life in lives}
+        silence = {life.rank: state.waited[life.rank][1] for life in lives}
+        longest = max(silence[rank] / allowed[rank] for rank in who)
+        # Its peers cannot have completed a step without it: where one broke, the silent rank had
+        # done every step that the broken one had, even if its last report did not get through.
+        broke_at = min((life.last_step for life in failed), default=-1)
+        first = min(max(life.last_step, broke_at) + 1 for life in lives)
+        named = ranks(who)
+        has, it = ("has", "it") if len(who) == 1 else ("have", "they")
+        on = f" (host {host})" if host else ""
+        phases = sorted({life.phase for life in lives if life.phase})
+        last_words = f" Last seen in phase {listing(phases)}." if phases else ""
+        seconds = f"{max(silence.values()):.0f} s"
+        if failed:
+            errors = sorted({life.error for life in failed if life.error})
+            said = f": {errors[0][:200]}" if errors else ""
+            cause = (
+                f"{ranks([life.rank for life in failed]).capitalize()} failed{said}. "
+                f"{named.capitalize()}{on} {has} said nothing for {seconds}, not even that {it} "
+                f"failed: killed (out of memory, by the scheduler), or the machine is "
+                f"gone.{last_words}"
+            )
+        else:
+            cause = (
+                f"{named.capitalize()}{on} {has} said nothing for {seconds}, while "
+                f"{ranks(heard)} {'is' if len(heard) == 1 else 'are'} still heard of. The process "
+                "was killed or stopped, or its machine or network is gone; in synchronous training "
+                f"the others wait for it in their next collective.{last_words}"
+            )
+        remedy = (
+            f"Look at the exit code and the kernel log of {named}{on} (out of memory, device "
+            f"errors), then restart from the last checkpoint before step {first}."
+        )
+        return Finding(
+            kind="rank.silent",
+            key=f"host:{host}",
+            severity="critical" if failed or longest >= self.policy.critical_after else "warning",
+            title=f"{named.capitalize()} {has} gone silent, last complete step {first - 1}",
+            seen_step=first,
+            last_step=max(window.last_step, first),
+            first_step=first,
+            ranks=who,
+            cause=cause,
+            remedy=remedy,
+            clear_after=0,
+            evidence={
+                "silent_seconds": {str(rank): round(silence[rank], 1) for rank in who},
+                "allowed_seconds": {str(rank): round(allowed[rank], 1) for rank in who},
+                "last_reported_step": {str(life.rank): life.last_step for life in lives},
+                "phase": {str(life.rank): life.phase for life in lives},
+                "host": host,
+                "failed_ranks": [life.rank for life in failed],
+                "errors": sorted({life.error for life in failed if life.error})[:3],
+                "ranks_heard": heard,
+            },
+        )
+
+    def _never_seen(self, unseen: tuple[int, ...], window: Window, state: SilentState) -> Finding:
+        named = ranks(unseen)
+        seen = [life.rank for life in window.lives]
+        return Finding(
+            kind="rank.silent",
+            key="unseen",
+            severity="warning",
+            title=f"{named.capitalize()} of {window.world_size} never reported",
+            seen_step=0,
+            last_step=max(window.last_step, 0),
+            first_step=0,
+            ranks=unseen,
+            cause=(
+                f"The job declares {window.world_size} ranks; {ranks(seen)} reported, and "
+                f"{state.waited_for_all:.0f} s later {named} did not. Either the process did not "
+                "start, or it does not call `attach`, or it cannot reach the server, or it is "
+                "part of another run id."
+            ),
+            remedy=(
+                "Call `agent.attach` on every rank, not on rank 0 only. If it is, look at the "
+                f"output of {named} for a warning of the agent, and check that RANKSCOPE_SERVER "
+                "can be reached from there and that RANKSCOPE_RUN is the same."
+            ),
+            clear_after=0,
+            evidence={
+                "waited_seconds": round(state.waited_for_all, 1),
+                "ranks_heard": seen,
+                "world_size": window.world_size,
+            },
+        )

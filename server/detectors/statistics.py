@@ -1,0 +1,268 @@
+"""Robust statistics that the detectors share. Pure; free of scale or on the loss's own.
+
+A detector walks over *observations*: steps at which something was posted. Evidence is counted in
+them and not in steps, so that a series logged at every fifth step is not taken for five times the
+evidence. Thresholds and their calibration: `benchmarks/corpus`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.server.window import Bool, Float64, Int64, Window
+
+# Makes the median absolute deviation of normal noise its standard deviation.
+_MAD_TO_SIGMA = 1.4826
+
+_BLOCK = 10
+
+
+def mean_over_ranks(window: Window, metric: str) -> tuple[Int64, Float64]:
+    """Steps at which any rank posted a metric, int64 [N], and its mean there, float64 [N].
+
+    The mean is not finite where a rank's value is not.
+    """
+    series = window.series.get(metric)
+    if series is None:
+        return np.empty(0, dtype=np.int64), np.empty(0)
+    posted = series.present.sum(axis=0)
+    some = np.flatnonzero(posted)
+    # Ranks along the last axis: numpy then adds each step up in the same order whatever the number
+    # of steps, and the last bits do not depend on how the steps were cut into windows.
+    present = np.ascontiguousarray(series.present[:, some].T)
+    values = np.where(present, np.ascontiguousarray(series.values[:, some].T), 0.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        means = np.add.reduce(values, axis=1) / posted[some]
+    return window.steps[some], means
+
+
+def present_rows(window: Window, metric: str) -> Iterator[tuple[int, Float64, Bool]]:
+    """For each step at which any rank posted: step, values [R], present [R]."""
+    series = window.series.get(metric)
+    if series is None:
+        return
+    values, present = series.values.T, series.present.T
+    for column in np.flatnonzero(present.any(axis=1)).tolist():
+        yield int(window.steps[column]), values[column], present[column]
+
+
+def robust_sigma(values: Float64) -> float:
+    """Standard deviation of the bulk: 1.4826 times the median absolute deviation."""
+    return _MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
+
+
+def mann_kendall(values: Sequence[float] | Float64) -> float:
+    """Z of a monotone trend: above 0 rising, below falling; 0 for fewer than 3 values.
+
+    Mann (1945), Kendall (1975); without a correction for ties, which only makes Z smaller.
+    """
+    y = np.asarray(values, dtype=np.float64)
+    n = len(y)
+    if n < 3:
+        return 0.0
+    score = float(np.sign(y[None, :] - y[:, None])[np.triu_indices(n, 1)].sum())
+    spread = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    return (score - math.copysign(min(1.0, abs(score)), score)) / spread
+
+
+def change_point(values: Float64) -> tuple[int, float, float]:
+    """Where one level gives way to another: index of the first value of the second.
+
+    The split with the least sum of squares around two means (binary segmentation, Scott & Knott
+    1974).
+
+    Returns:
+        index in 1..N-1, mean before, mean after; index 0 and the same mean twice for N < 2.
+    """
+    n = len(values)
+    if n < 2:
+        mean = float(values.mean()) if n else 0.0
+        return 0, mean, mean
+    sums = np.cumsum(values)
+    left = np.arange(1, n)
+    before = sums[:-1] / left
+    after = (sums[-1] - sums[:-1]) / (n - left)
+    at = int(np.argmax(left * (n - left) * (before - after) ** 2))
+    return at + 1, float(before[at]), float(after[at])
+
+
+def lag_one(residuals: Float64) -> float:
+    """Autocorrelation at lag 1 of residuals around 0; -1 for a strict zigzag."""
+    total = float(residuals @ residuals)
+    return float(residuals[1:] @ residuals[:-1]) / total if total > 0 else 0.0
+
+
+def spectral_peak(residuals: Float64, *, skip: int = 4) -> tuple[float, float]:
+    """How much of the residuals' power lies at one frequency, and its period.
+
+    Fisher's g (1929) on a periodogram with a Hann taper, without the `skip` lowest frequencies,
+    which a trend left over would fill.
+
+    Returns:
+        g in [0, 1] and the period in observations.
+    """
+    n = len(residuals)
+    power = np.abs(np.fft.rfft(residuals * np.hanning(n))) ** 2
+    power[:skip] = 0.0
+    total = float(power.sum())
+    if not total > 0:
+        return 0.0, math.inf
+    peak = int(np.argmax(power))
+    # The parabola through the peak and its neighbours places it between the bins.
+    shift = 0.0
+    if skip < peak < len(power) - 1:
+        a, b, c = power[peak - 1 : peak + 2]
+        bend = a - 2 * b + c
+        shift = 0.5 * float((a - c) / bend) if bend < 0 else 0.0
+    return float(power[peak]) / total, n / (peak + shift)
+
+
+def residual_maker(n: int, degree: int) -> Float64:
+    """Matrix [n, n] that takes a polynomial trend out of n values."""
+    x = np.vander(np.linspace(-1, 1, n), degree + 1)
+    maker: Float64 = np.eye(n) - x @ np.linalg.pinv(x)
+    return maker
+
+
+@dataclass(slots=True)
+class Spacing:
+    """Steps from one observation to the next, so that observations can be told in steps."""
+
+    first: int = -1
+    last: int = -1
+    count: int = 0
+
+    def push(self, step: int) -> None:
+        """Takes the next observation's step."""
+        if self.count == 0:
+            self.first = step
+        self.last = step
+        self.count += 1
+
+    def steps(self, observations: int) -> int:
+        """How many steps so many observations take."""
+        if self.count < 2:
+            return observations
+        return math.ceil(observations * (self.last - self.first) / (self.count - 1))
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a loss has come: the scale on which its trouble is measured.
+
+    0.005 -> 0.05 is ten times as much and irrelevant where the run began at 2.5. The start is the
+    smaller of the medians of the first 5 and of the first 20 observations (a fast run has left its
+    start behind after 20), the best the lowest median of a block of 10.
+
+    Attributes:
+        start: NaN before 5 observations.
+        best: infinite before 10 observations.
+        best_step: last step of the block that set `best`.
+    """
+
+    count: int = 0
+    start: float = math.nan
+    best: float = math.inf
+    best_step: int = -1
+    spacing: Spacing = field(default_factory=Spacing)
+    _first: list[float] = field(default_factory=list)
+    _block: list[float] = field(default_factory=list)
+    _block_start: int = -1
+
+    def push(self, step: int, value: float) -> tuple[int, int, float] | None:
+        """Takes the next value.
+
+        Returns:
+            First step, last step and median of the block that it completed, if any.
+        """
+        self.count += 1
+        self.spacing.push(step)
+        if self.count <= 20:
+            self._first.append(value)
+            if self.count == 5:
+                self.start = float(np.median(self._first))
+            elif self.count == 20:
+                self.start = min(self.start, float(np.median(self._first)))
+        if not self._block:
+            self._block_start = step
+        self._block.append(value)
+        if len(self._block) < _BLOCK:
+            return None
+        median = float(np.median(self._block))
+        self._block.clear()
+        if median < self.best:
+            self.best, self.best_step = median, step
+        return self._block_start, step, median
+
+    @property
+    def scale(self) -> float:
+        """Progress made: start minus best, at least 0."""
+        gained = self.start - self.best
+        return gained if gained > 0 and math.isfinite(gained) else 0.0
+
+
+class Baseline:
+    """The last accepted values of a series, and how far a new one lies above them.
+
+    What was alarmed about is not accepted, so that a disturbance does not become its own measure.
+
+    Args:
+        size: number of values remembered.
+        floor: smallest standard deviation that is believed, on the scale of the logarithm.
+    """
+
+    def __init__(self, size: int = 64, floor: float = 0.02) -> None:
+        self.values: deque[float] = deque(maxlen=size)
+        self._floor = floor
+        self._highest: deque[tuple[int, float]] = deque()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def highest(self) -> float:
+        """Largest value remembered."""
+        return self._highest[0][1]
+
+    @property
+    def positive(self) -> bool:
+        """Whether all values allow a logarithm."""
+        return min(self.values, default=1.0) > 0
+
+    def accept(self, value: float) -> None:
+        """Takes a value among those remembered."""
+        # The maximum of a sliding window: those that a later, larger one outlives are dropped.
+        while self._highest and self._highest[-1][1] <= value:
+            self._highest.pop()
+        self._highest.append((self._count, value))
+        self._count += 1
+        self.values.append(value)
+        if self._highest[0][0] <= self._count - 1 - (self.values.maxlen or 0):
+            self._highest.popleft()
+
+    def z(self, value: float) -> float:
+        """Robust z of a new value around the window's own trend.
+
+        On the logarithm where all values allow it: losses and norms err by factors, and so the
+        noise of a falling loss is the same at 2.5 and at 0.005. The trend is the slope between the
+        medians of the two halves.
+        """
+        y = np.array(self.values)
+        if self.positive and value > 0:
+            y, new, floor = np.log(y), math.log(value), self._floor
+        else:
+            new, floor = value, self._floor * float(np.max(np.abs(y)))
+        n = len(y)
+        half = n // 2
+        early, late = float(np.median(y[:half])), float(np.median(y[half:]))
+        slope = (late - early) / (n - half)
+        around = y - slope * np.arange(n)
+        expected = float(np.median(around)) + slope * n
+        sigma = max(robust_sigma(around), floor)
+        return (new - expected) / sigma if sigma > 0 else math.copysign(math.inf, new - expected)

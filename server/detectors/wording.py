@@ -1,0 +1,56 @@
+"""How findings say things, so that all of them say them alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """`rank 2`, `ranks 0 and 3`, `ranks 0, 1 and 3`; long runs as `ranks 8-15`."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    parts: list[str] = []
+    for low, high in spans:
+        if high - low >= 2:
+            parts.append(f"{low}-{high}")
+        else:
+            parts += [str(n) for n in range(low, high + 1)]
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {listing(parts)}"
+
+
+def listing(items: Sequence[str], *, most: int = 12) -> str:
+    """`a`, `a and b`, `a, b and c`; of many, the first ones and how many more."""
+    if len(items) > most:
+        return f"{', '.join(items[:most])} and {len(items) - most} more"
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def number(value: float) -> str:
+    """Three significant digits, as a person would write them."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("infinity" if value > 0 else "-infinity")
+    if value != 0 and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def count(amount: int, thing: str) -> str:
+    """`1 step`, `1,200 steps`."""
+    return f"{amount:,} {thing}{'' if amount == 1 else 's'}"
+
+
+def percent(share: float) -> str:
+    """A share as per cent."""
+    return f"{100 * share:.0f} %"
+
+
+def sentences(*parts: str) -> str:
+    """The parts that there are, one after the other."""
+    return " ".join(part for part in parts if part)
