@@ -1,0 +1,57 @@
+"""The detectors: an explicit list, checked when it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rankscope.agent import wire
+from rankscope.server.detectors.base import Detector
+from rankscope.server.detectors.loss import (
+    LossDiverging,
+    LossNonFinite,
+    LossOscillating,
+    LossSpike,
+)
+from rankscope.server.detectors.rank import RankLossOutlier, RankSilent
+
+# What a user reads about a detector is its docstring; its first paragraph needs no heading.
+SECTIONS = ("Statistic:", "Severity:", "Evidence:", "Source:")
+
+DETECTORS: tuple[type[Detector[Any]], ...] = (
+    LossNonFinite,
+    LossSpike,
+    LossDiverging,
+    LossOscillating,
+    RankLossOutlier,
+    RankSilent,
+)
+
+
+def build() -> list[Detector[Any]]:
+    """One of each, with its default thresholds; for one run or many, they remember nothing."""
+    validate(DETECTORS)
+    return [detector() for detector in DETECTORS]
+
+
+def validate(detectors: Iterable[type[Detector[Any]]]) -> None:
+    """Refuses a list that would answer twice, or for something nobody knows.
+
+    Raises:
+        ValueError: a kind is unknown or declared twice, or a docstring lacks a section.
+    """
+    owners: dict[str, str] = {}
+    for detector in detectors:
+        name = detector.__name__
+        if not detector.kinds:
+            raise ValueError(f"{name} declares no kind")
+        for kind in detector.kinds:
+            if kind not in wire.KINDS:
+                raise ValueError(f"{name} declares {kind}, which is none of wire.KINDS")
+            if kind in owners:
+                raise ValueError(f"{name} and {owners[kind]} both declare {kind}")
+            owners[kind] = name
+        described = [line.strip() for line in (detector.__doc__ or "").splitlines()]
+        missing = [section for section in SECTIONS if section not in described]
+        if missing:
+            raise ValueError(f"the docstring of {name} lacks {', '.join(missing)}")
