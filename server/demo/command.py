@@ -32,6 +32,8 @@ DEFAULT_STEPS = 600
 MAX_RANKS = 64
 
 _POLL_SECONDS = 0.3
+# Ranks post about twice a second: the latest step of one may lie so far behind that of another.
+_BEHIND_STEPS = 200
 _SERVER_START_SECONDS = 60.0
 # Without a new step for so long, the training hangs.
 _STUCK_SECONDS = 180.0
@@ -172,7 +174,7 @@ def _demo(arguments: argparse.Namespace, screen: Screen) -> int:
             f"Training   {arguments.steps} steps on {arguments.ranks} ranks, seed {arguments.seed}"
         )
         screen.say(f"Injecting  {describe(injection)}")
-        screen.say(f"           ({fault.what})")
+        screen.paragraph("           ", fault.what)
         screen.say()
         job = stack.enter_context(
             Job(
@@ -228,7 +230,7 @@ class _Watch:
         if facts is None or facts["last_step"] is None or facts["last_step"] < 0:
             return
         self.last_step = int(facts["last_step"])
-        losses = self.client.losses(self.run, from_step=max(self.last_step - 5, 0))
+        losses = self.client.losses(self.run, from_step=max(self.last_step - _BEHIND_STEPS, 0))
         self.screen.progress(step=self.last_step, steps=steps, losses=losses)
 
     def alerts(self) -> list[Json]:

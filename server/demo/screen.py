@@ -53,21 +53,22 @@ class Screen:
             facts.append(f"stage {alert['stage']}")
         self.say()
         self.say(f"ALERT  {alert['severity']}  {alert['kind']}  {'  '.join(facts)}")
-        self._paragraph("", alert["title"])
+        self.paragraph(_INDENT, alert["title"])
         if tensors:
-            self._paragraph("tensor  ", _some(tensors))
-        self._paragraph("cause   ", alert["cause"])
-        self._paragraph("remedy  ", alert["remedy"])
+            self.paragraph(f"{_INDENT}tensor  ", _some(tensors))
+        self.paragraph(f"{_INDENT}cause   ", alert["cause"])
+        self.paragraph(f"{_INDENT}remedy  ", alert["remedy"])
         self.say(f"{_INDENT}{address}")
         self.say()
 
-    def _paragraph(self, label: str, text: str) -> None:
+    def paragraph(self, label: str, text: str) -> None:
+        """Prints a text in as many lines as it needs, all of them beside its label."""
         self.say(
             textwrap.fill(
                 text,
                 width=min(self._width, 100),
-                initial_indent=_INDENT + label,
-                subsequent_indent=_INDENT + " " * len(label),
+                initial_indent=label,
+                subsequent_indent=" " * len(label),
             )
         )
 
