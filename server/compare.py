@@ -176,6 +176,9 @@ def compare_values(
     with np.errstate(invalid="ignore"):
         gap = np.diff(ordered)
         apart = gap > tolerance * np.abs(ordered[1:])
+    # Infinity is no neighbour of anything, and neither is NaN.
+    apart |= np.isinf(ordered[1:]) & (ordered[1:] != ordered[:-1])
+    apart |= np.isinf(ordered[:-1]) & (ordered[1:] != ordered[:-1])
     apart |= np.isnan(ordered[1:]) & ~np.isnan(ordered[:-1])
     group = np.empty(len(values), dtype=np.int64)
     group[order] = np.concatenate([[0], np.cumsum(apart)])

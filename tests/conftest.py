@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from rankscope.agent import guard  # noqa: E402
+
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("rankscope", deadline=None)
+settings.load_profile("rankscope")
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,179 @@
+"""Windows out of what ranks post: complete, in order, once, and bounded."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankscope.agent import wire
+from rankscope.server.align import MAX_LAG, SILENT_SECONDS, UNSEEN_SECONDS, Aligner
+from rankscope.server.storage.evaluation import ColumnPart, Life, NewData
+from rankscope.server.window import RankLife
+
+TABLES = {"parameters": wire.TensorTable(("w",), ((1,),), ("float32",), ("",))}
+
+
+def part(rank, steps, values=None, attempt=0, metric="loss", dtype=np.float64):
+    steps = np.array(steps, np.int64)
+    held = steps * 1.0 + 1000 * rank if values is None else np.array(values)
+    return ColumnPart(rank, attempt, metric, steps, held.astype(dtype))
+
+
+def life(rank, through, state="running", last_seen=0.0, attempt=0):
+    return Life(
+        life=RankLife(rank, first_seen=0.0, last_seen=last_seen, last_step=through, state=state),
+        attempt=attempt,
+        through_step=through,
+        started_at=0.0,
+    )
+
+
+def data(columns=(), lives=(), words=(), world_size=2, more=False):
+    return NewData(
+        arrival=1,
+        more=more,
+        columns=tuple(columns),
+        words=tuple(words),
+        prints=(),
+        lives=tuple(lives),
+        tables={entry.life.rank: TABLES for entry in lives},
+        world_size=world_size,
+        config={},
+    )
+
+
+def steps_of(aligner, now=0.0):
+    return [s for w in aligner.windows(now) for s in w.steps.tolist()]
+
+
+def test_a_step_waits_for_every_rank():
+    aligner = Aligner({"loss"})
+    aligner.add(data([part(0, range(5))], [life(0, 4), life(1, -1)]))
+    assert steps_of(aligner) == []
+    aligner.add(data([part(1, range(3))], [life(0, 4), life(1, 2)]))
+    [window] = aligner.windows(0.0)
+    assert window.steps.tolist() == [0, 1, 2]
+    assert window.series["loss"].values.tolist() == [[0, 1, 2], [1000, 1001, 1002]]
+    assert window.series["loss"].present.all()
+    aligner.add(data([part(1, [3, 4])], [life(0, 4), life(1, 4)]))
+    assert steps_of(aligner) == [3, 4]
+
+
+def test_a_value_that_a_rank_did_not_post_is_not_present():
+    aligner = Aligner({"loss"})
+    aligner.add(data([part(0, [0, 1, 2]), part(1, [0, 2])], [life(0, 2), life(1, 2)]))
+    [window] = aligner.windows(0.0)
+    assert window.series["loss"].present.tolist() == [[True] * 3, [True, False, True]]
+
+
+def test_a_rank_that_fell_silent_holds_the_others_up_for_a_while_only():
+    aligner = Aligner({"loss"})
+    lives = [life(0, 9, last_seen=100.0), life(1, 2, last_seen=100.0)]
+    aligner.add(data([part(0, range(10)), part(1, range(3))], lives))
+    assert steps_of(aligner, 100.0 + SILENT_SECONDS - 1) == [0, 1, 2]
+    assert steps_of(aligner, 100.0 + SILENT_SECONDS + 1) == list(range(3, 10))
+
+
+def test_a_rank_that_was_never_seen_too():
+    aligner = Aligner({"loss"})
+    aligner.add(data([part(0, range(3))], [life(0, 2, last_seen=UNSEEN_SECONDS)]))
+    assert steps_of(aligner, UNSEEN_SECONDS - 1) == []
+    assert steps_of(aligner, UNSEEN_SECONDS + 1) == [0, 1, 2]
+
+
+def test_a_rank_that_has_finished_holds_nobody_up():
+    aligner = Aligner({"loss"})
+    lives = [life(0, 5), life(1, 2, state="finished")]
+    aligner.add(data([part(0, range(6)), part(1, range(3))], lives))
+    assert steps_of(aligner) == list(range(6))
+
+
+def test_memory_is_bounded_when_a_rank_lags():
+    aligner = Aligner({"loss"})
+    steps = range(MAX_LAG + 11)
+    lives = [life(0, MAX_LAG + 10), life(1, 4)]
+    aligner.add(data([part(0, steps), part(1, range(5))], lives))
+    assert steps_of(aligner)[-1] == MAX_LAG + 10
+
+
+def test_what_comes_too_late_is_counted_and_not_looked_at():
+    aligner = Aligner({"loss"})
+    aligner.add(data([part(0, range(3))], [life(0, 2)], world_size=1))
+    assert steps_of(aligner) == [0, 1, 2]
+    aligner.add(data([part(0, [1, 3], [9.0, 9.0])], [life(0, 3)], world_size=1))
+    assert steps_of(aligner) == [3]
+    assert aligner.late == 1
+
+
+def test_the_later_attempt_of_a_rank_stands():
+    aligner = Aligner({"loss"})
+    parts = [part(0, [0, 1], [1.0, 2.0], attempt=1), part(0, [1, 2], [8.0, 9.0])]
+    aligner.add(data(parts, [life(0, 2, attempt=1)], world_size=1))
+    [window] = aligner.windows(0.0)
+    assert window.series["loss"].values.tolist() == [[1.0, 2.0, 9.0]]
+
+
+def test_in_the_middle_of_a_replay_only_what_was_read_whole_counts():
+    aligner = Aligner({"loss"})
+    lives = [life(0, 99, "finished"), life(1, 99, "finished")]
+    aligner.add(data([part(0, range(50)), part(1, range(30))], lives, more=True))
+    assert steps_of(aligner) == list(range(29))
+    aligner.add(data([part(0, range(50, 100)), part(1, range(30, 100))], lives))
+    assert steps_of(aligner) == list(range(29, 100))
+
+
+def test_words_are_compared_step_by_step():
+    aligner = Aligner(())
+    words = [
+        part(0, range(4), [5, 5, 5, 5], metric="parameters", dtype=np.uint64),
+        part(1, range(4), [5, 5, 6, 6], metric="parameters", dtype=np.uint64),
+        part(2, [0, 2], [5, 5], metric="parameters", dtype=np.uint64),
+    ]
+    lives = [life(r, 3) for r in range(3)]
+    aligner.add(data(words=words, lives=lives, world_size=3))
+    [window] = aligner.windows(0.0)
+    told = [(c.step, c.ranks.tolist(), c.deviating) for c in window.comparisons]
+    assert told == [(0, [0, 1, 2], ()), (1, [0, 1], ()), (2, [0, 1, 2], (1,)), (3, [0, 1], (0, 1))]
+
+
+def test_ranks_that_hold_different_shards_are_not_compared():
+    aligner = Aligner(())
+    words = [part(r, [0], [r], metric="parameters", dtype=np.uint64) for r in range(2)]
+    sharded = data(words=words, lives=[life(0, 0), life(1, 0)])
+    tables = {
+        r: {"parameters": wire.TensorTable(("w",), ((1,),), ("float32",), (f"{r}/2",))}
+        for r in range(2)
+    }
+    aligner.add(NewData(**{f: getattr(sharded, f) for f in sharded.__slots__} | {"tables": tables}))
+    [window] = aligner.windows(0.0)
+    assert window.comparisons == ()
+
+
+@settings(deadline=None)
+@given(
+    posts=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 7)), min_size=1, max_size=40),
+    looks=st.lists(st.booleans(), min_size=40, max_size=40),
+)
+def test_how_it_comes_does_not_matter(posts, looks):
+    aligner = Aligner({"loss"})
+    done = [0, 0, 0]
+    seen, values = [], []
+    for (rank, count), look in zip(posts, looks, strict=False):
+        columns = [part(rank, range(done[rank], done[rank] + count))]
+        done[rank] += count
+        aligner.add(data(columns, [life(r, done[r] - 1) for r in range(3)], world_size=3))
+        if look:
+            for window in aligner.windows(0.0):
+                seen += window.steps.tolist()
+                if len(window.steps):
+                    values.append(window.series["loss"].values)
+    aligner.add(data((), [life(r, done[r] - 1) for r in range(3)], world_size=3))
+    for window in aligner.windows(0.0):
+        seen += window.steps.tolist()
+        if len(window.steps):
+            values.append(window.series["loss"].values)
+    assert seen == list(range(min(done)))
+    if seen:
+        joined = np.concatenate(values, axis=1)
+        expected = np.array(seen) + 1000.0 * np.arange(3)[:, None]
+        assert joined == pytest.approx(expected)
