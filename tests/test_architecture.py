@@ -133,6 +133,8 @@ def test_the_agent_waits_neither_for_the_device_nor_for_other_ranks(methods, nam
     found = {
         (name, ast.unparse(node))
         for name, tree in modules("agent")
+        # The wire has arrays of numpy and knows no device.
+        if not name.startswith("agent/wire/")
         for method, node in calls_of_methods(tree)
         if method in methods
     }
