@@ -83,9 +83,7 @@ def text(report: Report) -> str:
 
 def _text_lines(report: Report) -> Iterator[str]:
     alerts = report.shown()
-    # The alerts below say the same as the reasons of a fail, but for the state of the run.
-    told = [r for r in report.reasons if not (alerts and _is_told(r, report))]
-    for reason in told:
+    for reason in _untold(report):
         yield from _wrapped(reason, "  ", "- ")
     for alert in alerts:
         notes = [alert["state"], *(["silenced"] if alert.get("silenced") else [])]
@@ -93,8 +91,9 @@ def _text_lines(report: Report) -> Iterator[str]:
         yield f"  {alert['kind']}  {alert['severity']}  ({', '.join(notes)})"
         for label, value in _facts(report, alert):
             yield from _wrapped(value, "    ", f"{label}: " if label else "")
-    for title, state in (("not checked", "not_run"), ("failed", "failed")):
-        checks = report.checks_in(state)
+    told = {alert["kind"] for alert in alerts}
+    for title, state in (("failed too", "failed"), ("not checked", "not_run")):
+        checks = [c for c in report.checks_in(state) if c["name"] not in told or state == "not_run"]
         if checks:
             yield ""
             yield f"  {title}:"
@@ -106,8 +105,10 @@ def _text_lines(report: Report) -> Iterator[str]:
         yield from _wrapped(", ".join(passed), "  ", "passed: ")
 
 
-def _is_told(reason: str, report: Report) -> bool:
-    return any(reason.startswith(f"{alert['kind']}, ") for alert in report.shown())
+def _untold(report: Report) -> list[str]:
+    """Reasons that the alerts do not tell, such as the state of the run."""
+    kinds = tuple(f"{alert['kind']} (" for alert in report.shown())
+    return [reason for reason in report.reasons if not reason.startswith(kinds)]
 
 
 def _facts(report: Report, alert: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -161,7 +162,8 @@ def junit(report: Report) -> str:
     """JUnit XML: the run as a whole is a test case, and so is every check."""
     suites = ElementTree.Element("testsuites", name="rankscope")
     suite = ElementTree.SubElement(suites, "testsuite", name=_clean(report.run))
-    _case(suite, report, "verdict", _WHOLE[report.verdict], "\n".join(report.reasons))
+    whole = "\n".join([*report.reasons, report.address])
+    _case(suite, report, "verdict", _WHOLE[report.verdict], whole)
     details: dict[str, list[str]] = {}
     for alert in report.shown():
         details.setdefault(alert["kind"], []).append(_sentence(report, alert))
@@ -194,7 +196,7 @@ def _case(
     element = ElementTree.SubElement(case, outcome, message=first)
     if outcome != "skipped":
         element.set("type", name)
-        element.text = _clean(f"{body}\n{report.address}")
+        element.text = _clean(body)
 
 
 def sarif(report: Report) -> str:
@@ -255,10 +257,11 @@ def github(report: Report) -> str:
         if report.fails(alert):
             level = "error"
         lines.append(_command(level, f"{alert['kind']} in run {report.run}", report, alert))
-    if report.verdict != "pass":
+    untold = "; ".join(_untold(report))
+    if untold:
         level = "error" if report.verdict == "fail" else "warning"
         title = _property(f"run {report.run}: {report.verdict}")
-        lines.append(f"::{level} title={title}::{_data('; '.join(report.reasons))}")
+        lines.append(f"::{level} title={title}::{_data(untold)}")
     # A run's id at the start of a line must not be a workflow command.
     lines.append(f"{report.verdict.upper()}  run {_line(report.run)}  {report.address}")
     return "\n".join(lines)

@@ -138,13 +138,8 @@ def _failures(
 
 def _describe(failure: _Failure) -> str:
     alert = failure.alert
-    where = ""
-    if alert.ranks:
-        plural = "s" if len(alert.ranks) > 1 else ""
-        where = f" on rank{plural} {', '.join(map(str, alert.ranks))}"
-    over = " (resolved)" if alert.state == "resolved" else ""
-    since = f"since step {alert.first_step}"
-    return f"{alert.kind}, {failure.severity}, {since}{where}{over}: {alert.title}"
+    over = ", resolved" if alert.state == "resolved" else ""
+    return f"{alert.kind} ({failure.severity}{over}): {alert.title}"
 
 
 def _lines(
@@ -168,7 +163,7 @@ def _lines(
         if kind in set_aside:
             yield CheckLine(kind, "not_run", set_aside[kind])
         elif first is not None:
-            yield CheckLine(kind, "failed", f"since step {first.first_step}: {first.title}")
+            yield CheckLine(kind, "failed", first.title)
         elif follows is not None and follows.parent is not None:
             root = failed[follows.parent]
             why = f"since step {follows.first_step}, as a consequence of {root.kind}"

@@ -162,7 +162,7 @@ def test_reasons_tell_what_is_the_matter():
         "loss.spike: too short to judge: 32 steps are needed, 12 are there.",
     )
     assert judge("finished", 4, [DESYNC], GOOD).reasons == (
-        "desync.parameters, critical, since step 50 on rank 2: desync.parameters seen at 50",
+        "desync.parameters (critical): desync.parameters seen at 50",
     )
     assert "the run failed" in judge("failed", 4, [], GOOD).reasons[0]
 
@@ -179,7 +179,7 @@ def test_what_was_not_run_does_not_read_as_passed():
     )
     lines = {line.name: (line.state, line.why) for line in verdict.checks}
     assert lines == {
-        "desync.parameters": ("failed", "since step 50: desync.parameters seen at 50"),
+        "desync.parameters": ("failed", "desync.parameters seen at 50"),
         "loss.nonfinite": ("not_run", "silenced in this run"),
         "loss.spike": ("failed", "since step 60, as a consequence of desync.parameters"),
         "rank.loss_outlier": ("not_run", "does not apply: There is one rank."),

@@ -46,17 +46,18 @@ SPIKE = DESYNC | {
     "consequences": [],
 }
 CHECKS = [
-    {"name": "desync.gradients", "state": "failed", "why": "since step 147: rank 2"},
+    {"name": "desync.gradients", "state": "failed", "why": DESYNC["title"]},
+    {"name": "loss.spike", "state": "failed", "why": "as a consequence of desync.gradients"},
     {"name": "loss.nonfinite", "state": "passed", "why": "300 steps were finite."},
     {"name": "rank.loss_outlier", "state": "not_run", "why": "does not apply: 2 ranks"},
 ]
 FAIL = {
     "verdict": "fail",
-    "reasons": [f"desync.gradients, critical, since step 147 on rank 2: {DESYNC['title']}"],
+    "reasons": [f"desync.gradients (critical): {DESYNC['title']}"],
     "checks": CHECKS,
 }
-PASS = {"verdict": "pass", "reasons": [], "checks": CHECKS[1:]}
-PENDING = {"verdict": "pending", "reasons": ["the run is still running"], "checks": CHECKS[1:]}
+PASS = {"verdict": "pass", "reasons": [], "checks": CHECKS[2:]}
+PENDING = {"verdict": "pending", "reasons": ["the run is still running"], "checks": CHECKS[2:]}
 
 
 class Recorded(ThreadingHTTPServer):
@@ -244,11 +245,11 @@ FAIL  run digits  {server.url}/runs/digits
     remedy: Wait for the collective, then read.
     consequences: loss.spike (step 150)
 
+  failed too:
+    loss.spike: as a consequence of desync.gradients
+
   not checked:
     rank.loss_outlier: does not apply: 2 ranks
-
-  failed:
-    desync.gradients: since step 147: rank 2
 
   passed: loss.nonfinite
 """
@@ -303,11 +304,12 @@ def test_junit(server, capsys):
     assert suites.tag == "testsuites"
     (suite,) = suites
     counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
-    assert counts == {"tests": "4", "failures": "2", "errors": "0", "skipped": "1"}
+    assert counts == {"tests": "5", "failures": "3", "errors": "0", "skipped": "1"}
     cases = {case.get("name"): [child.tag for child in case] for case in suite}
     assert cases == {
         "verdict": ["failure"],
         "desync.gradients": ["failure"],
+        "loss.spike": ["failure"],
         "loss.nonfinite": [],
         "rank.loss_outlier": ["skipped"],
     }
@@ -357,9 +359,13 @@ def test_github(server, capsys):
     lines = printed(server, capsys, "github").splitlines()
     assert lines[0].startswith("::error title=desync.gradients in run digits::Rank 2 goes on")
     assert "cause: 100 %25 of it:%0Athe all-reduce" in lines[0]
-    assert lines[1].startswith("::error title=run digits%3A fail::")
-    assert lines[2] == f"FAIL  run digits  {server.url}/runs/digits"
-    assert len(lines) == 3
+    assert lines[1:] == [f"FAIL  run digits  {server.url}/runs/digits"]
+
+
+def test_github_tells_why_a_run_is_pending(server, capsys):
+    server.verdicts, server.pages = [(200, PENDING)], [[]]
+    first = printed(server, capsys, "github").splitlines()[0]
+    assert first == "::warning title=run digits%3A pending::the run is still running"
 
 
 @pytest.mark.parametrize(
@@ -378,5 +384,5 @@ def test_github_levels(server, capsys, alert, arguments, level):
 def test_a_name_cannot_be_a_workflow_command(server, capsys):
     gate(["x\n::error::no, y: z", "--server", server.url, "--format", "github"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" ")[0] for line in lines] == ["::error", "::error", "FAIL"]
+    assert [line.partition(" ")[0] for line in lines] == ["::error", "FAIL"]
     assert "title=desync.gradients in run x%0A%3A%3Aerror%3A%3Ano%2C y%3A z::" in lines[0]
