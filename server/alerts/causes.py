@@ -102,9 +102,8 @@ RULES = (
     ),
     Rule(
         root=("rank.loss_outlier",),
-        consequence=("loss.spike", "loss.diverging"),
-        earliest=-2,
-        latest=60,
+        consequence=("loss.spike", "loss.diverging", "loss.oscillating"),
+        earliest=-_BLUR,
         why="the loss of that rank alone moves the mean over the ranks",
     ),
     Rule(
