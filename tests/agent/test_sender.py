@@ -290,11 +290,11 @@ def test_chaos_stores_every_point_exactly_once(
         time.sleep(chance.uniform(0.0, 0.02))
         assert one.accounted() <= one.produced
     collector.replies.clear()
-    collector.wait_for(lambda c: c.stored() == one.produced)
+    wait_until(lambda: one.accounted() == one.produced and not one.sender.counters.spooled)
     one.sender.close()
 
-    everything_arrived(collector, one)
     assert one.sender.counters.dropped == {}
+    everything_arrived(collector, one)
     assert one.sender.counters.accepted == one.produced
     assert collector.batches[-1].through_step == one.step - 1
     assert one.spooled_files() == []
@@ -313,10 +313,10 @@ def test_a_lost_answer_is_no_lost_batch(collector: Collector, rank: Callable[...
 def test_retry_after_is_honoured(collector: Collector, rank: Callable[..., Rank]) -> None:
     collector.replies.append(Reply(status=503, headers={"Retry-After": "0.5"}))
     one = rank(collector)
-    collector.wait_for(lambda c: c.requests == 1)
+    collector.wait_for(lambda c: c.requests >= 1)
     began = time.monotonic()
     one.train(10)
-    collector.wait_for(lambda c: c.requests == 2)
+    collector.wait_for(lambda c: c.requests >= 2)
 
     assert time.monotonic() - began > 0.4
     one.sender.close()
@@ -450,16 +450,16 @@ def test_the_trainers_random_numbers_are_left_alone(
 
 def test_the_training_thread_never_waits(collector: Collector, rank: Callable[..., Rank]) -> None:
     collector.always = HANG
-    one = rank(collector)
-    wait_until(lambda: collector.connections > 0)
+    one = rank(collector, pace=replace(QUICK, read_timeout=30.0))
+    collector.wait_for(lambda c: c.requests > 0)
     longest = 0.0
     for _ in range(2000):
         began = time.perf_counter()
         one.train(1)
         longest = max(longest, time.perf_counter() - began)
 
-    # Nothing of the network, which hangs for 250 ms; the rest is the scheduler of a busy machine.
-    assert longest < 0.1
+    # Nothing of the network, which hangs for half a minute; the rest is a busy machine.
+    assert longest < 1.0
     one.sender.close(timeout=0.5)
 
 
@@ -469,7 +469,7 @@ def test_memory_is_bounded_while_the_server_hangs(
     collector.always = HANG
     slow = replace(QUICK, read_timeout=0.5)
     one = rank(collector, records=Records(limit=3000), pace=slow)
-    wait_until(lambda: collector.connections > 0)
+    collector.wait_for(lambda c: c.requests > 0)
     one.train(20_000)
 
     assert one.records.waiting <= 3000
@@ -560,13 +560,14 @@ def test_closing_from_the_senders_own_thread(away: Collector, rank: Callable[...
 
 
 def test_a_sender_that_never_started_leaves_all_to_sync(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
     one = Rank("http://127.0.0.1:9", tmp_path / "spool")
     one.train(5)
     one.sender.close()
 
     assert one.sender.counters.spooled == one.produced
     one.sender.start()  # too late, and harmless
-    assert threading.active_count() == 1
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_spool_that_cannot_be_written_is_told(

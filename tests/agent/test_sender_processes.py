@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.collector import HANG, Collector, wait_until
+from support.collector import HANG, Collector
 
 from rankscope.agent.sync import sync
 
@@ -116,9 +116,14 @@ def test_how_a_process_ended_is_said(
     assert len(collector.points("loss")) == 3
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize(
-    ("end", "state"), [("", "finished"), ("raise", "failed"), ("exit", "failed")]
+    ("method", "end", "state"),
+    [
+        ("fork", "", "finished"),
+        ("fork", "raise", "failed"),
+        ("fork", "exit", "failed"),
+        ("spawn", "", "finished"),
+    ],
 )
 def test_a_rank_that_multiprocessing_started_says_its_last_words(
     tmp_path: Path, collector: Collector, method: str, end: str, state: str
@@ -142,8 +147,8 @@ def test_without_a_server_one_line_is_printed(tmp_path: Path, spool: Path) -> No
         tmp_path,
         nobody,
         "records, sender = begin()\n"
-        "for first in range(0, 300, 3):\n"
-        "    train(records, first)\n"
+        "train(records, steps=300)\n"
+        "while sender.counters.failures < 4:\n"
         "    time.sleep(0.01)\n",
     )
 
@@ -257,9 +262,7 @@ while True:
 
     with nobody:
         # The rank's next process sends it, without being asked.
-        restarted = run(
-            tmp_path, nobody, "records, sender = begin()\ntrain(records, first=1000)\ntime.sleep(1)"
-        )
+        restarted = run(tmp_path, nobody, "records, sender = begin()\ntrain(records, first=1000)")
         assert restarted.stderr == ""
         arrived = list(nobody.points("loss"))
     assert arrived[:handed] == list(range(handed))
@@ -293,11 +296,22 @@ for step in range(10**9):
 
 def test_another_process_cannot_take_a_living_ones_spool(tmp_path: Path, spool: Path) -> None:
     nobody = Collector()
-    end = "records, sender = begin()\ntrain(records)\nsys.stdin.read()"
+    end = """
+records, sender = begin()
+train(records)
+while sender.counters.spooled < 3:
+    time.sleep(0.01)
+say("ready")
+sys.stdin.read()
+"""
     with subprocess.Popen(
-        command(tmp_path, nobody, end), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command(tmp_path, nobody, end),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as process:
-        wait_until(lambda: len(list(spool.rglob("*.batch"))) > 0)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
         # A server that only `sync` can reach.
         with Collector() as elsewhere:
             report = sync(spool, elsewhere.url, None)
