@@ -1,0 +1,324 @@
+"""Ranks that must hold the same and do not: which link of the chain broke first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.agent import wire
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.desync.explain import finding_of, periodic_finding
+from rankscope.server.detectors.desync.incident import Apart, groups_of
+from rankscope.server.detectors.wording import count
+from rankscope.server.window import Comparison, Window
+
+# Which kind a desync is follows from the first link that broke.
+KIND_OF_STAGE = {
+    "start": "desync.parameters",
+    "outside_optimizer": "desync.parameters",
+    "reduced_gradient": "desync.gradients",
+    "clipped_gradient": "desync.gradients",
+    "optimizer_state": "desync.optimizer",
+    "hyperparameters": "desync.hyperparameters",
+    "parameters": "desync.parameters",
+}
+
+_SUBJECT = {
+    "desync.parameters": "fingerprints of the parameters",
+    "desync.gradients": "the norm or fingerprints of the reduced gradient",
+    "desync.optimizer": "fingerprints of the optimizer's state",
+    "desync.hyperparameters": "the learning rate",
+}
+
+_ORDER = {stage: number for number, stage in enumerate(wire.STAGES)}
+
+
+@dataclass(frozen=True, slots=True)
+class DesyncPolicy:
+    """Thresholds of the desync family.
+
+    Attributes:
+        drift: relative distance below which ranks that differ in most tensors merely drift.
+        critical: relative distance from which it is critical.
+        clear_after: steps in which the ranks agree again after which it is over.
+        returns: so many returns to equality at one interval make it a synchronisation.
+        grace: steps without any comparison of a kind after which it counts as missing.
+    """
+
+    drift: float = 1e-6
+    critical: float = 1e-3
+    clear_after: int = 8
+    returns: int = 4
+    grace: int = 20
+
+
+@dataclass(slots=True)
+class DesyncState:
+    """What the desync family remembers.
+
+    Attributes:
+        checked: stage -> comparisons so far.
+        differed: stage -> those that found a difference.
+        last_equal: stage -> last step at which the ranks agreed.
+        ranks: most ranks that were compared with each other.
+        parameters_equal: outcome of the last comparison of the parameters.
+        returns: steps at which the parameters were equal again after they were not.
+        period: steps from one synchronisation to the next, where there is one; else 0.
+        periodic_since: first step of the synchronised phase.
+        periodic_seen: step at which the period was recognised.
+    """
+
+    steps: int = 0
+    last_step: int = -1
+    checked: dict[str, int] = field(default_factory=dict)
+    differed: dict[str, int] = field(default_factory=dict)
+    last_equal: dict[str, int] = field(default_factory=dict)
+    ranks: int = 0
+    parameters_equal: bool = True
+    returns: deque[int] = field(default_factory=lambda: deque(maxlen=8))
+    period: int = 0
+    periodic_since: int = 0
+    periodic_seen: int = 0
+    incident: Apart | None = None
+
+
+class Desync(Detector[DesyncState]):
+    """Ranks that must hold the same do not: the first broken link of the chain names the cause.
+
+    Within a step the links follow each other: parameters at the start, parameters changed outside
+    the optimizer, reduced gradient, clipped gradient, optimizer state, hyperparameters, parameters
+    after the update. What differs first is the cause and gives the kind; what differs after it is
+    its consequence and no alert of its own. An incident lasts until the parameters agree again.
+
+    Statistic:
+        Equality of digests (bit by bit), and of gradient norms to 1e-6. The guilty ranks are those
+        outside the largest group of equal ranks; with two ranks, or two groups of one size, all are
+        named and nothing tells which one is wrong. The tensors come from the first look tensor by
+        tensor after the onset, ordered by relative distance. Where the parameters return to
+        equality four times at one interval, the ranks are taken to be synchronised every so many
+        steps on purpose, and only a missed synchronisation is a desync. Over after 8 steps of
+        agreement.
+
+    Severity:
+        By the distance over the norm, from sketches: below 1e-6 in most tensors at once info (drift
+        through different arithmetic), below 1e-3 warning, above critical. While the size is not
+        known: warning, for gradients critical.
+
+    Evidence:
+        `groups` (ranks that agree with each other), `decided`, `last_equal_step`, `agreed` (links
+        that were compared at the first step and agreed), `relative`, `tensor_step`,
+        `tensors_differing`, `tensor_count`, `tensor_details`, `one_element`, `growth` (constant,
+        shrinking, growing, exponential), `sizes` (step, distance, relative distance), `broken` and
+        `compared` (steps for each link), `values` (of a hyperparameter, for each rank).
+
+    Source:
+        BLOOM-176B's silent divergence and the silent errors collected by TrainCheck (OSDI 2025);
+        69 faults read in issue trackers, of which a comparison of weights alone names 24.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = tuple(_SUBJECT)
+    wants: ClassVar[tuple[str, ...]] = ("lr",)
+    min_ranks: ClassVar[int] = 2
+
+    def __init__(self, policy: DesyncPolicy | None = None) -> None:
+        self.policy = policy or DesyncPolicy()
+
+    def start(self) -> DesyncState:
+        """Nothing compared yet."""
+        return DesyncState()
+
+    def advance(self, window: Window, state: DesyncState) -> Outcome:
+        """Goes through the comparisons step by step, along the chain."""
+        findings: list[Finding] = []
+        state.steps += len(window.steps)
+        relevant = (c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1)
+        for step, group in groupby(relevant, key=lambda c: c.step):
+            comparisons = sorted(group, key=lambda c: _ORDER[c.stage])
+            for comparison in comparisons:
+                stage = comparison.stage
+                state.checked[stage] = state.checked.get(stage, 0) + 1
+                state.differed[stage] = state.differed.get(stage, 0) + (not comparison.equal)
+                state.ranks = max(state.ranks, len(comparison.ranks))
+            self._step(window, state, step, comparisons, findings)
+            for comparison in comparisons:
+                if comparison.equal:
+                    state.last_equal[comparison.stage] = step
+        state.last_step = max(state.last_step, window.last_step)
+        incident = state.incident
+        if incident is not None:
+            if not incident.agreeing:
+                incident.last_step = max(incident.last_step, window.last_step)
+            findings.append(finding_of(incident, self.policy.drift, self.policy.critical))
+        elif state.period:
+            findings.append(self._periodic(state, state.last_step))
+        return Outcome(self._checks(state), tuple(findings))
+
+    # ------------------------------------------------------------------------------ one step
+
+    def _step(
+        self,
+        window: Window,
+        state: DesyncState,
+        step: int,
+        comparisons: Sequence[Comparison],
+        findings: list[Finding],
+    ) -> None:
+        broken = [c for c in comparisons if not c.equal]
+        parameters = next((c for c in comparisons if c.stage == "parameters"), None)
+        if state.incident is not None and state.incident.agreeing and state.incident.over(step):
+            findings.append(finding_of(state.incident, self.policy.drift, self.policy.critical))
+            state.incident = None
+        if state.period and not self._still_periodic(state, step, parameters):
+            findings.append(self._periodic(state, step - 1))
+            period, state.period = state.period, 0
+            state.returns.clear()
+            if parameters is not None and not parameters.equal:
+                state.incident = self._open(window, state, [parameters], comparisons)
+                state.incident.missed = period
+                state.incident.take(comparisons)
+                state.parameters_equal = False
+                return
+        if parameters is not None:
+            if parameters.equal and not state.parameters_equal:
+                state.returns.append(step)
+                self._recognise(state, step, findings)
+            state.parameters_equal = parameters.equal
+        if state.period:
+            return
+        if state.incident is None:
+            if broken:
+                state.incident = self._open(window, state, broken, comparisons)
+                state.incident.take(comparisons)
+            return
+        self._continue(state, state.incident, step, broken, comparisons)
+
+    def _continue(
+        self,
+        state: DesyncState,
+        incident: Apart,
+        step: int,
+        broken: Sequence[Comparison],
+        comparisons: Sequence[Comparison],
+    ) -> None:
+        witness = "parameters" if state.checked.get("parameters") else incident.stage
+        agrees = any(c.stage == witness and c.equal for c in comparisons)
+        if broken:
+            incident.agreeing = False
+            incident.last_step = step
+        elif agrees:
+            if not incident.agreeing:
+                # Nothing showed before this step that they agreed again.
+                incident.last_step = max(incident.last_step, step - 1)
+            incident.agreeing = True
+        elif not incident.agreeing:
+            incident.last_step = step
+        incident.take(comparisons)
+
+    def _open(
+        self,
+        window: Window,
+        state: DesyncState,
+        broken: Sequence[Comparison],
+        comparisons: Sequence[Comparison],
+    ) -> Apart:
+        first = broken[0]
+        values: dict[int, float] = {}
+        rates = window.series.get("lr")
+        if first.stage == "hyperparameters" and rates is not None:
+            column = int(np.searchsorted(window.steps, first.step))
+            values = {
+                int(rank): float(rates.values[row, column])
+                for row, rank in enumerate(window.ranks)
+                if rates.present[row, column]
+            }
+        return Apart(
+            first_step=first.step,
+            seen_step=first.step,
+            last_step=first.step,
+            clear_after=self.policy.clear_after,
+            kind=KIND_OF_STAGE[first.stage],
+            stage=first.stage,
+            ranks=first.deviating,
+            decided=first.decided and len(first.ranks) > 2,
+            groups=groups_of(first),
+            agreed=tuple(c.stage for c in comparisons if c.equal),
+            last_equal=state.last_equal.get(first.stage),
+            values=values,
+        )
+
+    # ------------------------------------------------------------- equality at regular intervals
+
+    def _recognise(self, state: DesyncState, step: int, findings: list[Finding]) -> None:
+        """Takes regular returns to equality for synchronisation on purpose."""
+        incident, needed = state.incident, self.policy.returns
+        if state.period or incident is None or len(state.returns) < needed:
+            return
+        intervals = np.diff(list(state.returns)[-needed:])
+        if intervals[0] < 2 or (intervals != intervals[0]).any():
+            return
+        state.period = int(intervals[0])
+        state.periodic_since, state.periodic_seen = incident.first_step, step
+        incident.last_step = max(incident.last_step, step - 1)
+        findings.append(finding_of(incident, self.policy.drift, self.policy.critical))
+        state.incident = None
+
+    def _still_periodic(self, state: DesyncState, step: int, parameters: Comparison | None) -> bool:
+        since = step - state.returns[-1]
+        if parameters is None or since < state.period:
+            return True
+        if since == state.period:
+            return parameters.equal
+        # Equal all the time: synchronised at every step now. Not seen when due: cannot be told.
+        return not parameters.equal or since < 2 * state.period
+
+    def _periodic(self, state: DesyncState, last_step: int) -> Finding:
+        return periodic_finding(
+            period=state.period,
+            since=state.periodic_since,
+            seen=state.periodic_seen,
+            last_step=max(last_step, state.periodic_seen),
+        )
+
+    # ------------------------------------------------------------------------------ the answers
+
+    def _checks(self, state: DesyncState) -> dict[str, Check]:
+        return {kind: self._check(state, kind) for kind in self.kinds}
+
+    def _check(self, state: DesyncState, kind: str) -> Check:
+        stages = [stage for stage, of in KIND_OF_STAGE.items() if of == kind]
+        checked = max(state.checked.get(stage, 0) for stage in stages)
+        incident = state.incident
+        if incident is not None and incident.kind == kind:
+            title = finding_of(incident, self.policy.drift, self.policy.critical).title
+            return Check(Status.OPEN, f"{title}.")
+        if incident is not None and any(incident.broken.get(stage) for stage in stages):
+            return Check(
+                Status.SUSPENDED,
+                f"It differs as well, since {incident.kind} broke at step {incident.first_step}.",
+            )
+        if not checked:
+            if state.steps < self.policy.grace:
+                return Check(Status.INSUFFICIENT_DATA, "No two ranks have been compared yet.")
+            return Check(Status.MISSING_INPUT, f"No two ranks post {_SUBJECT[kind]}.")
+        who = count(state.ranks, "rank")
+        if state.period and (kind == "desync.parameters" or self._apart(state, stages)):
+            return Check(
+                Status.OK, f"{who} are made equal every {state.period} steps, as synchronised."
+            )
+        differed = max(state.differed.get(stage, 0) for stage in stages)
+        how = "bit for bit" if kind == "desync.parameters" else "with each other"
+        if not differed:
+            return Check(Status.OK, f"{who} agreed {how} at all {count(checked, 'checked step')}.")
+        return Check(
+            Status.OK,
+            f"{who} agree {how} now; they did at {checked - differed:,} of "
+            f"{count(checked, 'checked step')}.",
+        )
+
+    def _apart(self, state: DesyncState, stages: Sequence[str]) -> bool:
+        return any(state.differed.get(stage, 0) for stage in stages)

@@ -1,0 +1,174 @@
+"""What is known of ranks that came apart, while they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from rankscope.server.detectors.incident import Incident
+from rankscope.server.window import Comparison, TensorDifference
+
+_MAX_SIZES = 64
+
+
+class Growth(StrEnum):
+    """How the distance of the ranks developed."""
+
+    UNKNOWN = "unknown"
+    CONSTANT = "constant"
+    SHRINKING = "shrinking"
+    GROWING = "growing"
+    EXPONENTIAL = "exponential"
+
+
+@dataclass(slots=True, kw_only=True)
+class Apart(Incident):
+    """Ranks that are apart.
+
+    Attributes:
+        kind: out of `wire.KINDS`.
+        stage: the first link that broke.
+        ranks: the guilty ones.
+        decided: whether a majority tells who is guilty.
+        groups: ranks that agreed with each other when it began, the largest group first.
+        agreed: links that were compared at the first step and agreed.
+        last_equal: last step before at which the broken link was compared and agreed, or None.
+        tensors: those that differed at the first look tensor by tensor, most telling first.
+        tensor_count: how many there are in all; 0 until a look tensor by tensor.
+        tensor_stage, tensor_step: where and when that look was.
+        relative: largest distance over norm so far of the stage that broke; NaN while unknown.
+        sizes: (step, distance, relative) of the parameters, at steps looked at tensor by tensor.
+        broken: stage -> steps at which it was compared and differed.
+        compared: stage -> steps at which it was compared.
+        values: rank -> the hyperparameter when it began.
+        missed: period of a synchronisation that did not take place; 0 for none.
+        agreeing: whether the last comparison of the parameters found them equal.
+    """
+
+    kind: str
+    stage: str
+    ranks: tuple[int, ...]
+    decided: bool
+    groups: tuple[tuple[int, ...], ...]
+    agreed: tuple[str, ...]
+    last_equal: int | None
+    tensors: tuple[TensorDifference, ...] = ()
+    tensor_count: int = 0
+    tensor_stage: str = ""
+    tensor_step: int = -1
+    relative: float = math.nan
+    sizes: list[tuple[int, float, float]] = field(default_factory=list)
+    broken: dict[str, int] = field(default_factory=dict)
+    compared: dict[str, int] = field(default_factory=dict)
+    values: Mapping[int, float] = field(default_factory=dict)
+    missed: int = 0
+    agreeing: bool = False
+    _stride: int = 1
+    _offered: int = 0
+
+    def take(self, comparisons: Sequence[Comparison]) -> None:
+        """Learns from the comparisons of one step, the first one included."""
+        for comparison in comparisons:
+            stage = comparison.stage
+            self.compared[stage] = self.compared.get(stage, 0) + 1
+            if comparison.equal:
+                continue
+            self.broken[stage] = self.broken.get(stage, 0) + 1
+            # Words say nothing of the size, and norms give a lower bound only.
+            sized = comparison.tensor_count > 0 or stage == "hyperparameters"
+            largest = _largest(comparison.relative) if sized else math.nan
+            if stage == self.stage or (stage == "parameters" and self.kind == "desync.parameters"):
+                self.relative = float(np.fmax(self.relative, largest))
+            if stage in ("parameters", "start") and comparison.tensor_count > 0:
+                self._size(comparison.step, _largest(comparison.distance), largest)
+        if not self.tensor_count and self.stage != "hyperparameters":
+            self._name_tensors(comparisons)
+
+    def _name_tensors(self, comparisons: Sequence[Comparison]) -> None:
+        looked = [c for c in comparisons if c.tensors]
+        # The link that broke knows best; the parameters bear the traces of every other one.
+        looked.sort(key=lambda c: (c.stage != self.stage, c.stage != "parameters"))
+        if looked:
+            chosen = looked[0]
+            self.tensors = tuple(sorted(chosen.tensors, key=_telling))
+            self.tensor_count = chosen.tensor_count
+            self.tensor_stage, self.tensor_step = chosen.stage, chosen.step
+
+    def _size(self, step: int, distance: float, relative: float) -> None:
+        if math.isnan(distance):
+            return
+        if self._offered % self._stride == 0:
+            self.sizes.append((step, distance, relative))
+            if len(self.sizes) > _MAX_SIZES:
+                self.sizes = self.sizes[::2]
+                self._stride *= 2
+        self._offered += 1
+
+    @property
+    def one_element(self) -> bool:
+        """Whether it looks as if a single element of a single tensor were different."""
+        if self.stage not in ("outside_optimizer", "parameters", "start"):
+            return False
+        if len(self.tensors) != 1 or self.tensor_stage == "reduced_gradient":
+            return False
+        only = self.tensors[0]
+        return only.buckets == 1 and math.prod(only.shape) > 1
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether nearly all tensors differ: no tensor is special."""
+        return self.tensor_count > 1 and len(self.tensors) >= min(0.9 * self.tensor_count, 64)
+
+    @property
+    def growth(self) -> Growth:
+        """How the parameters' distance developed since the beginning.
+
+        The exponent p of distance ~ t^p over the later half of the observations: an offset that
+        nothing repairs has 0, also where momentum made it grow at first; differing updates have
+        0.5 (independent ones) to 1; an exponential fits its logarithm better than any power.
+        """
+        known = [(s, d) for s, d, _ in self.sizes if d > 0 and math.isfinite(d)]
+        if len(known) < 6 or known[-1][0] - self.first_step < 8:
+            return Growth.UNKNOWN
+        late = known[len(known) // 2 - 1 :]
+        since = np.array([s - self.first_step + 1 for s, _ in late], dtype=np.float64)
+        size = np.log([d for _, d in late])
+        power, power_error = _fit(np.log(since), size)
+        rate, rate_error = _fit(since, size)
+        if rate * (since[-1] - since[0]) > math.log(8) and rate_error < 0.5 * power_error:
+            return Growth.EXPONENTIAL
+        if power > 0.25:
+            return Growth.GROWING
+        return Growth.SHRINKING if power < -0.25 else Growth.CONSTANT
+
+
+def groups_of(comparison: Comparison) -> tuple[tuple[int, ...], ...]:
+    """Ranks that hold the same, the largest group first."""
+    return tuple(
+        tuple(int(r) for r in comparison.ranks[comparison.clusters == label])
+        for label in range(int(comparison.clusters.max(initial=0)) + 1)
+    )
+
+
+def _largest(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
+    known = values[~np.isnan(values)]
+    # Where one rank's distance is not known, the largest of the others is no answer.
+    return float(known.max()) if len(known) == len(values) and len(known) else math.nan
+
+
+def _telling(tensor: TensorDifference) -> float:
+    return math.inf if math.isnan(tensor.relative) else -tensor.relative
+
+
+def _fit(
+    x: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    y: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+) -> tuple[float, float]:
+    """Slope of the least-squares line and its sum of squared residuals."""
+    x, y = x - x.mean(), y - y.mean()
+    slope = float(x @ y) / float(x @ x)
+    return slope, float(((y - slope * x) ** 2).sum())
