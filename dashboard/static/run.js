@@ -27,6 +27,7 @@ const state = new QueryState({
 let facts = null; // { run, verdict, alerts, ranks }
 let drawn = "";
 let patience = PATIENCE;
+let arrived = false;
 let stages = "";
 
 // ------------------------------------------------------------------------------------------ charts
@@ -188,6 +189,9 @@ function tellAlerts(alerts, featured) {
   $("alerts-count").textContent = `${open} open, ${roots.length - open} resolved`;
   fillAlerts($("alerts"), roots.map(([alert, consequences]) =>
     alertCard(alert, consequences, { brief: alert === featured, onChanged: loadFacts, onSilence: silence, onStep: showStep })));
+  // The address may name an alert, whose card was not there when the browser looked for it.
+  if (!arrived && location.hash.startsWith("#alert-")) pointAtAlert(location.hash.slice("#alert-".length));
+  arrived = true;
 }
 
 /** What changes without news: ages. */

@@ -3,10 +3,8 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -34,44 +32,43 @@ LARGE = SyntheticRun(run="large", ranks=256, steps=64, desync=(77, 20), nan=(3, 
 
 
 def serve(folder: Path) -> tuple[subprocess.Popen, str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     process = subprocess.Popen(
         [
-            sys.executable, "-m", "rankscope.agent.cli", "serve",
-            "--port", str(port), "--db", f"sqlite:///{folder / 'rankscope.db'}",
+            Path(sys.executable).with_name("rankscope"), "serve",
+            "--port", "0", "--db", f"sqlite:///{folder / 'rankscope.db'}",
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
     )  # fmt: skip
-    origin = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 30
-    while True:
-        assert process.poll() is None, "the server ended"
-        try:
-            if httpx.get(f"{origin}/readyz").status_code == 200:
-                return process, origin
-        except httpx.TransportError:
-            assert time.monotonic() < deadline, "the server did not become ready"
-        time.sleep(0.05)
+    # The command says where it listens once it does.
+    found = re.search(r"http://\S+", process.stdout.readline())
+    if not found:
+        stop(process)
+        pytest.fail("the server did not start; its own words are above")
+    return process, found.group()
 
 
 def stop(process: subprocess.Popen) -> None:
-    process.send_signal(signal.SIGINT)
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
     try:
         process.wait(15)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    process.stdout.close()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     process, origin = serve(tmp_path_factory.mktemp("server"))
-    for run in (BROKEN, HEALTHY, MARKUP):
-        post(origin, run)
-    yield origin
-    stop(process)
+    try:
+        for run in (BROKEN, HEALTHY, MARKUP):
+            post(origin, run)
+        yield origin
+    finally:
+        stop(process)
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +196,7 @@ def test_news_arrive_without_a_reload(open_page, server):
     page.wait_for_selector('#live[data-state="live"]')
     post(server, run, 100, 200)
     wait_for_figure(page, "plot.data[0].x._inputArray.length === 200")
-    page.wait_for_function("document.querySelector('#facts').innerText.includes('199')")
+    page.wait_for_function("() => document.querySelector('#facts').innerText.includes('199')")
     assert page.evaluate("window.here") == "since the first load"
     assert np.array_equal(lines(page, "loss")["rank 1"][1], run.values("loss", 1)[:200])
 
@@ -213,7 +210,7 @@ def test_polling_takes_over_where_the_stream_does_not_get_through(browser, serve
         page.goto("/runs/polled")
         page.wait_for_selector('#live[data-state="poll"]')
         post(server, run, 50, 100)
-        page.wait_for_function("document.querySelector('#facts').innerText.includes('99')")
+        page.wait_for_function("() => document.querySelector('#facts').innerText.includes('99')")
         assert not watched.foreign
 
 
@@ -236,7 +233,7 @@ def test_markup_in_names_stays_text(open_page, server, path):
         (run,) = [r for r in httpx.get(f"{server}/api/v1/runs").json()["items"] if "<" in r["id"]]
         path = "/runs/" + quote(run["id"], safe="")
     page = open_page(path, height=2400)
-    page.wait_for_function("document.body.innerText.includes('<img src=x')")
+    page.wait_for_function("() => document.body.innerText.includes('<img src=x')")
     if path.startswith("/runs"):
         wait_until_drawn(page)
     assert page.locator('img[src="x"]').count() == 0
@@ -263,7 +260,9 @@ def test_a_link_brings_back_what_its_sender_saw(open_page):
     low, high = axis(page, "loss")["range"]
     assert 45 < low <= 50
     assert 150 <= high < 155
-    page.wait_for_function("document.querySelector('#matrix-title').innerText.includes('140')")
+    page.wait_for_function(
+        "() => document.querySelector('#matrix-title').innerText.includes('140')"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -290,7 +289,7 @@ def test_the_keyboard_works(open_page):
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "filter"
     page.keyboard.type("grad")
-    page.wait_for_function("document.querySelectorAll('.chart').length === 2")
+    page.wait_for_function("() => document.querySelectorAll('.chart').length === 2")
     page.keyboard.press("Escape")
     page.keyboard.press("?")
     page.wait_for_selector("dialog#keys[open]")
@@ -356,7 +355,7 @@ def test_a_step_chosen_in_the_heatmap_is_that_of_the_matrix(open_page):
     wait_until_drawn(page)
     box = page.locator("#heat .nsewdrag").first.bounding_box()
     page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.6)
-    page.wait_for_function("new URLSearchParams(location.search).has('step')")
+    page.wait_for_function("() => new URLSearchParams(location.search).has('step')")
     step = int(parameters(page)["step"])
     assert 180 < step < 220
     page.wait_for_function(
@@ -384,7 +383,7 @@ def test_the_list_finds_runs_and_leads_to_them(open_page):
     page = open_page("/")
     page.wait_for_selector("#runs tr")
     page.locator("#filter").fill("heal")
-    page.wait_for_function("document.querySelectorAll('#runs tr').length === 1")
+    page.wait_for_function("() => document.querySelectorAll('#runs tr').length === 1")
     assert parameters(page) == {"q": "heal"}
     page.get_by_role("link", name="healthy").click()
     page.wait_for_url("**/runs/healthy")
@@ -396,9 +395,9 @@ def test_the_alerts_of_all_runs_can_be_filtered(open_page):
     page.wait_for_selector(".alert")
     assert page.input_value("#severity") == "critical"
     page.locator("#filter").fill("broken desync")
-    page.wait_for_function("document.querySelectorAll('.alert').length === 1")
+    page.wait_for_function("() => document.querySelectorAll('.alert').length === 1")
     page.get_by_role("link", name="broken").click()
-    page.wait_for_selector(".alert:target")
+    page.wait_for_selector(".alert.pointed")
 
 
 def test_light_and_dark_can_be_switched_and_stay(open_page):
@@ -414,7 +413,9 @@ def test_light_and_dark_can_be_switched_and_stay(open_page):
 def test_256_ranks_are_bands_and_the_guilty_one_stands_out(open_page, server):
     post(server, LARGE, size=64)
     page = open_page("/runs/large", height=2600)
-    page.wait_for_function("document.querySelector('#headline').innerText.includes('rank 77')")
+    page.wait_for_function(
+        "() => document.querySelector('#headline').innerText.includes('rank 77')"
+    )
     wait_until_drawn(page)
     wait_for_figure(
         page, "plot.layout.meta.drawn === 'bands' && plot.layout.meta.named.includes(77)"

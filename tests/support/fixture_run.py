@@ -26,7 +26,8 @@ TENSORS = TensorTable(
 BUCKETS = 64
 DENSE_START = 8
 SAMPLED_EVERY = 8
-HOSTILE = "<img src=x onerror=\"document.title='xss'\"><b>bold</b>"
+# No slash in it, as it is also a run id, which is one segment of a path.
+HOSTILE = "<img src=x onerror=\"document.title='xss'\"><b>bold"
 
 
 @dataclass(frozen=True, kw_only=True)
