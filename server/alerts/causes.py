@@ -234,6 +234,9 @@ def _candidates(alerts: Sequence[Alert]) -> Iterator[tuple[int, Alert, Alert]]:
 def _fits(rule: Rule, root: Alert, consequence: Alert) -> bool:
     if not (_is(root.kind, rule.root) and _is(consequence.kind, rule.consequence)):
         return False
+    if root.severity == "info" and consequence.severity != "info":
+        # Drift, or a synchronisation now and then, explains nothing, and must not hide anything.
+        return False
     if rule.stages and root.stage not in rule.stages:
         return False
     if rule.same_ranks and root.ranks and consequence.ranks:

@@ -96,12 +96,7 @@ def fold(
             alert = _open(finding, run, now)
             known = after.get(alert.id)
             if known is not None:  # the same incident goes on after all
-                alert = replace(
-                    alert,
-                    severity=severest(alert.severity, known.severity),
-                    opened_at=known.opened_at,
-                    acknowledged=known.acknowledged,
-                )
+                alert = replace(alert, opened_at=known.opened_at, acknowledged=known.acknowledged)
             transitions.append(Transition(alert.id, finding.seen_step, now, "opened", alert.title))
         else:
             alert = _extend(standing, finding)
@@ -214,11 +209,17 @@ def _open(finding: Finding, run: str, now: float) -> Alert:
 
 
 def _extend(alert: Alert, finding: Finding) -> Alert:
+    severity, first_step = finding.severity, finding.first_step
+    if finding.seen_step != alert.seen_step:
+        # Further trouble takes nothing back. A finding that begins where the alert does is the same
+        # incident, told anew: its detector knows better now than before how bad it is.
+        severity = severest(alert.severity, severity)
+        first_step = min(alert.first_step, first_step)
     return replace(
         alert,
-        severity=severest(alert.severity, finding.severity),
+        severity=severity,
         title=finding.title,
-        first_step=min(alert.first_step, finding.first_step),
+        first_step=first_step,
         last_step=max(alert.last_step, finding.last_step),
         cause=finding.cause,
         remedy=finding.remedy,

@@ -7,6 +7,7 @@ from typing import Any
 
 from rankscope.agent import wire
 from rankscope.server.detectors.base import Detector
+from rankscope.server.detectors.desync import Desync
 from rankscope.server.detectors.loss import (
     LossDiverging,
     LossNonFinite,
@@ -19,6 +20,7 @@ from rankscope.server.detectors.rank import RankLossOutlier, RankSilent
 SECTIONS = ("Statistic:", "Severity:", "Evidence:", "Source:")
 
 DETECTORS: tuple[type[Detector[Any]], ...] = (
+    Desync,
     LossNonFinite,
     LossSpike,
     LossDiverging,

@@ -25,7 +25,7 @@ def test_opens_once_is_extended_and_resolves():
     assert line.through(100) == []
 
 
-def test_the_newest_finding_is_told_but_the_severity_never_falls():
+def test_the_newest_finding_is_told_and_further_trouble_takes_nothing_back():
     line = TimeLine()
     first = finding("desync.parameters", 10, stage="parameters", ranks=(1,), clear_after=None)
     line.through(10, first)
@@ -47,6 +47,15 @@ def test_the_newest_finding_is_told_but_the_severity_never_falls():
     assert (alert.ranks, alert.tensors, alert.evidence) == ((2,), (), {})
     assert alert.stage == "parameters"
     assert alert.title == "desync.parameters seen at 12"
+
+
+def test_a_detector_may_take_back_what_it_said_of_the_same_incident():
+    """While the size of a difference was not known, it might have been anything."""
+    line = TimeLine()
+    line.through(10, finding("desync.parameters", 10, severity="critical", clear_after=8))
+    smaller = finding("desync.parameters", 10, 16, severity="info", clear_after=8)
+    assert line.through(16, smaller) == ["16 updated severity desync.parameters"]
+    assert line.one("desync.parameters").severity == "info"
 
 
 def test_never_resolves_by_itself_without_clear_after():

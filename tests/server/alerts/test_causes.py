@@ -40,6 +40,11 @@ CASES = {
         alert("loss.diverging", 70),
         True,
     ),
+    "ranks that merely drift apart": (
+        forever("desync.parameters", 0, severity="info"),
+        alert("loss.spike", 50),
+        False,
+    ),
     "desync before NaN": (
         forever("desync.gradients", 50, stage="reduced_gradient", ranks=(1,)),
         alert("loss.nonfinite", 51, ranks=(0,)),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.incidents import TimeLine, finding, timeless
 
-from rankscope.server.alerts import causes, lifecycle
+from rankscope.server.alerts import causes
 from rankscope.server.detectors.base import Finding
 
 LAST = 160
@@ -88,12 +88,7 @@ def incidents(findings: Iterable[Finding], *, after: int) -> Iterator[Finding]:
             if last is None or f.seen_step - last.last_step > gap:
                 known.append(f)
                 continue
-            known[-1] = replace(
-                f,
-                seen_step=last.seen_step,
-                first_step=min(f.first_step, last.first_step),
-                severity=lifecycle.severest(f.severity, last.severity),
-            )
+            known[-1] = replace(f, seen_step=last.seen_step)
         yield from (f for f in known if f.last_step > after or f is known[-1])
 
 

@@ -11,6 +11,8 @@ from rankscope.server.detectors.runner import Evaluation
 
 # What this version promises to find.
 PROMISED = {
+    "desync.parameters",
+    "desync.gradients",
     "loss.nonfinite",
     "loss.spike",
     "loss.diverging",
