@@ -222,7 +222,8 @@ class _Watch:
         self.run = run
         self.screen = screen
         self.last_step = -1
-        self._printed: set[str] = set()
+        self._printed: dict[str, str] = {}
+        self._followed: set[str] = set()
 
     def progress(self, steps: int) -> None:
         """Shows the latest step and losses."""
@@ -238,8 +239,14 @@ class _Watch:
         alerts = self.client.alerts(self.run)
         for alert in alerts:
             if alert["id"] not in self._printed:
-                self._printed.add(alert["id"])
+                self._printed[alert["id"]] = alert["kind"]
                 self.screen.alert(alert, f"{self.client.url}/runs/{self.run}#alert-{alert['id']}")
+            # A cause may be understood later than what follows from it.
+            for consequence in alert["consequences"]:
+                if consequence in self._printed and consequence not in self._followed:
+                    self._followed.add(consequence)
+                    kind = self._printed[consequence]
+                    self.screen.say(f"       {kind} (above) follows from {alert['kind']}")
         return alerts
 
 
