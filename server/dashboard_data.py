@@ -90,10 +90,9 @@ class DatabaseSource:
         if not parts:
             return None
         count = len(parts)
-        equal = np.zeros((count, count), np.bool_)
-        for i, one in enumerate(parts):
-            for j, other in enumerate(parts):
-                equal[i, j] = np.array_equal(one.print.digests, other.print.digests)
+        seen: dict[bytes, int] = {}
+        labels = np.array([seen.setdefault(p.print.digests.tobytes(), len(seen)) for p in parts])
+        equal = labels[:, None] == labels[None, :]
         sketches = [p.print.sketches for p in parts if p.print.sketches is not None]
         if len(sketches) == count and len({s.shape for s in sketches}) == 1:
             distance = pairwise_distances(np.stack(sketches))

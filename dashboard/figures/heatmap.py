@@ -113,7 +113,8 @@ def divergence_heatmap(
     names = np.array([f"rank {r}" for r in ranks])
     text = np.char.add(np.char.add(names[:, None], ", "), when[None, :])
     few = text.size <= 20_000
-    where = "%{text}" if few else "row %{y}, step %{x:.0f}"
+    counted = list(ranks) == list(range(len(ranks)))
+    where = "%{text}" if few else f"{'rank' if counted else 'row'} %{{y}}, step %{{x:.0f}}"
     traces = cell_traces(
         equal=equal,
         distance=bins.relative,

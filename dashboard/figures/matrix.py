@@ -16,6 +16,7 @@ from rankscope.dashboard.figures.ticks import rank_ticks
 # More numbers than these would not fit into their cells; beyond, signs tell equal from different.
 _MAX_NUMBERED = 4
 _MAX_SIGNED = 10
+_MAX_WRITTEN = 64
 
 
 def distance_matrix(
@@ -76,8 +77,10 @@ def distance_matrix(
             "itemdoubleclick": False,
         },
     }
-    names = np.array([str(r) for r in ranks], dtype=object)
-    pairs = np.array([[f"ranks {a} and {b}" for b in names] for a in names], dtype=object)
+    # A text for each cell of a large matrix would be megabytes; its rows are mostly its ranks.
+    written = count <= _MAX_WRITTEN or list(ranks) != list(range(count))
+    pairs = {"text": [[f"ranks {a} and {b}" for b in ranks] for a in ranks]} if written else {}
+    where = "%{text}" if written else "ranks %{y} and %{x}"
     same = equal & ~np.eye(count, dtype=np.bool_)
     traces = cell_traces(
         equal=equal,
@@ -90,12 +93,12 @@ def distance_matrix(
             "y": rows,
             "xgap": 1 if count <= 64 else 0,
             "ygap": 1 if count <= 64 else 0,
-            "text": pairs,
+            **pairs,
         },
         hover=(
-            "%{text}<br>equal to the last bit",
-            "%{text}<br>L2 distance %{customdata:.4g}",
-            "%{text}<br>differ, distance not sampled",
+            where + "<br>equal to the last bit",
+            where + "<br>L2 distance %{customdata:.4g}",
+            where + "<br>differ, distance not sampled",
         ),
     )
     traces += legend_traces(

@@ -12,7 +12,9 @@ def rank_ticks(ranks: Sequence[int], named: Sequence[int], at_most: int) -> dict
     An even tick that would touch a named one gives way. More named ranks than `at_most` are a
     pattern, not a list: then the ticks stay even.
     """
-    stride = max(1, -(-len(ranks) // at_most))
+    stride = 1
+    while len(ranks) > stride * at_most:
+        stride *= 2
     special = [row for row, rank in enumerate(ranks) if rank in set(named)]
     if len(special) > at_most:
         special = []

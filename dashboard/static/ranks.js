@@ -10,7 +10,7 @@ const SILENT_BEATS = 3;
 
 /** A rank that runs but has not been heard of for three of its promised intervals (at least 15 s). */
 function silent(rank, run) {
-  return run.state === "running" && rank.state === "running" &&
+  return ["running", "lost"].includes(run.state) && rank.state === "running" &&
     age(rank.last_seen_at) > Math.max(15, SILENT_BEATS * (rank.heartbeat_seconds ?? 5));
 }
 

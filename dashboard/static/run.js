@@ -1,6 +1,6 @@
 // The page of one run.
 
-import { Problem, get, post, root, runPath } from "./api.js";
+import { Problem, age, get, post, root, runPath } from "./api.js";
 import { alertCard, families, fillAlerts } from "./alert_card.js";
 import { Charts } from "./charts.js";
 import { comparison } from "./comparison.js";
@@ -198,7 +198,6 @@ function tellAlerts(alerts, featured) {
 function tick() {
   if (!facts) return;
   const { run: about, ranks } = facts;
-  const heard = `${duration((Date.now() - Date.parse(about.started_at)) / 1000)} ago`;
   fill(
     $("facts"),
     fact("Run", el("span", {}, about.name || about.id)),
@@ -206,13 +205,14 @@ function tick() {
     fact("State", stateBadge(about.state)),
     fact("Ranks", `${ranks.length} of ${about.world_size}`),
     fact("Last step", count(about.last_step)),
-    fact("Last heard of", staleness(about) ?? "just now"),
-    fact("Started", el("time", { datetime: about.started_at, title: about.started_at }, heard)),
+    fact("Last heard of", staleness(about) ?? ago(about.last_seen_at)),
+    fact("Started", el("time", { datetime: about.started_at, title: about.started_at }, ago(about.started_at))),
   );
   const guilty = new Set(facts.alerts.filter((a) => a.state === "open").flatMap((a) => a.ranks));
   rankTable(about, ranks, guilty);
 }
 
+const ago = (time) => (age(time) < 2 ? "just now" : `${duration(age(time))} ago`);
 const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
 
 /** What the agents said: their own faults first, and what they had to give up. */

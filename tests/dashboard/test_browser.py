@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(find_chromium() is None, reason=HOW_TO_INSTALL),
 ]
 
-BROKEN = SyntheticRun(run="broken", steps=400, desync=(2, 137), nan=(1, 300), state="running")
+BROKEN = SyntheticRun(run="broken", steps=400, desync=(2, 137), nan=(1, 300))
 HEALTHY = SyntheticRun(run="healthy", ranks=2, steps=1500, spike=(1, 777))
 MARKUP = SyntheticRun(run=HOSTILE, ranks=2, steps=60, hostile=True, desync=(1, 20), project=HOSTILE)
 LARGE = SyntheticRun(run="large", ranks=256, steps=64, desync=(77, 20), nan=(3, 30))
