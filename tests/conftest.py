@@ -11,8 +11,7 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rankscope.agent import guard  # noqa: E402
-
+from rankscope.agent import guard
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("rankscope", deadline=None)
