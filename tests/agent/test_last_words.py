@@ -47,8 +47,8 @@ def test_an_uncaught_error_is_told_and_still_printed():
     [
         "time.sleep(60)",
         # A main thread inside a call into C that no signal interrupts, as in a hung collective.
-        "import ctypes; m = ctypes.create_string_buffer(64); lock = ctypes.CDLL(None).pthread_mutex_lock;"
-        " lock(m); lock(m)",
+        "import ctypes; mutex = ctypes.create_string_buffer(64);"
+        " lock = ctypes.CDLL(None).pthread_mutex_lock; lock(mutex); lock(mutex)",
     ],
     ids=["asleep", "blocked in C"],
 )
