@@ -75,16 +75,21 @@ CASES = {
     ),
     "one rank's labels move the mean": (
         alert("rank.loss_outlier", 50, ranks=(2,)),
-        alert("loss.spike", 48),
+        alert("loss.spike", 30),
         True,
     ),
-    "one rank's labels, and a spike much later": (
-        alert("rank.loss_outlier", 50, ranks=(2,)),
-        alert("loss.spike", 111),
+    "one rank's labels, and a swing while they last": (
+        alert("rank.loss_outlier", 50, ranks=(2,), last_step=400, clear_after=150),
+        alert("loss.oscillating", 550),
+        True,
+    ),
+    "one rank's labels, and a spike after them": (
+        alert("rank.loss_outlier", 50, ranks=(2,), last_step=400, clear_after=150),
+        alert("loss.spike", 551),
         False,
     ),
     "one rank's labels, and a spike of another": (
-        alert("rank.loss_outlier", 50, ranks=(2,)),
+        alert("rank.loss_outlier", 50, ranks=(2,), last_step=400, clear_after=150),
         alert("loss.spike", 55, ranks=(3,)),
         False,
     ),
