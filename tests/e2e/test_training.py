@@ -5,6 +5,13 @@ import os
 import subprocess
 
 import pytest
+from support.browser import (
+    HOW_TO_INSTALL,
+    chromium,
+    find_chromium,
+    wait_until_drawn,
+    watched_page,
+)
 from support.ranks import EXAMPLE, TORCHRUN, printed_losses
 from support.service import Service
 
@@ -19,6 +26,17 @@ STEPS, NAN_STEP, RANKS = 120, 90, 4
 def service(tmp_path_factory):
     with Service(tmp_path_factory.mktemp("server")) as service:
         yield service
+
+
+# What a chart draws: name -> [[step, value as text], ...].
+DRAWN = """() => Object.fromEntries(
+  document.querySelector('.chart[data-metric="loss"] .plot').data
+    .filter((line) => line.meta && line.meta.role === "raw")
+    .map((line) => {
+      const numbers = (a) => Array.from(a._inputArray ?? a);
+      const values = numbers(line.y);
+      return [line.name, numbers(line.x).map((step, i) => [step, String(values[i])])];
+    }))"""
 
 
 def torchrun(service, run, *arguments, ranks=RANKS):
@@ -82,6 +100,23 @@ def test_a_loss_that_is_nan_stays_one(service, spoiled):
     assert stored == printed
     answer = service.get("/runs/spoiled/series", metric="loss", rank=0, from_step=NAN_STEP)
     assert answer["series"][0]["values"][0] == "NaN"
+
+
+@pytest.mark.skipif(find_chromium() is None, reason=HOW_TO_INSTALL)
+def test_the_browser_draws_what_was_printed(service, spoiled):
+    printed = printed_losses([spoiled.stdout])
+    with chromium() as browser, watched_page(browser, service.url, height=2400) as watched:
+        watched.page.goto("/runs/spoiled")
+        wait_until_drawn(watched.page)
+        watched.page.locator('.chart[data-metric="loss"]').scroll_into_view_if_needed()
+        watched.page.wait_for_selector('.chart[data-metric="loss"][data-drawn]')
+        drawn = watched.page.evaluate(DRAWN)
+        watched.assert_clean()
+    assert sorted(drawn) == [f"rank {rank}" for rank in range(RANKS)]
+    for rank, losses in printed.items():
+        found = {step: float(value) for step, value in drawn[f"rank {rank}"]}
+        assert math.isnan(found.get(NAN_STEP, 0.0)) == (rank == 0)
+        assert {s: repr(v) for s, v in found.items()} == {s: repr(v) for s, v in losses.items()}
 
 
 def test_what_is_recorded_without_being_asked(service, healthy):
