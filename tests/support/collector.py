@@ -43,6 +43,7 @@ class Collector:
         requests: number of requests seen.
         duplicates: number of those with a batch that was there already.
         connections: number of connections taken.
+        times: when each request was seen, `time.monotonic`.
     """
 
     def __init__(self) -> None:
@@ -53,6 +54,7 @@ class Collector:
         self.requests = 0
         self.duplicates = 0
         self.connections = 0
+        self.times: list[float] = []
         self.authorizations: list[str | None] = []
         self._batches: dict[tuple[str, int, str, int], wire.Batch] = {}
         self._changed = threading.Condition()
@@ -155,6 +157,7 @@ class Collector:
     def saw(self) -> None:
         with self._changed:
             self.requests += 1
+            self.times.append(time.monotonic())
             self._changed.notify_all()
 
     def hang(self) -> None:
