@@ -149,6 +149,7 @@ class _Run:
                 if self._stored is None:
                     stored = evaluation.load_alerts(connection, run=self._key)
                     self._stored = {alert.id: alert for alert in stored}
+                    self._alerts = {alert.id: alert for alert in lifecycle.carried(stored)}
                 data = evaluation.load_new(
                     connection, run=self._key, after=self._arrival, metrics=self._aligner.metrics
                 )
@@ -184,11 +185,17 @@ class _Run:
                 run=self._id,
                 through_step=window.last_step,
                 now=now,
+                heard_at={entry.life.rank: entry.life.last_seen for entry in data.lives},
             )
             for alert in folded.alerts:
                 self._alerts[alert.id] = changed[alert.id] = alert
             transitions += folded.transitions
-            for alert in causes.link(tuple(self._alerts.values())):
+            before = tuple(self._alerts.values())
+            linked = causes.link(before)
+            transitions += causes.transitions(
+                before, linked, through_step=window.last_step, now=now
+            )
+            for alert in linked:
                 self._alerts[alert.id] = changed[alert.id] = alert
         if self._stored and not data.more:
             folded = lifecycle.unconfirmed(

@@ -20,8 +20,7 @@ from rankscope.server.api.models import (
     time_of,
 )
 from rankscope.server.api.verdict import summary
-from rankscope.server.storage import alerts, runs, series
-from rankscope.server.storage.evaluation import newest_attempts
+from rankscope.server.storage import evaluation, runs, series
 
 router = APIRouter(tags=["runs"])
 
@@ -68,7 +67,7 @@ def get_run(connection: Reading, row: RunRow) -> RunDetail:
                 loss=latest.get((r.rank, "loss")),
                 step_seconds=latest.get((r.rank, "step_seconds")),
             )
-            for r in newest_attempts(connection, run=row.key)
+            for r in evaluation.newest_attempts(connection, run=row.key)
         ],
         events=[
             AgentEvent(**(e | {"at": time_of(e["at"])}))
@@ -82,7 +81,7 @@ def _runs(connection: Connection, rows: Sequence[Any]) -> list[Run]:
     now = time.time()
     listed = []
     for row in rows:
-        found = alerts.roots(connection, run=row.key, run_id=row.id)
+        found = evaluation.load_alerts(connection, run=row.key)
         listed.append(
             Run(
                 id=row.id,
@@ -96,7 +95,7 @@ def _runs(connection: Connection, rows: Sequence[Any]) -> list[Run]:
                 last_step=row.last_step,
                 config=row.config,
                 verdict=summary(connection, row, found, now=now),
-                open_alerts=sum(a.state == "open" for a in found),
+                open_alerts=sum(a.state == "open" and a.parent is None for a in found),
             )
         )
     return listed

@@ -14,7 +14,7 @@ from rankscope.server.alerts.model import Alert
 from rankscope.server.api import models
 from rankscope.server.api.deps import Reading, RunRow
 from rankscope.server.api.problems import Problem
-from rankscope.server.storage import alerts
+from rankscope.server.storage import alerts, evaluation
 from rankscope.server.verdict import Verdict, judge
 
 router = APIRouter(tags=["verdict"])
@@ -37,7 +37,7 @@ def get_verdict(
     verdict = judge(
         row.state,
         row.world_size,
-        alerts.roots(connection, run=row.key, run_id=row.id),
+        evaluation.load_alerts(connection, run=row.key),
         alerts.load_checks(connection, run=row.key),
         silenced=alerts.silenced_kinds(connection, run=row.key, now=time.time()),
         fail_on=fail_on,
@@ -65,7 +65,11 @@ def _unevaluated(row: Any) -> list[str]:
 def summary(
     connection: Connection, row: Any, found: Sequence[Alert], *, now: float
 ) -> models.VerdictName:
-    """The verdict alone, for lists."""
+    """The verdict alone, for lists.
+
+    Args:
+        found: all alerts of the run.
+    """
     verdict = judge(
         row.state,
         row.world_size,
