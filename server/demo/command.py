@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
     Returns:
         Exit code: 0 when what was found is what was injected, 1 when not or when a process of the
-        demo failed, 2 for arguments that cannot work.
+        demo failed, 2 for arguments that cannot work, 130 when it was interrupted before its end.
     """
     arguments = _parser().parse_args(argv)
     if arguments.list_faults:
@@ -311,6 +311,10 @@ def _settled(watch: _Watch, injection: Injection) -> list[Json]:
 def _leave_running(screen: Screen, server: Process, address: str) -> None:
     screen.say()
     screen.say(f"The dashboard stays at {address} until Ctrl-C.")
-    while server.exit_code is None:
-        time.sleep(_POLL_SECONDS)
+    try:
+        while server.exit_code is None:
+            time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        screen.say()
+        return
     raise DemoFailed(f"the server ended:\n{server.tail()}")

@@ -1,13 +1,18 @@
 """`rankscope demo --exit`, as a newcomer calls it."""
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
+from pathlib import Path
 
+import httpx
 import pytest
+from support.service import eventually
 
 from rankscope.server.demo.faults import FAULTS, decide
-from rankscope.server.demo.processes import RANKSCOPE
+from rankscope.server.demo.processes import RANKSCOPE, Process
 
 pytestmark = pytest.mark.e2e
 
@@ -42,3 +47,55 @@ def test_without_a_fault_there_is_no_alert(tmp_path):
     printed = demo(tmp_path, "--fault", "none", "--seed", "5", "--ranks", "2")
     assert "found:     nothing" in printed
     assert "ALERT" not in printed or "ALERT  info" in printed
+
+
+def test_without_exit_the_dashboard_stays_until_ctrl_c(tmp_path):
+    arguments = ["--fault", "none", "--ranks", "2", "--steps", "60"]
+    with Process([*RANKSCOPE, "demo", *arguments], log=tmp_path / "demo.log") as process:
+
+        def address():
+            assert process.exit_code is None, process.tail(40)
+            return re.search(r"The dashboard stays at (\S+) until Ctrl-C", process.tail(5))
+
+        page = eventually(address, timeout_s=120)[1]
+        assert httpx.get(page).status_code == 200
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(20) == 0, process.tail(40)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(page)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_interrupted_in_training_it_leaves_nothing_behind(tmp_path):
+    with Process([*RANKSCOPE, "demo", "--ranks", "2"], log=tmp_path / "demo.log") as process:
+
+        def address():
+            assert process.exit_code is None, process.tail(40)
+            return re.search(r"Server +(\S+)", process.tail(40))
+
+        server = eventually(address, timeout_s=120)[1]
+        children = eventually(lambda: children_of(process.pid), timeout_s=60)
+        process.stop()
+        assert process.exit_code == 128 + signal.SIGTERM, process.tail(40)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(server)
+    assert [pid for pid in children if is_running(pid)] == []
+
+
+def children_of(pid):
+    """Process ids of the server and both ranks, once all are there."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # a process that has just ended
+            # The name in parentheses may hold anything; state and parent come after it.
+            parent = file.read_text().rpartition(")")[2].split()[1]
+            found += [int(file.parent.name)] if int(parent) == pid else []
+    return found if len(found) == 3 else None
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
