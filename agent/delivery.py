@@ -15,6 +15,7 @@ from rankscope.agent.transport import Accepted, Away, Outcome, Refused, TooLarge
 # A server that refuses our hello and asks for another one would otherwise go on for ever, and each
 # refused hello costs the points of its batch.
 _HELLOS_REFUSED = 2
+_RESTART_SECONDS = 60.0
 
 # Never the generator of the module `random`: its state belongs to the trainer.
 _jitter = random.Random()
@@ -103,6 +104,7 @@ class Delivery:
         self.dense_until: int | None = None
         self.stopped = False
         self._connected = False
+        self._heard_at = float("-inf")
         self._failures_in_row = 0
         self._hellos_refused = 0
         self._retry_at = self._asked_until = 0.0
@@ -126,10 +128,13 @@ class Delivery:
         Args:
             until: (`time.monotonic`) when to return at the latest; while closing requests are
                 made short enough for it, otherwise it is looked at between two requests.
-            closing: it is now or never: pauses are short, and few failures are borne.
+            closing: it is now or never: pauses are short.
         """
         transport = self._transport
-        failures_left = 1 if self.away else self._pace.failures_told
+        # A server that was there a moment ago is being restarted and gets all the time there is;
+        # nobody should wait at the end of a job for one that never was.
+        restarting = time.monotonic() - self._heard_at < _RESTART_SECONDS
+        failures_left = 10**6 if restarting else 1 if self.away else self._pace.failures_told
         while transport is not None and not self.stopped and (now := time.monotonic()) < until:
             if not closing and now < self._retry_at:
                 break
@@ -150,7 +155,7 @@ class Delivery:
                 self._conclude(entry, body, outcome)
             if closing and isinstance(outcome, Away):
                 failures_left -= 1
-                if not failures_left:
+                if outcome.misdirected or not failures_left:
                     break
                 time.sleep(min(self._pace.first_backoff, max(0.0, until - time.monotonic())))
         if self.away:
@@ -180,6 +185,7 @@ class Delivery:
             self._back_off(outcome)
             return
         self._failures_in_row, self._retry_at = 0, 0.0
+        self._heard_at = time.monotonic()
         if isinstance(outcome, Accepted):
             self._outbox.acknowledge(entry)
             self._accepted += entry.points

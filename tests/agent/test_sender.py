@@ -530,6 +530,25 @@ def test_closing_waits_for_a_server_that_is_only_busy(
     assert collector.batches[-1].state == "finished"
 
 
+def test_closing_waits_for_a_server_that_is_being_restarted(
+    collector: Collector, rank: Callable[..., Rank]
+) -> None:
+    one = rank(collector)
+    collector.wait_for(lambda c: len(c.batches) >= 1)
+    collector.stop()
+    one.train(20)
+    wait_until(lambda: bool(one.problems))
+    closing = threading.Thread(target=one.sender.close)
+    closing.start()
+    wait_until(lambda: one.sender.counters.spooled == one.produced)
+    collector.start()
+    closing.join()
+
+    everything_arrived(collector, one)
+    assert collector.batches[-1].state == "finished"
+    assert one.spooled_files() == []
+
+
 def test_closing_again_does_nothing(collector: Collector, rank: Callable[..., Rank]) -> None:
     one = rank(collector)
     one.train(5)
