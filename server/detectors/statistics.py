@@ -51,6 +51,11 @@ def present_rows(window: Window, metric: str) -> Iterator[tuple[int, Float64, Bo
         yield int(window.steps[column]), values[column], present[column]
 
 
+def logarithm(values: Float64) -> Float64:
+    """Logarithm of values of which none is negative; a 0 counts as next to nothing."""
+    return np.log(np.maximum(values, 1e-12 * float(values.max())))
+
+
 def robust_sigma(values: Float64) -> float:
     """Standard deviation of the bulk: 1.4826 times the median absolute deviation."""
     return _MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
@@ -98,10 +103,12 @@ def lag_one(residuals: Float64) -> float:
 
 
 def spectral_peak(residuals: Float64, *, skip: int = 4) -> tuple[float, float]:
-    """How much of the residuals' power lies at one frequency, and its period.
+    """How much of the residuals' power lies around one frequency, and its period.
 
-    Fisher's g (1929) on a periodogram with a Hann taper, without the `skip` lowest frequencies,
-    which a trend left over would fill.
+    Fisher's g (1929) on a periodogram with a Hann taper, whose main lobe is the peak and both its
+    neighbours: they are added up, so that g does not depend on where between two bins the
+    frequency lies. Without the `skip` lowest frequencies, which a trend left over would fill.
+    White noise of 64 values exceeds 0.53 in one of 1,000 windows, 0.65 in one of 100,000.
 
     Returns:
         g in [0, 1] and the period in observations.
@@ -113,13 +120,10 @@ def spectral_peak(residuals: Float64, *, skip: int = 4) -> tuple[float, float]:
     if not total > 0:
         return 0.0, math.inf
     peak = int(np.argmax(power))
-    # The parabola through the peak and its neighbours places it between the bins.
-    shift = 0.0
-    if skip < peak < len(power) - 1:
-        a, b, c = power[peak - 1 : peak + 2]
-        bend = a - 2 * b + c
-        shift = 0.5 * float((a - c) / bend) if bend < 0 else 0.0
-    return float(power[peak]) / total, n / (peak + shift)
+    lobe = slice(peak - 1, peak + 2)
+    # The lobe's centre of gravity places the frequency between the bins.
+    centre = float(power[lobe] @ np.arange(n)[lobe][: len(power[lobe])]) / float(power[lobe].sum())
+    return float(power[lobe].sum()) / total, n / centre
 
 
 def residual_maker(n: int, degree: int) -> Float64:
@@ -232,8 +236,8 @@ class Baseline:
 
     @property
     def positive(self) -> bool:
-        """Whether all values allow a logarithm."""
-        return min(self.values, default=1.0) > 0
+        """Whether the values allow a logarithm: none is negative, and not all are 0."""
+        return min(self.values, default=1.0) >= 0 and max(self.values, default=1.0) > 0
 
     def accept(self, value: float) -> None:
         """Takes a value among those remembered."""
@@ -255,7 +259,7 @@ class Baseline:
         """
         y = np.array(self.values)
         if self.positive and value > 0:
-            y, new, floor = np.log(y), math.log(value), self._floor
+            y, new, floor = logarithm(y), math.log(value), self._floor
         else:
             new, floor = value, self._floor * float(np.max(np.abs(y)))
         n = len(y)

@@ -43,7 +43,7 @@ class DesyncPolicy:
     """Thresholds of the desync family.
 
     Attributes:
-        drift: relative distance below which ranks that differ in most tensors merely drift.
+        drift: relative distance below which ranks that differ in several tensors merely drift.
         critical: relative distance from which it is critical.
         clear_after: steps in which the ranks agree again after which it is over.
         returns: so many returns to equality at one interval make it a synchronisation.
@@ -105,7 +105,7 @@ class Desync(Detector[DesyncState]):
         agreement.
 
     Severity:
-        By the distance over the norm, from sketches: below 1e-6 in most tensors at once info (drift
+        By the distance over the norm, from sketches: below 1e-6 in several tensors info (drift
         through different arithmetic), below 1e-3 warning, above critical. While the size is not
         known: warning, for gradients critical.
 

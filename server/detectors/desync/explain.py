@@ -13,7 +13,7 @@ _MAX_DETAILS = 16
 
 _LINK = {
     "start": "parameters before the first step",
-    "outside_optimizer": "changes outside the optimizer",
+    "outside_optimizer": "the parameters before the step",
     "reduced_gradient": "the gradient after the all-reduce",
     "clipped_gradient": "the gradient after clipping",
     "optimizer_state": "the optimizer's state",
@@ -30,7 +30,7 @@ def finding_of(incident: Apart, drift: float, critical: float) -> Finding:
         drift: relative distance below which it is mere drift.
         critical: relative distance from which it is critical.
     """
-    drifting = incident.relative < drift and incident.everywhere
+    drifting = incident.relative < drift and incident.spread
     cause, remedy = _explain(incident, drifting)
     return Finding(
         kind=incident.kind,
@@ -139,14 +139,20 @@ def _what(incident: Apart) -> tuple[str, str]:
 
 def _where(incident: Apart) -> str:
     if incident.values:
-        shown = [f"rank {r}: {number(v)}" for r, v in sorted(incident.values.items())]
-        return ", ".join(shown[:8])
+        return _values(incident)
     names = [t.name for t in incident.tensors]
     if not names:
         return ""
     if incident.everywhere:
         return f"all {incident.tensor_count} tensors"
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _values(incident: Apart) -> str:
+    guilty = sorted({v for r, v in incident.values.items() if r in incident.ranks})
+    others = sorted({v for r, v in incident.values.items() if r not in incident.ranks})
+    found = listing([number(v) for v in guilty], most=4)
+    return f"{found} instead of {number(others[0])}" if others else found
 
 
 def _explain(incident: Apart, drifting: bool) -> tuple[str, str]:
@@ -208,10 +214,10 @@ def _gradients(incident: Apart) -> tuple[str, str]:
         )
         remedy = "Clip on every rank, by one global norm of the reduced gradient."
     elif subgroups:
-        shown = listing([ranks(group) for group in incident.groups])
+        shown = listing([f"({listing([str(r) for r in group])})" for group in incident.groups])
         cause = (
-            f"Each of {shown} agree among themselves and not with the others: the gradients were "
-            "reduced inside these groups only."
+            f"The gradients agree inside the groups of ranks {shown} and not between them: they "
+            "were reduced inside these groups only."
         )
         remedy = "Reduce over all data-parallel ranks: check the process group or mesh dimension."
     elif alone and len(incident.ranks) > 2:

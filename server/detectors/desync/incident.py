@@ -124,6 +124,11 @@ class Apart(Incident):
         return self.tensor_count > 1 and len(self.tensors) >= min(0.9 * self.tensor_count, 64)
 
     @property
+    def spread(self) -> bool:
+        """Whether the difference is in more than one place, as that of arithmetic is."""
+        return not self.one_element and (len(self.tensors) > 1 or self.tensor_count == 1)
+
+    @property
     def growth(self) -> Growth:
         """How the parameters' distance developed since the beginning.
 

@@ -122,7 +122,7 @@ class LossDiverging(Detector[DivergingState]):
             if not math.isfinite(value):
                 continue
             state.companions.pass_to(step)
-            state.signed |= value <= 0
+            state.signed |= value < 0
             if state.incident is not None and state.incident.over(step):
                 findings.append(self._finding(state.incident))
                 state.incident = None

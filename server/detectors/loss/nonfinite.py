@@ -12,8 +12,8 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.statistics import Spacing, present_rows
-from rankscope.server.detectors.wording import count, ranks, sentences
+from rankscope.server.detectors.statistics import Progress, Spacing, present_rows
+from rankscope.server.detectors.wording import count, number, ranks, sentences
 from rankscope.server.window import Bool, Float64, Int64, Window
 
 
@@ -23,9 +23,12 @@ class NonFinitePolicy:
 
     Attributes:
         clear_observations: finite losses in a row after which it is over.
+        run_away: multiple of the loss's start from which it had run away before, and the rank that
+            overflowed first did so by chance.
     """
 
     clear_observations: int = 50
+    run_away: float = 3.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +39,8 @@ class _NonFinite(Incident):
     before: float
     rise: Mapping[str, float] | None
     gradient_step: int | None
+    ran_away: bool
+    best: float
     points: int = 0
     later_ranks: set[int] = field(default_factory=set)
 
@@ -45,6 +50,7 @@ class NonFiniteState:
     """What `loss.nonfinite` remembers."""
 
     spacing: Spacing = field(default_factory=Spacing)
+    progress: Progress = field(default_factory=Progress)
     companions: Companions = field(default_factory=Companions)
     points: int = 0
     bad_points: int = 0
@@ -104,6 +110,7 @@ class LossNonFinite(Detector[NonFiniteState]):
                 self._take(state, step, values, present, bad, window.ranks)
             else:
                 state.last_mean = float(values[present].mean())
+                state.progress.push(step, state.last_mean)
         if state.incident is not None:
             findings.append(self._finding(state.incident))
         return Outcome({"loss.nonfinite": self._check(state)}, tuple(findings))
@@ -117,25 +124,32 @@ class LossNonFinite(Detector[NonFiniteState]):
         bad: Bool,
         known: Int64,
     ) -> None:
-        who = {int(r) for r in known[bad]}
+        who, posting = {int(r) for r in known[bad]}, int(present.sum())
         state.bad_points += len(who)
         incident = state.incident
         if incident is None:
             state.companions.pass_to(step)
             earlier = [s for s, v in state.companions.norms if s < step and not math.isfinite(v)]
-            # All ranks at once: nobody is guilty, it came through what they share.
-            alone = who if len(who) < int(present.sum()) else set()
+            # All ranks at once, or a loss that was beyond all bounds already: nobody is guilty, it
+            # came through what they share.
+            usual = float(np.median(np.abs(values[present & ~bad]))) if len(who) < posting else 0.0
+            ran_away = max(usual, abs(state.last_mean)) > self.policy.run_away * abs(
+                state.progress.start
+            )
+            alone = who if len(who) < posting and not ran_away else set()
             incident = state.incident = _NonFinite(
                 first_step=step,
                 seen_step=step,
                 last_step=step,
                 clear_after=0,
                 ranks=tuple(sorted(alone)),
-                posting=int(present.sum()),
+                posting=posting,
                 value=float(values[bad][0]),
                 before=state.last_mean,
                 rise=state.companions.raised_rate(step, before=state.spacing.steps(100)),
                 gradient_step=earlier[0] if earlier else None,
+                ran_away=ran_away,
+                best=state.progress.best,
             )
         incident.last_step = step
         incident.clear_after = state.spacing.steps(self.policy.clear_observations)
@@ -158,7 +172,7 @@ class LossNonFinite(Detector[NonFiniteState]):
     def _finding(self, incident: _NonFinite) -> Finding:
         what = "NaN" if math.isnan(incident.value) else "infinite"
         step, who = incident.first_step, incident.ranks
-        whose = f"of {ranks(who)}" if who else "of every rank"
+        whose = f" of {ranks(who)}" if who else "" if incident.ran_away else " of every rank"
         rate = rate_sentence(incident.rise)
         if incident.gradient_step is not None:
             cause = sentences(
@@ -171,6 +185,17 @@ class LossNonFinite(Detector[NonFiniteState]):
                 f"Restart from a checkpoint before step {incident.gradient_step}. Skip steps whose "
                 "gradient norm is not finite, clip gradients, train in bfloat16 instead of "
                 "float16, or lower the learning rate."
+            )
+        elif incident.ran_away:
+            cause = sentences(
+                f"The loss had run away before: {number(incident.best)} at best, "
+                f"{number(incident.before)} at the step before. The steps were too large, and "
+                "which rank overflowed first is chance.",
+                rate,
+            )
+            remedy = (
+                "Lower the learning rate, warm up for longer or clip gradients; restart from a "
+                "checkpoint from before the loss began to rise."
             )
         elif who:
             rest = incident.posting - len(who)
@@ -210,7 +235,7 @@ class LossNonFinite(Detector[NonFiniteState]):
         return Finding(
             kind="loss.nonfinite",
             severity="critical",
-            title=f"The loss {whose} is {what} since step {step}",
+            title=f"The loss{whose} is {what} since step {step}",
             seen_step=incident.seen_step,
             last_step=incident.last_step,
             first_step=step,

@@ -16,6 +16,7 @@ from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.statistics import (
     Progress,
     lag_one,
+    logarithm,
     mann_kendall,
     mean_over_ranks,
     residual_maker,
@@ -34,7 +35,7 @@ class OscillatingPolicy:
         size: values in a window.
         stride: values from one window to the next.
         max_lag_one: autocorrelation at lag 1 below which values alternate.
-        min_peak: share of the power at one frequency above which they are periodic.
+        min_peak: share of the power around one frequency above which they are periodic.
         min_amplitude: smallest distance of the 10 % and 90 % quantiles, as a share of the progress.
         min_trend: Mann-Kendall Z below which the loss still falls.
         windows: so many in a row open an incident.
@@ -45,8 +46,8 @@ class OscillatingPolicy:
     scales: tuple[int, ...] = (1, 4, 16)
     size: int = 64
     stride: int = 16
-    max_lag_one: float = -0.5
-    min_peak: float = 0.4
+    max_lag_one: float = -0.65
+    min_peak: float = 0.65
     min_amplitude: float = 0.1
     min_trend: float = -1.0
     windows: int = 2
@@ -117,6 +118,7 @@ class _Oscillating(Incident):
     progress: float
     rise: Mapping[str, float] | None
     signed: bool
+    amplitude: float = 0.0
     growing: bool = False
     windows: int = 0
 
@@ -142,11 +144,12 @@ class LossOscillating(Detector[OscillatingState]):
     Statistic:
         Windows of 64 values, on the loss as it is and on medians of 4 and of 16 observations. The
         residual of the logarithm around a parabola either alternates (autocorrelation at lag 1
-        below -0.5) or has more than 40 % of its power at one frequency (Fisher's g, Hann taper,
-        the lowest 4 frequencies left out: probability below 2e-5 for white noise). Its 10 % and
-        90 % quantiles lie more than 10 % of the progress made apart, and the loss does not fall
-        meanwhile (Mann-Kendall Z above -1). Two windows in a row, 16 values apart; over after 6
-        windows without.
+        below -0.65; one of 100,000 windows of white noise reaches -0.53, batches that share out a
+        small data set -0.5) or has more than 65 % of its power around one frequency (Fisher's g,
+        Hann taper, the lowest 4 frequencies left out; one of 100,000 windows of white noise). The
+        residual's 10 % and 90 % quantiles lie more than 10 % of the progress made apart, and the
+        loss does not fall meanwhile (Mann-Kendall Z above -1). Two windows in a row, 16 values
+        apart; over after 6 windows without.
 
     Severity:
         Warning; critical where the amplitude grows by 1.6 and more from the first to the last third
@@ -154,9 +157,9 @@ class LossOscillating(Detector[OscillatingState]):
         their sign.
 
     Evidence:
-        `period` (steps), `amplitude`, `lag_one`, `peak_share`, `growth`, `trend`, `progress`,
-        `scale` (observations in one value), `windows`, and where they apply `lr_before`,
-        `lr_after`, `lr_step`.
+        `period` (steps), `amplitude` (largest), `amplitude_now`, `lag_one`, `peak_share`,
+        `growth`, `trend`, `progress`, `scale` (observations in one value), `windows`, and where
+        they apply `lr_before`, `lr_after`, `lr_step`.
 
     Source:
         Fisher (1929) and Mann-Kendall; stability limits 2 / lr of gradient descent (period 2) and
@@ -187,7 +190,7 @@ class LossOscillating(Detector[OscillatingState]):
                 continue
             state.companions.pass_to(step)
             state.progress.push(step, value)
-            state.signed |= value <= 0
+            state.signed |= value < 0
             if state.incident is not None and state.incident.over(step):
                 findings.append(self._finding(state.incident))
                 state.incident = None
@@ -227,6 +230,7 @@ class LossOscillating(Detector[OscillatingState]):
         if scale.observations == incident.scale:
             incident.clear_after = calm
             incident.swing = swing
+            incident.amplitude = max(incident.amplitude, swing.amplitude)
             incident.progress = state.progress.scale
             incident.period_steps = swing.period * scale.observations * spacing.steps(1000) / 1000
             # A window that reaches back before the onset always seems to grow.
@@ -242,7 +246,8 @@ class LossOscillating(Detector[OscillatingState]):
         amplitude = float(high - low)
         if not amplitude > policy.min_amplitude * progress or not amplitude > 0:
             return None
-        residual = self._detrend @ np.log(values) if values.min() > 0 else flat
+        signed = values.min() < 0 or not values.max() > 0
+        residual = flat if signed else self._detrend @ logarithm(values)
         zigzag = lag_one(residual)
         peak, period = spectral_peak(residual)
         if not (zigzag < policy.max_lag_one or peak > policy.min_peak):
@@ -281,8 +286,8 @@ class LossOscillating(Detector[OscillatingState]):
         swing, period = incident.swing, incident.period_steps
         grows = ", and more and more" if incident.growing else ""
         title = (
-            f"The loss swings by {number(swing.amplitude)} with a period of {number(period)} steps "
-            f"since step {incident.first_step}{grows}"
+            f"The loss swings by {number(incident.amplitude)} with a period of {number(period)} "
+            f"steps since step {incident.first_step}{grows}"
         )
         rate = rate_sentence(incident.rise)
         if period < 2.5:
@@ -319,7 +324,8 @@ class LossOscillating(Detector[OscillatingState]):
             clear_after=incident.clear_after,
             evidence={
                 "period": period,
-                "amplitude": swing.amplitude,
+                "amplitude": incident.amplitude,
+                "amplitude_now": swing.amplitude,
                 "lag_one": swing.lag_one,
                 "peak_share": swing.peak,
                 "growth": swing.growth,

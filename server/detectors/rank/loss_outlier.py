@@ -268,8 +268,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
                 self._who_moved(incident),
             )
             remedy = (
-                "Compare what these ranks read (shard, labels, preprocessing), and pass one and the "
-                "same batch through both."
+                "Compare what these ranks read (shard, labels, preprocessing), and pass one and "
+                "the same batch through both."
             )
         else:
             title = f"The loss of {ranks(who)} lies {by} {side} the other ranks' since step {step}"

@@ -1,0 +1,42 @@
+"""Shows a run to detectors and folds what they find, as the worker does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from support.scenarios import Scenario
+
+from rankscope.server.alerts.lifecycle import fold
+from rankscope.server.alerts.model import Alert
+from rankscope.server.detectors.base import Check, Detector
+from rankscope.server.detectors.runner import Evaluation
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Attributes: alerts in the order of their opening; the last answer for each kind."""
+
+    alerts: tuple[Alert, ...]
+    checks: dict[str, Check]
+
+    def of(self, kind: str) -> list[Alert]:
+        return [alert for alert in self.alerts if alert.kind == kind]
+
+
+def judge(
+    scenario: Scenario, detectors: Iterable[Detector[Any]], cuts: Iterable[int] = ()
+) -> Judgement:
+    """Alerts and answers once the whole run has been seen."""
+    evaluation = Evaluation(list(detectors), strict=True)
+    alerts: dict[str, Alert] = {}
+    checks: dict[str, Check] = {}
+    for window in scenario.windows(cuts):
+        findings, checks = evaluation.advance(window)
+        # Times depend on how the steps are cut; nothing else may.
+        folded = fold(
+            tuple(alerts.values()), findings, run="run", through_step=window.last_step, now=0.0
+        )
+        alerts |= {alert.id: alert for alert in folded.alerts}
+    return Judgement(tuple(sorted(alerts.values(), key=lambda a: (a.seen_step, a.id))), checks)
