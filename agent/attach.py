@@ -64,7 +64,7 @@ def attach(
         raise ValueError(f"attach(..., step={step!r}): must be a number of steps from 0")
     resolved = resolve(options, os.environ)
     known = _monitors.get(optimizer)
-    if known is not None:
+    if known is not None and not known.closed:
         return known
     identity = identify(os.environ, run=resolved.run, torch_distributed=_torch_distributed)
     monitor: Monitor | NullMonitor
@@ -107,14 +107,24 @@ def _monitor(
     )
     records = Records()
     owner: list[weakref.ref[Monitor]] = []
+    address = f"rankscope: run {identity.run} at {options.server}/runs/{identity.run}\n"
 
     def phase() -> str:
         monitor = owner[0]() if owner else None
         return "start" if monitor is None else monitor.phase
 
+    def connected() -> None:
+        if identity.rank == 0 and not identity.fresh:
+            sys.stderr.write(address)
+
     # Every rank meets the same absent server: one of them says so. A rank that alone cannot reach
     # it is missed by the server instead.
     level = logging.WARNING if identity.rank == 0 else logging.INFO
+    if identity.warning:
+        _logger.log(level, "%s", identity.warning)
+    if identity.fresh:
+        # Nobody knows an id that was made up here: it is told whether or not a server answers.
+        sys.stderr.write(address)
     sender = Sender(
         records,
         options=options,
@@ -122,7 +132,7 @@ def _monitor(
         hello=lambda: hello,
         phase=phase,
         on_problem=lambda text: _logger.log(level, "%s", text),
-        on_connected=lambda: None if identity.fresh or identity.rank else _announce(monitor),
+        on_connected=connected,
     )
     monitor = Monitor(
         model,
@@ -134,11 +144,4 @@ def _monitor(
         step=step,
     )
     owner.append(weakref.ref(monitor))
-    if identity.fresh:
-        # Nobody knows an id that was made up here: it is told whether or not a server answers.
-        _announce(monitor)
     return monitor
-
-
-def _announce(monitor: Monitor) -> None:
-    sys.stderr.write(f"rankscope: run {monitor.run} at {monitor.url}\n")

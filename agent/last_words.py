@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import socket
@@ -62,6 +64,10 @@ class _Watched:
         self._writer: socket.socket | None = None
         sys.excepthook = self._excepthook
         atexit.register(self._at_exit)
+        if multiprocessing.parent_process() is not None:
+            # A process that `multiprocessing` made (`mp.spawn` does for many trainers) ends without
+            # `atexit`. Before the sender's own, which has priority 0.
+            multiprocessing.util.Finalize(None, self._at_exit, exitpriority=10)
         self._watch_sigterm()
 
     def close(self) -> None:

@@ -45,13 +45,39 @@ def trainable_parameters(
     return names, tuple(parameter for _, parameter in found.values())
 
 
+def held(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor: the local part of a distributed one, without a collective.
+
+    `full_tensor()` would be one; `to_local()` is a view.
+    """
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+def shard(tensor: torch.Tensor) -> str:
+    """Which part of the logical tensor this rank holds; empty for the whole of it.
+
+    Read off a distributed tensor's placements: mesh dimensions that replicate it do not count.
+    """
+    placements = getattr(tensor, "placements", None)
+    mesh = getattr(tensor, "device_mesh", None)
+    if placements is None or mesh is None:
+        return ""
+    coordinate = mesh.get_coordinate() or [0] * len(placements)
+    return " ".join(
+        f"{placement}@{at}/{mesh.size(dimension)}"
+        for dimension, (placement, at) in enumerate(zip(placements, coordinate, strict=True))
+        if not placement.is_replicate()
+    )
+
+
 def tensor_table(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> TensorTable:
     """The table that the fingerprints of these tensors refer to."""
     return TensorTable(
         names=tuple(names),
-        shapes=tuple(tuple(t.shape) for t in tensors),
+        shapes=tuple(tuple(held(t).shape) for t in tensors),
         dtypes=tuple(str(t.dtype).removeprefix("torch.") for t in tensors),
-        shards=("",) * len(names),
+        shards=tuple(shard(t) for t in tensors),
     )
 
 

@@ -32,6 +32,7 @@ class Monitor:
         run: id of the run, the same on every rank.
         rank: rank of this process.
         url: address of the run's page.
+        closed: nothing is recorded any more.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Monitor:
         self._ended_at: float | None = None
         self._spent = 0.0
         self.phase = "start"
-        self._closed = False
+        self.closed = False
 
         names, parameters = model_facts.trainable_parameters(model, optimizer)
         context = Context(
@@ -136,7 +137,7 @@ class Monitor:
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """The model is called, for training or for evaluation."""
-        if self._closed:
+        if self.closed:
             return
         began = time.perf_counter()
         with self._bookkeeping:
@@ -152,7 +153,7 @@ class Monitor:
     def step_begins(self) -> None:
         """The optimizer (or a wrapper around it) is about to step."""
         self._nested += 1
-        if self._nested > 1 or self._closed:
+        if self._nested > 1 or self.closed:
             return
         began = time.perf_counter()
         self.phase = "step"
@@ -162,7 +163,7 @@ class Monitor:
     def step_ended(self) -> None:
         """The optimizer has stepped."""
         self._nested = max(self._nested - 1, 0)
-        if self._nested or self._closed:
+        if self._nested or self.closed:
             return
         began = time.perf_counter()
         facts, step = self._facts, self._step
@@ -252,9 +253,9 @@ class Monitor:
         self._records.event(Event(step=self._step, kind="agent.fault", text=f"{probe}: {text}"))
 
     def _speak(self, state: str, error: str) -> None:
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         hooks.unwatch_steps(self)
         self._root_handle.remove()
         self._each(lambda probe: probe.close())
@@ -275,12 +276,14 @@ class NullMonitor:
         self.run = run
         self.rank = rank
         self.url = ""
+        self.closed = False
 
     def log(self, **scalars: float | torch.Tensor) -> None:
         """Does nothing."""
 
     def close(self) -> None:
-        """Does nothing."""
+        """Does nothing more than to be closed."""
+        self.closed = True
 
     def __enter__(self) -> NullMonitor:
         return self

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rankscope.agent.fingerprint import FingerprintPlan
+from rankscope.agent.model_facts import held
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.wire import Print
 
@@ -26,8 +27,9 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:
-    """The stored values of a sparse gradient, or the gradient itself."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
+    """What this rank holds of a gradient; of a sparse one, the stored values."""
+    local = held(gradient)
+    return local.coalesce().values() if local.is_sparse else local
 
 
 class Gradients(Probe):
@@ -59,13 +61,13 @@ class Gradients(Probe):
         full = self.context.due("full")
         if full or self.context.due("signals"):
             with facts.charged("signals"):
-                held = [dense(p.grad) for p in self.context.parameters if p.grad is not None]
-                if held:
-                    facts.scalars["grad_norm"] = total_norm(held)
+                applied = [dense(p.grad) for p in self.context.parameters if p.grad is not None]
+                if applied:
+                    facts.scalars["grad_norm"] = total_norm(applied)
             # A gradient that some ranks lack has no fingerprint that could be compared.
-            if full and len(held) == len(self.context.parameters):
+            if full and len(applied) == len(self.context.parameters):
                 with facts.charged("full"):
-                    facts.prints.append(self._print(facts.step, held))
+                    facts.prints.append(self._print(facts.step, applied))
         norm, seconds = self._local.disarm()
         if norm is not None:
             facts.scalars["grad_norm_local"] = norm

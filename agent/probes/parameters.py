@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from rankscope.agent.fingerprint import FingerprintPlan
+from rankscope.agent.model_facts import held
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.wire import Print
 
@@ -28,7 +31,7 @@ class Parameters(Probe):
     def start(self, facts: StepFacts) -> None:
         """What the parameters are at attach."""
         plan = self._planned()
-        prints = plan.compute(self.context.parameters, sketches=True)
+        prints = plan.compute(self._held(), sketches=True)
         self._word, self._word_step = plan.word(prints.digests), facts.step - 1
         facts.words["start"] = self._word
         facts.prints.append(
@@ -48,7 +51,7 @@ class Parameters(Probe):
         if self.context.due("word"):
             with facts.charged("word"):
                 plan = self._planned()
-                now = plan.word(plan.compute(self.context.parameters, sketches=False).digests)
+                now = plan.word(plan.compute(self._held(), sketches=False).digests)
                 facts.words["outside_optimizer"] = (now - self._word) % 2**64
 
     def after_step(self, facts: StepFacts) -> None:
@@ -58,7 +61,7 @@ class Parameters(Probe):
             return
         with facts.charged("full" if full else "word"):
             plan = self._planned()
-            prints = plan.compute(self.context.parameters, sketches=full)
+            prints = plan.compute(self._held(), sketches=full)
             self._word, self._word_step = plan.word(prints.digests), facts.step
             facts.words["parameters"] = self._word
             if full:
@@ -73,6 +76,10 @@ class Parameters(Probe):
                 )
 
     def _planned(self) -> FingerprintPlan:
-        if self._plan is None or not self._plan.fits(self.context.parameters):
-            self._plan = FingerprintPlan(self.context.names, self.context.parameters)
+        tensors = self._held()
+        if self._plan is None or not self._plan.fits(tensors):
+            self._plan = FingerprintPlan(self.context.names, tensors)
         return self._plan
+
+    def _held(self) -> list[torch.Tensor]:
+        return [held(p) for p in self.context.parameters]
