@@ -12,14 +12,14 @@ export const steps = (alert) =>
 /**
  * @param alert as the REST interface gives it
  * @param consequences alerts that follow from it
- * @param options { linkRun, brief, onChanged(), onSilence(alert), onStep(alert) }; `brief` leaves out
- *   what the headline says already
+ * @param options { linkRun, brief, pointed, onChanged(), onSilence(alert), onStep(alert) }; `brief` leaves out
+ *   what the headline says already, `pointed` marks the card that a link or a chart leads to
  */
 export function alertCard(alert, consequences = [], options = {}) {
   const open = alert.state === "open";
   return el(
     "article",
-    { class: "alert", id: `alert-${alert.id}`, "data-severity": alert.severity, "data-state": alert.state, tabindex: "-1" },
+    { class: options.pointed ? "alert pointed" : "alert", id: `alert-${alert.id}`, "data-severity": alert.severity, "data-state": alert.state, tabindex: "-1" },
     el(
       "header",
       {},
@@ -95,15 +95,17 @@ function row(name, value) {
 /** Evidence is free-form: numbers, lists of numbers, tables (lists of objects), objects. */
 function shown(value) {
   if (value === null || value === undefined) return "\u2013";
-  if (typeof value === "number") return number(value, 5);
+  if (typeof value === "number") return number(value);
   if (typeof value !== "object") return String(value);
   if (Array.isArray(value)) {
     if (value.length && value.every((v) => v && typeof v === "object" && !Array.isArray(v))) return grid(value);
-    const cells = value.slice(0, PLAIN_CELLS).map((v) => (typeof v === "object" ? JSON.stringify(v) : typeof v === "number" ? number(v) : String(v)));
+    const cells = value.slice(0, PLAIN_CELLS).map((v) => (Array.isArray(v) ? `(${v.map(plainly).join(", ")})` : plainly(v)));
     return cells.join(", ") + (value.length > PLAIN_CELLS ? `, and ${value.length - PLAIN_CELLS} more` : "");
   }
   return el("table", {}, el("tbody", {}, Object.entries(value).map(([k, v]) => row(k, v))));
 }
+
+const plainly = (value) => (typeof value === "number" ? number(value) : typeof value === "string" ? value : JSON.stringify(value));
 
 function grid(items) {
   const columns = [...new Set(items.flatMap((item) => Object.keys(item)))];

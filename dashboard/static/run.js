@@ -28,6 +28,8 @@ let facts = null; // { run, verdict, alerts, ranks }
 let drawn = "";
 let patience = PATIENCE;
 let arrived = false;
+let featured = null; // The alert that the headline speaks of.
+let pointed = null; // The id of the alert that a link or a chart leads to.
 let stages = "";
 
 // ------------------------------------------------------------------------------------------ charts
@@ -35,12 +37,11 @@ let stages = "";
 const zoom = (from, to) => state.set({ from, to }, { remember: true });
 const allSteps = () => state.set({ from: "", to: "" }, { remember: true });
 const pointAtAlert = (id) => {
+  pointed = id;
+  tellAlerts();
   const card = $(`alert-${id}`);
-  if (!card) return;
-  card.scrollIntoView({ block: "center" });
-  card.focus({ preventScroll: true });
-  card.classList.add("pointed");
-  setTimeout(() => card.classList.remove("pointed"), 2000);
+  card?.scrollIntoView({ block: "center" });
+  card?.focus({ preventScroll: true });
 };
 
 const point = (step, origin) => {
@@ -152,6 +153,7 @@ async function loadFacts() {
     return;
   }
   tell();
+  if (!arrived) arrive();
   const now = [facts.run.last_step, facts.run.evaluated_step, facts.alerts.length].join();
   if (now !== drawn) {
     drawn = now;
@@ -162,19 +164,26 @@ async function loadFacts() {
   if (facts.verdict.verdict === "pending" && patience > 0) setTimeout(refreshFacts, FACTS_MS);
 }
 
+/** The address may name an alert, whose card was not there when the browser looked for it. */
+function arrive() {
+  arrived = true;
+  if (location.hash.startsWith("#alert-")) pointAtAlert(location.hash.slice("#alert-".length));
+}
+addEventListener("hashchange", arrive);
+
 const refreshFacts = throttle(FACTS_MS, loadFacts);
 
 function tell() {
-  const { run: about, verdict, alerts, ranks } = facts;
+  const { run: about, verdict, ranks } = facts;
   const started = about.last_step >= 0;
-  const featured = headline($("headline"), facts);
+  featured = headline($("headline"), facts);
   for (const id of ["checks-panel", "facts"]) show($(id));
   show($("empty"), !started);
   for (const id of ["toolbar", "curves", "divergence"]) show($(id), started);
   document.title = `${featured ? `${severitySign(featured.severity)} ` : ""}${about.name || run} - Rankscope`;
   $("verdict").replaceChildren(verdictBadge(settled(about.id, verdict.verdict)));
   checks($("checks"), verdict);
-  tellAlerts(alerts, featured);
+  tellAlerts();
   tick();
   show($("ranks-panel"), ranks.length > 0);
   $("config").textContent = JSON.stringify(about.config ?? {}, null, 2);
@@ -182,16 +191,15 @@ function tell() {
   notes($("notes"), about);
 }
 
-function tellAlerts(alerts, featured) {
-  const roots = families(alerts);
+function tellAlerts() {
+  const roots = families(facts.alerts);
   const open = roots.filter(([a]) => a.state === "open").length;
   show($("alerts-panel"), roots.length > 0);
   $("alerts-count").textContent = `${open} open, ${roots.length - open} resolved`;
   fillAlerts($("alerts"), roots.map(([alert, consequences]) =>
-    alertCard(alert, consequences, { brief: alert === featured, onChanged: loadFacts, onSilence: silence, onStep: showStep })));
-  // The address may name an alert, whose card was not there when the browser looked for it.
-  if (!arrived && location.hash.startsWith("#alert-")) pointAtAlert(location.hash.slice("#alert-".length));
-  arrived = true;
+    alertCard(alert, consequences, {
+      brief: alert === featured, pointed: alert.id === pointed, onChanged: loadFacts, onSilence: silence, onStep: showStep,
+    })));
 }
 
 /** What changes without news: ages. */

@@ -18,7 +18,7 @@ from support.browser import (
     wait_until_drawn,
     watched_page,
 )
-from support.fixture_run import HOSTILE, SyntheticRun, post
+from support.fixture_run import HOSTILE, SyntheticRun, post, wait_until_evaluated
 
 pytestmark = [
     pytest.mark.e2e,
@@ -28,7 +28,7 @@ pytestmark = [
 BROKEN = SyntheticRun(run="broken", steps=400, desync=(2, 137), nan=(1, 300))
 HEALTHY = SyntheticRun(run="healthy", ranks=2, steps=1500, spike=(1, 777))
 MARKUP = SyntheticRun(run=HOSTILE, ranks=2, steps=60, hostile=True, desync=(1, 20), project=HOSTILE)
-LARGE = SyntheticRun(run="large", ranks=256, steps=64, desync=(77, 20), nan=(3, 30))
+LARGE = SyntheticRun(run="large", ranks=256, steps=64, desync=(77, 20), buckets=4)
 
 
 def serve(folder: Path) -> tuple[subprocess.Popen, str]:
@@ -66,6 +66,8 @@ def server(tmp_path_factory):
     try:
         for run in (BROKEN, HEALTHY, MARKUP):
             post(origin, run)
+        for run in (BROKEN, HEALTHY, MARKUP):
+            wait_until_evaluated(origin, run)
         yield origin
     finally:
         stop(process)
@@ -164,18 +166,21 @@ def test_the_curves_are_the_numbers_that_were_posted_and_that_the_interface_give
     assert "NaN at step 300, rank 1" in label
 
 
-def test_the_headline_answers_what_since_when_who_and_where(open_page):
+def test_the_headline_answers_what_since_when_who_and_where(open_page, server):
+    (alert,) = httpx.get(f"{server}/api/v1/runs/broken/alerts").json()["items"]
     page = open_page("/runs/broken")
     page.wait_for_selector("#headline.is-critical")
     text = page.inner_text("#headline")
-    assert "Not fine" in text
-    assert "step 137" in text
-    assert "rank 2" in text
-    assert "conv1.weight" in text
-    assert "What to do" in text
+    for said in ("Not fine", "step 137", "rank 2", "What to do", alert["title"], alert["remedy"]):
+        assert said in text
+    assert alert["tensors"][0] in text
+    assert alert["stage"].replace("_", " ") in text
     assert page.title().startswith("\u25b2")
     page.wait_for_selector("#checks li")
     assert page.locator('#checks li[data-state="failed"]').count() >= 1
+    consequences = page.locator(".alert summary", has_text="consequence")
+    consequences.click()
+    assert "rank.loss_outlier" in page.inner_text(".alert .consequences")
 
 
 def test_a_healthy_run_reads_as_fine_and_names_what_was_not_checked(open_page, server):
@@ -412,6 +417,7 @@ def test_light_and_dark_can_be_switched_and_stay(open_page):
 
 def test_256_ranks_are_bands_and_the_guilty_one_stands_out(open_page, server):
     post(server, LARGE, size=64)
+    wait_until_evaluated(server, LARGE)
     page = open_page("/runs/large", height=2600)
     page.wait_for_function(
         "() => document.querySelector('#headline').innerText.includes('rank 77')"

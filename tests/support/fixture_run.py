@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -23,7 +24,6 @@ TENSORS = TensorTable(
     dtypes=("float32",) * 3,
     shards=("",) * 3,
 )
-BUCKETS = 64
 DENSE_START = 8
 SAMPLED_EVERY = 8
 # No slash in it, as it is also a run id, which is one segment of a path.
@@ -42,6 +42,7 @@ class SyntheticRun:
         silent: (rank, step): the last step this rank reports.
         hostile: names and texts with markup in them.
         state: how the ranks end.
+        buckets: of a sketch.
     """
 
     run: str
@@ -56,6 +57,7 @@ class SyntheticRun:
     hostile: bool = False
     state: str = "finished"
     seconds_ago: float = 600.0
+    buckets: int = 64
     _noise: dict[tuple[str, int], np.ndarray] = field(default_factory=dict, repr=False)
 
     def values(self, metric: str, rank: int) -> np.ndarray:
@@ -176,10 +178,11 @@ class SyntheticRun:
 
     def _print(self, stage: str, rank: int, step: int) -> Print:
         rng = np.random.default_rng([self.seed, step, len(stage)])
-        sketches = rng.standard_normal((len(TENSORS.names), BUCKETS)) / np.sqrt(BUCKETS)
+        shape = (len(TENSORS.names), self.buckets)
+        sketches = rng.standard_normal(shape) / np.sqrt(self.buckets)
         apart = self._apart(rank, step)
         if apart:
-            sketches = sketches + apart * rng.standard_normal(sketches.shape) / np.sqrt(BUCKETS)
+            sketches = sketches + apart * rng.standard_normal(shape) / np.sqrt(self.buckets)
         digests = [
             (self._word(stage, rank, step) + 7919 * t) % 2**64 for t in range(len(TENSORS.names))
         ]
@@ -207,3 +210,12 @@ def post(
     with httpx.Client(base_url=server, headers=headers, timeout=30) as client:
         for batch in run.batches(first, end, size):
             client.post("/api/v1/ingest", content=codec.encode(batch)).raise_for_status()
+
+
+def wait_until_evaluated(server: str, run: SyntheticRun, seconds: float = 60) -> None:
+    """Returns once the server's detectors have seen all steps of the run."""
+    deadline = time.monotonic() + seconds
+    address = f"{server}/api/v1/runs/{quote(run.run, safe='')}"
+    while httpx.get(address).raise_for_status().json()["evaluated_step"] < run.steps - 1:
+        assert time.monotonic() < deadline, f"{run.run} was not evaluated in {seconds} s"
+        time.sleep(0.1)
