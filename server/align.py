@@ -2,15 +2,22 @@
 
 A window holds the steps about which every living rank has said all it will say. A rank that is
 missing, silent or far behind holds the others up for a while only. Memory is bounded: a rank that
-lags more than `MAX_LAG` steps behind the fastest is waited for no longer, and what comes later than
-its step was evaluated is counted and not looked at.
+lags more than `MAX_LAG` steps behind the fastest is waited for no longer, of the fingerprints the
+oldest are given up beyond `MAX_PRINT_BYTES`, and what comes later than its step was evaluated is
+counted and not looked at.
+
+A rank that restarts begins another attempt, mostly at an earlier step. What has been evaluated
+stays as it is; of what has not, the new attempt's points count from its first step on, and nothing
+of the attempts before it.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -19,7 +26,7 @@ from rankscope.agent import wire
 from rankscope.agent.wire import STAGES
 from rankscope.server import compare
 from rankscope.server.storage.evaluation import ColumnPart, Life, NewData, PrintPart
-from rankscope.server.window import Comparison, Int64, Series, Window
+from rankscope.server.window import Comparison, Int64, RankLife, Series, Window
 
 # Numbers that must be the same on all ranks after a step, the link they speak for, and how exactly.
 COMPARED_SERIES = (
@@ -27,10 +34,17 @@ COMPARED_SERIES = (
     ("lr", "hyperparameters", 1e-12),
 )
 
-# How long a rank may hold up the others: one that has never been seen, and one that fell silent.
+# How long a rank may hold up the others: one that has never been seen, and one that fell silent
+# while others were heard of. When nobody is heard of, it is rather the network that is down than
+# all ranks, and they are waited for longer.
 UNSEEN_SECONDS = 30.0
 SILENT_SECONDS = 10.0
+QUIET_SECONDS = 60.0
 MAX_LAG = 4096
+MAX_PRINT_BYTES = 256 * 2**20
+
+# Ranks that were never seen are told one by one up to so many.
+_MAX_MISSING = 1024
 
 # Steps a window: bounds what is in memory during a replay.
 _BLOCK = 512
@@ -49,8 +63,16 @@ class _Pending:
         self.values.append(part.values)
         self.attempts.append(part.attempt)
 
-    def take(self, through: int) -> tuple[Int64, Any]:
-        """Points up to a step, each step once: of several the newest attempt's last stands."""
+    def take(self, through: int, begins: Mapping[int, int]) -> tuple[Int64, Any]:
+        """Points up to a step, each step once: of several the newest attempt's last stands.
+
+        Args:
+            begins: first step of each attempt.
+        """
+        if len(begins) > 1:
+            self._forget_superseded(begins)
+        if not self.steps:
+            return np.zeros(0, dtype=np.int64), np.zeros(0)
         order = np.argsort(self.attempts, kind="stable")
         steps = np.concatenate([self.steps[i] for i in order])
         values = np.concatenate([self.values[i] for i in order])
@@ -72,6 +94,21 @@ class _Pending:
             steps, values = steps[stands], values[stands]
         return steps, values
 
+    def _forget_superseded(self, begins: Mapping[int, int]) -> None:
+        held = list(zip(self.steps, self.values, self.attempts, strict=True))
+        self.steps, self.values, self.attempts = [], [], []
+        for steps, values, attempt in held:
+            stand = steps < _superseded_from(attempt, begins)
+            if stand.any():
+                self.steps.append(steps[stand])
+                self.values.append(values[stand])
+                self.attempts.append(attempt)
+
+
+def _superseded_from(attempt: int, begins: Mapping[int, int]) -> float:
+    """First step from which a later attempt's points count."""
+    return min((first for later, first in begins.items() if later > attempt), default=inf)
+
 
 class Aligner:
     """The state of one run's alignment.
@@ -82,6 +119,7 @@ class Aligner:
     Attributes:
         last_step: last step that is in a window; -1 before the first.
         late: points and prints that came after their step had been evaluated.
+        given_up: prints that there was no room for.
     """
 
     def __init__(self, metrics: Collection[str]) -> None:
@@ -89,10 +127,16 @@ class Aligner:
         self._wanted = frozenset(metrics)
         self.last_step = -1
         self.late = 0
+        self.given_up = 0
         self._series: dict[tuple[str, int], _Pending] = defaultdict(_Pending)
         self._words: dict[tuple[str, int], _Pending] = defaultdict(_Pending)
         self._prints: dict[tuple[int, str], dict[int, PrintPart]] = defaultdict(dict)
-        self._loaded: Counter[int] = Counter()
+        self._print_bytes = 0
+        # First and last step that each attempt of a rank has posted anything about.
+        self._begins: dict[int, dict[int, int]] = defaultdict(dict)
+        self._ends: dict[tuple[int, int], int] = {}
+        # Last step of each rank about which nothing more is in the database, during a replay.
+        self._read: dict[int, int] = {}
         self._lives: dict[int, Life] = {}
         self._tables: Mapping[int, Mapping[str, wire.TensorTable]] = {}
         self._world_size = 1
@@ -101,20 +145,22 @@ class Aligner:
 
     def add(self, data: NewData) -> None:
         """Takes what is new in the database."""
+        lowest: dict[int, int] = {}
         for target, parts in ((self._series, data.columns), (self._words, data.words)):
             for part in parts:
+                first, last = int(part.steps[0]), int(part.steps[-1])  # they ascend
+                self._heard(part.rank, part.attempt, first, last)
+                lowest[part.rank] = min(lowest.get(part.rank, first), first)
                 fresh = self._fresh(part)
                 if len(fresh.steps):
                     target[part.metric, part.rank].add(fresh)
-                    newest = int(fresh.steps.max())
-                    self._loaded[part.rank] = max(self._loaded.get(part.rank, -1), newest)
         for made in data.prints:
-            if made.print.step <= self.last_step:
-                self.late += 1
-                continue
-            known = self._prints[made.print.step, made.print.stage].get(made.rank)
-            if known is None or known.attempt <= made.attempt:
-                self._prints[made.print.step, made.print.stage][made.rank] = made
+            self._heard(made.rank, made.attempt, made.print.step, made.print.step)
+            self._add_print(made)
+        for rank, first in lowest.items():
+            # What the next page holds of a rank is later than the earliest of this one: the parts
+            # of a step never arrive a whole page (thousands of batches) apart.
+            self._read[rank] = max(self._read.get(rank, -1), first - 1)
         self._lives = {life.life.rank: life for life in data.lives}
         self._tables = data.tables or self._tables
         self._world_size = data.world_size
@@ -133,6 +179,13 @@ class Aligner:
             if not len(rest):
                 return
 
+    # ------------------------------------------------------------------------------- what comes in
+
+    def _heard(self, rank: int, attempt: int, first: int, last: int) -> None:
+        begins = self._begins[rank]
+        begins[attempt] = min(begins.get(attempt, first), first)
+        self._ends[rank, attempt] = max(self._ends.get((rank, attempt), last), last)
+
     def _fresh(self, part: ColumnPart) -> ColumnPart:
         if part.steps[0] > self.last_step:
             return part
@@ -140,33 +193,68 @@ class Aligner:
         self.late += int((~new).sum())
         return replace(part, steps=part.steps[new], values=part.values[new])
 
+    def _add_print(self, made: PrintPart) -> None:
+        step = made.print.step
+        if step <= self.last_step:
+            self.late += 1
+            return
+        held = self._prints[step, made.print.stage]
+        known = held.get(made.rank)
+        if known is not None:
+            if known.attempt > made.attempt:
+                return
+            self._print_bytes -= _bytes_of(known)
+        held[made.rank] = made
+        self._print_bytes += _bytes_of(made)
+        while self._print_bytes > MAX_PRINT_BYTES and len(self._prints) > 1:
+            self.given_up += len(self._take_prints(min(self._prints)))
+
+    def _take_prints(self, key: tuple[int, str]) -> dict[int, PrintPart]:
+        taken = self._prints.pop(key)
+        self._print_bytes -= sum(map(_bytes_of, taken.values()))
+        return {
+            rank: made
+            for rank, made in taken.items()
+            if key[0] < _superseded_from(made.attempt, self._begins[rank])
+        }
+
+    # -------------------------------------------------------------------------- how far it reaches
+
     def _frontier(self, now: float) -> int:
         """Last step that nothing more is to be expected about."""
-        reached = {rank: self._reached(rank, life) for rank, life in self._lives.items()}
+        reached = {rank: self._reached(life, now) for rank, life in self._lives.items()}
         if not reached:
             return -1
-        fastest = max(life.through_step for life in self._lives.values())
+        fastest = max(reached.values())
+        near = [rank for rank, step in reached.items() if step > fastest - MAX_LAG]
         if self._more:
             # There is more in the database: nobody is late, all are to be read first.
-            return min(min(reached.values()), fastest)
+            return min(reached[rank] for rank in near)
         first_seen = min(life.life.first_seen for life in self._lives.values())
         waited = max(now, first_seen) - first_seen
         if len(self._lives) < self._world_size and waited < UNSEEN_SECONDS:
             return -1
+        lives = [life.life for life in self._lives.values()]
+        # One that has ended has shown that the server can be reached.
+        ended = any(life.state != "running" for life in lives)
+        heard = now if ended else max(life.last_seen for life in lives)
         holding = [
-            reached[rank]
-            for rank, life in self._lives.items()
-            if life.life.state == "running"
-            and now - life.life.last_seen < SILENT_SECONDS
-            and reached[rank] > fastest - MAX_LAG
+            reached[rank] for rank in near if _is_awaited(self._lives[rank].life, heard, now)
         ]
         return min([*holding, fastest])
 
-    def _reached(self, rank: int, life: Life) -> int:
-        if not self._more:
-            return life.through_step
-        # What was read ends in the middle: the last step read may lack a part.
-        return min(life.through_step, self._loaded.get(rank, 0) - 1)
+    def _reached(self, entry: Life, now: float) -> int:
+        """Last step about which a rank has said all it will say."""
+        life = entry.life
+        if self._more:
+            return self._read.get(life.rank, -1)
+        newest = self._ends.get((life.rank, entry.attempt), -1)
+        if life.state != "running":
+            return max(entry.through_step, newest)
+        if entry.through_step < 0 and now - life.first_seen >= SILENT_SECONDS:
+            # A client that does not say which steps are complete: those before its newest.
+            return newest - 1
+        return entry.through_step
 
     def _steps(self, through: int) -> Int64:
         held = [s for p in self._series.values() for s in p.steps]
@@ -175,6 +263,8 @@ class Aligner:
         steps = np.unique(np.concatenate(held))
         return steps[steps <= through]
 
+    # ---------------------------------------------------------------------------------- the window
+
     def _window(self, steps: Int64, through: int, now: float) -> Window:
         ranks = np.array(sorted(self._lives), dtype=np.int64)
         series = {
@@ -182,7 +272,7 @@ class Aligner:
             for name in sorted({metric for metric, _ in self._series})
             if (aligned := self._aligned(self._series, name, ranks, steps, through, np.float64))
         }
-        comparisons = self._comparisons(series, ranks, steps, through)
+        comparisons = self._comparisons(series, ranks, steps, through, now)
         self.last_step = max(self.last_step, through)
         return Window(
             world_size=self._world_size,
@@ -211,7 +301,7 @@ class Aligner:
             held = pending.get((name, rank))
             if held is None or not held.steps:
                 continue
-            at, what = held.take(through)
+            at, what = held.take(through, self._begins[rank])
             columns = np.searchsorted(steps, at)
             values[row, columns] = what
             present[row, columns] = True
@@ -220,17 +310,28 @@ class Aligner:
     # ----------------------------------------------------------------------------- the comparisons
 
     def _comparisons(
-        self, series: Mapping[str, Series], ranks: Int64, steps: Int64, through: int
+        self, series: Mapping[str, Series], ranks: Int64, steps: Int64, through: int, now: float
     ) -> tuple[Comparison, ...]:
         found: dict[tuple[int, str], Comparison] = {}
         members = self._replicas(ranks)
         for metric, stage, tolerance in COMPARED_SERIES:
-            if metric in series and len(members) > 1:
-                self._compare_values(found, series[metric], stage, tolerance, ranks, members, steps)
-        for stage in {s for s, _ in self._words}:
-            self._compare_words(found, stage, ranks, members, steps, through)
-        for key in [k for k in self._prints if k[0] <= through]:
-            self._compare_prints(found, key, self._prints.pop(key), members)
+            if metric in series:
+                by_value = partial(compare.compare_values, tolerance=tolerance)
+                self._compare(found, series[metric], stage, by_value, ranks, members, steps)
+        of_words: dict[tuple[int, str], Comparison] = {}
+        for stage in sorted({stage for stage, _ in self._words}):
+            words = self._aligned(self._words, stage, ranks, steps, through, np.uint64)
+            if words is not None:
+                by_word = compare.compare_words
+                self._compare(of_words, words, stage, by_word, ranks, members, steps)
+        found |= of_words
+        for key in sorted(k for k in self._prints if k[0] <= through):
+            taken = self._take_prints(key)
+            prints = {r: taken[r].print for r in ranks[members].tolist() if r in taken}
+            made = self._with_prints(key, found.get(key), prints, exact=key in of_words)
+            if made is not None:
+                found[key] = made
+        self._tell_missing(found, ranks[members].tolist(), now)
         chain = {stage: n for n, stage in enumerate(STAGES)}
         ordered = sorted(found, key=lambda k: (k[0], chain[k[1]]))
         return tuple(found[key] for key in ordered)
@@ -243,64 +344,95 @@ class Aligner:
             classes[table and (table.names, table.shapes, table.shards)].append(row)
         return np.array(max(classes.values(), key=len, default=[]), dtype=np.int64)
 
-    def _compare_values(
+    def _compare(
         self,
         found: dict[tuple[int, str], Comparison],
         aligned: Series,
         stage: str,
-        tolerance: float,
+        compared: Callable[[int, str, Int64, Any], Comparison],
         ranks: Int64,
         members: Int64,
         steps: Int64,
     ) -> None:
-        for column, step in enumerate(steps.tolist()):
-            rows = members[aligned.present[members, column]]
-            if len(rows) > 1:
-                found[step, stage] = compare.compare_values(
-                    step, stage, ranks[rows], aligned.values[rows, column], tolerance=tolerance
-                )
-
-    def _compare_words(
-        self,
-        found: dict[tuple[int, str], Comparison],
-        stage: str,
-        ranks: Int64,
-        members: Int64,
-        steps: Int64,
-        through: int,
-    ) -> None:
-        aligned = self._aligned(self._words, stage, ranks, steps, through, np.uint64)
-        if aligned is None:
+        """Compares one number a rank and step, at all steps at which two or more have one."""
+        if len(members) < 2:
             return
-        words: Any = aligned.values
-        for column, step in enumerate(steps.tolist()):
-            rows = members[aligned.present[members, column]]
-            if len(rows) > 1:
-                found[step, stage] = compare.compare_words(
-                    step, stage, ranks[rows], words[rows, column]
+        values, present = aligned.values[members], aligned.present[members]
+        counts = present.sum(axis=0)
+        same = compare.same_columns(values, present) & (counts == len(members))
+        # What all ranks agree on, which is nearly always all of it, shares its arrays.
+        agreed = compare.agreed(0, stage, ranks[members])
+        for column in np.flatnonzero(counts > 1).tolist():
+            step = int(steps[column])
+            if same[column]:
+                found[step, stage] = replace(agreed, step=step)
+            else:
+                rows = present[:, column]
+                found[step, stage] = compared(
+                    step, stage, ranks[members][rows], values[rows, column]
                 )
 
-    def _compare_prints(
+    def _with_prints(
         self,
-        found: dict[tuple[int, str], Comparison],
         key: tuple[int, str],
-        parts: Mapping[int, PrintPart],
-        members: Int64,
+        known: Comparison | None,
+        prints: Mapping[int, wire.Print],
+        *,
+        exact: bool,
+    ) -> Comparison | None:
+        """The comparison at a step and stage, with what fingerprints add to it.
+
+        Args:
+            known: what whole-model words, or numbers, came to.
+            prints: by rank.
+            exact: whether that were words, which see every bit.
+        """
+        if not prints:
+            return known
+        first = next(iter(prints.items()))
+        table = self._tables.get(first[0], {}).get(first[1].table)
+        if table is None or any(len(p.digests) != len(table.names) for p in prints.values()):
+            return known
+        own = None
+        if len(prints) > 1:
+            ranks = np.array(list(prints), dtype=np.int64)
+            own = compare.compare_prints(*key, ranks, list(prints.values()), table)
+        if known is None or (own is not None and len(prints) >= len(known.ranks)):
+            return own
+        if known.equal and not exact:
+            # A norm does not see everything that the digests of some of the ranks do.
+            return known if own is None or own.equal else own
+        return compare.with_prints(known, prints, table)
+
+    def _tell_missing(
+        self, found: dict[tuple[int, str], Comparison], members: Sequence[int], now: float
     ) -> None:
-        step, stage = key
-        all_ranks = sorted(self._lives)
-        ranks = [all_ranks[row] for row in members.tolist() if all_ranks[row] in parts]
-        known = found.get(key)
-        # A word of every rank says more than prints of some.
-        if len(ranks) < 2 or (known is not None and len(known.ranks) > len(ranks)):
-            return
-        prints = [parts[r].print for r in ranks]
-        table = self._tables.get(ranks[0], {}).get(prints[0].table)
-        if table is None or any(len(p.digests) != len(table.names) for p in prints):
-            return
-        found[key] = compare.compare_prints(
-            step, stage, np.array(ranks, dtype=np.int64), prints, table
-        )
+        """Names the ranks that had said nothing about a step when it was compared."""
+        reached = {rank: self._reached(self._lives[rank], now) for rank in members}
+        slowest = min(reached.values(), default=-1)
+        expected = range(min(self._world_size, _MAX_MISSING))
+        unseen = {rank for rank in expected if rank not in self._lives}
+        for key, comparison in found.items():
+            if key[0] <= slowest and not unseen:
+                continue
+            behind = {rank for rank, step in reached.items() if step < key[0]}
+            missing = (behind | unseen) - set(comparison.ranks.tolist())
+            if missing:
+                found[key] = replace(comparison, missing=tuple(sorted(missing)))
+
+
+def _is_awaited(life: RankLife, heard: float, now: float) -> bool:
+    patience = max(SILENT_SECONDS, 2 * life.heartbeat_seconds)
+    return (
+        life.state == "running"
+        and heard - life.last_seen < patience
+        and now - life.last_seen < max(QUIET_SECONDS, patience)
+    )
+
+
+def _bytes_of(made: PrintPart) -> int:
+    sketches = made.print.sketches
+    return int(made.print.digests.nbytes) + (0 if sketches is None else int(sketches.nbytes))
 
 
 def lives_since(lives: Sequence[Life], floor: float) -> tuple[Life, ...]:

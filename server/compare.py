@@ -5,13 +5,15 @@ Pure and vectorised: nothing here loops over pairs of ranks. Shapes: R ranks, T 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rankscope.agent import wire
-from rankscope.server.window import Comparison, Float64, Int64, TensorDifference
+from rankscope.server.window import Bool, Comparison, Float64, Int64, TensorDifference
 
 UInt64 = npt.NDArray[np.uint64]
 
@@ -20,6 +22,9 @@ NORM_TOLERANCE = 1e-6
 
 # Which tensors differ is told for at most so many; the count tells the rest.
 _MAX_TENSORS = 64
+
+# What differs by less than a sketch can show.
+_TINY = float(np.finfo(np.float64).tiny)
 
 _FOLD = np.random.Generator(np.random.Philox(key=[0, 7])).integers(
     0, 2**64, size=4096, dtype=np.uint64
@@ -73,6 +78,17 @@ def labels_of(words: npt.NDArray[np.generic]) -> tuple[Int64, bool]:
     return labels[inverse], decided
 
 
+def same_columns(values: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> Bool:
+    """Columns, bool [S], in which all present values, [R, S], are the same; NaN is NaN."""
+    columns = np.arange(values.shape[1])
+    first = values[np.argmax(present, axis=0), columns]
+    same = values == first
+    if values.dtype.kind == "f":
+        same |= np.isnan(values) & np.isnan(first)
+    result: Bool = (same | ~present).all(axis=0)
+    return result
+
+
 def compare_words(step: int, stage: str, ranks: Int64, words: UInt64) -> Comparison:
     """Whole-model words, uint64 [R], of one stage at one step."""
     if bool((words == words[0]).all()):
@@ -104,55 +120,98 @@ def compare_prints(
     if bool((digests == digests[0]).all()):
         return agreed(step, stage, ranks, digests.shape[1])
     labels, decided = labels_of(fold(digests))
-    reference = int(np.argmax(labels == 0))
-    sketches = _sketches(prints)
-    differs = digests != digests[reference]  # [R, T]
-    if sketches is None:
-        distance = relative = np.where(labels == 0, 0.0, np.nan)
-        by_tensor = np.full(differs.shape, np.nan)
-        norms = np.full(differs.shape[1], np.nan)
-        buckets = np.zeros(differs.shape, dtype=np.int64)
-    else:
-        with np.errstate(invalid="ignore"):
-            apart = sketches - sketches[reference]
-            by_tensor = np.sqrt((apart**2).sum(axis=2))
-        buckets = (apart != 0).sum(axis=2)
-        norms = np.sqrt((sketches[reference] ** 2).sum(axis=1))
-        distance = np.sqrt((by_tensor**2).sum(axis=1))
-        relative = _ratio(distance, np.sqrt((norms**2).sum()))
+    unknown = np.where(labels == 0, 0.0, np.nan)
+    words = Comparison(step, stage, ranks, labels, unknown, unknown, decided)
+    return with_prints(words, dict(zip(ranks.tolist(), prints, strict=True)), table)
+
+
+def with_prints(
+    comparison: Comparison, prints: Mapping[int, wire.Print], table: wire.TensorTable
+) -> Comparison:
+    """Adds which tensors differ and how far, where the fingerprints of some ranks tell.
+
+    One rank speaks for its cluster: the members of a cluster hold the same bits. A digest decides
+    whether a tensor differs and its sketch how far (the order in which another machine sums up a
+    sketch changes its last bits). What differs by less than a sketch can show, as 0 from -0, still
+    differs: by the smallest number there is.
+
+    Args:
+        prints: by rank, all of `table`.
+    """
+    labels = comparison.clusters
+    speakers: dict[int, int] = {}
+    for row, (rank, label) in enumerate(
+        zip(comparison.ranks.tolist(), labels.tolist(), strict=True)
+    ):
+        known = speakers.get(label)
+        better = known is None or prints[int(comparison.ranks[known])].sketches is None
+        if rank in prints and better:
+            speakers[label] = row
+    count = len(table.names)
+    if comparison.equal or 0 not in speakers or len(speakers) < 2:
+        told = count if comparison.equal and len(prints) > 1 else comparison.tensor_count
+        return replace(comparison, tensor_count=told)
+    reference = prints[int(comparison.ranks[speakers.pop(0)])]
+    norms = _norms(reference.sketches, count)
+    clusters = int(labels.max()) + 1
+    differs = np.zeros((clusters, count), dtype=bool)
+    by_tensor = np.zeros((clusters, count))
+    buckets = np.zeros((clusters, count), dtype=np.int64)
+    for label, row in speakers.items():
+        spoken = prints[int(comparison.ranks[row])]
+        differs[label] = spoken.digests != reference.digests
+        by_tensor[label], buckets[label] = _apart(spoken, reference, differs[label])
+    distance, relative = comparison.distance.copy(), comparison.relative.copy()
+    whole = np.sqrt((by_tensor**2).sum(axis=1))
+    # The square of a tiny number is 0.
+    whole[differs.any(axis=1)] = np.maximum(whole[differs.any(axis=1)], _TINY)
+    spoken_for = np.isin(labels, [label for label in speakers if differs[label].any()])
+    distance[spoken_for] = whole[labels[spoken_for]]
+    ratio = _ratio(distance, np.sqrt((norms**2).sum()))
+    relative[spoken_for] = np.maximum(ratio[spoken_for], _TINY)
     tensors = []
     for index in np.flatnonzero(differs.any(axis=0))[:_MAX_TENSORS]:
-        who = np.flatnonzero(differs[:, index])
-        values = by_tensor[who, index]
-        worst = who[int(np.argmax(np.nan_to_num(values, nan=-1.0)))]
+        apart = np.where(differs[:, index], np.nan_to_num(by_tensor[:, index], nan=0.0), -1.0)
+        worst = int(np.argmax(apart))
         tensors.append(
             TensorDifference(
                 name=table.names[index],
                 shape=table.shapes[index],
-                ranks=tuple(int(r) for r in ranks[who]),
+                ranks=tuple(int(r) for r in comparison.ranks[differs[labels, index]]),
                 distance=float(by_tensor[worst, index]),
-                relative=float(_ratio(by_tensor[worst, index], norms[index])),
+                relative=float(np.maximum(_ratio(by_tensor[worst, index], norms[index]), _TINY)),
                 buckets=int(buckets[worst, index]),
             )
         )
-    return Comparison(
-        step,
-        stage,
-        ranks,
-        labels,
-        distance,
-        relative,
-        decided,
-        tuple(tensors),
-        tensor_count=digests.shape[1],
+    return replace(
+        comparison,
+        distance=distance,
+        relative=relative,
+        tensors=tuple(tensors),
+        tensor_count=count,
     )
 
 
-def _sketches(prints: Sequence[wire.Print]) -> Float64 | None:
-    held = [p.sketches for p in prints if p.sketches is not None]
-    if len(held) < len(prints) or len({s.shape for s in held}) > 1:
-        return None
-    return np.stack(held)
+def _norms(sketches: Float64 | None, count: int) -> Float64:
+    if sketches is None:
+        return np.full(count, np.nan)
+    norms: Float64 = np.sqrt((sketches**2).sum(axis=1))
+    return norms
+
+
+def _apart(
+    one: wire.Print, other: wire.Print, differs: npt.NDArray[np.bool_]
+) -> tuple[Float64, Int64]:
+    """Distance, [T], and number of buckets that differ, [T]; 0 where the digests are the same."""
+    if one.sketches is None or other.sketches is None or one.sketches.shape != other.sketches.shape:
+        return np.where(differs, np.nan, 0.0), np.zeros(len(differs), dtype=np.int64)
+    distance = np.zeros(len(differs))
+    buckets = np.zeros(len(differs), dtype=np.int64)
+    with np.errstate(invalid="ignore"):
+        apart = one.sketches[differs] - other.sketches[differs]
+        distance[differs] = np.maximum(np.sqrt((apart**2).sum(axis=1)), _TINY)
+    buckets[differs] = (apart != 0).sum(axis=1)
+    return distance, buckets
 
 
 def _ratio(value: npt.ArrayLike, norm: npt.ArrayLike) -> Float64:

@@ -33,6 +33,7 @@ _MAX_RUNS = 256
 _MAX_BACKOFF_S = 60.0
 # How long dense sampling is asked for after something was found, in steps.
 _DENSE_STEPS = 20
+_MAX_AHEAD = 2000
 # A run all of whose ranks have said nothing for this long is not running.
 _LOST_SECONDS = 30.0
 
@@ -138,7 +139,9 @@ class _Run:
         self._alerts: dict[str, Alert] = {}
         self._checks: dict[str, Check] = {}
         self._arrival = 0
-        self._dense_until = -1
+        # Alerts for which dense sampling was asked for: once each, so as not to slow a job down
+        # for as long as it is apart. A replay asks again, which costs a few steps.
+        self._looked_into: set[str] = set()
         # What an evaluation before this one left, until the replay has caught up with it.
         self._stored: dict[str, Alert] | None = None
 
@@ -171,6 +174,7 @@ class _Run:
                 config=data.config,
             )
         )
+        reported = {entry.life.rank: entry.life.last_step for entry in data.lives}
         news = data.arrival > self._arrival
         changed: dict[str, Alert] = {}
         transitions: list[tuple[str, int, float, str, str]] = []
@@ -186,6 +190,7 @@ class _Run:
                 through_step=window.last_step,
                 now=now,
                 heard_at={entry.life.rank: entry.life.last_seen for entry in data.lives},
+                reported=reported,
             )
             for alert in folded.alerts:
                 self._alerts[alert.id] = changed[alert.id] = alert
@@ -224,7 +229,7 @@ class _Run:
                     transitions=transitions,
                 )
                 evaluation.save_checks(connection, run=self._key, checks=stale)
-                self._ask_dense(connection, changed)
+                self._ask_dense(connection, changed, newest=max(reported.values(), default=-1))
                 evaluation.mark_evaluated(
                     connection,
                     run=self._key,
@@ -248,14 +253,27 @@ class _Run:
             resolved_at=stored.resolved_at if resolved else alert.resolved_at,
         )
 
-    def _ask_dense(self, connection: Connection, changed: dict[str, Alert]) -> None:
-        """A closer look at what has just come apart: which tensor, and does it grow."""
-        for alert in changed.values():
-            if alert.kind.startswith("desync.") and alert.state == "open":
-                until = alert.seen_step + 2 * _DENSE_STEPS
-                if until > max(self._dense_until, self._aligner.last_step):
-                    self._dense_until = until
-                    evaluation.ask_dense(connection, run=self._key, until_step=until)
+    def _ask_dense(self, connection: Connection, changed: dict[str, Alert], *, newest: int) -> None:
+        """A closer look at what has just come apart: which tensor, and does it grow.
+
+        The wish reaches a rank with the answer to its next batch. By then a fast trainer is
+        hundreds of steps further, about as many as it was ahead when this was found.
+
+        Args:
+            newest: last step that any rank has reported.
+        """
+        fresh = [
+            alert
+            for alert in changed.values()
+            if alert.kind.startswith("desync.")
+            and alert.state == "open"
+            and alert.id not in self._looked_into
+        ]
+        self._looked_into |= {alert.id for alert in fresh}
+        if fresh:
+            ahead = newest - max(alert.seen_step for alert in fresh)
+            until = newest + _DENSE_STEPS + min(3 * max(ahead, 0), _MAX_AHEAD)
+            evaluation.ask_dense(connection, run=self._key, until_step=until)
 
 
 def _ended(row: RunRow, lives: tuple[Life, ...], now: float) -> str | None:

@@ -58,6 +58,7 @@ def fold(
     through_step: int,
     now: float,
     heard_at: Mapping[int, float] | None = None,
+    reported: Mapping[int, int] | None = None,
 ) -> Folded:
     """Takes one evaluation's findings into the alerts of a run.
 
@@ -71,6 +72,8 @@ def fold(
         heard_at: when each rank was last heard of, seconds since 1970, as far as is known for
             certain. An alert of `TIME_BASED` then resolves only after one of its ranks was heard of
             since: a server that has just started, and finds nothing yet, proves nothing.
+        reported: last step that each rank has reported. Steps of which an alert's ranks say nothing
+            are no clean ones: a rank that is missing resolves nothing.
     """
     before = {alert.id: alert for alert in alerts}
     after = dict(before)
@@ -112,7 +115,7 @@ def fold(
             over = identity not in found and _heard(alert, heard_at)
         else:
             over = alert.clear_after is not None and (
-                through_step - alert.last_step > alert.clear_after
+                _judged_through(alert, through_step, reported) - alert.last_step > alert.clear_after
             )
         if over:
             after[alert.id], transition = _resolve(alert, now, through_step)
@@ -161,6 +164,11 @@ def alert_id(run: str, kind: str, key: str, seen_step: int) -> str:
 def severest(*severities: str) -> str:
     """The highest of some severities."""
     return max(severities, key=wire.SEVERITIES.index)
+
+
+def _judged_through(alert: Alert, through_step: int, reported: Mapping[int, int] | None) -> int:
+    """Last step at which an alert's ranks could be looked at."""
+    return min([through_step, *((reported or {}).get(rank, through_step) for rank in alert.ranks)])
 
 
 def _heard(alert: Alert, heard_at: Mapping[int, float] | None) -> bool:

@@ -68,10 +68,13 @@ def test_a_value_that_a_rank_did_not_post_is_not_present():
 
 def test_a_rank_that_fell_silent_holds_the_others_up_for_a_while_only():
     aligner = Aligner({"loss"})
-    lives = [life(0, 9, last_seen=100.0), life(1, 2, last_seen=100.0)]
-    aligner.add(data([part(0, range(10)), part(1, range(3))], lives))
-    assert steps_of(aligner, 100.0 + SILENT_SECONDS - 1) == [0, 1, 2]
-    assert steps_of(aligner, 100.0 + SILENT_SECONDS + 1) == list(range(3, 10))
+    parts = [part(0, range(10)), part(1, range(3))]
+    lives = [life(0, 9, last_seen=99.0 + SILENT_SECONDS), life(1, 2, last_seen=100.0)]
+    aligner.add(data(parts, lives))
+    assert steps_of(aligner, 99.0 + SILENT_SECONDS) == [0, 1, 2]
+    lives = [life(0, 9, last_seen=101.0 + SILENT_SECONDS), life(1, 2, last_seen=100.0)]
+    aligner.add(data([], lives))
+    assert steps_of(aligner, 101.0 + SILENT_SECONDS) == list(range(3, 10))
 
 
 def test_a_rank_that_was_never_seen_too():
@@ -105,20 +108,25 @@ def test_what_comes_too_late_is_counted_and_not_looked_at():
     assert aligner.late == 1
 
 
-def test_the_later_attempt_of_a_rank_stands():
+def test_the_later_attempt_of_a_rank_stands_from_its_first_step_on():
     aligner = Aligner({"loss"})
-    parts = [part(0, [0, 1], [1.0, 2.0], attempt=1), part(0, [1, 2], [8.0, 9.0])]
+    parts = [part(0, [1], [2.0], attempt=1), part(0, [0, 1, 2], [1.0, 8.0, 9.0])]
     aligner.add(data(parts, [life(0, 2, attempt=1)], world_size=1))
     [window] = aligner.windows(0.0)
-    assert window.series["loss"].values.tolist() == [[1.0, 2.0, 9.0]]
+    assert window.series["loss"].values[:, :2].tolist() == [[1.0, 2.0]]
+    assert window.series["loss"].present.tolist() == [[True, True, False][: len(window.steps)]]
 
 
 def test_in_the_middle_of_a_replay_only_what_was_read_whole_counts():
     aligner = Aligner({"loss"})
     lives = [life(0, 99, "finished"), life(1, 99, "finished")]
+    # A page may end before the later half of a batch, or before a value that came late: only
+    # what the next page but one cannot touch any more is whole.
     aligner.add(data([part(0, range(50)), part(1, range(30))], lives, more=True))
+    assert steps_of(aligner) == []
+    aligner.add(data([part(0, range(48, 70)), part(1, range(29, 60))], lives, more=True))
     assert steps_of(aligner) == list(range(29))
-    aligner.add(data([part(0, range(50, 100)), part(1, range(30, 100))], lives))
+    aligner.add(data([part(0, range(70, 100)), part(1, range(60, 100))], lives))
     assert steps_of(aligner) == list(range(29, 100))
 
 

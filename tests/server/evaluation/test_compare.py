@@ -74,7 +74,7 @@ def test_a_difference_of_no_size_is_still_a_difference():
     )
     found = compare.compare_prints(7, "parameters", ranks(3), made, TABLE)
     assert found.deviating == (1,)
-    assert found.distance[1] == 0.0
+    assert 0.0 < found.distance[1] < 1e-300
     assert found.tensors[0].name == "t0"
 
 

@@ -1,0 +1,126 @@
+"""The worker over a real database where things went wrong in the job, not only in the model."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from rankscope.agent import wire
+from rankscope.server.storage import migrate, runs
+from rankscope.server.storage.alerts import list_alerts
+from rankscope.server.storage.engine import open_engine, writing
+from rankscope.server.storage.ingest import store_batch
+from rankscope.server.worker import Worker
+
+TABLE = wire.TensorTable(("w",), ((8, 8),), ("float32",), ("",))
+
+
+class Job:
+    """Ranks that post, and a worker on a clock of its own."""
+
+    def __init__(self, engine, world_size):
+        self.engine = engine
+        self.world_size = world_size
+        self.time = 1000.0
+        self.sent = {}
+        self.worker = Worker(engine, threading.Event(), now=lambda: self.time, strict=True)
+
+    def post(self, rank, steps, word=lambda step: 7, *, session="a", state="running", through=None):
+        steps = np.array(list(steps), dtype=np.int64)
+        seq = self.sent[rank, session] = self.sent.get((rank, session), -1) + 1
+        words = np.array([word(int(step)) for step in steps], dtype=np.uint64)
+        if through is None:
+            through = int(steps[-1])
+        batch = wire.Batch(
+            run="r",
+            rank=rank,
+            seq=seq,
+            session=session,
+            world_size=self.world_size,
+            through_step=through,
+            state=state,
+            hello=wire.Hello(started_at=0.0, tables={"parameters": TABLE}) if seq == 0 else None,
+            columns={"lr": wire.Column(steps, np.full(len(steps), 0.1))},
+            words={"parameters": wire.Column(steps, words)},
+        )
+        with writing(self.engine) as connection:
+            return store_batch(connection, batch, received_at=self.time)
+
+    def evaluate(self, seconds=0.5):
+        self.time += seconds
+        self.worker.look()
+
+    def alerts(self, kind):
+        with self.engine.connect() as connection, connection.begin():
+            run = runs.find_run(connection, "r").key
+            found = list_alerts(connection, limit=99, run=run, kind=kind, consequences=True)[0]
+        return [(a.state, a.ranks, a.first_step, a.last_step) for a in found]
+
+
+@pytest.fixture
+def engine(tmp_path):
+    engine = open_engine(f"sqlite:///{tmp_path / 'r.db'}")
+    migrate.upgrade(engine)
+    yield engine
+    engine.dispose()
+
+
+def parted(rank, since):
+    return lambda step: 9 if rank == 2 and step >= since else 7
+
+
+def test_a_restart_from_a_checkpoint_is_no_desync(engine):
+    """What a dead attempt had said of steps that are taken again is not held against the others."""
+    job = Job(engine, 3)
+    for first in range(0, 150, 10):
+        for rank in range(3):
+            job.post(rank, range(first, first + 10))
+        job.evaluate()
+    job.post(0, range(150, 156))
+    job.evaluate()
+    for rank in range(3):
+        job.post(rank, [], session="b", through=99)
+    for first in range(100, 220, 10):
+        for rank in range(3):
+            # Rank 0 thins its sampling: it says nothing new of the odd steps.
+            stride = 2 if rank == 0 else 1
+            steps = range(first, first + 10, stride)
+            job.post(rank, steps, lambda step: 8, session="b", through=first + 9)
+        job.evaluate()
+    assert job.alerts("desync.parameters") == []
+
+
+def test_a_guilty_rank_that_is_missing_resolves_nothing(engine):
+    job = Job(engine, 4)
+    for first in range(0, 400, 10):
+        for rank in range(4):
+            if rank != 2 or first < 250:
+                job.post(rank, range(first, first + 10), parted(rank, 150))
+        job.evaluate(2.0)
+    assert job.alerts("desync.parameters") == [("open", (2,), 150, 249)]
+
+
+def test_a_closer_look_is_asked_for_ahead_of_a_fast_trainer(engine):
+    job = Job(engine, 4)
+    wishes = []
+    for first in range(0, 1500, 300):
+        for rank in range(4):
+            answer = job.post(rank, range(first, first + 300), parted(rank, 450))
+            if answer.dense_until is not None:
+                wishes.append((first, answer.dense_until))
+        job.evaluate()
+    # Found with the batch that ends at step 599; the next one ends at 899, and tells the ranks.
+    assert {first for first, _ in wishes} == {600}
+    assert min(until for _, until in wishes) >= 920
+
+
+def test_a_client_that_never_says_which_steps_are_complete(engine):
+    job = Job(engine, 3)
+    for first in range(0, 100, 10):
+        for rank in range(3):
+            job.post(rank, range(first, first + 10), parted(rank, 50), through=-1)
+        job.evaluate()
+    for rank in range(3):
+        job.post(rank, [], state="finished", through=-1)
+    job.evaluate()
+    assert job.alerts("desync.parameters") == [("open", (2,), 50, 99)]
