@@ -16,9 +16,12 @@ from support.browser import (
     chromium,
     find_chromium,
     wait_until_drawn,
+    watch,
     watched_page,
 )
 from support.fixture_run import HOSTILE, SyntheticRun, post, wait_until_evaluated
+
+from rankscope.dashboard.figures import DARK, LIGHT
 
 pytestmark = [
     pytest.mark.e2e,
@@ -79,22 +82,30 @@ def browser():
         yield browser
 
 
+@pytest.fixture(scope="module")
+def context(browser, server):
+    # One for all, so that plotly.js is loaded once; what a page stores is only its theme.
+    context = browser.new_context(base_url=server, reduced_motion="reduce")
+    yield context
+    context.close()
+
+
 @pytest.fixture
-def open_page(browser, server, request):
+def open_page(context, server):
     """Opens a page and, at the end, fails where it complained or reached for another origin."""
     opened = []
 
-    def open_page(path: str, **window):
-        context = watched_page(browser, server, **window)
-        watched = context.__enter__()
-        opened.append((context, watched))
+    def open_page(path: str, *, width: int = 1400, height: int = 900, scheme: str = "light"):
+        watched = watch(context.new_page(), server)
+        opened.append(watched)
+        watched.page.set_viewport_size({"width": width, "height": height})
+        watched.page.emulate_media(color_scheme=scheme)
         watched.page.goto(path)
         return watched.page
 
     yield open_page
-    for context, _ in opened:
-        context.__exit__(None, None, None)
-    for _, watched in opened:
+    for watched in opened:
+        watched.page.close()
         watched.assert_clean()
 
 
@@ -195,7 +206,7 @@ def test_a_healthy_run_reads_as_fine_and_names_what_was_not_checked(open_page, s
 def test_news_arrive_without_a_reload(open_page, server):
     run = SyntheticRun(run="living", ranks=2, steps=400, state="running")
     post(server, run, 0, 100)
-    page = open_page("/runs/living", height=2400)
+    page = open_page("/runs/living?q=loss", height=1600)
     page.evaluate("window.here = 'since the first load'")
     assert max(lines(page, "loss")["rank 0"][0]) == 99
     page.wait_for_selector('#live[data-state="live"]')
@@ -270,16 +281,14 @@ def test_a_link_brings_back_what_its_sender_saw(open_page):
     )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("path", ["/", "/alerts", "/runs/broken"])
-def test_nothing_sticks_out_at_400_pixels(open_page, path, scheme):
-    page = open_page(path, width=400, height=3000, scheme=scheme)
+def test_nothing_sticks_out_at_400_pixels(open_page, path):
+    page = open_page(path, width=400, height=3000)
     if path.startswith("/runs"):
         wait_until_drawn(page)
     else:
         page.wait_for_selector("#listing:not([hidden])")
     assert page.evaluate("document.documentElement.scrollWidth") == 400
-    assert page.get_attribute("html", "data-theme") == scheme
 
 
 def test_the_keyboard_works(open_page):
@@ -346,12 +355,12 @@ def test_pointing_at_a_chart_points_at_the_same_step_in_the_others(open_page):
 
 
 def test_smoothing_is_off_at_first_and_keeps_the_raw_line(open_page):
-    page = open_page("/runs/broken", height=2400)
+    page = open_page("/runs/broken?q=loss", height=1600)
     wait_until_drawn(page)
     assert page.input_value("#smoothing") == "0"
     page.locator("#smoothing").fill("0.9")
     wait_for_figure(page, "plot.data.some((t) => t.meta && t.meta.role === 'smoothed')")
-    assert parameters(page) == {"smoothing": "0.9"}
+    assert parameters(page) == {"q": "loss", "smoothing": "0.9"}
     assert np.array_equal(lines(page, "loss")["rank 0"][1], BROKEN.values("loss", 0))
 
 
@@ -405,14 +414,16 @@ def test_the_alerts_of_all_runs_can_be_filtered(open_page):
     page.wait_for_selector(".alert.pointed")
 
 
-def test_light_and_dark_can_be_switched_and_stay(open_page):
-    page = open_page("/runs/broken", height=2400)
-    wait_until_drawn(page)
-    page.keyboard.press("t")
-    wait_for_figure(page, "plot._fullLayout.paper_bgcolor === '#161d27'")
-    page.reload()
-    wait_until_drawn(page)
-    assert page.get_attribute("html", "data-theme") == "dark"
+def test_light_and_dark_follow_the_system_until_they_are_chosen(browser, server):
+    with watched_page(browser, server, height=1600, scheme="dark") as watched:
+        page = watched.page
+        page.goto("/runs/broken?q=loss")
+        wait_for_figure(page, f"plot._fullLayout.paper_bgcolor === '{DARK.panel}'")
+        page.keyboard.press("t")
+        wait_for_figure(page, f"plot._fullLayout.paper_bgcolor === '{LIGHT.panel}'")
+        page.reload()
+        wait_for_figure(page, f"plot._fullLayout.paper_bgcolor === '{LIGHT.panel}'")
+        watched.assert_clean()
 
 
 def test_256_ranks_are_bands_and_the_guilty_one_stands_out(open_page, server):

@@ -70,18 +70,8 @@ class Watched:
         assert not self.foreign, self.foreign
 
 
-@contextmanager
-def watched_page(
-    browser: Browser, origin: str, *, width: int = 1400, height: int = 900, scheme: str = "light"
-) -> Iterator[Watched]:
-    """A fresh page (own cookies, own storage) that may talk to `origin` only."""
-    context = browser.new_context(
-        base_url=origin,
-        viewport={"width": width, "height": height},
-        color_scheme="dark" if scheme == "dark" else "light",
-        reduced_motion="reduce",
-    )
-    page = context.new_page()
+def watch(page: Page, origin: str) -> Watched:
+    """Listens to a page that may talk to `origin` only."""
     watched = Watched(page)
 
     def heard(message: ConsoleMessage) -> None:
@@ -98,8 +88,22 @@ def watched_page(
     page.on("console", heard)
     page.on("pageerror", lambda error: watched.complaints.append(f"exception: {error}"))
     page.on("request", asked)
+    return watched
+
+
+@contextmanager
+def watched_page(
+    browser: Browser, origin: str, *, width: int = 1400, height: int = 900, scheme: str = "light"
+) -> Iterator[Watched]:
+    """A fresh page with cookies and storage of its own."""
+    context = browser.new_context(
+        base_url=origin,
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if scheme == "dark" else "light",
+        reduced_motion="reduce",
+    )
     try:
-        yield watched
+        yield watch(context.new_page(), origin)
     finally:
         context.close()
 
