@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ import numpy as np
 from rankscope.agent import wire
 from rankscope.agent.wire import STAGES
 from rankscope.server import compare
+from rankscope.server.pending import Pending, superseded_from
 from rankscope.server.storage.evaluation import ColumnPart, Life, NewData, PrintPart
 from rankscope.server.window import Comparison, Int64, RankLife, Series, Window
 
@@ -50,66 +50,6 @@ _MAX_MISSING = 1024
 _BLOCK = 512
 
 
-@dataclass(slots=True)
-class _Pending:
-    """Points of one series of one rank that are not in a window yet."""
-
-    steps: list[Int64] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)
-    attempts: list[int] = field(default_factory=list)
-
-    def add(self, part: ColumnPart) -> None:
-        self.steps.append(part.steps)
-        self.values.append(part.values)
-        self.attempts.append(part.attempt)
-
-    def take(self, through: int, begins: Mapping[int, int]) -> tuple[Int64, Any]:
-        """Points up to a step, each step once: of several the newest attempt's last stands.
-
-        Args:
-            begins: first step of each attempt.
-        """
-        if len(begins) > 1:
-            self._forget_superseded(begins)
-        if not self.steps:
-            return np.zeros(0, dtype=np.int64), np.zeros(0)
-        order = np.argsort(self.attempts, kind="stable")
-        steps = np.concatenate([self.steps[i] for i in order])
-        values = np.concatenate([self.values[i] for i in order])
-        attempts = np.concatenate(
-            [np.full(len(self.steps[i]), self.attempts[i], dtype=np.int64) for i in order]
-        )
-        later = steps > through
-        self.steps, self.values, self.attempts = [], [], []
-        for attempt in np.unique(attempts[later]):
-            rest = later & (attempts == attempt)
-            self.steps.append(steps[rest])
-            self.values.append(values[rest])
-            self.attempts.append(int(attempt))
-        steps, values = steps[~later], values[~later]
-        if len(steps) > 1 and not bool((np.diff(steps) > 0).all()):
-            by_step = np.argsort(steps, kind="stable")
-            steps, values = steps[by_step], values[by_step]
-            stands = np.append(np.diff(steps) > 0, True)
-            steps, values = steps[stands], values[stands]
-        return steps, values
-
-    def _forget_superseded(self, begins: Mapping[int, int]) -> None:
-        held = list(zip(self.steps, self.values, self.attempts, strict=True))
-        self.steps, self.values, self.attempts = [], [], []
-        for steps, values, attempt in held:
-            stand = steps < _superseded_from(attempt, begins)
-            if stand.any():
-                self.steps.append(steps[stand])
-                self.values.append(values[stand])
-                self.attempts.append(attempt)
-
-
-def _superseded_from(attempt: int, begins: Mapping[int, int]) -> float:
-    """First step from which a later attempt's points count."""
-    return min((first for later, first in begins.items() if later > attempt), default=inf)
-
-
 class Aligner:
     """The state of one run's alignment.
 
@@ -128,8 +68,8 @@ class Aligner:
         self.last_step = -1
         self.late = 0
         self.given_up = 0
-        self._series: dict[tuple[str, int], _Pending] = defaultdict(_Pending)
-        self._words: dict[tuple[str, int], _Pending] = defaultdict(_Pending)
+        self._series: dict[tuple[str, int], Pending] = defaultdict(Pending)
+        self._words: dict[tuple[str, int], Pending] = defaultdict(Pending)
         self._prints: dict[tuple[int, str], dict[int, PrintPart]] = defaultdict(dict)
         self._print_bytes = 0
         # First and last step that each attempt of a rank has posted anything about.
@@ -215,7 +155,7 @@ class Aligner:
         return {
             rank: made
             for rank, made in taken.items()
-            if key[0] < _superseded_from(made.attempt, self._begins[rank])
+            if key[0] < superseded_from(made.attempt, self._begins[rank])
         }
 
     # -------------------------------------------------------------------------- how far it reaches
@@ -288,7 +228,7 @@ class Aligner:
 
     def _aligned(
         self,
-        pending: dict[tuple[str, int], _Pending],
+        pending: dict[tuple[str, int], Pending],
         name: str,
         ranks: Int64,
         steps: Int64,
