@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from rankscope.dashboard.figures.arrays import Curve, Float64, Mark, rank_list
 from rankscope.dashboard.figures.bands import band_traces, outlying
 from rankscope.dashboard.figures.labels import end_labels
-from rankscope.dashboard.figures.marks import mark_layout
+from rankscope.dashboard.figures.marks import mark_layout, with_marks
 from rankscope.dashboard.figures.nonfinite import Episode, episodes, nonfinite_trace
 from rankscope.dashboard.figures.outline import drawable, polygons
 from rankscope.dashboard.figures.smoothing import smooth
@@ -89,7 +89,7 @@ def rank_curves(
     if broken:
         traces.append(nonfinite_trace(broken, theme))
 
-    span = x_range or _span(curves)
+    span = x_range or with_marks(_span(curves), marks)
     shapes, labels = mark_layout(marks, theme, span)
     labels += end_labels([c for c in lines if c.rank in named], theme, log_y)
     note = _log_note(curves) if log_y else ""
@@ -150,7 +150,7 @@ def _line_traces(
             }
         )
     values = drawable(curve.values, log_y)
-    width = 2.4 if emphasis > 0 else (1.1 if emphasis < 0 else 1.6)
+    width = 2.0 if emphasis > 0 else (1.1 if emphasis < 0 else 1.6)
     raw: dict[str, Any] = {
         "type": "scatter",
         "x": curve.steps,

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from rankscope.dashboard.figures.arrays import Bool, Float64, Int64, Mark, rank_list
 from rankscope.dashboard.figures.binning import Bins, bin_steps
 from rankscope.dashboard.figures.distance_scale import cell_traces, legend_traces
-from rankscope.dashboard.figures.marks import mark_layout
+from rankscope.dashboard.figures.marks import mark_layout, with_marks
 from rankscope.dashboard.figures.theme import LIGHT, Theme, faded, layout
 from rankscope.dashboard.figures.ticks import rank_ticks
 
@@ -142,6 +142,8 @@ def divergence_heatmap(
         unchecked=bool((~bins.checked).any()),
     )
     edges = (float(bins.starts[0]) - 0.5, float(bins.starts[-1] + bins.width) - 0.5)
+    if x_range is None:
+        edges = with_marks(edges, marks)
     shapes, labels = mark_layout(marks, theme, edges)
     # Spans of alerts would lie under the opaque cells and over the background only.
     shapes = [s for s in shapes if s["type"] == "line"]

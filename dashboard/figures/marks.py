@@ -85,5 +85,16 @@ def mark_layout(
     return shapes, labels
 
 
+def with_marks(span: tuple[float, float], marks: Sequence[Mark]) -> tuple[float, float]:
+    """The span, a little longer where an alert begins just behind it.
+
+    A rank that dies is missed at the step after the last one: the mark must not lie outside.
+    """
+    low, high = span
+    room = max(1.0, 0.02 * (high - low))
+    behind = [m.first_step for m in marks if high < m.first_step <= high + room]
+    return low, float(max([high, *behind]))
+
+
 def _covers(mark: Mark, low: float, high: float) -> bool:
     return mark.first_step < low and mark.last_step is not None and mark.last_step >= low

@@ -13,6 +13,10 @@ _TITLES = {
     "samples_per_second": "throughput (samples/s)",
     "eval/loss": "evaluation loss",
     "eval/accuracy": "evaluation accuracy (fraction)",
+    "rankscope/overhead": "agent overhead (share of step)",
+    "rankscope/interval/word": "words, sampled every (steps)",
+    "rankscope/interval/signals": "signals, sampled every (steps)",
+    "rankscope/interval/full": "fingerprints, every (steps)",
 }
 
 

@@ -8,8 +8,10 @@ const FIRST = [
   "loss", "accuracy", "grad_norm", "grad_norm_local", "grad_norm_preclip", "lr", "step_seconds",
   "samples_per_second", "eval/loss", "eval/accuracy",
 ];
-// A family such as grad_norm/<layer> with more members than this folds into one line.
+// A family such as grad_norm/<layer> with more members than this folds into one line, and so does
+// what the agent measures about itself.
 const MAX_FAMILY = 4;
+const FOLDED = { "rankscope/": "What the agent measured about itself" };
 
 const place = (metric) => (FIRST.includes(metric) ? FIRST.indexOf(metric) : FIRST.length);
 const byPlace = (a, b) => place(a) - place(b) || a.localeCompare(b);
@@ -45,7 +47,7 @@ export class Charts {
     const flat = [];
     const folded = [];
     for (const [family, members] of families) {
-      if (members.length > MAX_FAMILY && !wanted) folded.push([family, members]);
+      if ((members.length > MAX_FAMILY || FOLDED[family]) && !wanted) folded.push([family, members]);
       else flat.push(...members);
     }
     this.#lay($("charts"), flat.sort(byPlace));
@@ -74,7 +76,7 @@ export class Charts {
         return el(
           "details",
           { class: "more", "data-family": family, "data-key": `${family}:${members.length}`, open: open.has(family) },
-          el("summary", {}, `${family}\u2026 (${members.length} series)`),
+          el("summary", {}, `${FOLDED[family] ?? `${family}\u2026`} (${members.length} series)`),
           grid,
         );
       }),

@@ -116,29 +116,3 @@ export function staleness(run) {
   if (run.state !== "running" || old < STALE_AFTER) return null;
   return el("span", { class: "stale" }, `stale ${duration(old)}`);
 }
-
-const ORDER = { failed: 0, not_run: 1, passed: 2 };
-const SIGNS = { failed: ["\u2715", "critical", "failed"], not_run: ["\u25CB", "muted", "not run"], passed: ["\u2713", "ok", "passed"] };
-
-/** Every check, whether it could run or not. "Not checked" never reads as "passed". */
-export function checks(node, verdict) {
-  const sorted = [...verdict.checks].sort((a, b) => ORDER[a.state] - ORDER[b.state] || a.name.localeCompare(b.name));
-  fill(
-    node,
-    sorted.map((check) => {
-      const [sign, tone, word] = SIGNS[check.state];
-      return el(
-        "li",
-        { "data-state": check.state },
-        el("span", { class: `sign is-${tone}`, "aria-hidden": "true" }, sign),
-        el(
-          "div",
-          {},
-          el("code", { class: "name" }, check.name),
-          el("span", { class: `word is-${tone}` }, word),
-          el("p", { class: "why" }, check.why),
-        ),
-      );
-    }),
-  );
-}

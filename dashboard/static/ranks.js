@@ -7,20 +7,19 @@ const SHOWN = 16;
 let everyone = false;
 
 const SILENT_BEATS = 3;
+const MIN_SILENCE = 15;
 
-/** A rank that runs but has not been heard of for three of its promised intervals (at least 15 s). */
-function silent(rank, run) {
-  return ["running", "lost"].includes(run.state) && rank.state === "running" &&
-    age(rank.last_seen_at) > Math.max(15, SILENT_BEATS * (rank.heartbeat_seconds ?? 5));
-}
+/** A rank that runs, for all it said, but has not been heard of for three of its promised intervals. */
+const silent = (rank) =>
+  rank.state === "running" && age(rank.last_seen_at) > Math.max(MIN_SILENCE, SILENT_BEATS * rank.heartbeat_seconds);
 
 /** @param guilty Set of ranks that open alerts name */
 export function rankTable(run, ranks, guilty) {
   const rows = ranks.map((rank) => {
-    const quiet = silent(rank, run);
+    const quiet = silent(rank);
     return { ...rank, quiet, guilty: guilty.has(rank.rank), suspect: quiet || guilty.has(rank.rank) || rank.state === "failed" };
   });
-  rows.sort((a, b) => b.suspect - a.suspect || a.rank - b.rank);
+  rows.sort((a, b) => b.guilty - a.guilty || b.quiet - a.quiet || b.suspect - a.suspect || a.rank - b.rank);
   const missing = run.world_size - ranks.length;
   const suspects = rows.filter((r) => r.suspect).length;
   $("ranks-summary").textContent = [

@@ -1,12 +1,13 @@
 // The page of one run.
 
-import { Problem, age, get, post, root, runPath } from "./api.js";
 import { alertCard, families, fillAlerts } from "./alert_card.js";
+import { Problem, age, get, post, root, runPath } from "./api.js";
 import { Charts } from "./charts.js";
+import { checks } from "./checks.js";
 import { comparison } from "./comparison.js";
 import { $, badge, count, debounce, duration, el, fill, rankList, severitySign, show, stateBadge, throttle, verdictBadge } from "./dom.js";
 import { onKey, trouble } from "./frame.js";
-import { checks, headline, settled, staleness } from "./headline.js";
+import { headline, settled, staleness } from "./headline.js";
 import { Live } from "./live.js";
 import { Plot } from "./plot.js";
 import { QueryState } from "./query.js";

@@ -209,6 +209,12 @@ def test_alerts_are_lines_and_spans_at_their_first_step():
     assert figure.layout.annotations[0].hovertext == "critical, step 40: rank 2 left"
 
 
+def test_an_alert_just_behind_the_last_step_is_on_the_chart():
+    figure = rank_curves(curves(2), metric="loss", marks=[Mark("m", "critical", "gone", 100)])
+    assert figure.layout.xaxis.range[1] > 100
+    assert [s.x0 for s in figure.layout.shapes] == [100]
+
+
 def test_names_from_outside_are_inert():
     hostile = "<a href='https://example.invalid'>x</a>"
     figure = rank_curves(
