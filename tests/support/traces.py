@@ -77,8 +77,23 @@ class Trace:
     def permuted(self, order: Iterable[int]) -> Trace:
         """Rank i of the result is rank order[i] of this one."""
         rows = list(order)
+        number = {old: new for new, old in enumerate(rows)}
+
+        def moved(comparison: Comparison) -> Comparison:
+            return replace(
+                comparison,
+                clusters=comparison.clusters[rows],
+                distance=comparison.distance[rows],
+                relative=comparison.relative[rows],
+                tensors=tuple(
+                    replace(t, ranks=tuple(sorted(number[r] for r in t.ranks)))
+                    for t in comparison.tensors
+                ),
+            )
+
         return replace(
             self,
+            comparisons=tuple(moved(c) for c in self.comparisons),
             series={name: values[rows] for name, values in self.series.items()},
             present={name: mask[rows] for name, mask in self.present.items()},
         )

@@ -268,13 +268,11 @@ class Desync(Detector[DesyncState]):
         state.incident = None
 
     def _still_periodic(self, state: DesyncState, step: int, parameters: Comparison | None) -> bool:
-        since = step - state.returns[-1]
-        if parameters is None or since < state.period:
+        if parameters is None:
             return True
-        if since == state.period:
-            return parameters.equal
-        # Equal all the time: synchronised at every step now. Not seen when due: cannot be told.
-        return not parameters.equal or since < 2 * state.period
+        due = (step - state.returns[-1]) % state.period == 0
+        # Equal between two synchronisations: they are equal all the time now.
+        return parameters.equal == due
 
     def _periodic(self, state: DesyncState, last_step: int) -> Finding:
         return periodic_finding(

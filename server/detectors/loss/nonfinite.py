@@ -40,7 +40,7 @@ class _NonFinite(Incident):
     rise: Mapping[str, float] | None
     gradient_step: int | None
     ran_away: bool
-    best: float
+    start: float
     points: int = 0
     later_ranks: set[int] = field(default_factory=set)
 
@@ -149,7 +149,7 @@ class LossNonFinite(Detector[NonFiniteState]):
                 rise=state.companions.raised_rate(step, before=state.spacing.steps(100)),
                 gradient_step=earlier[0] if earlier else None,
                 ran_away=ran_away,
-                best=state.progress.best,
+                start=state.progress.start,
             )
         incident.last_step = step
         incident.clear_after = state.spacing.steps(self.policy.clear_observations)
@@ -188,7 +188,7 @@ class LossNonFinite(Detector[NonFiniteState]):
             )
         elif incident.ran_away:
             cause = sentences(
-                f"The loss had run away before: {number(incident.best)} at best, "
+                f"The loss had run away before, from {number(incident.start)} at the start to "
                 f"{number(incident.before)} at the step before. The steps were too large, and "
                 "which rank overflowed first is chance.",
                 rate,

@@ -1,0 +1,468 @@
+"""What happens after an incident has begun: it ends, comes back, grows, and is told in time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.judging import judge
+from support.scenarios import Timeline, apart, noise, recorded, silence, spikes, swinging, two_sides
+from support.traces import Trace
+
+from rankscope.server.detectors.desync import Desync
+from rankscope.server.detectors.desync.incident import Growth
+from rankscope.server.detectors.history import Companions, RankHistory
+from rankscope.server.detectors.loss import (
+    LossDiverging,
+    LossNonFinite,
+    LossOscillating,
+    LossSpike,
+)
+from rankscope.server.detectors.rank import RankLossOutlier, RankSilent
+from rankscope.server.window import Comparison, Series, Window
+
+
+def trace(loss, **series):
+    loss = np.asarray(loss, dtype=float)
+    shape = loss.shape
+    more = {name: np.broadcast_to(values, shape).copy() for name, values in series.items()}
+    return Trace("made", 0, np.arange(shape[1]), {"loss": loss, **more})
+
+
+# -------------------------------------------------------------------------------------------- loss
+
+
+def test_a_loss_that_is_finite_again_resolves_and_the_next_one_is_another_incident():
+    loss = noise(0).series["loss"]
+    loss[:, [100, 110, 300]] = np.nan
+    found = judge(trace(loss), [LossNonFinite()])
+    assert [(a.first_step, a.last_step, a.state) for a in found.alerts] == [
+        (100, 110, "resolved"),
+        (300, 300, "resolved"),
+    ]
+    assert found.alerts[0].evidence["points"] == 8
+    check = found.checks["loss.nonfinite"]
+    assert check.status == "ok"
+    assert "12 before were not" in check.why
+
+
+def test_the_learning_rate_that_rose_before_is_named():
+    loss = noise(0).series["loss"]
+    loss[:, 200:] = np.inf
+    rates = np.where(np.arange(400) < 195, 0.1, 5.0)
+    (alert,) = judge(trace(loss, lr=rates), [LossNonFinite()]).alerts
+    assert "raised from 0.1 to 5 (step 195)" in alert.cause
+    assert alert.evidence["lr_step"] == 195
+
+
+def test_no_loss_at_all_is_no_pass():
+    empty = Trace("none", 0, np.arange(5), {"loss": np.zeros((2, 5))})
+    empty = replace(empty, present={"loss": np.zeros((2, 5), dtype=bool)})
+    assert judge(empty, [LossNonFinite()]).checks["loss.nonfinite"].status == "insufficient_data"
+
+
+def test_spikes_long_apart_are_incidents_of_their_own():
+    found = judge(spikes(0, at=[150, 250]), [LossSpike()])
+    assert [a.first_step for a in found.alerts] == [150, 250]
+    assert {a.severity for a in found.alerts} == {"warning"}
+    assert "2 spikes before" in found.checks["loss.spike"].why
+
+
+def test_a_spike_that_comes_back_while_the_last_is_watched_counts_with_it():
+    at = [150, 220, 300, 340]
+    found = judge(spikes(0, at=at), [LossSpike()])
+    assert [a.first_step for a in found.alerts] == [150, 220, 300]
+    last = found.alerts[-1]
+    assert (last.evidence["spikes"], last.last_step, last.severity) == (4, 340, "critical")
+    assert "spike 4 of late" in last.title
+
+
+def test_spikes_are_forgotten_after_a_thousand_steps():
+    loss = noise(0, steps=2500, decay=0.05).series["loss"]
+    loss[:, [200, 900, 1600, 2300]] *= 40
+    found = judge(trace(loss), [LossSpike()])
+    assert [(a.severity, a.evidence["spikes"]) for a in found.alerts] == [
+        ("warning", 1),
+        ("warning", 2),
+        ("warning", 2),
+        ("warning", 2),
+    ]
+
+
+def test_the_only_rank_carries_nothing_alone():
+    loss = noise(0, ranks=1).series["loss"]
+    loss[:, 200] *= 40
+    (alert,) = judge(trace(loss), [LossSpike()]).alerts
+    assert alert.ranks == ()
+
+
+def test_a_new_level_is_taken_for_what_it_is_in_the_end():
+    loss = noise(0, steps=700, decay=0.05).series["loss"]
+    loss[:, 300:] *= 20
+    loss[:, 600] *= 30
+    found = judge(trace(loss), [LossSpike()])
+    assert [(a.first_step, a.severity) for a in found.alerts] == [
+        (300, "critical"),
+        (600, "warning"),
+    ]
+    assert found.alerts[0].state == "resolved"
+    assert "has not come back" in found.alerts[0].title
+
+
+def test_a_gradient_that_rose_first_speaks_for_the_optimisation():
+    made = spikes(0, at=[250])
+    norms = np.ones(400)
+    norms[247] = 12.0
+    (alert,) = judge(trace(made.series["loss"], grad_norm=norms), [LossSpike()]).alerts
+    assert "12 times its usual at step 247" in alert.cause
+    assert alert.evidence["grad_norm_step"] == 247
+
+
+def test_values_that_are_not_finite_are_left_to_their_own_detector():
+    loss = noise(0).series["loss"]
+    loss[:, 200] = np.nan
+    detectors = [LossSpike(), LossDiverging(), LossOscillating(), RankLossOutlier()]
+    assert judge(trace(loss), detectors).alerts == ()
+
+
+def test_a_rise_is_over_when_the_loss_is_back():
+    course = noise(0, steps=900, decay=0.05, sigma=0.05).series["loss"]
+    course[:, 300:400] += 1.2
+    (alert,) = judge(trace(course), [LossDiverging()]).alerts
+    assert (alert.state, alert.severity) == ("resolved", "warning")
+    assert 295 <= alert.first_step <= 305
+    assert 390 <= alert.last_step <= 410
+    assert "did not rise before it" in alert.cause
+
+
+def test_a_slow_swing_goes_on_being_one_incident_on_all_scales():
+    loss = noise(0, level=1.0, steps=1500).series["loss"]
+    at = np.arange(1500)
+    loss[:, 150:] *= np.exp(0.8 * np.cos(2 * np.pi * at / 12) + np.cos(np.pi * at / 40))[150:]
+    (alert,) = judge(trace(loss), [LossOscillating()]).alerts
+    assert alert.state == "open"
+
+
+def test_swings_that_end_resolve():
+    made = swinging(0, period=2, steps=900)
+    quiet = noise(1, level=1.0, steps=900).series["loss"]
+    made.series["loss"][:, 400:] = quiet[:, 400:]
+    rates = np.where(np.arange(900) < 140, 0.1, 0.4)
+    (alert,) = judge(trace(made.series["loss"], lr=rates), [LossOscillating()]).alerts
+    assert alert.state == "resolved"
+    assert "It was quiet at 0.1" in alert.remedy
+
+
+# ------------------------------------------------------------------------------------------- ranks
+
+
+def test_ranks_that_come_later_are_aligned():
+    history = RankHistory(3)
+    history.push(0, np.array([0, 2]), np.array([1.0, 3.0]))
+    history.push(1, np.array([0, 1, 2]), np.array([4.0, 5.0, 6.0]))
+    assert np.array_equal(
+        history.matrix(np.array([0, 1, 2])), [[1, np.nan, 3], [4, 5, 6]], equal_nan=True
+    )
+    assert history.matrix(np.array([0, 1, 2]), last=1).tolist() == [[4, 5, 6]]
+
+
+def test_a_rank_that_joins_is_judged_once_it_has_enough():
+    whole = two_sides(0, ranks=4, onset=200)
+    detector = RankLossOutlier()
+    state = detector.start()
+    values = whole.series["loss"]
+    values[3, :] = values[0, :] * 1.02
+    values[2, 200:] = values[0, 200:] * 1.01
+    values[3, 150:] += 1.5
+    for low in range(0, 400, 10):
+        ranks = np.arange(3 if low < 150 else 4)
+        block = values[: len(ranks), low : low + 10]
+        window = Window(
+            4,
+            ranks,
+            np.arange(low, low + 10),
+            {"loss": Series(block, np.ones(block.shape, dtype=bool))},
+            last_step=low + 9,
+        )
+        outcome = detector.advance(window, state)
+    (finding,) = outcome.findings
+    assert finding.ranks == (3,)
+    assert finding.first_step == 150
+
+
+def test_ranks_that_hardly_post_are_not_judged():
+    made = two_sides(0, ranks=3, onset=0)
+    present = (np.arange(400) + np.arange(3)[:, None]) % 3 != 0
+    found = judge(replace(made, present={"loss": present}), [RankLossOutlier()])
+    assert found.alerts == ()
+
+
+def test_an_outlier_from_the_first_step_on_is_dated_there():
+    (alert,) = judge(two_sides(0, ranks=3, onset=0), [RankLossOutlier()]).alerts
+    assert alert.first_step == 0
+
+
+def test_an_outlier_that_is_mended_resolves():
+    made = two_sides(0, ranks=4, onset=0)
+    loss = noise(0, steps=600).series["loss"]
+    loss[1, 200:300] += 1.5
+    loss[3, :] = loss[0, :] * 1.01
+    (alert,) = judge(trace(loss), [RankLossOutlier()]).alerts
+    assert (alert.ranks, alert.state) == ((1,), "resolved")
+    assert alert.first_step == 200
+    assert len(made.series["loss"]) == 4
+
+
+def test_a_rank_below_the_others_is_an_outlier_too():
+    loss = noise(0, level=1.0).series["loss"]
+    loss[2, 200:] *= 0.3
+    (alert,) = judge(trace(loss), [RankLossOutlier()]).alerts
+    assert alert.ranks == (2,)
+    assert "below" in alert.title
+    assert "easier data" in alert.cause
+
+
+def test_accuracies_stand_beside_it_where_they_are_posted():
+    loss = noise(0).series["loss"]
+    loss[2, 200:] += 2
+    accuracy = np.full(loss.shape, 0.9)
+    accuracy[2, 200:] = 0.1
+    (alert,) = judge(trace(loss, accuracy=accuracy), [RankLossOutlier()]).alerts
+    assert alert.evidence["accuracy"] == pytest.approx(0.1)
+    assert "Its accuracy is 10 %, the others' 90 %." in alert.cause
+
+
+def test_ranks_of_one_lost_machine_are_one_alert():
+    found = judge(silence(0, ranks=8, rank=6, hosts=4, others="fail", seconds=70), [RankSilent()])
+    assert [a.ranks for a in found.alerts] == [(6,)]
+
+    def both(time):
+        lives = silence(0, ranks=8, rank=6, hosts=4, others="fail").lives(time)
+        seventh = replace(lives[6], rank=7)
+        return [*lives[:7], seventh]
+
+    found = judge(Timeline(world_size=8, seconds=70, lives=both), [RankSilent()])
+    assert [(a.ranks, a.key) for a in found.alerts] == [((6, 7), "host:node3")]
+
+
+def test_nobody_is_missed_where_nobody_is_heard():
+    made = silence(0, others="stop", at=10.0, never=True, seconds=300)
+    assert judge(made, [RankSilent()]).alerts == ()
+
+
+def test_without_any_rank_there_is_no_answer():
+    empty = Window(4, np.arange(0), np.arange(0), {}, now=1.0)
+    detector = RankSilent()
+    checks = detector.advance(empty, detector.start()).checks
+    assert checks["rank.silent"].status == "insufficient_data"
+
+
+# ------------------------------------------------------------------------------------------- apart
+
+
+def test_the_alert_says_more_once_more_is_known():
+    """Word only at step 40, tensors at step 64: one alert that is updated."""
+    made = apart(0, fault="skipped", prints_every=64)
+    early = judge(
+        replace(
+            made,
+            steps=made.steps[:50],
+            series={name: values[:, :50] for name, values in made.series.items()},
+            comparisons=tuple(c for c in made.comparisons if c.step < 50),
+        ),
+        [Desync()],
+    )
+    late = judge(made, [Desync()])
+    (before,), (after,) = early.alerts, late.alerts
+    assert before.id == after.id
+    assert (before.tensors, after.tensors) == ((), ("hidden.weight",))
+    assert "not known yet" in before.cause
+    assert "not known yet" not in after.cause
+
+
+def test_agreement_resolves_after_eight_steps_and_the_next_desync_is_another():
+    made = apart(0, fault="bitflip", at=40, repaired_at=50)
+    again = apart(0, fault="bitflip", at=80, rank=1)
+    both = tuple(c for c in made.comparisons if c.step < 70) + tuple(
+        c for c in again.comparisons if c.step >= 70
+    )
+    found = judge(replace(made, comparisons=both), [Desync()])
+    assert [(a.ranks, a.first_step, a.last_step, a.state) for a in found.alerts] == [
+        ((2,), 40, 49, "resolved"),
+        ((1,), 80, 119, "open"),
+    ]
+
+
+def test_ranks_that_agree_for_a_moment_only_are_still_apart():
+    made = apart(0, fault="bitflip", at=40, repaired_at=50)
+    again = apart(0, fault="bitflip", at=54)
+    both = tuple(c for c in made.comparisons if c.step < 54) + tuple(
+        c for c in again.comparisons if c.step >= 54
+    )
+    (alert,) = judge(replace(made, comparisons=both), [Desync()]).alerts
+    assert (alert.first_step, alert.state) == (40, "open")
+
+
+def test_without_words_of_parameters_the_broken_link_itself_is_the_witness():
+    made = apart(0, fault="skipped")
+    only = tuple(c for c in made.comparisons if c.stage == "reduced_gradient")
+    (alert,) = judge(replace(made, comparisons=only), [Desync()]).alerts
+    assert (alert.kind, alert.last_step, alert.state) == ("desync.gradients", 40, "resolved")
+
+
+def test_digests_without_sketches_name_tensors_but_no_size():
+    def without(c):
+        if not c.tensors:
+            return c
+        nan = np.where(c.clusters == 0, 0.0, np.nan)
+        tensors = tuple(replace(t, distance=np.nan, relative=np.nan, buckets=0) for t in c.tensors)
+        return replace(c, distance=nan, relative=nan, tensors=tensors)
+
+    made = apart(0, fault="step-skipped")
+    bare = tuple(without(c) for c in made.comparisons if c.stage == "parameters")
+    (alert,) = judge(replace(made, comparisons=bare), [Desync()]).alerts
+    assert alert.tensors == ("embed.weight", *alert.tensors[1:])
+    assert (alert.severity, alert.evidence["sizes"]) == ("warning", [])
+    assert "nothing before them was compared there" in alert.cause
+
+
+def test_where_words_are_rare_the_onset_is_said_to_be_uncertain():
+    made = apart(0, fault="step-skipped", words_every=8, at=42)
+    (alert,) = judge(made, [Desync()]).alerts
+    assert alert.first_step == 48
+    assert "equal at step 40" in alert.cause
+
+
+def test_clipping_on_one_rank_only():
+    made = apart(0, fault="skipped")
+    clipped = tuple(
+        replace(c, stage="clipped_gradient")
+        for c in made.comparisons
+        if c.stage == "reduced_gradient"
+    )
+    (alert,) = judge(replace(made, comparisons=clipped), [Desync()]).alerts
+    assert (alert.kind, alert.stage) == ("desync.gradients", "clipped_gradient")
+    assert "agreed before clipping" in alert.cause
+
+
+def test_a_synchronisation_that_no_longer_takes_place_is_missed():
+    made = apart(0, synchronised_every=4, steps=60)
+    stopped = apart(0, fault="bypassed", at=0, steps=120)
+    both = (
+        tuple(c for c in made.comparisons if c.step < 47)
+        + tuple(c for c in stopped.comparisons if c.step >= 47 and c.stage != "parameters")
+        + tuple(c for c in stopped.comparisons if c.stage == "parameters" and c.step >= 56)
+    )
+    both = tuple(sorted(both, key=lambda c: c.step))
+    found = judge(replace(stopped, comparisons=both), [Desync()])
+    assert [(a.key, a.state) for a in found.alerts] == [
+        ("", "resolved"),
+        ("synchronised", "resolved"),
+        ("", "open"),
+    ]
+
+
+def test_ranks_that_are_equal_all_the_time_after_all():
+    made = apart(0, synchronised_every=4, steps=60)
+    equal = apart(0, steps=120)
+    both = tuple(c for c in made.comparisons if c.step < 48) + tuple(
+        c for c in equal.comparisons if c.step >= 48
+    )
+    found = judge(replace(equal, comparisons=both), [Desync()])
+    assert [a.state for a in found.alerts] == ["resolved", "resolved"]
+    assert found.checks["desync.parameters"].status == "ok"
+
+
+def test_equality_at_odd_intervals_is_no_synchronisation():
+    ranks, none = np.arange(3), np.zeros(3, dtype=np.int64)
+    one = np.array([0, 0, 1])
+    nan = np.array([0, 0, np.nan])
+    returns = {10, 13, 20, 24, 37, 38}
+    comparisons = tuple(
+        Comparison(step, "parameters", ranks, none, 0.0 * none, 0.0 * none)
+        if step in returns
+        else Comparison(step, "parameters", ranks, one, nan, nan)
+        for step in range(60)
+    )
+    made = Trace("odd", 0, np.arange(60), {"loss": np.ones((3, 60))}, comparisons=comparisons)
+    (alert,) = judge(made, [Desync()]).alerts
+    assert (alert.first_step, alert.state, alert.ranks) == (0, "open", (2,))
+
+
+@pytest.mark.parametrize(
+    ("course", "growth"),
+    [
+        (lambda t: 0 * t + 0.3, Growth.CONSTANT),
+        (lambda t: 0.3 * (1 - 0.9**t), Growth.CONSTANT),
+        (lambda t: 0.1 * t, Growth.GROWING),
+        (lambda t: 0.1 * np.sqrt(t), Growth.GROWING),
+        (lambda t: 1e-6 * np.exp(0.1 * t), Growth.EXPONENTIAL),
+        (lambda t: 3.0 / t, Growth.SHRINKING),
+    ],
+)
+@pytest.mark.parametrize("every", [1, 4])
+def test_how_the_distance_grows(course, growth, every):
+    def run(steps):
+        ranks, labels = np.arange(3), np.array([0, 0, 1])
+        distances = course(np.arange(1.0, steps + 1))
+        comparisons = tuple(
+            Comparison(
+                step,
+                "parameters",
+                ranks,
+                labels,
+                np.array([0.0, 0.0, distances[step]]),
+                np.array([0.0, 0.0, distances[step]]),
+                tensor_count=4,
+            )
+            for step in range(0, steps, every)
+        )
+        loss = {"loss": np.ones((3, steps))}
+        return Trace("growth", 0, np.arange(steps), loss, comparisons=comparisons)
+
+    (alert,) = judge(run(200), [Desync()]).alerts
+    assert alert.evidence["growth"] == growth
+    assert len(alert.evidence["sizes"]) <= 64
+    (early,) = judge(run(6), [Desync()]).alerts
+    assert early.evidence["growth"] == Growth.UNKNOWN
+
+
+def test_a_rank_that_is_missing_in_a_comparison_is_no_desync():
+    made = apart(0)
+    alone = tuple(
+        replace(
+            c,
+            ranks=c.ranks[:1],
+            clusters=c.clusters[:1],
+            distance=c.distance[:1],
+            relative=c.relative[:1],
+        )
+        for c in made.comparisons
+    )
+    found = judge(replace(made, comparisons=alone), [Desync()])
+    assert found.alerts == ()
+    assert found.checks["desync.parameters"].status == "missing_input"
+
+
+# ---------------------------------------------------------------------------------------- the rest
+
+
+def test_a_fall_of_the_learning_rate_is_no_rise():
+    companions = Companions()
+    values = np.array([[1.0, 1.0, 0.5, 0.5, 0.6, 0.6]])
+    window = Window(
+        1, np.arange(1), np.arange(6), {"lr": Series(values, np.ones((1, 6), dtype=bool))}
+    )
+    companions.take(window)
+    companions.pass_to(5)
+    assert companions.raised_rate(5, before=10) is None
+    assert companions.raised_rate(50, before=10) is None
+    assert companions.raised_rate(2, before=1) is None
+    assert companions.gradient_rose_first(5) is None
+
+
+def test_a_recorded_run_is_what_was_recorded(tmp_path):
+    made = recorded(0, trace="H33-demo")
+    made.save(tmp_path / "again.npz")
+    again = Trace.load(tmp_path / "again.npz")
+    for name, values in made.series.items():
+        assert np.array_equal(values, again.series[name], equal_nan=True)

@@ -1,0 +1,131 @@
+"""What must not matter: how steps are cut, the unit of the loss, the numbers of the ranks."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.judging import judge
+from support.scenarios import GENERATORS, TRACES, apart, recorded
+
+from rankscope.server.detectors import DETECTORS, build
+
+# Training that went well, and of every sort of trouble one.
+RECORDED = [path.stem for path in sorted(TRACES.glob("*.npz"))]
+FAULTY = [name for name in RECORDED if name.startswith("F")]
+APART = ["none", "start", "bitflip", "skipped", "bypassed", "rate", "drift", "step-skipped"]
+
+slow = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@cache
+def scenario(name):
+    """A recorded training, or ranks that come apart."""
+    return recorded(0, trace=name) if name in RECORDED else apart(0, fault=name)
+
+
+@cache
+def whole(name):
+    return judge(scenario(name), build())
+
+
+def verdicts(judgement, *, among=None):
+    """What a user would notice of a judgement; ranks by another numbering if asked for."""
+    return [
+        (
+            alert.kind,
+            alert.severity,
+            alert.state,
+            alert.first_step,
+            alert.seen_step,
+            alert.last_step,
+            tuple(sorted(alert.ranks if among is None else (among[r] for r in alert.ranks))),
+            alert.tensors,
+        )
+        for alert in judgement.alerts
+    ]
+
+
+def exact(judgement):
+    """Everything, to the last bit; as text, since NaN is not equal to itself."""
+    return [repr(alert) for alert in judgement.alerts], judgement.checks
+
+
+names = st.sampled_from(RECORDED + APART)
+
+
+@given(name=names, cuts=st.lists(st.integers(0, 700), max_size=12))
+@slow
+def test_cutting_the_steps_into_blocks_changes_nothing(name, cuts):
+    assert exact(judge(scenario(name), build(), cuts)) == exact(whole(name))
+
+
+@pytest.mark.parametrize("name", ["F07-bad-batch", "F42-demo-labels", "skipped"])
+def test_step_by_step_is_as_good_as_at_once(name):
+    assert exact(judge(scenario(name), build(), range(2000))) == exact(whole(name))
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+@pytest.mark.parametrize("name", FAULTY)
+def test_the_unit_of_the_loss_changes_no_verdict(name, factor):
+    assert verdicts(judge(scenario(name).scaled(factor), build())) == verdicts(whole(name))
+
+
+@given(name=names, data=st.data())
+@slow
+def test_numbering_the_ranks_otherwise_permutes_the_answer(name, data):
+    trace = scenario(name)
+    order = data.draw(st.permutations(range(trace.ranks)))
+    among = dict(enumerate(order))
+    assert verdicts(judge(trace.permuted(order), build()), among=among) == verdicts(whole(name))
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_logging_every_fifth_step_adds_no_alert(name):
+    thin = judge(scenario(name).thinned(5), build())
+    known = {alert.kind for alert in whole(name).alerts}
+    assert {alert.kind for alert in thin.alerts if alert.severity != "info"} <= known
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name.startswith("H")])
+def test_healthy_training_raises_nothing(name):
+    judgement = whole(name)
+    assert [alert.title for alert in judgement.alerts] == []
+    assert judgement.checks["loss.spike"].status == "ok"
+    assert judgement.checks["rank.loss_outlier"].status == "ok"
+
+
+@pytest.mark.parametrize("name", ["F07-bad-batch", "H01-sgd"])
+def test_what_is_not_present_is_not_looked_at(name):
+    """A metric that a rank did not post has 0 in its place, and 0 is a value, too."""
+    trace = scenario(name)
+    loss = trace.series["loss"].copy()
+    present = np.ones(loss.shape, dtype=bool)
+    # Beside the steps themselves: what no rank posted at.
+    gaps = np.arange(0, loss.shape[1], 7)
+    gaps = gaps[(gaps != 300)]
+    loss[:, gaps], present[:, gaps] = 0.0, False
+    series = {**trace.series, "loss": loss}
+    sparse = replace(trace, series=series, present={"loss": present})
+    found = judge(sparse, build())
+    assert {a.kind for a in found.alerts} == {a.kind for a in whole(name).alerts}
+
+
+def test_a_window_without_steps_changes_nothing_but_silence():
+    for detector in build():
+        state = detector.start()
+        for window in GENERATORS["silence"](0, others="go-on", at=1e9, seconds=20).windows():
+            outcome = detector.advance(window, state)
+            assert outcome.findings == ()
+            assert set(outcome.checks) == set(detector.kinds)
+
+
+def test_every_detector_is_among_those_that_are_held_to_this():
+    assert {type(detector) for detector in build()} == set(DETECTORS)
