@@ -9,9 +9,10 @@ as plotly JSON from `/runs/{run}/figures/...`, made by `rankscope.dashboard.figu
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
+from fastapi.exception_handlers import http_exception_handler
 from fastapi.templating import Jinja2Templates
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
@@ -210,14 +211,15 @@ def _page(
 
 def _install_error_page(app: FastAPI, templates: Jinja2Templates) -> None:
     """Browsers that ask for a page get one; the interface keeps its own answer."""
-    before = app.exception_handlers.get(StarletteHTTPException)
+    refused = app.exception_handlers.get(StarletteHTTPException, http_exception_handler)
+    failed = app.exception_handlers.get(Exception)
 
-    async def show(request: Request, error: Exception) -> Response:
+    async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
-        if before is not None and not _wants_page(request):
-            answer = before(request, error)
-            return answer if isinstance(answer, Response) else await answer
+        if not _wants_page(request):
+            return await _answer(refused, request, error)
         missing = error.status_code == 404
+        said = str(error.detail)
         return _page(
             templates,
             request,
@@ -225,12 +227,31 @@ def _install_error_page(app: FastAPI, templates: Jinja2Templates) -> None:
             status_code=error.status_code,
             status=error.status_code,
             title="Not here" if missing else "That did not work",
-            detail=error.detail
-            if error.detail != "Not Found"
-            else f"Nothing is at {request.url.path}.",
+            detail=f"Nothing is at {request.url.path}." if said == "Not Found" else said,
         )
 
-    app.add_exception_handler(StarletteHTTPException, show)
+    async def fail(request: Request, error: Exception) -> Response:
+        # The application's own handler goes first: it is the one that writes the log.
+        answer = None if failed is None else await _answer(failed, request, error)
+        if answer is not None and not _wants_page(request):
+            return answer
+        return _page(
+            templates,
+            request,
+            "error.html",
+            status_code=500,
+            status=500,
+            title="The server failed at this page",
+            detail="Its log says why. The data are safe: they are stored before they are shown.",
+        )
+
+    app.add_exception_handler(StarletteHTTPException, refuse)
+    app.add_exception_handler(Exception, fail)
+
+
+async def _answer(handler: Any, request: Request, error: Exception) -> Response:
+    answer = handler(request, error)
+    return answer if isinstance(answer, Response) else await answer
 
 
 def _wants_page(request: Request) -> bool:

@@ -393,6 +393,20 @@ def test_an_alert_is_acknowledged_from_its_card(open_page, server):
     assert [a["acknowledged"] for a in alerts if a["kind"].startswith("desync")] == [True]
 
 
+def test_a_kind_is_silenced_from_a_card(open_page, server):
+    page = open_page("/runs/healthy")
+    alerts = httpx.get(f"{server}/api/v1/runs/healthy/alerts").json()["items"]
+    kind = alerts[0]["kind"]
+    card = page.locator(".alert", has_text=kind).first
+    card.get_by_role("button", name="Silence").click()
+    page.locator("#silence-why").fill("known")
+    with page.expect_response("**/silences") as answered:
+        page.locator("#silence").get_by_role("button", name="Silence").click()
+    silence = answered.value.json()
+    assert (silence["kind"], silence["comment"]) == (kind, "known")
+    page.wait_for_selector(".alert .badge:has-text('silenced')")
+
+
 def test_the_list_finds_runs_and_leads_to_them(open_page):
     page = open_page("/")
     page.wait_for_selector("#runs tr")

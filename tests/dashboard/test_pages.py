@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fastapi import FastAPI
+from fastapi.responses import JSONResponse
 from support.serve_app import serve_app
 
 from rankscope.dashboard import pages
@@ -138,6 +139,32 @@ def test_an_unknown_address_is_a_page_for_browsers_only(client):
         answer = client.get(path, headers={"accept": accept})
         assert answer.status_code == 404
         assert answer.headers["content-type"].startswith("application/")
+
+
+def test_a_fault_of_the_server_is_a_page_for_browsers_and_still_a_fault():
+    class Broken(Arrays):
+        def ranks(self, run):
+            raise RuntimeError("planted")
+
+    app = FastAPI()
+    seen = []
+
+    @app.exception_handler(Exception)
+    async def log(request, error):
+        seen.append(error)
+        return JSONResponse({"detail": "failed"}, 500)
+
+    pages.install(app, Broken())
+    # After a fault the server drops the connection.
+    last = {"connection": "close"}
+    with serve_app(app) as client:
+        page = client.get(f"/runs/{RUN}", headers={"accept": "text/html", **last})
+        plain = client.get(f"/runs/{RUN}", headers={"accept": "application/json", **last})
+    assert page.status_code == plain.status_code == 500
+    assert "The server failed at this page" in page.text
+    assert "planted" not in page.text
+    assert plain.json() == {"detail": "failed"}
+    assert [str(e) for e in seen] == ["planted", "planted"]
 
 
 def test_plotly_comes_out_of_its_package_and_may_be_kept_for_ever(client):
