@@ -80,8 +80,11 @@ def rank_curves(
     lines = [c for c in curves if c.rank in named] if many else curves
     # The highlighted ones come last: what is drawn last lies on top.
     for curve in sorted(lines, key=lambda c: c.rank in named):
-        emphasis = 1 if curve.rank in named else (-1 if named else 0)
-        color = theme.critical if emphasis > 0 else colors.get(curve.rank, theme.muted)
+        # Where all are guilty none stands out, and where several are they must be told apart.
+        guilty = curve.rank in named and len(named) < len(curves)
+        emphasis = 1 if guilty else (-1 if len(named) in range(1, len(curves)) else 0)
+        alone = guilty and len(named) == 1
+        color = theme.critical if alone else colors.get(curve.rank, theme.muted)
         traces += _line_traces(
             curve, color=color, emphasis=emphasis, smoothing=smoothing, log_y=log_y
         )
@@ -91,7 +94,8 @@ def rank_curves(
 
     span = x_range or with_marks(_span(curves), marks)
     shapes, labels = mark_layout(marks, theme, span)
-    labels += end_labels([c for c in lines if c.rank in named], theme, log_y)
+    ink = theme.critical if len(named) == 1 < len(curves) else theme.text
+    labels += end_labels([c for c in lines if c.rank in named], ink, log_y)
     note = _log_note(curves) if log_y else ""
     if note:
         labels.append(_note(note, theme))

@@ -10,16 +10,20 @@ import numpy as np
 
 from rankscope.dashboard.figures.arrays import Curve, rank_list
 from rankscope.dashboard.figures.outline import drawable
-from rankscope.dashboard.figures.theme import Theme
 
 # Labels closer than this part of the drawn range would cover each other.
 _ROOM = 0.08
 
 
-def end_labels(curves: Sequence[Curve], theme: Theme, log_y: bool) -> list[dict[str, Any]]:
+def end_labels(curves: Sequence[Curve], color: str, log_y: bool) -> list[dict[str, Any]]:
     """An annotation at the last drawn point of each curve; near neighbours share one.
 
     A rank without any value that can be drawn (all NaN, say) is named at the top edge.
+
+    Args:
+        curves: those to name.
+        color: of the text.
+        log_y: whether the y axis is logarithmic; then positions are powers of ten.
     """
     ends: list[tuple[float, int, int]] = []
     lost: list[Curve] = []
@@ -40,16 +44,16 @@ def end_labels(curves: Sequence[Curve], theme: Theme, log_y: bool) -> list[dict[
         if group and end[0] - group[0][0] > room:
             x = max(step for _, step, _ in group)
             y = sum(height for height, _, _ in group) / len(group)
-            labels.append(_label(x, y, "y", [rank for _, _, rank in group], theme))
+            labels.append(_label(x, y, "y", [rank for _, _, rank in group], color))
             group = []
         group.append(end)
     if lost:
         x = max(int(c.steps[-1]) for c in lost)
-        labels.append(_label(x, 0.88, "paper", [c.rank for c in lost], theme))
+        labels.append(_label(x, 0.88, "paper", [c.rank for c in lost], color))
     return labels
 
 
-def _label(x: int, y: float, yref: str, ranks: Sequence[int], theme: Theme) -> dict[str, Any]:
+def _label(x: int, y: float, yref: str, ranks: Sequence[int], color: str) -> dict[str, Any]:
     return {
         "x": x,
         "xref": "x",
@@ -59,5 +63,5 @@ def _label(x: int, y: float, yref: str, ranks: Sequence[int], theme: Theme) -> d
         "xshift": 4,
         "showarrow": False,
         "text": f"rank{'s' if len(ranks) > 1 else ''} {rank_list(ranks)}",
-        "font": {"color": theme.critical, "size": 11},
+        "font": {"color": color, "size": 11},
     }

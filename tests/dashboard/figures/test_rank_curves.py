@@ -193,6 +193,22 @@ def test_guilty_ranks_lie_on_top_and_neighbours_share_their_label():
     assert {a.text for a in figure.layout.annotations} == {"ranks 0-1", "rank 3"}
 
 
+def test_one_guilty_rank_is_red_and_several_can_be_told_apart():
+    data = curves(4)
+    colors = {
+        named: {
+            t.meta["rank"]: (t.line.color, t.line.width)
+            for t in of_role(rank_curves(data, metric="loss", highlight=named), "raw")
+        }
+        for named in [(), (2,), (1, 2), (0, 1, 2, 3)]
+    }
+    assert colors[2,][2][0] == LIGHT.critical
+    assert colors[2,][2][1] > colors[2,][0][1]
+    assert colors[1, 2][1][0] == colors[()][1][0] != colors[1, 2][2][0]
+    assert colors[1, 2][1][1] > colors[1, 2][0][1]
+    assert colors[0, 1, 2, 3] == colors[()]
+
+
 def test_alerts_are_lines_and_spans_at_their_first_step():
     marks = [
         Mark("a1", "critical", "rank 2 left", 40, 99),
