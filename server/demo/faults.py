@@ -79,11 +79,17 @@ FAULTS: dict[str, Fault] = {
             min_steps=240,
         ),
         Fault(
+            name="lr-mismatch",
+            what="one rank's scheduler takes a step that the others do not: half the learning rate",
+            where="in the optimizer's parameter groups, from one step on",
+            kinds=("desync.hyperparameters",),
+        ),
+        Fault(
             name="bad-labels",
             what="one rank's labels are shuffled, as if its shard had been written wrongly",
             where="in the batch, from one step on",
             kinds=("rank.loss_outlier",),
-            tolerance=30,
+            tolerance=20,
             min_ranks=3,
             min_steps=360,
         ),
@@ -92,7 +98,7 @@ FAULTS: dict[str, Fault] = {
             what="one rank is killed (SIGKILL); the others fail in their next all-reduce",
             where="before the forward pass of one step",
             kinds=("rank.silent",),
-            tolerance=60,
+            tolerance=20,
         ),
         Fault(
             name="nan",

@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.server.demo.faults import Injection
 
-LEARNING_RATE_FACTOR = 30.0
 # Among these bits of a float32 a flip changes the value by a share of 2^-11 up to a factor of 2:
 # too little to see in the loss, and enough that no two ranks agree any more.
 _LOWEST_BIT, _HIGHEST_BIT = 12, 23
@@ -113,13 +112,21 @@ class Bitflip(Injector):
 class HighLearningRate(Injector):
     """The learning rate of all ranks is multiplied."""
 
+    FACTOR = 30.0
+
     def before_step(
         self, step: int, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
     ) -> None:
         """Multiplies it once."""
-        if step == self.injection.step:
+        if self.guilty and step == self.injection.step:
             for group in optimizer.param_groups:
-                group["lr"] *= LEARNING_RATE_FACTOR
+                group["lr"] *= self.FACTOR
+
+
+class MismatchedRate(HighLearningRate):
+    """The learning rate of one rank is halved."""
+
+    FACTOR = 0.5
 
 
 class BadLabels(Injector):
@@ -177,6 +184,7 @@ INJECTORS: dict[str, type[Injector]] = {
     "skipped-allreduce": SkippedAllreduce,
     "bitflip": Bitflip,
     "high-lr": HighLearningRate,
+    "lr-mismatch": MismatchedRate,
     "bad-labels": BadLabels,
     "dead-rank": DeadRank,
     "nan": NotANumber,

@@ -7,7 +7,7 @@ import torch
 from support.ranks import run_ranks
 
 from rankscope.server.demo.faults import FAULTS, Injection
-from rankscope.server.demo.injection import INJECTORS, LEARNING_RATE_FACTOR
+from rankscope.server.demo.injection import INJECTORS
 
 RANK, STEP, TENSOR = 1, 3, "hidden.weight"
 TRAINED = ("none", "skipped-allreduce", "bitflip", "unsynced-start")
@@ -82,15 +82,24 @@ def test_an_unsynced_start_parts_every_tensor_of_one_rank_before_the_first_step(
     assert not differing(first[0], trained["none"][0]["before"][0]["parameters"])
 
 
-def test_a_high_rate_is_set_once_and_stays():
+@pytest.mark.parametrize(
+    ("name", "guilty", "rank", "factor"),
+    [
+        ("high-lr", None, 0, 30.0),
+        ("high-lr", None, RANK, 30.0),
+        ("lr-mismatch", RANK, RANK, 0.5),
+        ("lr-mismatch", RANK, 0, 1.0),
+    ],
+)
+def test_a_rate_is_changed_once_and_stays(name, guilty, rank, factor):
     weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], lr=0.5)
+    optimizer = torch.optim.SGD([weight], lr=0.25)
+    fault = INJECTORS[name](Injection(FAULTS[name], rank=guilty, step=STEP), rank=rank, seed=7)
     rates = []
-    fault = INJECTORS["high-lr"](Injection(FAULTS["high-lr"], step=STEP), rank=0, seed=7)
     for step in range(6):
         fault.before_step(step, None, optimizer)
         rates.append(optimizer.param_groups[0]["lr"])
-    assert rates == [0.5] * STEP + [0.5 * LEARNING_RATE_FACTOR] * (6 - STEP)
+    assert rates == [0.25] * STEP + [0.25 * factor] * (6 - STEP)
 
 
 @pytest.mark.parametrize("rank", [RANK, *OTHERS])
