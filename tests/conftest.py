@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+# A developer's own settings must not reach the agents and servers under test.
+for name in [name for name in os.environ if name.startswith("RANKSCOPE_")]:
+    del os.environ[name]
 
 from rankscope.agent import guard
 

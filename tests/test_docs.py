@@ -80,6 +80,13 @@ def test_make_targets_that_are_named_exist():
     assert "make test" in README
 
 
+def test_ci_calls_what_developers_call():
+    script = REPOSITORY / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    called = re.findall(r"^make (\w+)", script.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert called == ["install", "check", "test"]
+
+
 def named_commands():
     """Each `rankscope ...` in our texts: file, words."""
     for path in TEXTS:
