@@ -11,15 +11,16 @@ import pytest
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
-# A developer's own settings must not reach the agents and servers under test.
-for name in [name for name in os.environ if name.startswith("RANKSCOPE_")]:
-    del os.environ[name]
 
 from rankscope.agent import guard
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("rankscope", deadline=None)
 settings.load_profile("rankscope")
+
+# A developer's own settings must not reach the agents and servers under test.
+for name in [name for name in os.environ if name.startswith("RANKSCOPE_")]:
+    del os.environ[name]
 
 
 @pytest.fixture(autouse=True)
