@@ -330,6 +330,7 @@ def silence(
     at: float = 60.0,
     back: float = 1e9,
     others: str = "wait",
+    later: float = 0.0,
     seconds: int = 200,
     gap: float = 2.0,
     long_gap: float = 4.0,
@@ -342,7 +343,8 @@ def silence(
     Args:
         seed: not used; times are what they are.
         others: what the other ranks do: `wait` (heartbeats without progress), `go-on`, `fail`
-            (3 s later), `finish` (at `at`), or `stop` (fall silent with it).
+            (3 s later), `finish` (at `at`), or `stop` (fall silent with it, or `later` seconds
+            later).
         never: the rank is never heard of at all.
         away: first and last second of an absence of the server, in which no post arrives.
     """
@@ -365,7 +367,7 @@ def silence(
             state, error = "running", ""
             until = 1e9
             if guilty or others == "stop":
-                until = at
+                until = at if guilty else at + later
             elif others == "fail" and time >= at + 3:
                 state, error, until = "failed", "RuntimeError: Connection closed by peer", at + 3
             elif others == "finish" and time >= at:

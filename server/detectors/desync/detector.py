@@ -35,6 +35,9 @@ _SUBJECT = {
     "desync.hyperparameters": "the learning rate",
 }
 
+# Compared by norm at steps at which they are not fingerprinted.
+_GRADIENTS = ("reduced_gradient", "clipped_gradient")
+
 _ORDER = {stage: number for number, stage in enumerate(wire.STAGES)}
 
 
@@ -106,8 +109,9 @@ class Desync(Detector[DesyncState]):
 
     Severity:
         By the distance over the norm, from sketches: below 1e-6 in several tensors info (drift
-        through different arithmetic), below 1e-3 warning, above critical. While the size is not
-        known: warning, for gradients critical.
+        through different arithmetic), below 1e-3 warning, above critical, and warning while the
+        size is not known. Gradients, hyperparameters and parameters at the start are critical
+        whatever the size, drift aside: what differs there grows.
 
     Evidence:
         `groups` (ranks that agree with each other), `decided`, `last_equal_step`, `agreed` (links
@@ -247,6 +251,11 @@ class Desync(Detector[DesyncState]):
             decided=first.decided and len(first.ranks) > 2,
             groups=groups_of(first),
             agreed=tuple(c.stage for c in comparisons if c.equal),
+            by_norm=tuple(
+                c.stage
+                for c in comparisons
+                if c.equal and c.stage in _GRADIENTS and not c.tensor_count
+            ),
             last_equal=state.last_equal.get(first.stage),
             values=values,
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.desync.incident import Apart, Growth
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
@@ -107,11 +105,13 @@ def _detail(tensor: TensorDifference) -> dict[str, object]:
 
 
 def _severity(incident: Apart, drifting: bool, critical: float) -> str:
-    if math.isnan(incident.relative):
-        return "critical" if incident.kind == "desync.gradients" else "warning"
-    if incident.relative >= critical:
+    if drifting:
+        return "info"
+    # What is small in a gradient, a learning rate or the first weights is not small for long.
+    spreads = incident.kind in ("desync.gradients", "desync.hyperparameters")
+    if spreads or incident.stage == "start" or incident.relative >= critical:
         return "critical"
-    return "info" if drifting else "warning"
+    return "warning"
 
 
 def _title(incident: Apart) -> str:
@@ -316,7 +316,16 @@ def _drift(incident: Apart) -> tuple[str, str]:
 
 def _update(incident: Apart) -> tuple[str, str]:
     step = incident.first_step
-    agreed = [_LINK[stage] for stage in incident.agreed if stage != "start"]
+    agreed = [
+        f"the norm of {_LINK[stage]}" if stage in incident.by_norm else _LINK[stage]
+        for stage in incident.agreed
+        if stage != "start"
+    ]
+    unsampled = (
+        "The gradients were not sampled at this step, so a reduction that failed is not ruled out."
+        if "reduced_gradient" not in incident.agreed
+        else ""
+    )
     before = (
         f"At step {step} {listing(agreed)} agreed, and the parameters after the update do not"
         if agreed
@@ -332,6 +341,7 @@ def _update(incident: Apart) -> tuple[str, str]:
         sentences(
             f"{before}: a rank skipped the step (its own overflow check) or took one more, its "
             "optimizer's state or settings differ, or its update was computed wrongly.",
+            unsampled,
             skipped,
         ),
         "Check for conditions around `optimizer.step()` that can differ between ranks (found_inf "

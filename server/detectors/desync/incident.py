@@ -36,6 +36,7 @@ class Apart(Incident):
         decided: whether a majority tells who is guilty.
         groups: ranks that agreed with each other when it began, the largest group first.
         agreed: links that were compared at the first step and agreed.
+        by_norm: those of them of which only a norm was compared.
         last_equal: last step before at which the broken link was compared and agreed, or None.
         tensors: those that differed at the first look tensor by tensor, most telling first.
         tensor_count: how many there are in all; 0 until a look tensor by tensor.
@@ -55,6 +56,7 @@ class Apart(Incident):
     decided: bool
     groups: tuple[tuple[int, ...], ...]
     agreed: tuple[str, ...]
+    by_norm: tuple[str, ...]
     last_equal: int | None
     tensors: tuple[TensorDifference, ...] = ()
     tensor_count: int = 0

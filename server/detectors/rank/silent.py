@@ -20,7 +20,7 @@ class SilentPolicy:
         min_silence: shortest silence that counts.
         typical_gaps: so many times a rank's usual time between two posts.
         longest_gaps: so many times its longest time between two posts.
-        failed_heartbeats: missed heartbeats that count where another rank has failed.
+        heartbeats: missed heartbeats below which nothing counts.
         failed_min: shortest silence that counts then.
         failed_longest_gaps: so many times the longest gap then, up to `min_silence`.
         unseen: time in which every rank has to be heard of for the first time.
@@ -31,7 +31,7 @@ class SilentPolicy:
     min_silence: float = 30.0
     typical_gaps: float = 10.0
     longest_gaps: float = 3.0
-    failed_heartbeats: float = 3.0
+    heartbeats: float = 3.0
     failed_min: float = 5.0
     failed_longest_gaps: float = 1.5
     unseen: float = 120.0
@@ -60,15 +60,15 @@ class RankSilent(Detector[SilentState]):
     The agent's own thread sends heartbeats, so a rank that waits in a collective, evaluates or
     saves a checkpoint is not silent. One that is killed, or whose machine is gone, is. A rank that
     said itself that it finished or failed is never silent; where all ranks fall silent together it
-    is no rank's fault.
+    is no rank's fault, but for one that clearly went before the others.
 
     Statistic:
         Silence is counted by the server's clock, only while the server was listening. It counts
-        from 30 s, 10 times the rank's usual time between two posts, or 3 times its longest, on,
-        whichever is longest. Where another rank reports that it failed (its collective broke), 3
-        missed heartbeats are enough (at least 5 s, and 1.5 times its longest gap up to 30 s). A
-        rank of the declared world size that was never seen counts after 120 s. It is over as soon
-        as the rank is heard of again.
+        from 30 s, 3 heartbeats, 10 times the rank's usual time between two posts, or 3 times its
+        longest, on, whichever is longest. Where another rank reports that it failed (its collective
+        broke), 3 missed heartbeats are enough (at least 5 s, and 1.5 times its longest gap up to
+        30 s). A rank of the declared world size that was never seen counts after 120 s. It is over
+        as soon as the rank is heard of again.
 
     Severity:
         Warning; critical where another rank's failure confirms it, or after 10 times as long.
@@ -95,7 +95,7 @@ class RankSilent(Detector[SilentState]):
     def advance(self, window: Window, state: SilentState) -> Outcome:
         """Looks at when each rank was last heard of."""
         self._listen(window, state)
-        silent = [life for life in window.lives if self._silent(life, window.lives, state)]
+        silent = self._silent(window.lives, state)
         findings = []
         by_host: dict[str, list[RankLife]] = defaultdict(list)
         for life in silent:
@@ -128,24 +128,31 @@ class RankSilent(Detector[SilentState]):
         if failed:
             return max(
                 policy.failed_min,
-                policy.failed_heartbeats * life.heartbeat_seconds,
+                policy.heartbeats * life.heartbeat_seconds,
                 min(policy.failed_longest_gaps * life.longest_gap, policy.min_silence),
             )
         return max(
             policy.min_silence,
+            policy.heartbeats * life.heartbeat_seconds,
             policy.typical_gaps * life.typical_gap,
             policy.longest_gaps * life.longest_gap,
         )
 
-    def _silent(self, life: RankLife, lives: Sequence[RankLife], state: SilentState) -> bool:
-        if life.state != "running":
-            return False
-        others = [other for other in lives if other.rank != life.rank]
-        failed = any(other.state == "failed" for other in others)
-        heard = any(self._heard(other, state) for other in others)
-        if not (failed or heard):
-            return False
-        return state.waited[life.rank][1] > self._allowed(life, failed=failed)
+    def _silent(self, lives: Sequence[RankLife], state: SilentState) -> list[RankLife]:
+        failed = any(life.state == "failed" for life in lives)
+        running = [life for life in lives if life.state == "running"]
+        silent = [
+            life
+            for life in running
+            if state.waited[life.rank][1] > self._allowed(life, failed=failed)
+        ]
+        if not silent or failed or any(self._heard(life, state) for life in running):
+            return silent
+        # All of them are: only one that clearly went before the others is to blame.
+        newest = max(life.last_seen for life in running)
+        return [
+            life for life in silent if newest - life.last_seen > self._allowed(life, failed=True)
+        ]
 
     def _heard(self, life: RankLife, state: SilentState) -> bool:
         """Whether a rank is heard of as regularly as it should be."""
@@ -201,6 +208,14 @@ class RankSilent(Detector[SilentState]):
                 f"{named.capitalize()}{on} {has} said nothing for {seconds}, not even that {it} "
                 f"failed: killed (out of memory, by the scheduler), or the machine is "
                 f"gone.{last_words}"
+            )
+        elif not heard:
+            newest = max(life.last_seen for life in window.lives if life.state == "running")
+            ahead = newest - max(life.last_seen for life in lives)
+            cause = (
+                f"{named.capitalize()}{on} fell silent {ahead:.0f} s before the last of the "
+                f"others did, and no rank that runs is heard of now: killed first, and the job was "
+                f"stopped or hung after it.{last_words}"
             )
         else:
             cause = (

@@ -18,7 +18,7 @@ from rankscope.server.detectors.loss import (
     LossSpike,
 )
 from rankscope.server.detectors.rank import RankLossOutlier, RankSilent
-from rankscope.server.window import Comparison, Series, Window
+from rankscope.server.window import Comparison, Series, TensorDifference, Window
 
 
 def trace(loss, **series):
@@ -249,6 +249,15 @@ def test_nobody_is_missed_where_nobody_is_heard():
     assert judge(made, [RankSilent()]).alerts == ()
 
 
+def test_rare_heartbeats_are_waited_for():
+    quiet = silence(0, others="go-on", at=60.0, seconds=112)
+    rare = replace(
+        quiet, lives=lambda time: [replace(r, heartbeat_seconds=20.0) for r in quiet.lives(time)]
+    )
+    assert len(judge(quiet, [RankSilent()]).alerts) == 1
+    assert judge(rare, [RankSilent()]).alerts == ()
+
+
 def test_without_any_rank_there_is_no_answer():
     empty = Window(4, np.arange(0), np.arange(0), {}, now=1.0)
     detector = RankSilent()
@@ -330,6 +339,42 @@ def test_where_words_are_rare_the_onset_is_said_to_be_uncertain():
     (alert,) = judge(made, [Desync()]).alerts
     assert alert.first_step == 48
     assert "equal at step 40" in alert.cause
+
+
+def test_gradients_that_were_not_sampled_are_not_said_to_agree():
+    made = apart(0, fault="step-skipped", at=48)
+    only = tuple(c for c in made.comparisons if c.stage == "parameters")
+    (alert,) = judge(replace(made, comparisons=only), [Desync()]).alerts
+    assert "gradients were not sampled at this step" in alert.cause
+    (alert,) = judge(made, [Desync()]).alerts  # all tensors were looked at, and not the norm alone
+    assert "the gradient after the all-reduce" in alert.cause
+    assert "the norm of" not in alert.cause
+    assert "not sampled" not in alert.cause
+
+
+@pytest.mark.parametrize(
+    ("stage", "severity"),
+    [
+        ("start", "critical"),
+        ("reduced_gradient", "critical"),
+        ("hyperparameters", "critical"),
+        ("outside_optimizer", "warning"),
+        ("parameters", "warning"),
+    ],
+)
+def test_a_small_difference_is_critical_where_it_grows(stage, severity):
+    ranks, labels = np.arange(3), np.array([0, 0, 1])
+    apart_by = np.array([0.0, 0.0, 1e-5])
+    tensor = TensorDifference("w", (4, 4), (2,), 1e-5, 1e-5, buckets=7)
+    made = Trace(
+        "small",
+        0,
+        np.arange(3),
+        {"loss": np.ones((3, 3))},
+        comparisons=(Comparison(1, stage, ranks, labels, apart_by, apart_by, True, (tensor,), 2),),
+    )
+    (alert,) = judge(made, [Desync()]).alerts
+    assert (alert.severity, alert.ranks) == (severity, (2,))
 
 
 def test_clipping_on_one_rank_only():
