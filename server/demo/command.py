@@ -200,7 +200,7 @@ def _demo(arguments: argparse.Namespace, screen: Screen) -> int:
         watch = _Watch(client, run, screen)
         _train(watch, job, server, steps=arguments.steps)
         _check_exit_codes(job, injection)
-        alerts = _settled(watch, injection)
+        alerts = _settled(watch, job, server, injection)
         comparison = compare(injection, alerts, world_size=arguments.ranks)
         screen.say(f"injected:  {comparison.injected}")
         for line in comparison.found:
@@ -282,7 +282,7 @@ def _check_exit_codes(job: Job, injection: Injection) -> None:
             raise DemoFailed(f"rank {rank} ended with exit code {code}:\n{process.tail()}")
 
 
-def _settled(watch: _Watch, injection: Injection) -> list[Json]:
+def _settled(watch: _Watch, job: Job, server: Process, injection: Injection) -> list[Json]:
     """The alerts of the run, once the server has judged all of it.
 
     An alert may still come after the last step: a dead rank is told from a slow one by waiting.
@@ -304,7 +304,10 @@ def _settled(watch: _Watch, injection: Injection) -> list[Json]:
             return alerts
         time.sleep(_POLL_SECONDS)
     if not judged:
-        raise DemoFailed(f"the server has not judged the run within {_SETTLE_SECONDS:.0f} s")
+        raise DemoFailed(
+            f"the server has not judged the run within {_SETTLE_SECONDS:.0f} s\n"
+            f"--- server\n{server.tail()}\n--- rank 0\n{job.ranks[0].tail()}"
+        )
     return watch.alerts()
 
 
