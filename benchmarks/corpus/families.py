@@ -17,7 +17,7 @@ from support.traces import Trace
 from torch import nn
 
 from benchmarks.corpus.training import Batch, Recipe, train
-from rankscope.server.demo.training import DigitsNet, augmented
+from rankscope.server.demo.training import LEARNING_RATE, DigitsNet, augmented
 
 Source = Callable[[np.random.Generator], Iterator[list[torch.Tensor]]]
 Family = Callable[[int], tuple[Recipe, dict[str, Any]]]
@@ -138,7 +138,7 @@ def on_images(seed: int, *, batch: int = 32, **options: Any) -> Recipe:
         given = augmented(given[0], generator), given[1]
         return more(step, rank, given) if more else given
 
-    options.setdefault("optimizer", sgd(0.1, 0.9))
+    options.setdefault("optimizer", lambda p: torch.optim.AdamW(p, lr=LEARNING_RATE))
     options.setdefault("steps", 400)
     return Recipe(
         model=model,

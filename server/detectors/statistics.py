@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.window import Bool, Float64, Int64, Window
+from rankscope.server.window import Float64, Int64, Window
 
 # Makes the median absolute deviation of normal noise its standard deviation.
 _MAD_TO_SIGMA = 1.4826
@@ -41,14 +41,24 @@ def mean_over_ranks(window: Window, metric: str) -> tuple[Int64, Float64]:
     return window.steps[some], means
 
 
-def present_rows(window: Window, metric: str) -> Iterator[tuple[int, Float64, Bool]]:
-    """For each step at which any rank posted: step, values [R], present [R]."""
+def rank_rows(window: Window, metric: str) -> tuple[Int64, Float64]:
+    """Steps at which any rank posted a metric, int64 [N], and every rank's value, float64 [N, R].
+
+    NaN where a rank posted nothing; what it posted need not be finite either.
+    """
     series = window.series.get(metric)
     if series is None:
-        return
-    values, present = series.values.T, series.present.T
-    for column in np.flatnonzero(present.any(axis=1)).tolist():
-        yield int(window.steps[column]), values[column], present[column]
+        return np.empty(0, dtype=np.int64), np.empty((0, len(window.ranks)))
+    some = np.flatnonzero(series.present.any(axis=0))
+    rows = np.where(series.present[:, some].T, series.values[:, some].T, np.nan)
+    return window.steps[some], rows
+
+
+def median_of_sorted(ordered: Float64, counts: Int64) -> Float64:
+    """Median of the first `counts` values of each row, float64 [N]; `counts` are at least 1."""
+    rows = np.arange(len(ordered))
+    middle: Float64 = 0.5 * (ordered[rows, (counts - 1) // 2] + ordered[rows, counts // 2])
+    return middle
 
 
 def logarithm(values: Float64) -> Float64:

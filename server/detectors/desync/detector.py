@@ -143,14 +143,19 @@ class Desync(Detector[DesyncState]):
         relevant = (c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1)
         for step, group in groupby(relevant, key=lambda c: c.step):
             comparisons = sorted(group, key=lambda c: _ORDER[c.stage])
+            broken = [c for c in comparisons if not c.equal]
             for comparison in comparisons:
                 stage = comparison.stage
                 state.checked[stage] = state.checked.get(stage, 0) + 1
-                state.differed[stage] = state.differed.get(stage, 0) + (not comparison.equal)
                 state.ranks = max(state.ranks, len(comparison.ranks))
-            self._step(window, state, step, comparisons, findings)
+            for comparison in broken:
+                stage = comparison.stage
+                state.differed[stage] = state.differed.get(stage, 0) + 1
+            if broken or state.incident is not None or state.period:
+                self._step(window, state, step, comparisons, broken, findings)
+            apart = {comparison.stage for comparison in broken}
             for comparison in comparisons:
-                if comparison.equal:
+                if comparison.stage not in apart:
                     state.last_equal[comparison.stage] = step
         state.last_step = max(state.last_step, window.last_step)
         incident = state.incident
@@ -170,9 +175,9 @@ class Desync(Detector[DesyncState]):
         state: DesyncState,
         step: int,
         comparisons: Sequence[Comparison],
+        broken: Sequence[Comparison],
         findings: list[Finding],
     ) -> None:
-        broken = [c for c in comparisons if not c.equal]
         parameters = next((c for c in comparisons if c.stage == "parameters"), None)
         if state.incident is not None and state.incident.agreeing and state.incident.over(step):
             findings.append(finding_of(state.incident, self.policy.drift, self.policy.critical))

@@ -12,9 +12,14 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.statistics import Progress, Spacing, present_rows
+from rankscope.server.detectors.statistics import (
+    Progress,
+    Spacing,
+    mean_over_ranks,
+    rank_rows,
+)
 from rankscope.server.detectors.wording import count, number, ranks, sentences
-from rankscope.server.window import Bool, Float64, Int64, Window
+from rankscope.server.window import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,32 +104,33 @@ class LossNonFinite(Detector[NonFiniteState]):
         findings: list[Finding] = []
         state.companions.take(window)
         state.ranks = max(state.ranks, len(window.ranks))
-        for step, values, present in present_rows(window, "loss"):
+        steps, means = mean_over_ranks(window, "loss")
+        for index, (step, mean) in enumerate(zip(steps.tolist(), means.tolist(), strict=True)):
             state.spacing.push(step)
-            state.points += int(present.sum())
-            bad = present & ~np.isfinite(values)
             if state.incident is not None and state.incident.over(step):
                 findings.append(self._finding(state.incident))
                 state.incident = None
-            if bad.any():
-                self._take(state, step, values, present, bad, window.ranks)
-            else:
-                state.last_mean = float(values[present].mean())
-                state.progress.push(step, state.last_mean)
+            if math.isfinite(mean):
+                state.last_mean = mean
+                state.progress.push(step, mean)
+            elif not self._take(state, window, index):
+                # Finite losses whose sum is not.
+                state.last_mean = mean
+        if len(steps):
+            state.points += int(window.series["loss"].present.sum())
         if state.incident is not None:
             findings.append(self._finding(state.incident))
         return Outcome({"loss.nonfinite": self._check(state)}, tuple(findings))
 
-    def _take(
-        self,
-        state: NonFiniteState,
-        step: int,
-        values: Float64,
-        present: Bool,
-        bad: Bool,
-        known: Int64,
-    ) -> None:
-        who, posting = {int(r) for r in known[bad]}, int(present.sum())
+    def _take(self, state: NonFiniteState, window: Window, index: int) -> bool:
+        """Takes a step at which the mean is not finite; whether that is a rank's own loss."""
+        steps, rows = rank_rows(window, "loss")
+        step, values = int(steps[index]), rows[index]
+        present = window.series["loss"].present[:, np.searchsorted(window.steps, step)]
+        bad = present & ~np.isfinite(values)
+        if not bad.any():
+            return False
+        who, posting = {int(r) for r in window.ranks[bad]}, int(present.sum())
         state.bad_points += len(who)
         incident = state.incident
         if incident is None:
@@ -155,6 +161,7 @@ class LossNonFinite(Detector[NonFiniteState]):
         incident.clear_after = state.spacing.steps(self.policy.clear_observations)
         incident.points += len(who)
         incident.later_ranks |= who - set(incident.ranks)
+        return True
 
     def _check(self, state: NonFiniteState) -> Check:
         if state.incident is not None:

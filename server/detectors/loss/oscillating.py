@@ -38,6 +38,9 @@ class OscillatingPolicy:
         min_peak: share of the power around one frequency above which they are periodic.
         min_amplitude: smallest distance of the 10 % and 90 % quantiles, as a share of the progress.
         min_trend: Mann-Kendall Z below which the loss still falls.
+        clear_peak: share of the power from which a period is beyond doubt.
+        clear_amplitude: amplitude, as a share of the progress, that is large.
+        clear_trend: Mann-Kendall Z below which a loss with both of these falls all the same.
         windows: so many in a row open an incident.
         growing: ratio of the amplitudes of the last and the first third that is critical.
         calm: windows without it after which it is over.
@@ -50,6 +53,9 @@ class OscillatingPolicy:
     min_peak: float = 0.65
     min_amplitude: float = 0.1
     min_trend: float = -1.0
+    clear_peak: float = 0.8
+    clear_amplitude: float = 0.15
+    clear_trend: float = -3.0
     windows: int = 2
     growing: float = 1.6
     calm: int = 6
@@ -148,12 +154,14 @@ class LossOscillating(Detector[OscillatingState]):
         small data set -0.5) or has more than 65 % of its power around one frequency (Fisher's g,
         Hann taper, the lowest 4 frequencies left out; one of 100,000 windows of white noise). The
         residual's 10 % and 90 % quantiles lie more than 10 % of the progress made apart, and the
-        loss does not fall meanwhile (Mann-Kendall Z above -1). Two windows in a row, 16 values
-        apart; over after 6 windows without.
+        loss does not fall meanwhile (Mann-Kendall Z above -1; above -3 where one frequency has more
+        than 80 % of the power and the quantiles are more than 15 % of the progress apart: a smooth
+        healthy fall that looks periodic has -5). Two windows in a row, 16 values apart; over after
+        6 windows without.
 
     Severity:
         Warning; critical where the amplitude grows by 1.6 and more from the first to the last third
-        of a window in which it swings all the time. Never more than info for losses that change
+        of a window in which it swings all the time, beyond every window before. Never more than info for losses that change
         their sign.
 
     Evidence:
@@ -233,9 +241,12 @@ class LossOscillating(Detector[OscillatingState]):
             incident.amplitude = max(incident.amplitude, swing.amplitude)
             incident.progress = state.progress.scale
             incident.period_steps = swing.period * scale.observations * spacing.steps(1000) / 1000
-            # A window that reaches back before the onset always seems to grow.
+            # A window that reaches back before the onset always seems to grow, and so does one in
+            # which two frequencies come into step: only what outgrows all before it does.
             incident.growing |= (
-                scale.steps[0] >= incident.first_step and swing.growth > policy.growing
+                scale.steps[0] >= incident.first_step
+                and swing.growth > policy.growing
+                and swing.amplitude >= incident.amplitude
             )
 
     def _swing(self, values: Float64, progress: float) -> _Swing | None:
@@ -253,7 +264,8 @@ class LossOscillating(Detector[OscillatingState]):
         if not (zigzag < policy.max_lag_one or peak > policy.min_peak):
             return None
         trend = mann_kendall(values.reshape(-1, 4).mean(axis=1))
-        if not trend > policy.min_trend:
+        clear = peak > policy.clear_peak and amplitude > policy.clear_amplitude * progress
+        if not trend > (policy.clear_trend if clear else policy.min_trend):
             return None
         third = len(values) // 3
         growth = float(np.std(residual[-third:]) / max(float(np.std(residual[:third])), 1e-12))

@@ -17,7 +17,7 @@ from rankscope.server.detectors.statistics import (
     Baseline,
     Progress,
     mean_over_ranks,
-    present_rows,
+    rank_rows,
 )
 from rankscope.server.detectors.wording import count, number, ranks, sentences
 from rankscope.server.window import Float64, Int64, Window
@@ -130,9 +130,9 @@ class LossSpike(Detector[SpikeState]):
         """Holds every new mean loss against those before it."""
         findings: list[Finding] = []
         state.companions.take(window)
-        _, means = mean_over_ranks(window, "loss")
-        rows = present_rows(window, "loss")
-        for (step, values, present), value in zip(rows, means.tolist(), strict=True):
+        steps, means = mean_over_ranks(window, "loss")
+        rows = rank_rows(window, "loss")[1]
+        for step, value, row in zip(steps.tolist(), means.tolist(), rows, strict=True):
             if not math.isfinite(value):
                 continue
             state.companions.pass_to(step)
@@ -145,13 +145,12 @@ class LossSpike(Detector[SpikeState]):
                     incident = state.incident = None
                 else:
                     self._follow(state, incident, step, value)
-            row = np.where(present, values, np.nan)
             if incident is None:
                 state.judged += len(state.baseline) >= self.policy.evidence
                 z = self._judge(state, value)
                 if z is None:
                     state.baseline.accept(value)
-                    state.history.push(step, window.ranks, row)
+                    state.history.push(step, window.ranks, row.copy())
                 else:
                     state.incident = self._open(state, step, value, z, window.ranks, row)
         if state.incident is not None:

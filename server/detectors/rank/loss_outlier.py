@@ -12,7 +12,12 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.statistics import Progress, change_point, present_rows
+from rankscope.server.detectors.statistics import (
+    Progress,
+    change_point,
+    median_of_sorted,
+    rank_rows,
+)
 from rankscope.server.detectors.wording import count, number, percent, ranks, sentences
 from rankscope.server.window import Float64, Int64, Window
 
@@ -27,6 +32,8 @@ class LossOutlierPolicy:
         min_z: mean difference over its standard error.
         min_level: mean difference as a share of the others' level.
         min_progress: mean difference as a share of the progress made.
+        min_spread: mean difference as a multiple of the range of the other ranks' own: shards that
+            are unlike differ all, and one that lies a little further out is no outlier.
         windows: so many in a row open an incident.
         critical_level: share of the level, with `critical_progress`, that is critical.
         critical_progress: share of the progress made.
@@ -42,6 +49,7 @@ class LossOutlierPolicy:
     min_z: float = 6.0
     min_level: float = 0.2
     min_progress: float = 0.05
+    min_spread: float = 3.0
     windows: int = 2
     critical_level: float = 1.0
     critical_progress: float = 0.25
@@ -88,8 +96,9 @@ class RankLossOutlier(Detector[LossOutlierState]):
     Statistic:
         d = the rank's loss minus the median of the other ranks' at the same step, over 50
         observations. It fires where the mean of d is more than 6 standard errors from 0, more than
-        20 % of the others' level, and more than 5 % of the progress made since the start, in two
-        windows in a row, 10 observations apart. The onset is the change point of d in the last 128
+        20 % of the others' level, more than 5 % of the progress made since the start, and more than
+        3 times the range in which the other ranks' mean losses lie, in two windows in a row, 10
+        observations apart. The onset is the change point of d in the last 128
         observations (two means, least squares). It is over after 15 windows without.
 
     Severity:
@@ -123,18 +132,23 @@ class RankLossOutlier(Detector[LossOutlierState]):
     def advance(self, window: Window, state: LossOutlierState) -> Outcome:
         """Takes the window's losses, and looks at every tenth of them."""
         findings: list[Finding] = []
-        accuracies = {s: np.where(p, v, np.nan) for s, v, p in present_rows(window, "accuracy")}
-        for step, values, present in present_rows(window, "loss"):
+        accuracies = dict(zip(*_listed(rank_rows(window, "accuracy")), strict=True))
+        steps, rows = rank_rows(window, "loss")
+        ordered = np.sort(rows, axis=1)  # NaN last
+        counts = np.isfinite(ordered).sum(axis=1)
+        posted = window.series["loss"].present.sum(axis=0) if len(steps) else counts
+        judged = (counts == posted[posted > 0]) & (counts > 1)
+        medians = median_of_sorted(ordered, np.maximum(counts, 1)).tolist()
+        for index, step in enumerate(steps.tolist()):
             if step in accuracies:
-                state.accuracies.push(step, window.ranks, accuracies[step])
-            posted = values[present]
-            if len(posted) < 2 or not np.isfinite(posted).all():
+                state.accuracies.push(step, window.ranks, accuracies[step].copy())
+            if not judged[index]:
                 continue
             if state.incident is not None and state.incident.over(step):
                 findings.append(self._finding(state.incident))
                 state.incident = None
-            state.progress.push(step, float(np.median(posted)))
-            state.losses.push(step, window.ranks, np.where(present, values, np.nan))
+            state.progress.push(step, medians[index])
+            state.losses.push(step, window.ranks, rows[index].copy())
             state.since += 1
             if len(state.losses) >= self.policy.size and state.since >= self.policy.stride:
                 state.since = 0
@@ -155,7 +169,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
             return
         mean = np.nanmean(difference, axis=0)
         error = np.nanstd(difference, axis=0) / math.sqrt(policy.size)
-        level = float(np.median(np.nanmedian(losses, axis=1)))
+        counts = np.isfinite(losses).sum(axis=1)
+        level = float(np.median(median_of_sorted(np.sort(losses, axis=1), counts)))
         scale = state.progress.scale
         size = np.abs(mean)
         fires = (
@@ -170,7 +185,11 @@ class RankLossOutlier(Detector[LossOutlierState]):
         same = fires & (np.sign(mean) == np.sign(mean[top]))
         other = fires & ~same & (size >= policy.undecided * size[top])
         decided = not other.any() and len(rank_numbers) > 2
-        guilty = same & (size >= policy.same_side * size[top]) if decided else same | other
+        side = same & (size >= policy.same_side * size[top])
+        if size[top] <= policy.min_spread * np.ptp(np.nanmean(losses[:, usable][:, ~side], axis=0)):
+            state.firing = 0
+            return
+        guilty = side if decided else same | other
         who = tuple(int(r) for r in rank_numbers[guilty])
         critical = bool(
             size[top] > policy.critical_level * abs(level)
@@ -351,15 +370,19 @@ def others_median(values: Float64) -> Float64:
         float64 [N, R]; NaN where a rank is missing or alone.
     """
     ordered = np.sort(values, axis=1)  # NaN last
-    place = np.argsort(np.argsort(values, axis=1, kind="stable"), axis=1, kind="stable")
-    others = np.isfinite(values).sum(axis=1, keepdims=True) - 1
-    low, high = np.maximum(others - 1, 0) // 2, np.maximum(others, 0) // 2
+    others = np.isfinite(values).sum(axis=1) - 1
+    rows, last = np.arange(len(values)), values.shape[1] - 1
 
     def without_itself(index: Int64) -> Float64:
-        # What stands at an index once the value's own place has been taken out.
-        shifted = np.minimum(index + (place <= index), values.shape[1] - 1)
-        picked: Float64 = np.take_along_axis(ordered, shifted, axis=1)
-        return picked
+        # What stands at an index once the value itself has been taken out: what stood there
+        # before, or the next one where the value stood there or before.
+        here, after = ordered[rows, index], ordered[rows, np.minimum(index + 1, last)]
+        return np.where(values <= here[:, None], after[:, None], here[:, None])
 
+    low, high = np.maximum(others - 1, 0) // 2, np.maximum(others, 0) // 2
     median = 0.5 * (without_itself(low) + without_itself(high))
-    return np.where(np.isfinite(values) & (others > 0), median, np.nan)
+    return np.where(np.isfinite(values) & (others > 0)[:, None], median, np.nan)
+
+
+def _listed(found: tuple[Int64, Float64]) -> tuple[list[int], Float64]:
+    return found[0].tolist(), found[1]

@@ -17,7 +17,7 @@ from rankscope.server.detectors.statistics import (
     lag_one,
     mann_kendall,
     mean_over_ranks,
-    present_rows,
+    rank_rows,
     residual_maker,
     robust_sigma,
     spectral_peak,
@@ -40,16 +40,16 @@ def test_mean_takes_only_what_was_posted():
     steps, means = mean_over_ranks(some, "loss")
     assert steps.tolist() == [10, 12]
     assert means.tolist() == [3, 3]
-    assert [(step, p.tolist()) for step, _, p in present_rows(some, "loss")] == [
-        (10, [True, True]),
-        (12, [True, False]),
-    ]
+    steps, rows = rank_rows(some, "loss")
+    assert steps.tolist() == [10, 12]
+    assert np.array_equal(rows, [[1, 5], [3, np.nan]], equal_nan=True)
 
 
 def test_a_metric_that_nobody_posts_has_no_values():
     steps, means = mean_over_ranks(window([[1.0]], [[1]]), "accuracy")
     assert len(steps) == len(means) == 0
-    assert list(present_rows(window([[1.0]], [[1]]), "accuracy")) == []
+    steps, rows = rank_rows(window([[1.0]], [[1]]), "accuracy")
+    assert (len(steps), rows.shape) == (0, (0, 1))
 
 
 def test_robust_sigma_of_normal_noise_is_its_standard_deviation():

@@ -1,0 +1,64 @@
+"""What judging a step costs: `python -m benchmarks.corpus.cost [ranks] [steps a window]`.
+
+All detectors, on a loss with noise, a learning rate, norms, and a comparison of words at every
+step, one of eight tensors at every 16th.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from support.traces import Trace
+
+from rankscope.server import compare
+from rankscope.server.detectors import build
+from rankscope.server.detectors.runner import Evaluation
+from rankscope.server.window import Comparison
+
+
+def run(ranks: int, steps: int) -> Trace:
+    random = np.random.default_rng(0)
+    course = 2.3 * np.exp(-0.01 * np.arange(steps)) + 0.05
+    loss = course * np.exp(0.2 * random.standard_normal((ranks, steps)))
+    everyone = np.arange(ranks)
+    comparisons: list[Comparison] = []
+    for step in range(steps):
+        for stage in ("outside_optimizer", "reduced_gradient", "hyperparameters", "parameters"):
+            count = 8 if step % 16 == 0 else 0
+            comparisons.append(compare.agreed(step, stage, everyone, count))
+    shape = loss.shape
+    return Trace(
+        "cost",
+        0,
+        np.arange(steps),
+        {
+            "loss": loss,
+            "accuracy": np.full(shape, 0.9),
+            "grad_norm": np.broadcast_to(random.random(steps), shape).copy(),
+            "lr": np.full(shape, 0.1),
+        },
+        comparisons=tuple(comparisons),
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    ranks = int(arguments[0]) if arguments else 64
+    block = int(arguments[1]) if len(arguments) > 1 else 16
+    steps = 1024
+    trace = run(ranks, steps)
+    evaluation = Evaluation(build(), strict=True, clock=time.perf_counter)
+    windows = list(trace.windows(range(0, steps, block)))
+    began = time.perf_counter()
+    for window in windows:
+        evaluation.advance(window)
+    total = time.perf_counter() - began
+    print(f"{ranks} ranks, {block} steps a window: {1e6 * total / steps:.0f} us a step")
+    for name, seconds in sorted(evaluation.seconds.items(), key=lambda item: -item[1]):
+        print(f"    {name:18} {1e6 * seconds / steps:7.1f} us a step")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
