@@ -40,7 +40,8 @@ SECURITY_HEADERS = {
 }
 
 Theme = Annotated[str, Query(pattern="^(light|dark)$")]
-Step = Annotated[int | None, Query(ge=0)]
+# Beyond, a browser's numbers are no integers any more.
+Step = Annotated[int | None, Query(ge=0, le=2**53)]
 
 
 def install(app: FastAPI, source: Source) -> None:
@@ -188,6 +189,8 @@ def _known(source: Source, run: str) -> list[int]:
 def _shown(from_step: int | None, to_step: int | None) -> tuple[float, float] | None:
     if from_step is None or to_step is None:
         return None
+    if from_step > to_step:
+        raise HTTPException(422, f"from_step {from_step} lies behind to_step {to_step}.")
     return float(from_step), float(to_step)
 
 

@@ -226,6 +226,8 @@ def test_guilty_ranks_are_highlighted_without_being_asked(client):
         "theme=pink",
         "max_points=1",
         "from_step=-1",
+        "from_step=9&to_step=5",
+        "to_step=99999999999999999999",
     ],
 )
 def test_what_cannot_be_shown_is_refused(client, query):
