@@ -370,6 +370,8 @@ def silence(
                 until = at if guilty else at + later
             elif others == "fail" and time >= at + 3:
                 state, error, until = "failed", "RuntimeError: Connection closed by peer", at + 3
+            elif others == "fail-before" and time >= at - 20:
+                state, error, until = "failed", "ValueError: no more data", at - 20
             elif others == "finish" and time >= at:
                 state, until = "finished", at
             if guilty and time >= back:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -59,8 +60,9 @@ class RankSilent(Detector[SilentState]):
 
     The agent's own thread sends heartbeats, so a rank that waits in a collective, evaluates or
     saves a checkpoint is not silent. One that is killed, or whose machine is gone, is. A rank that
-    said itself that it finished or failed is never silent; where all ranks fall silent together it
-    is no rank's fault, but for one that clearly went before the others.
+    said itself that it finished or failed is never silent, nor is one that was heard of for longer
+    than another that failed (its launcher ended it). Where all ranks fall silent together it is no
+    rank's fault, but for one that clearly went before the others.
 
     Statistic:
         Silence is counted by the server's clock, only while the server was listening. It counts
@@ -139,12 +141,16 @@ class RankSilent(Detector[SilentState]):
         )
 
     def _silent(self, lives: Sequence[RankLife], state: SilentState) -> list[RankLife]:
-        failed = any(life.state == "failed" for life in lives)
+        failures = [life.last_seen for life in lives if life.state == "failed"]
+        failed, first_failure = bool(failures), min(failures, default=math.inf)
         running = [life for life in lives if life.state == "running"]
         silent = [
             life
             for life in running
             if state.waited[life.rank][1] > self._allowed(life, failed=failed)
+            # What outlived another's failure was not its cause: a launcher ends what is left of a
+            # failed job, and a rank that is stuck in a collective cannot say so.
+            and life.last_seen <= first_failure + life.heartbeat_seconds
         ]
         if not silent or failed or any(self._heard(life, state) for life in running):
             return silent
