@@ -161,8 +161,8 @@ class LossOscillating(Detector[OscillatingState]):
 
     Severity:
         Warning; critical where the amplitude grows by 1.6 and more from the first to the last third
-        of a window in which it swings all the time, beyond every window before. Never more than info for losses that change
-        their sign.
+        of a window in which it swings all the time, beyond that of every window before. Never more
+        than info for losses that change their sign.
 
     Evidence:
         `period` (steps), `amplitude` (largest), `amplitude_now`, `lag_one`, `peak_share`,

@@ -32,8 +32,9 @@ class LossOutlierPolicy:
         min_z: mean difference over its standard error.
         min_level: mean difference as a share of the others' level.
         min_progress: mean difference as a share of the progress made.
-        min_spread: mean difference as a multiple of the range of the other ranks' own: shards that
-            are unlike differ all, and one that lies a little further out is no outlier.
+        min_spread: mean difference as a multiple of the range of the ranks' own that do not stand
+            out with it: shards that are unlike differ all, and one that lies a little further out
+            is no outlier.
         windows: so many in a row open an incident.
         critical_level: share of the level, with `critical_progress`, that is critical.
         critical_progress: share of the progress made.
@@ -97,8 +98,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
         d = the rank's loss minus the median of the other ranks' at the same step, over 50
         observations. It fires where the mean of d is more than 6 standard errors from 0, more than
         20 % of the others' level, more than 5 % of the progress made since the start, and more than
-        3 times the range in which the other ranks' mean losses lie, in two windows in a row, 10
-        observations apart. The onset is the change point of d in the last 128
+        3 times the range of the mean losses of the ranks that do not stand out with it, in two
+        windows in a row, 10 observations apart. The onset is the change point of d in the last 128
         observations (two means, least squares). It is over after 15 windows without.
 
     Severity:
@@ -186,7 +187,11 @@ class RankLossOutlier(Detector[LossOutlierState]):
         other = fires & ~same & (size >= policy.undecided * size[top])
         decided = not other.any() and len(rank_numbers) > 2
         side = same & (size >= policy.same_side * size[top])
-        if size[top] <= policy.min_spread * np.ptp(np.nanmean(losses[:, usable][:, ~side], axis=0)):
+        # Without all that stand out with it, since a second rank at fault, less so, must not hide it;
+        # unless these are half of all, as they are where no two ranks' data are alike.
+        rest = ~same if 2 * (~same).sum() > len(same) else ~side
+        own = np.nanmean(losses[:, usable][:, rest], axis=0)
+        if size[top] <= policy.min_spread * np.ptp(own):
             state.firing = 0
             return
         guilty = side if decided else same | other

@@ -152,6 +152,31 @@ def test_swings_that_end_resolve():
     assert "It was quiet at 0.1" in alert.remedy
 
 
+def momentum(*, factor, rate, steps=500):
+    """Heavy-ball descent, by the formula, where one direction is far steeper than 31 others."""
+    steepness = np.concatenate([[1.0], np.geomspace(0.05, 1e-4, 31)])
+    place, velocity = np.ones(32), np.zeros(32)
+    loss = np.empty((4, steps))
+    for step in range(steps):
+        loss[:, step] = 0.3 + steepness @ place**2 / steepness.sum()
+        velocity = factor * velocity + steepness * place
+        place = place - rate * velocity
+    return trace(loss * np.exp(0.01 * np.random.default_rng(0).standard_normal(loss.shape)))
+
+
+@pytest.mark.parametrize(("factor", "rate", "period"), [(0.995, 0.3, 5.7), (0.99, 0.2, 7)])
+def test_swings_of_one_clear_period_count_also_while_the_loss_falls(factor, rate, period):
+    (alert,) = judge(momentum(factor=factor, rate=rate), [LossOscillating()]).alerts
+    assert alert.first_step < 60
+    assert alert.evidence["period"] == pytest.approx(period, rel=0.05)
+    assert alert.evidence["trend"] < -1
+    assert alert.severity == "warning"  # it fades, however its frequencies come into step
+
+
+def test_usual_momentum_does_not_swing():
+    assert judge(momentum(factor=0.9, rate=0.3), [LossOscillating()]).alerts == ()
+
+
 # ------------------------------------------------------------------------------------------- ranks
 
 
@@ -210,6 +235,16 @@ def test_an_outlier_that_is_mended_resolves():
     assert (alert.ranks, alert.state) == ((1,), "resolved")
     assert alert.first_step == 200
     assert len(made.series["loss"]) == 4
+
+
+@pytest.mark.parametrize(("less", "guilty"), [(0.9, (1, 2)), (0.5, (1,)), (0.25, (1,))])
+def test_a_second_rank_at_fault_does_not_hide_the_first(less, guilty):
+    loss = noise(0, ranks=8).series["loss"]
+    loss[1, 200:] += 2.5
+    loss[2, 200:] += less * 2.5
+    (alert,) = judge(trace(loss), [RankLossOutlier()]).alerts
+    assert (alert.ranks, alert.evidence["decided"]) == (guilty, True)
+    assert alert.first_step == 200
 
 
 def test_a_rank_below_the_others_is_an_outlier_too():
