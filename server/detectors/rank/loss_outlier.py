@@ -187,8 +187,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
         other = fires & ~same & (size >= policy.undecided * size[top])
         decided = not other.any() and len(rank_numbers) > 2
         side = same & (size >= policy.same_side * size[top])
-        # Without all that stand out with it, since a second rank at fault, less so, must not hide it;
-        # unless these are half of all, as they are where no two ranks' data are alike.
+        # Without all that stand out with it, since a second rank at fault, less so, must not hide
+        # it; unless these are half of all, as they are where no two ranks' data are alike.
         rest = ~same if 2 * (~same).sum() > len(same) else ~side
         own = np.nanmean(losses[:, usable][:, rest], axis=0)
         if size[top] <= policy.min_spread * np.ptp(own):
