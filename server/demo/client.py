@@ -26,13 +26,6 @@ class Client:
         self.url = url
         self._pool = urllib3.PoolManager(timeout=10.0, retries=False)
 
-    def ready(self) -> bool:
-        """Whether the server and its database answer."""
-        try:
-            return bool(self._pool.request("GET", f"{self.url}/readyz").status == 200)
-        except urllib3.exceptions.HTTPError:
-            return False
-
     def run(self, run: str) -> Json | None:
         """The run, None while the server has not heard of it."""
         return self._get(f"/runs/{run}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import secrets
 import sys
 import tempfile
@@ -12,37 +13,28 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from rankscope.server.demo.client import Client, Json, ServerAway
+from rankscope.server.demo.client import Client, ServerAway
 from rankscope.server.demo.comparison import compare, describe
-from rankscope.server.demo.faults import DEFAULT_FAULT, FAULTS, Injection, decide
+from rankscope.server.demo.faults import DEFAULT_FAULT, FAULTS, decide
 from rankscope.server.demo.processes import (
     PYTHON,
     RANKSCOPE,
     Job,
     Process,
-    free_port,
     handling_sigterm,
     is_free,
 )
 from rankscope.server.demo.screen import Screen
+from rankscope.server.demo.watch import DemoFailed, Watch, check_exit_codes
 
 DEFAULT_PORT = 8642
 DEFAULT_RANKS = 4
 DEFAULT_STEPS = 600
 MAX_RANKS = 64
 
+_LISTENS = re.compile(r"listens on (http://\S+)")
 _POLL_SECONDS = 0.3
-# Ranks post about twice a second: the latest step of one may lie so far behind that of another.
-_BEHIND_STEPS = 200
 _SERVER_START_SECONDS = 60.0
-# Without a new step for so long, the training hangs.
-_STUCK_SECONDS = 180.0
-# After the training: how long the server may take to see that it has ended, or that a rank is gone.
-_SETTLE_SECONDS = 90.0
-
-
-class DemoFailed(Exception):
-    """The demo itself did not work; the message says which part and shows what it printed."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -152,22 +144,8 @@ def _demo(arguments: argparse.Namespace, screen: Screen) -> int:
     run = f"demo-{fault.name}-{secrets.token_hex(2)}"
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankscope-demo-")))
-        port = arguments.port or (DEFAULT_PORT if is_free(DEFAULT_PORT) else free_port())
-        url = f"http://127.0.0.1:{port}"
-        server = stack.enter_context(
-            Process(
-                [
-                    *RANKSCOPE,
-                    "serve",
-                    *("--host", "127.0.0.1"),
-                    *("--port", str(port)),
-                    *("--db", f"sqlite:///{folder / 'demo.db'}"),
-                ],
-                log=folder / "server.log",
-            )
-        )
+        server, url = _start_server(stack, folder, arguments.port)
         client = Client(url)
-        _wait_until_ready(client, server)
         screen.say(f"Server     {url}")
         screen.say(f"Dashboard  {url}/runs/{run}")
         screen.say(
@@ -197,10 +175,10 @@ def _demo(arguments: argparse.Namespace, screen: Screen) -> int:
                 },
             )
         )
-        watch = _Watch(client, run, screen)
-        _train(watch, job, server, steps=arguments.steps)
-        _check_exit_codes(job, injection)
-        alerts = _settled(watch, job, server, injection)
+        watch = Watch(client, run, screen)
+        watch.follow(job, server, steps=arguments.steps)
+        check_exit_codes(job, injection)
+        alerts = watch.settle(job, server, injection)
         comparison = compare(injection, alerts, world_size=arguments.ranks)
         screen.say(f"injected:  {comparison.injected}")
         for line in comparison.found:
@@ -214,101 +192,31 @@ def _demo(arguments: argparse.Namespace, screen: Screen) -> int:
     return 0 if comparison.as_injected else 1
 
 
-class _Watch:
-    """Asks the server how far the run is, and prints what is new."""
-
-    def __init__(self, client: Client, run: str, screen: Screen) -> None:
-        self.client = client
-        self.run = run
-        self.screen = screen
-        self.last_step = -1
-        self._printed: dict[str, str] = {}
-        self._followed: set[str] = set()
-
-    def progress(self, steps: int) -> None:
-        """Shows the latest step and losses."""
-        facts = self.client.run(self.run)
-        if facts is None or facts["last_step"] is None or facts["last_step"] < 0:
-            return
-        self.last_step = int(facts["last_step"])
-        losses = self.client.losses(self.run, from_step=max(self.last_step - _BEHIND_STEPS, 0))
-        self.screen.progress(step=self.last_step, steps=steps, losses=losses)
-
-    def alerts(self) -> list[Json]:
-        """Prints the alerts that are new; returns all of them."""
-        alerts = self.client.alerts(self.run)
-        for alert in alerts:
-            if alert["id"] not in self._printed:
-                self._printed[alert["id"]] = alert["kind"]
-                self.screen.alert(alert, f"{self.client.url}/runs/{self.run}#alert-{alert['id']}")
-            # A cause may be understood later than what follows from it.
-            for consequence in alert["consequences"]:
-                if consequence in self._printed and consequence not in self._followed:
-                    self._followed.add(consequence)
-                    kind = self._printed[consequence]
-                    self.screen.say(f"       {kind} (above) follows from {alert['kind']}")
-        return alerts
+def _start_server(stack: ExitStack, folder: Path, port: int | None) -> tuple[Process, str]:
+    """A server that is stopped with `stack`, and its address."""
+    database = f"sqlite:///{folder / 'demo.db'}"
+    for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
+        command = [*RANKSCOPE, "serve", "--port", str(candidate), "--db", database]
+        server = stack.enter_context(Process(command, log=folder / f"server{candidate}.log"))
+        if url := _address(server):
+            return server, url
+        if port is None and "cannot listen" in server.tail():
+            continue  # somebody has the usual port; any free one will do
+        break
+    raise DemoFailed(f"the server did not start:\n{server.tail()}")
 
 
-def _wait_until_ready(client: Client, server: Process) -> None:
+def _address(server: Process) -> str | None:
+    """Where the server listens, as it says itself; None where it ends, or takes too long."""
     deadline = time.monotonic() + _SERVER_START_SECONDS
-    while not client.ready():
-        if server.exit_code is not None or time.monotonic() > deadline:
-            raise DemoFailed(f"the server did not start:\n{server.tail()}")
-        time.sleep(0.1)
-
-
-def _train(watch: _Watch, job: Job, server: Process, *, steps: int) -> None:
-    """Follows the training to its end."""
-    last_step, since = -1, time.monotonic()
-    while job.running:
-        if server.exit_code is not None:
-            raise DemoFailed(f"the server ended:\n{server.tail()}")
-        watch.progress(steps)
-        watch.alerts()
-        if watch.last_step != last_step:
-            last_step, since = watch.last_step, time.monotonic()
-        elif time.monotonic() - since > _STUCK_SECONDS:
-            raise DemoFailed(f"no step for {_STUCK_SECONDS:.0f} s:\n{job.ranks[0].tail()}")
-        time.sleep(_POLL_SECONDS)
-    watch.progress(steps)
-
-
-def _check_exit_codes(job: Job, injection: Injection) -> None:
-    """The training has to end as the fault makes it end."""
-    deadly = injection.fault.name == "dead-rank"
-    for rank, (process, code) in enumerate(zip(job.ranks, job.exit_codes, strict=True)):
-        if code != 0 and not deadly:
-            raise DemoFailed(f"rank {rank} ended with exit code {code}:\n{process.tail()}")
-
-
-def _settled(watch: _Watch, job: Job, server: Process, injection: Injection) -> list[Json]:
-    """The alerts of the run, once the server has judged all of it.
-
-    An alert may still come after the last step: a dead rank is told from a slow one by waiting.
-
-    Raises:
-        DemoFailed: the server has not judged the run in time; "not checked" is no success.
-    """
-    deadline = time.monotonic() + _SETTLE_SECONDS
-    judged = False
     while time.monotonic() < deadline:
-        facts = watch.client.run(watch.run)
-        judged = (
-            facts is not None
-            and facts["state"] != "running"
-            and facts["evaluated_step"] >= facts["last_step"]
-        )
-        alerts = watch.alerts()
-        if judged and (alerts or not injection.fault.kinds):
-            return alerts
-        time.sleep(_POLL_SECONDS)
-    if not judged:
-        raise DemoFailed(
-            f"the server has not judged the run within {_SETTLE_SECONDS:.0f} s\n"
-            f"--- server\n{server.tail()}\n--- rank 0\n{job.ranks[0].tail()}"
-        )
-    return watch.alerts()
+        ended = server.exit_code is not None
+        if listens := _LISTENS.search(server.tail()):
+            return listens[1]
+        if ended:
+            return None
+        time.sleep(0.1)
+    return None
 
 
 def _leave_running(screen: Screen, server: Process, address: str) -> None:

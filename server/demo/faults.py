@@ -26,6 +26,7 @@ class Fault:
             0 for what is compared bit by bit. What is found by statistics has an onset that the
             noise of the loss blurs.
         at_start: injected before the first step and not midway.
+        ends_the_job: no rank comes to its last step.
         min_ranks: fewer give no answer.
         min_steps: fewer leave the statistics too little to judge.
     """
@@ -38,6 +39,7 @@ class Fault:
     names_tensor: bool = False
     tolerance: int = 0
     at_start: bool = False
+    ends_the_job: bool = False
     min_ranks: int = 2
     min_steps: int = 60
 
@@ -99,6 +101,7 @@ FAULTS: dict[str, Fault] = {
             where="before the forward pass of one step",
             kinds=("rank.silent",),
             tolerance=20,
+            ends_the_job=True,
         ),
         Fault(
             name="nan",
