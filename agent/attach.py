@@ -144,4 +144,12 @@ def _monitor(
         step=step,
     )
     owner.append(weakref.ref(monitor))
+    # A closed monitor must not keep the model and the optimizer alive.
+    monitor.on_close = lambda: _forget(monitor)
     return monitor
+
+
+def _forget(monitor: Monitor) -> None:
+    for optimizer, known in list(_monitors.items()):
+        if known is monitor:
+            del _monitors[optimizer]

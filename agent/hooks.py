@@ -10,6 +10,7 @@ wrapper that has no hooks of its own. They are set once a process and find the m
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any, Protocol
 
@@ -31,10 +32,10 @@ class StepListener(Protocol):
     ) -> None:
         """The root module is called."""
 
-    def step_begins(self) -> None:
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer that is owned is about to step."""
 
-    def step_ended(self) -> None:
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
 
 
@@ -55,8 +56,10 @@ class RootHook:
     def __deepcopy__(self, memo: dict[int, Any]) -> RootHook:
         return RootHook()
 
-    def __reduce__(self) -> tuple[type[RootHook], tuple[()]]:
-        return (RootHook, ())
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Saved with the model as a hook of the standard library that does nothing, so that the
+        # file loads where Rankscope is not installed.
+        return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
 _steppers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -83,10 +86,10 @@ def unwatch_steps(listener: StepListener) -> None:
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for listener in tuple(_steppers):
         if listener.owns(optimizer):
-            listener.step_begins()
+            listener.step_begins(optimizer)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for listener in tuple(_steppers):
         if listener.owns(optimizer):
-            listener.step_ended()
+            listener.step_ended(optimizer)

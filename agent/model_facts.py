@@ -90,9 +90,10 @@ def wrapper_of(model: torch.nn.Module) -> str:
 
 def first_step(optimizer: Any) -> int:
     """Steps that the optimizer has taken before, read off its state; 0 for a fresh one."""
+    state = getattr(optimizer, "state", None) or {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            step = optimizer.state.get(parameter, {}).get("step")
+            step = state.get(parameter, {}).get("step")
             if step is not None:
                 return int(step)
     return 0

@@ -57,11 +57,12 @@ class Monitor:
         self._step = step  # the step in progress
         self._forward_begun = False
         self._facts = StepFacts(step)
-        self._nested = 0
+        self._stepping: list[int] = []  # ids of the optimizers that step now, outermost first
         self._ended_at: float | None = None
         self._spent = 0.0
         self.phase = "start"
         self.closed = False
+        self.on_close: Callable[[], None] = lambda: None
 
         names, parameters = model_facts.trainable_parameters(model, optimizer)
         context = Context(
@@ -150,20 +151,25 @@ class Monitor:
         self._each(lambda probe: probe.forward(module, args, kwargs))
         self._spent += time.perf_counter() - began
 
-    def step_begins(self) -> None:
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer (or a wrapper around it) is about to step."""
-        self._nested += 1
-        if self._nested > 1 or self.closed:
+        # A step that raised was never told to have ended: when its optimizer steps again, that
+        # one is over.
+        if id(optimizer) in self._stepping:
+            del self._stepping[self._stepping.index(id(optimizer)) :]
+        self._stepping.append(id(optimizer))
+        if len(self._stepping) > 1 or self.closed:
             return
         began = time.perf_counter()
         self.phase = "step"
         self._each(lambda probe: probe.before_step(self._facts))
         self._spent += time.perf_counter() - began
 
-    def step_ended(self) -> None:
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer has stepped."""
-        self._nested = max(self._nested - 1, 0)
-        if self._nested or self.closed:
+        if id(optimizer) in self._stepping:
+            del self._stepping[self._stepping.index(id(optimizer)) :]
+        if self._stepping or self.closed:
             return
         began = time.perf_counter()
         facts, step = self._facts, self._step
@@ -267,6 +273,7 @@ class Monitor:
             self._readout.poll()
             self._records.complete(self._step - 1)
         self._sender.close(state=state, error=error)
+        self.on_close()
 
 
 class NullMonitor:

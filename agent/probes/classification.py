@@ -43,28 +43,11 @@ def hits_of_module(loss: torch.nn.Module, args: tuple[Any, ...]) -> Hits | None:
     return None
 
 
-def hits_of_graph(loss: torch.Tensor) -> Hits | None:
-    """Hits of `nll_loss` or `cross_entropy` called as functions, read off the autograd graph.
-
-    The graph keeps scores and targets for the backward pass, so it has to be asked before.
-    """
-    node = loss.grad_fn
-    for _ in range(4):  # a division by the number of micro-batches or a loss scale may lie between
-        if node is None:
-            return None
-        if node.name().startswith("NllLoss"):
-            saved: Any = node
-            return hits(
-                saved._saved_self.detach(),
-                saved._saved_target.detach(),
-                # The graph stores it unsigned: -100 is 2^64 - 100 there.
-                ignore=(saved._saved_ignore_index + 2**63) % 2**64 - 2**63,
-            )
-        inputs = [f for f, _ in node.next_functions if f is not None]
-        if len(inputs) != 1:
-            return None
-        node = inputs[0]
-    return None
+def hits_of_function(args: tuple[Any, ...], ignore: int) -> Hits | None:
+    """Hits of `cross_entropy` or `nll_loss` called as functions with `args`."""
+    if len(args) < 2 or not all(isinstance(a, torch.Tensor) for a in args[:2]):
+        return None
+    return hits(args[0].detach(), args[1].detach(), ignore=ignore)
 
 
 def hits(scores: torch.Tensor, target: torch.Tensor, *, ignore: int | None) -> Hits | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +14,31 @@ import torch
 
 from rankscope.agent.probes import loss_sources
 from rankscope.agent.probes.base import Context, Probe, StepFacts
-from rankscope.agent.probes.classification import Hits, hits_of_graph, hits_of_module
+from rankscope.agent.probes.classification import Hits
 
 _SCALINGS = ("DivBackward0", "MulBackward0")
 
 
+# Nobody weighs a loss with more than this; loss scales of mixed precision begin there.
+_LARGEST_WEIGHT = 1 / 256
+
+# Losses that are computed and never trained on must not pile up: a node keeps its graph alive.
+_MAX_COMPUTED = 4
+
+
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """A loss module's output during training, until `backward` tells which one counts."""
+    """A loss computed during training, until `backward` tells which one counts.
 
-    output: torch.Tensor
+    Attributes:
+        output: held weakly: it is the trainer's.
+        node: the graph's node that made it.
+        value: a detached copy.
+    """
+
+    output: weakref.ref[torch.Tensor]
+    node: Any
+    value: torch.Tensor
     hits: Hits | None
 
 
@@ -30,11 +48,26 @@ class _MicroBatch:
 
     Attributes:
         value: detached, one element.
-        divisor: the number the trainer divided it by before `backward`, if it is still in it.
+        divisor: the number the trainer divided it by before `backward`, as far as it can be read.
+        computed: the loss as it was computed, where that is known.
     """
 
     value: torch.Tensor
     divisor: float
+    computed: torch.Tensor | None
+
+    def loss(self, batches: int) -> torch.Tensor:
+        """The loss without what accumulation over `batches` or a loss scale did to it.
+
+        A weight that the trainer gave it stays: it is a part of what is minimised.
+        """
+        accumulated = batches > 1 and self.divisor == batches
+        if self.computed is None:
+            return self.value * batches if accumulated else self.value
+        # A factor that was not read is on the device: only a loss scale is. One that was read and
+        # is very large is a loss scale on the host.
+        scaled = self.divisor == 1.0 or self.divisor < _LARGEST_WEIGHT
+        return self.computed if accumulated or scaled else self.value
 
 
 class Loss(Probe):
@@ -54,7 +87,7 @@ class Loss(Probe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._computed: list[_Computed] = []
+        self._computed: deque[_Computed] = deque(maxlen=_MAX_COMPUTED)
         self._micro_batches: list[_MicroBatch] = []
         self._hits: list[Hits] = []
         self._evaluation = _Evaluation()
@@ -75,53 +108,55 @@ class Loss(Probe):
             self._computed.clear()
 
     def _loss_computed(
-        self, module: torch.nn.Module, args: tuple[Any, ...], output: torch.Tensor
+        self, judge: Callable[[], Hits | None], args: tuple[Any, ...], output: torch.Tensor
     ) -> None:
         if output.numel() != 1:
             return  # reduction="none": the trainer weighs it further; `backward` will tell
         if self._evaluating:
-            found = hits_of_module(module, args)
             size = args[0].shape[0] if args and getattr(args[0], "dim", int)() else 1
-            self._evaluation.add(output.detach(), found, int(size))
+            self._evaluation.add(output.detach(), judge(), int(size))
         elif output.requires_grad:
-            self._computed.append(_Computed(output, self._judged(hits_of_module, module, args)))
+            # A copy of the value: the trainer may change the tensor before or after `backward`.
+            value = output.detach().clone()
+            self._computed.append(
+                _Computed(weakref.ref(output), output.grad_fn, value, self._judged(judge))
+            )
 
-    def _judged(self, judge: Callable[..., Hits | None], *args: Any) -> Hits | None:
+    def _judged(self, judge: Callable[[], Hits | None]) -> Hits | None:
         if not self.context.due("signals"):
             return None
         began = time.perf_counter()
-        found = judge(*args)
+        found = judge()
         self._seconds += time.perf_counter() - began
         return found
 
     def _backward_called(self, root: torch.Tensor) -> None:
-        computed, self._computed = self._computed, []
-        chosen = next((c for c in computed if c.output is root), None)
-        divisor = 1.0
-        if chosen is None:
-            base, divisor = _unscaled(root)
-            chosen = next((c for c in computed if c.output.grad_fn is base), None)
+        computed = tuple(self._computed)
+        self._computed.clear()
+        base, divisor = _unscaled(root)
+        # The output itself (perhaps changed in place since), or what it was divided or scaled to.
+        chosen = next((c for c in computed if c.output() is root or c.node is base), None)
         if chosen is not None:
-            self._micro_batches.append(_MicroBatch(chosen.output.detach(), 1.0))
+            whole = root.detach().clone()
+            self._micro_batches.append(
+                _MicroBatch(chosen.value, 1.0, None)
+                if chosen.output() is root
+                else _MicroBatch(whole, divisor, chosen.value)
+            )
             found = chosen.hits
         else:
-            self._micro_batches.append(_MicroBatch(root.detach(), divisor))
+            self._micro_batches.append(_MicroBatch(root.detach().clone(), divisor, None))
             found = next((c.hits for c in computed if c.hits is not None), None)
-            if found is None and root.grad_fn is not None:
-                found = self._judged(hits_of_graph, root)
         if found is not None:
             self._hits.append(found)
 
     def after_step(self, facts: StepFacts) -> None:
         """Means over the micro-batches of the step."""
+        self._computed.clear()
         batches, self._micro_batches = self._micro_batches, []
         found, self._hits = self._hits, []
         if batches:
-            value = _mean([b.value for b in batches])
-            # Divided by the number of micro-batches for accumulation: their sum is the mean.
-            if len(batches) > 1 and all(b.divisor == len(batches) for b in batches):
-                value = value * len(batches)
-            facts.scalars["loss"] = value
+            facts.scalars["loss"] = _mean([b.loss(len(batches)) for b in batches])
         # With a due tier reached in the middle of a step not all its micro-batches were judged.
         if found and len(found) == len(batches):
             facts.scalars["accuracy"] = _ratio(found)
@@ -180,7 +215,10 @@ def _unscaled(root: torch.Tensor) -> tuple[Any, float]:
         # A number in the trainer's source is a tensor on the host; one on the device (a loss scale)
         # is not read: that would wait for the device.
         if other is not None and other.device.type == "cpu":
-            divisor *= float(other) if node.name() == "DivBackward0" else 1.0 / float(other)
+            factor = float(other)
+            if not factor or not math.isfinite(factor):
+                break  # a loss that is weighted with nothing is no scaled loss
+            divisor *= factor if node.name() == "DivBackward0" else 1.0 / factor
         node = inputs[0]
     return node, divisor
 

@@ -1,11 +1,13 @@
 """The front door: a real training loop with a real collector at the other end."""
 
 import copy
+import gc
 import io
 import logging
 import math
 import pickle
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -289,3 +291,41 @@ def test_what_cannot_work_is_refused_at_attach(model, optimizer, options, error,
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(error, match=words):
         agent.attach(model, optimizer, **options)
+
+
+def test_a_step_that_raises_is_not_the_last_one(collector, attach):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = attach(model, optimizer)
+    for step in range(6):
+        x, y = batch(step)
+
+        def closure(x=x, y=y, step=step):
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            if step == 2:
+                raise RuntimeError("out of memory, say")
+            return loss
+
+        if step == 2:
+            with pytest.raises(RuntimeError):
+                optimizer.step(closure)
+        else:
+            optimizer.step(closure)
+    monitor.close()
+    assert sorted(collector.points("loss", 0)) == [0, 1, 2, 3, 4]
+
+
+def test_a_closed_monitor_keeps_nothing_alive(collector, attach, tmp_path):
+    def watched():
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        monitor = agent.attach(model, optimizer, server=collector.url, run="r", spool=tmp_path)
+        train(model, optimizer, 2)
+        monitor.close()
+        return weakref.ref(model), weakref.ref(optimizer)
+
+    references = watched()
+    gc.collect()
+    assert [r() for r in references] == [None, None]

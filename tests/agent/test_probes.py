@@ -46,11 +46,11 @@ class Harness:
         for probe in self.probes:
             probe.forward(module, args, kwargs)
 
-    def step_begins(self):
+    def step_begins(self, optimizer):
         for probe in self.probes:
             probe.before_step(self.facts)
 
-    def step_ended(self):
+    def step_ended(self, optimizer):
         for probe in self.probes:
             probe.after_step(self.facts)
         self.steps.append(self.facts)
@@ -99,7 +99,7 @@ def train_step(model, optimizer, criterion, seed=0, divide=1):
     "criterion",
     [
         nn.CrossEntropyLoss(),
-        functional.cross_entropy,
+        lambda o, y: functional.cross_entropy(o, y),
         lambda o, y: functional.nll_loss(functional.log_softmax(o, 1), y),
     ],
     ids=["module", "function", "nll function"],
@@ -131,7 +131,12 @@ def test_a_weighted_loss_is_the_weighted_one(model, harness):
     assert harness.value("loss") == pytest.approx(float(loss.detach()))
 
 
-@pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss(), functional.cross_entropy])
+def imported_before(output, target, _function=functional.cross_entropy):
+    """A function that the trainer held before the agent came: only `backward` is seen."""
+    return _function(output, target)
+
+
+@pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss(), imported_before])
 @pytest.mark.parametrize("divide", [1, 4])
 def test_accumulation_records_the_mean_over_micro_batches(model, harness, criterion, divide):
     losses = [train_step(model, harness.optimizer, criterion, seed, divide)[0] for seed in range(4)]
@@ -289,3 +294,68 @@ def test_everything_is_given_back(model):
 )
 def test_wrappers_leave_no_trace_in_names(given, plain):
     assert plain_name(given) == plain
+
+
+def test_activation_checkpointing_runs_the_forward_pass_as_often_as_without(model):
+    from torch.utils.checkpoint import checkpoint
+
+    def run(watched):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        made = Harness(net, optimizer) if watched else None
+        for seed in range(3):
+            x, y = batch(seed)
+            loss = checkpoint(
+                lambda x, y: functional.cross_entropy(net(x), y), x, y, use_reentrant=False
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if made:
+            made.close()
+        return net.state_dict()
+
+    plain, watched = run(False), run(True)
+    assert all(torch.equal(plain[k], watched[k]) for k in plain)
+
+
+def test_a_loss_that_is_changed_in_place_is_the_one_that_was_computed(model, harness):
+    losses = []
+    for seed in range(4):
+        x, y = batch(seed)
+        loss = nn.CrossEntropyLoss()(model(x), y)
+        losses.append(float(loss.detach()))
+        loss /= 4
+        loss.backward()
+        with torch.no_grad():
+            loss.mul_(100)
+    harness.optimizer.step()
+    assert harness.value("loss") == pytest.approx(sum(losses) / 4, rel=1e-6)
+
+
+def test_a_loss_weighted_with_nothing_does_not_stop_the_recording(model, harness):
+    for weight in (0.0, 1.0):
+        x, y = batch()
+        loss = functional.cross_entropy(model(x), y)
+        (loss * weight).backward()
+        harness.optimizer.step()
+    assert harness.value("loss") == pytest.approx(float(loss.detach()))
+
+
+def test_another_librarys_patch_of_backward_is_called_and_stays(model):
+    original, calls = torch.Tensor.backward, []
+
+    def theirs(self, *args, **kwargs):
+        calls.append(1)
+        original(self, *args, **kwargs)
+
+    torch.Tensor.backward = theirs
+    try:
+        harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        train_step(model, harness.optimizer, nn.CrossEntropyLoss())
+        harness.close()
+        assert calls == [1]
+        assert torch.Tensor.backward is theirs
+    finally:
+        torch.Tensor.backward = original
