@@ -12,7 +12,8 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Engine
 from sse_starlette.sse import EventSourceResponse
 
-from rankscope.server.api.deps import Database, RunRow
+from rankscope.server.api.deps import Database
+from rankscope.server.api.problems import Problem
 from rankscope.server.storage import alerts, runs
 
 router = APIRouter(tags=["stream"])
@@ -22,9 +23,12 @@ _INTERVAL_S = 0.5
 
 
 @router.get("/runs/{run}/stream", response_class=EventSourceResponse)
-async def stream(request: Request, engine: Database, row: RunRow) -> EventSourceResponse:
+async def stream(request: Request, engine: Database, run: str) -> EventSourceResponse:
     """News of a run: `points` (new points), `alert` (one opened or changed), `state`."""
-    return EventSourceResponse(_news(request, engine, row.id), ping=15)
+    # Not by the dependency that other routes use: its transaction would last as long as the stream.
+    if (await run_in_threadpool(_look, engine, run))["state"] == {"state": "deleted"}:
+        raise Problem(404, f"there is no run {run!r}; GET /api/v1/runs lists the runs there are")
+    return EventSourceResponse(_news(request, engine, run), ping=15)
 
 
 async def _news(request: Request, engine: Engine, run: str) -> AsyncIterator[dict[str, Any]]:
