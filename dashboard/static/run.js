@@ -69,7 +69,8 @@ async function drawDivergence() {
     await heat.draw(`/runs/${encodeURIComponent(run)}/figures/divergence.json`, {
       ...shared, from_step: state.get("from"), to_step: state.get("to"), selected: state.get("step"),
     });
-    offerStages(heat.meta);
+    // A call that came while another was drawing leaves it to that one, which may not be done yet.
+    if (heat.meta) offerStages(heat.meta);
     $("heat").dataset.drawn = "true";
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
@@ -77,6 +78,7 @@ async function drawDivergence() {
   }
   try {
     await matrix.draw(`/runs/${encodeURIComponent(run)}/figures/distances.json`, { ...shared, step: state.get("step") });
+    if (!matrix.meta) return;
     $("matrix-title").textContent = `Distance of every two ranks at step ${matrix.meta.step}`;
     $("matrix").dataset.drawn = "true";
     await comparison($("comparison"), path, matrix.meta.step, heat.meta?.stage ?? "");
