@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI
 from fastapi.responses import HTMLResponse
-from starlette.middleware.base import RequestResponseEndpoint
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rankscope.dashboard import pages
 from rankscope.server.api import (
@@ -72,12 +73,22 @@ def create_app(settings: Settings) -> FastAPI:
         return HTMLResponse(reference.page(app.openapi()))
 
     pages.install(app, DatabaseSource(engine))
-
-    @app.middleware("http")
-    async def security(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        response = await call_next(request)
-        for name, value in pages.SECURITY_HEADERS.items():
-            response.headers.setdefault(name, value)
-        return response
-
+    app.add_middleware(_SecurityHeaders)
     return app
+
+
+class _SecurityHeaders:
+    """Adds what a page may load to every answer; a plain wrapper, as streams pass through it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in pages.SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, with_headers)

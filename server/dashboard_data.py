@@ -11,6 +11,7 @@ from rankscope.dashboard.figures import Curve, Mark
 from rankscope.dashboard.source import Distances, Divergence, Selection
 from rankscope.server.compare import pairwise_distances
 from rankscope.server.storage import alerts, comparisons, runs, series
+from rankscope.server.storage.engine import reading
 from rankscope.server.window import Comparison
 
 _PAGE = 1000
@@ -30,7 +31,7 @@ class DatabaseSource:
 
     def ranks(self, run: str) -> Sequence[int] | None:
         """See `Source`."""
-        with self._engine.connect() as connection, connection.begin():
+        with reading(self._engine) as connection:
             row = runs.find_run(connection, run)
             if row is None:
                 return None
@@ -38,7 +39,7 @@ class DatabaseSource:
 
     def curves(self, run: str, metric: str, wanted: Selection) -> Sequence[Curve]:
         """See `Source`."""
-        with self._engine.connect() as connection, connection.begin():
+        with reading(self._engine) as connection:
             found = series.read_series(
                 connection,
                 run=_key(connection, run),
@@ -60,7 +61,7 @@ class DatabaseSource:
         self, run: str, *, stage: str | None, from_step: int | None, to_step: int | None
     ) -> Divergence:
         """See `Source`."""
-        with self._engine.connect() as connection, connection.begin():
+        with reading(self._engine) as connection:
             key = _key(connection, run)
             stages = comparisons.list_stages(connection, run=key)
             chosen = stage or _most_telling(stages)
@@ -83,7 +84,7 @@ class DatabaseSource:
 
     def distances(self, run: str, *, stage: str | None, step: int | None) -> Distances | None:
         """See `Source`."""
-        with self._engine.connect() as connection, connection.begin():
+        with reading(self._engine) as connection:
             key = _key(connection, run)
             chosen = stage or _most_telling(comparisons.list_stages(connection, run=key))
             parts = comparisons.sampled_prints(connection, run=key, stage=chosen, to_step=step)
@@ -108,13 +109,13 @@ class DatabaseSource:
 
     def marks(self, run: str) -> Sequence[Mark]:
         """See `Source`."""
-        with self._engine.connect() as connection, connection.begin():
+        with reading(self._engine) as connection:
             found, _ = alerts.list_alerts(connection, run=_key(connection, run), limit=_MAX_MARKS)
         return [Mark(a.id, a.severity, a.title, a.first_step, a.last_step) for a in found]
 
     def guilty(self, run: str) -> Sequence[int]:
         """See `Source`."""
-        with self._engine.connect() as connection, connection.begin():
+        with reading(self._engine) as connection:
             found, _ = alerts.list_alerts(
                 connection, run=_key(connection, run), limit=_MAX_MARKS, state="open"
             )

@@ -18,7 +18,7 @@ from rankscope.server.align import Aligner, lives_since
 from rankscope.server.detectors.base import Check
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.storage import comparisons, evaluation
-from rankscope.server.storage.engine import writing
+from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.evaluation import Life, NewData, RunRow
 from rankscope.server.window import Window
 
@@ -95,7 +95,7 @@ class Worker:
         if now - self._looked_at > _PAUSE_S:
             self._listening_since = now
         self._looked_at = now
-        with self._engine.connect() as connection, connection.begin():
+        with reading(self._engine) as connection:
             rows = evaluation.runs_to_evaluate(connection, now=now)
         for row in rows:
             retry_at, backoff = self._retries.get(row.key, (0.0, 1.0))
@@ -148,7 +148,7 @@ class _Run:
     def evaluate(self, row: RunRow, now: float, listening_since: float) -> None:
         more = True
         while more:
-            with self._engine.connect() as connection, connection.begin():
+            with reading(self._engine) as connection:
                 if self._stored is None:
                     stored = evaluation.load_alerts(connection, run=self._key)
                     self._stored = {alert.id: alert for alert in stored}
@@ -237,7 +237,9 @@ class _Run:
                     last_step=self._aligner.last_step,
                 )
                 if state:
-                    evaluation.set_state(connection, run=self._key, state=state)
+                    evaluation.set_state(
+                        connection, run=self._key, state=state, arrival=data.arrival
+                    )
         self._checks = checks
         self._arrival = data.arrival
 

@@ -61,6 +61,8 @@ def upgrade() -> None:
         sa.Column("rank", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("session", sa.String(length=64), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("last_seq", sa.BigInteger(), nullable=False),
+        sa.Column("sent_at", sa.Float(), nullable=False),
         sa.Column("world_size", sa.Integer(), nullable=False),
         sa.Column("host", sa.Text(), server_default="", nullable=False),
         sa.Column("pid", sa.Integer(), server_default="0", nullable=False),
@@ -78,8 +80,9 @@ def upgrade() -> None:
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("phase", sa.String(length=32), server_default="", nullable=False),
         sa.Column("error", sa.Text(), server_default="", nullable=False),
-        sa.Column("hello", sa.JSON(), nullable=True),
         sa.Column("dropped", sa.JSON(), nullable=False),
+        sa.Column("hello", sa.JSON(), nullable=True),
+        sa.Column("hello_arrival", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("run", "rank", "session", name=op.f("pk_attempt")),
     )
     op.create_table(
@@ -201,9 +204,25 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("key", name=op.f("pk_run")),
         sa.UniqueConstraint("id", name=op.f("uq_run_id")),
     )
-    op.create_index(op.f("ix_run_last_seen_at"), "run", ["last_seen_at"], unique=False)
     op.create_index(
-        op.f("ix_run_project_last_seen_at"), "run", ["project", "last_seen_at"], unique=False
+        op.f("ix_run_project_started_at_key"), "run", ["project", "started_at", "key"], unique=False
+    )
+    op.create_index(op.f("ix_run_started_at_key"), "run", ["started_at", "key"], unique=False)
+    op.create_index(
+        "ix_run_running",
+        "run",
+        ["last_seen_at"],
+        unique=False,
+        sqlite_where=sa.text("state = 'running'"),
+        postgresql_where=sa.text("state = 'running'"),
+    )
+    op.create_index(
+        "ix_run_unevaluated",
+        "run",
+        ["key"],
+        unique=False,
+        sqlite_where=sa.text("arrivals > evaluated"),
+        postgresql_where=sa.text("arrivals > evaluated"),
     )
     op.create_table(
         "silence",
@@ -219,8 +238,10 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_table("silence")
-    op.drop_index(op.f("ix_run_project_last_seen_at"), table_name="run")
-    op.drop_index(op.f("ix_run_last_seen_at"), table_name="run")
+    op.drop_index("ix_run_unevaluated", table_name="run")
+    op.drop_index("ix_run_running", table_name="run")
+    op.drop_index(op.f("ix_run_started_at_key"), table_name="run")
+    op.drop_index(op.f("ix_run_project_started_at_key"), table_name="run")
     op.drop_table("run")
     op.drop_table("metric")
     op.drop_index(op.f("ix_fingerprint_run_arrival"), table_name="fingerprint")

@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
-from sqlalchemy import Connection
+from fastapi import APIRouter, Depends, Query
+from sqlalchemy import Connection, Engine
 
 from rankscope.agent.wire import KINDS
 from rankscope.server.alerts.model import Alert
 from rankscope.server.api import models
-from rankscope.server.api.deps import Database, Page, Paging, Reading, RunRow, next_cursor
+from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.problems import Problem
 from rankscope.server.storage import alerts
-from rankscope.server.storage.engine import writing
+from rankscope.server.storage.engine import reading, writing
 
 router = APIRouter(tags=["alerts"])
 
+Paging = Annotated[Page, Depends(paging(float, str))]
 State = Annotated[str | None, Query(pattern="^(open|resolved)$")]
 Severity = Annotated[models.Severity | None, Query()]
 Consequences = Annotated[
@@ -27,8 +28,8 @@ Consequences = Annotated[
 
 @router.get("/runs/{run}/alerts")
 def run_alerts(
-    connection: Reading,
-    row: RunRow,
+    engine: Database,
+    run: RunId,
     page: Paging,
     state: State = None,
     severity: Severity = None,
@@ -38,9 +39,9 @@ def run_alerts(
 ) -> models.Items[models.Alert]:
     """Alerts of a run, newest first."""
     return _list(
-        connection,
+        engine,
         page,
-        run=row.key,
+        run=run,
         state=state,
         severity=severity,
         kind=kind,
@@ -51,7 +52,7 @@ def run_alerts(
 
 @router.get("/alerts")
 def all_alerts(
-    connection: Reading,
+    engine: Database,
     page: Paging,
     project: str | None = None,
     state: State = None,
@@ -62,7 +63,7 @@ def all_alerts(
 ) -> models.Items[models.Alert]:
     """Alerts of all runs, newest first."""
     return _list(
-        connection,
+        engine,
         page,
         project=project,
         state=state,
@@ -74,22 +75,23 @@ def all_alerts(
 
 
 @router.get("/alerts/{alert}")
-def get_alert(connection: Reading, alert: str) -> models.AlertDetail:
+def get_alert(engine: Database, alert: str) -> models.AlertDetail:
     """One alert with all its evidence and what happened to it."""
-    return _detail(connection, alert)
+    with reading(engine) as connection:
+        return _detail(connection, alert)
 
 
 @router.post("/alerts/{alert}/acknowledge")
 def acknowledge(engine: Database, alert: str) -> models.AlertDetail:
     """Tells everybody that somebody knows."""
     with writing(engine) as connection:
-        run, _ = _known(connection, alert)
-        alerts.acknowledge(connection, run=run, alert_id=alert)
+        key, _ = _known(connection, alert)
+        alerts.acknowledge(connection, run=key, alert_id=alert)
         return _detail(connection, alert)
 
 
 @router.post("/runs/{run}/silences", status_code=201)
-def silence(engine: Database, row: RunRow, request: models.SilenceRequest) -> models.Silence:
+def silence(engine: Database, run: RunId, request: models.SilenceRequest) -> models.Silence:
     """Takes a kind out of the verdict of a run, for ever or for some seconds."""
     if request.kind not in KINDS:
         raise Problem(422, f"kind: {request.kind!r} is none of {', '.join(KINDS)}")
@@ -100,7 +102,7 @@ def silence(engine: Database, row: RunRow, request: models.SilenceRequest) -> mo
     with writing(engine) as connection:
         silence_id = alerts.add_silence(
             connection,
-            run=row.key,
+            run=known_run(connection, run).key,
             kind=request.kind,
             until=until,
             comment=request.comment,
@@ -108,16 +110,22 @@ def silence(engine: Database, row: RunRow, request: models.SilenceRequest) -> mo
         )
     return models.Silence(
         id=silence_id,
-        run=row.id,
+        run=run,
         kind=request.kind,
         until=None if until is None else models.time_of(until),
         comment=request.comment,
     )
 
 
-def _list(connection: Connection, page: Page, **wanted: Any) -> models.Items[models.Alert]:
-    found, after = alerts.list_alerts(connection, limit=page.limit, after=page.after, **wanted)
-    silenced = alerts.silences(connection, now=time.time())
+def _list(
+    engine: Engine, page: Page, *, run: str | None = None, **wanted: Any
+) -> models.Items[models.Alert]:
+    with reading(engine) as connection:
+        key = None if run is None else known_run(connection, run).key
+        found, after = alerts.list_alerts(
+            connection, limit=page.limit, after=page.after, run=key, **wanted
+        )
+        silenced = alerts.silences(connection, now=time.time())
     return models.Items(
         items=[models.Alert(**_members(a, (a.run, a.kind) in silenced)) for a in found],
         next_cursor=next_cursor(after),
@@ -132,9 +140,9 @@ def _known(connection: Connection, alert: str) -> tuple[int, Alert]:
 
 
 def _detail(connection: Connection, alert: str) -> models.AlertDetail:
-    run, found = _known(connection, alert)
-    silenced = found.kind in alerts.silenced_kinds(connection, run=run, now=time.time())
-    history = alerts.alert_history(connection, run=run, alert_id=alert)
+    key, found = _known(connection, alert)
+    silenced = found.kind in alerts.silenced_kinds(connection, run=key, now=time.time())
+    history = alerts.alert_history(connection, run=key, alert_id=alert)
     return models.AlertDetail(
         **_members(found, silenced),
         history=[models.Transition(**(h | {"at": models.time_of(h["at"])})) for h in history],

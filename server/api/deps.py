@@ -1,11 +1,16 @@
-"""What routes ask for: the database, the run of the path, a page of a list."""
+"""What routes ask for: the database, the run of the path, a page of a list.
+
+A route opens its transaction itself, `with reading(engine)`, and is done with it when it returns.
+As a dependency it would live until the answer is sent, which is for ever for a stream, and requests
+that hold one while they wait for a thread would lock each other out.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,29 +20,27 @@ from sqlalchemy import Connection, Engine
 from rankscope.server.api.problems import Problem
 from rankscope.server.storage import runs
 
+MAX_STEP = 2**63 - 1
+MAX_RANK = 2**31 - 1
+
+RunId = Annotated[str, Path(description="run id")]
+Step = Annotated[int | None, Query(ge=0, le=MAX_STEP)]
+
 
 def _engine(request: Request) -> Engine:
     engine: Engine = request.app.state.engine
     return engine
 
 
-def _connection(engine: Annotated[Engine, Depends(_engine)]) -> Iterator[Connection]:
-    with engine.connect() as connection, connection.begin():
-        yield connection
-
-
 Database = Annotated[Engine, Depends(_engine)]
-Reading = Annotated[Connection, Depends(_connection)]
 
 
-def _run(run: Annotated[str, Path(description="run id")], connection: Reading) -> Any:
+def known_run(connection: Connection, run: str) -> Any:
+    """The row of a run, or a problem that says where to look."""
     row = runs.find_run(connection, run)
     if row is None:
         raise Problem(404, f"there is no run {run!r}; GET /api/v1/runs lists the runs there are")
     return row
-
-
-RunRow = Annotated[Any, Depends(_run)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +51,32 @@ class Page:
     after: tuple[Any, ...] | None
 
 
-def _page(
-    limit: Annotated[int, Query(ge=1, le=1000, description="longest page")] = 100,
-    cursor: Annotated[
-        str | None, Query(description="next_cursor of the page before; opaque")
-    ] = None,
-) -> Page:
-    if cursor is None:
-        return Page(limit, None)
-    try:
-        after = json.loads(base64.urlsafe_b64decode(cursor.encode()))
-        if not isinstance(after, list) or len(after) != 2:
-            raise ValueError("not of our making")
-    except (ValueError, binascii.Error) as error:
-        raise Problem(422, "cursor: is not the next_cursor of an answer of this list") from error
-    return Page(limit, tuple(after))
+def paging(*types: type) -> Callable[..., Page]:
+    """A dependency that reads `limit` and `cursor`.
 
+    Args:
+        types: of what a page of this list ends with.
+    """
 
-Paging = Annotated[Page, Depends(_page)]
+    def page(
+        limit: Annotated[int, Query(ge=1, le=1000, description="longest page")] = 100,
+        cursor: Annotated[
+            str | None, Query(description="next_cursor of the page before; opaque")
+        ] = None,
+    ) -> Page:
+        if cursor is None:
+            return Page(limit, None)
+        try:
+            after = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+            if [type(part) for part in after] != list(types):
+                raise ValueError("not of our making")
+            if any(isinstance(part, int) and abs(part) > MAX_STEP for part in after):
+                raise ValueError("too large")
+        except (ValueError, TypeError, binascii.Error, RecursionError) as error:
+            raise Problem(422, "cursor: is no next_cursor of an answer of this list") from error
+        return Page(limit, tuple(after))
+
+    return page
 
 
 def next_cursor(after: tuple[Any, ...] | None) -> str | None:

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Query
-from sqlalchemy import Connection
+from fastapi import APIRouter, Depends, Query
 
 from rankscope.agent.wire import STAGES
 from rankscope.server.api import models
-from rankscope.server.api.deps import Paging, Reading, RunRow, next_cursor
+from rankscope.server.api.deps import (
+    Database,
+    Page,
+    RunId,
+    Step,
+    known_run,
+    next_cursor,
+    paging,
+)
 from rankscope.server.api.problems import Problem
 from rankscope.server.compare import pairwise_distances
 from rankscope.server.storage import comparisons
+from rankscope.server.storage.engine import reading
+from rankscope.server.storage.evaluation import PrintPart
 from rankscope.server.window import Comparison, TensorDifference
 
 router = APIRouter(tags=["divergence"])
 
-Step = Annotated[int | None, Query(ge=0)]
+Paging = Annotated[Page, Depends(paging(int, str))]
 
 
 @router.get("/runs/{run}/divergence")
 def get_divergence(
-    connection: Reading,
-    row: RunRow,
+    engine: Database,
+    run: RunId,
     page: Paging,
     from_step: Step = None,
     to_step: Step = None,
@@ -36,21 +46,20 @@ def get_divergence(
     """How the ranks compared at each checked step; equal neighbours are told once."""
     if stage is not None and stage not in STAGES:
         raise Problem(422, f"stage: {stage!r} is none of {', '.join(STAGES)}")
-    found, after = comparisons.list_comparisons(
-        connection,
-        run=row.key,
-        limit=page.limit,
-        after=page.after,
-        stage=stage,
-        from_step=from_step,
-        to_step=to_step,
-    )
+    bounds = {"from_step": from_step, "to_step": to_step}
+    with reading(engine) as connection:
+        key = known_run(connection, run).key
+        found, after = comparisons.list_comparisons(
+            connection, run=key, limit=page.limit, after=page.after, stage=stage, **bounds
+        )
+        prints = []
+        if matrix:
+            chosen = stage or "parameters"
+            prints = comparisons.sampled_prints(connection, run=key, stage=chosen, **bounds)
     return models.Divergence(
         items=[_comparison(s) for s in found],
         next_cursor=next_cursor(after),
-        matrix=_matrix(connection, row, stage or "parameters", from_step, to_step)
-        if matrix
-        else None,
+        matrix=_matrix(prints),
     )
 
 
@@ -93,18 +102,13 @@ def _tensor(difference: TensorDifference) -> models.TensorDifference:
     )
 
 
-def _matrix(
-    connection: Connection, row: Any, stage: str, from_step: int | None, to_step: int | None
-) -> models.Matrix | None:
-    parts = comparisons.sampled_prints(
-        connection, run=row.key, stage=stage, from_step=from_step, to_step=to_step
-    )
+def _matrix(parts: Sequence[PrintPart]) -> models.Matrix | None:
     sketches = [p.print.sketches for p in parts if p.print.sketches is not None]
     if not sketches or len({s.shape for s in sketches}) > 1:
         return None
     return models.Matrix(
         step=parts[0].print.step,
-        stage=stage,
+        stage=parts[0].print.stage,
         ranks=[p.rank for p in parts],
         distance=pairwise_distances(np.stack(sketches)).tolist(),
     )

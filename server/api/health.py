@@ -6,9 +6,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 from sqlalchemy.exc import SQLAlchemyError
 
-from rankscope.server.api.deps import Database, Reading
+from rankscope.server.api.deps import Database
 from rankscope.server.api.problems import Problem
 from rankscope.server.storage import migrate, statistics
+from rankscope.server.storage.engine import reading
 
 router = APIRouter(tags=["health"])
 
@@ -34,28 +35,27 @@ def readyz(engine: Database) -> dict[str, str]:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-def metrics(request: Request, connection: Reading) -> PlainTextResponse:
+def metrics(request: Request, engine: Database) -> PlainTextResponse:
     """This server in Prometheus' text format."""
     counters = request.app.state.counters
+    with reading(engine) as connection:
+        unevaluated = statistics.unevaluated(connection)
+        runs = statistics.runs_by_state(connection)
+        alerts = statistics.open_alerts(connection)
     lines = [
         *_metric("batches_total", "counter", "Batches taken.", counters.batches),
         *_metric("points_total", "counter", "Points stored.", counters.points),
         *_metric("duplicates_total", "counter", "Batches that were there.", counters.duplicates),
         *_metric("refused_total", "counter", "Batches that were refused.", counters.refused),
-        *_metric(
-            "unevaluated_runs", "gauge", "Runs with new data.", statistics.unevaluated(connection)
-        ),
+        *_metric("unevaluated_runs", "gauge", "Runs with new data.", unevaluated),
         "# HELP rankscope_runs Runs by state.",
         "# TYPE rankscope_runs gauge",
-        *(
-            f'rankscope_runs{{state="{state}"}} {count}'
-            for state, count in statistics.runs_by_state(connection).items()
-        ),
+        *(f'rankscope_runs{{state="{state}"}} {count}' for state, count in runs.items()),
         "# HELP rankscope_alerts_open Open alerts by severity.",
         "# TYPE rankscope_alerts_open gauge",
         *(
             f'rankscope_alerts_open{{severity="{severity}"}} {count}'
-            for severity, count in statistics.open_alerts(connection).items()
+            for severity, count in alerts.items()
         ),
     ]
     return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")

@@ -33,23 +33,26 @@ _BODY = {
 @router.post("/ingest", openapi_extra=_BODY)
 async def ingest(request: Request) -> Accepted:
     """Takes a batch (msgpack or JSON, gzip if wanted); a batch sent twice is stored once."""
-    body = await _body(request)
-    return await run_in_threadpool(_store, request, body)
+    try:
+        body = await _body(request)
+        return await run_in_threadpool(_store, request, body)
+    except Problem:
+        request.app.state.counters.refused += 1
+        raise
 
 
 def _store(request: Request, body: bytes) -> Accepted:
     state = request.app.state
     try:
         batch = _decode(request.headers.get("content-type", ""), body)
+        with writing(state.engine) as connection:
+            answer = store_batch(connection, batch, received_at=time.time())
     except wire.WireError as error:
-        state.counters.refused += 1
         raise Problem(
             422,
             f"batch not taken: {error}",
             errors=[{"where": error.where, "problem": error.problem}],
         ) from error
-    with writing(state.engine) as connection:
-        answer = store_batch(connection, batch, received_at=time.time())
     state.counters.took(batch, answer)
     state.news.announce(batch.run, batch.points)
     return Accepted(

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 
 CONTENT_TYPE = "application/problem+json"
@@ -70,6 +71,12 @@ def install(app: FastAPI) -> None:
         ]
         detail = "; ".join(f"{e['where']}: {e['problem']}" for e in errors)
         return answer(422, detail, instance=request.url.path, errors=errors)
+
+    @app.exception_handler(DataError)
+    async def impossible(request: Request, error: DataError) -> Response:
+        # For example a NUL, which PostgreSQL's texts cannot hold: so there is nothing of that name.
+        detail = f"the database knows no such value: {str(error.orig).splitlines()[0]}"
+        return answer(422, detail, instance=request.url.path)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from sqlalchemy import Connection
 
-from rankscope.server.api.deps import Paging, Reading, RunRow, next_cursor
+from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.models import (
     AgentEvent,
     Items,
@@ -20,32 +20,41 @@ from rankscope.server.api.models import (
     time_of,
 )
 from rankscope.server.api.verdict import summary
-from rankscope.server.storage import evaluation, runs, series
+from rankscope.server.storage import alerts, attempts, runs, series
+from rankscope.server.storage.engine import reading
 
 router = APIRouter(tags=["runs"])
+
+Paging = Annotated[Page, Depends(paging(float, int))]
 
 
 @router.get("/runs")
 def list_runs(
-    connection: Reading,
+    engine: Database,
     page: Paging,
     project: str | None = None,
     state: RunState | None = None,
     q: Annotated[str | None, Query(description="text that id or project contains")] = None,
 ) -> Items[Run]:
     """Runs, newest first."""
-    rows, after = runs.list_runs(
-        connection, limit=page.limit, after=page.after, project=project, state=state, search=q
-    )
-    return Items(items=_runs(connection, rows), next_cursor=next_cursor(after))
+    with reading(engine) as connection:
+        rows, after = runs.list_runs(
+            connection, limit=page.limit, after=page.after, project=project, state=state, search=q
+        )
+        return Items(items=_runs(connection, rows), next_cursor=next_cursor(after))
 
 
 @router.get("/runs/{run}")
-def get_run(connection: Reading, row: RunRow) -> RunDetail:
+def get_run(engine: Database, run: RunId) -> RunDetail:
     """A run with its ranks and what their agents said."""
-    latest = series.latest_values(connection, run=row.key, metrics=("loss", "step_seconds"))
+    with reading(engine) as connection:
+        row = known_run(connection, run)
+        latest = series.latest_values(connection, run=row.key, metrics=("loss", "step_seconds"))
+        about = _runs(connection, [row])[0]
+        ranks = attempts.newest_attempts(connection, run=row.key)
+        events = runs.list_events(connection, run=row.key)
     return RunDetail(
-        **_runs(connection, [row])[0].model_dump(),
+        **about.model_dump(),
         evaluated_step=row.evaluated_step,
         rank_status=[
             RankStatus(
@@ -67,35 +76,30 @@ def get_run(connection: Reading, row: RunRow) -> RunDetail:
                 loss=latest.get((r.rank, "loss")),
                 step_seconds=latest.get((r.rank, "step_seconds")),
             )
-            for r in evaluation.newest_attempts(connection, run=row.key)
+            for r in ranks
         ],
-        events=[
-            AgentEvent(**(e | {"at": time_of(e["at"])}))
-            for e in runs.list_events(connection, run=row.key)
-        ],
+        events=[AgentEvent(**(e | {"at": time_of(e["at"])})) for e in events],
     )
 
 
 def _runs(connection: Connection, rows: Sequence[Any]) -> list[Run]:
-    ranks = runs.ranks_seen(connection, runs=[row.key for row in rows])
-    now = time.time()
-    listed = []
-    for row in rows:
-        found = evaluation.load_alerts(connection, run=row.key)
-        listed.append(
-            Run(
-                id=row.id,
-                project=row.project,
-                name=row.id,
-                state=row.state,
-                world_size=row.world_size,
-                ranks=list(ranks.get(row.key, ())),
-                started_at=time_of(row.started_at),
-                last_seen_at=time_of(row.last_seen_at),
-                last_step=row.last_step,
-                config=row.config,
-                verdict=summary(connection, row, found, now=now),
-                open_alerts=sum(a.state == "open" and a.parent is None for a in found),
-            )
+    keys = {row.key: row.id for row in rows}
+    ranks = runs.ranks_seen(connection, runs=list(keys))
+    found = alerts.findings(connection, runs=keys, now=time.time())
+    return [
+        Run(
+            id=row.id,
+            project=row.project,
+            name=row.id,
+            state=row.state,
+            world_size=row.world_size,
+            ranks=list(ranks.get(row.key, ())),
+            started_at=time_of(row.started_at),
+            last_seen_at=time_of(row.last_seen_at),
+            last_step=row.last_step,
+            config=row.config,
+            verdict=summary(row, found[row.key]),
+            open_alerts=sum(a.state == "open" and a.parent is None for a in found[row.key].alerts),
         )
-    return listed
+        for row in rows
+    ]

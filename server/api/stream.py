@@ -12,9 +12,9 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Engine
 from sse_starlette.sse import EventSourceResponse
 
-from rankscope.server.api.deps import Database
-from rankscope.server.api.problems import Problem
-from rankscope.server.storage import alerts, runs
+from rankscope.server.api.deps import Database, RunId, known_run
+from rankscope.server.storage import alerts
+from rankscope.server.storage.engine import reading
 
 router = APIRouter(tags=["stream"])
 
@@ -23,16 +23,15 @@ _INTERVAL_S = 0.5
 
 
 @router.get("/runs/{run}/stream", response_class=EventSourceResponse)
-async def stream(request: Request, engine: Database, run: str) -> EventSourceResponse:
+async def stream(request: Request, engine: Database, run: RunId) -> EventSourceResponse:
     """News of a run: `points` (new points), `alert` (one opened or changed), `state`."""
-    # Not by the dependency that other routes use: its transaction would last as long as the stream.
-    if (await run_in_threadpool(_look, engine, run))["state"] == {"state": "deleted"}:
-        raise Problem(404, f"there is no run {run!r}; GET /api/v1/runs lists the runs there are")
-    return EventSourceResponse(_news(request, engine, run), ping=15)
+    first = await run_in_threadpool(_look, engine, run)
+    return EventSourceResponse(_news(request, engine, run, first), ping=15)
 
 
-async def _news(request: Request, engine: Engine, run: str) -> AsyncIterator[dict[str, Any]]:
-    told = await run_in_threadpool(_look, engine, run)
+async def _news(
+    request: Request, engine: Engine, run: str, told: dict[str, Any]
+) -> AsyncIterator[dict[str, Any]]:
     yield {"event": "state", "data": json.dumps(told["state"])}
     stopping = request.app.state.news.stopping
     while not stopping.is_set() and not await request.is_disconnected():
@@ -48,10 +47,8 @@ async def _news(request: Request, engine: Engine, run: str) -> AsyncIterator[dic
 
 
 def _look(engine: Engine, run: str) -> dict[str, Any]:
-    with engine.connect() as connection, connection.begin():
-        row = runs.find_run(connection, run)
-        if row is None:
-            return {"state": {"state": "deleted"}, "points": {}, "alerts": {}}
+    with reading(engine) as connection:
+        row = known_run(connection, run)
         found = alerts.roots(connection, run=row.key, run_id=run)
     return {
         "state": {"state": row.state, "world_size": row.world_size},

@@ -31,15 +31,28 @@ def open_engine(url: str) -> Engine:
 
 
 @contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """A transaction that reads: all its queries see the database at one moment.
+
+    It must not outlive the call: it holds up what each of the databases has to clean up.
+    """
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            # Else each query sees what was committed meanwhile: ranks without their points.
+            connection.execution_options(
+                isolation_level="REPEATABLE READ", postgresql_readonly=True
+            )
+        with connection.begin():
+            yield connection
+
+
+@contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
     """A transaction that writes; committed at the end of the block, rolled back by an exception."""
-    with _writers.get(engine) or nullcontext():
-        connection = engine.connect()
-        with connection:
-            if engine.dialect.name == "sqlite":
-                connection = connection.execution_options(rankscope_writes=True)
-            with connection.begin():
-                yield connection
+    with _writers.get(engine) or nullcontext(), engine.connect() as connection:
+        connection.execution_options(rankscope_writes=True)
+        with connection.begin():
+            yield connection
 
 
 def _prepare_sqlite(connection: Any, record: Any) -> None:
@@ -52,7 +65,8 @@ def _prepare_sqlite(connection: Any, record: Any) -> None:
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.execute("PRAGMA temp_store = MEMORY")
-    cursor.execute("PRAGMA cache_size = -65536")
+    # KiB; each connection has its own.
+    cursor.execute("PRAGMA cache_size = -16384")
     cursor.close()
 
 

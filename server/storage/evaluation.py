@@ -7,20 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, func, insert, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Row, insert, select, text, union, update
 
 from rankscope.agent import wire
 from rankscope.agent.wire import Array, Int64
 from rankscope.server.alerts.model import Alert
 from rankscope.server.detectors.base import Check
-from rankscope.server.storage import schema
+from rankscope.server.storage import dialect, schema
 from rankscope.server.storage.alerts import alert_from_row, alert_to_row
+from rankscope.server.storage.attempts import newest_attempts
 from rankscope.server.storage.packing import unpack, unpack_steps
 from rankscope.server.window import RankLife
 
 # A run that says nothing for this long is looked at no more, until a rank posts again.
 _FORGET_SECONDS = 24 * 3600.0
+# Fingerprints of large models are large: a page has no more than this of them, and a batch.
+_PAGE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class NewData:
     Attributes:
         arrival: newest arrival read; ask on with it.
         more: whether there is more than the limit let through.
-        tables: tensor tables by rank and name, of the newest attempts.
+        tables: tensor tables by rank and name, of the newest attempts; empty where none of them
+            is news.
     """
 
     arrival: int
@@ -91,14 +94,14 @@ class NewData:
 def runs_to_evaluate(connection: Connection, *, now: float) -> list[RunRow]:
     """Runs with something new, and those that still run (they can fall silent)."""
     t = schema.run
-    found = connection.execute(
-        select(t).where(
-            or_(
-                t.c.arrivals > t.c.evaluated,
-                (t.c.state == "running") & (t.c.last_seen_at > now - _FORGET_SECONDS),
-            )
-        )
+    # Two questions, for each of which there is an index; together there is none.
+    keys = union(
+        select(t.c.key).where(t.c.arrivals > t.c.evaluated),
+        select(t.c.key).where(
+            t.c.state == text("'running'"), t.c.last_seen_at > now - _FORGET_SECONDS
+        ),
     )
+    found = connection.execute(select(t).where(t.c.key.in_(keys)).order_by(t.c.key))
     return [
         RunRow(
             key=row.key,
@@ -121,21 +124,19 @@ def load_new(
     after: int,
     limit: int = 2000,
     metrics: Collection[str] | None = None,
-    tables: bool = True,
 ) -> NewData:
-    """What arrived after `after`, at most `limit` batches of it.
+    """What arrived after `after`: at most `limit` batches of it, and no more than memory takes.
 
     Args:
         metrics: scalars that are wanted; None for all. Words come always.
-        tables: whether the tensor tables are wanted too.
     """
     head = connection.execute(
         select(schema.run.c.arrivals, schema.run.c.world_size, schema.run.c.config).where(
             schema.run.c.key == run
         )
     ).one()
-    arrival = min(head.arrivals, after + limit)
-    m, c, f = schema.metric, schema.chunk, schema.fingerprint
+    prints, arrival = _prints(connection, run, after, min(head.arrivals, after + limit))
+    m, c = schema.metric, schema.chunk
     names = {
         row.id: (row.kind, row.name)
         for row in connection.execute(select(m).where(m.c.run == run))
@@ -157,26 +158,42 @@ def load_new(
             values=unpack(row.values, np.uint64 if kind == "word" else np.float64),
         )
         (words if kind == "word" else columns).append(part)
-    prints = tuple(
-        PrintPart(row.rank, row.attempt, print_from_row(row))
-        for row in connection.execute(
-            select(f)
-            .where(f.c.run == run, f.c.arrival > after, f.c.arrival <= arrival)
-            .order_by(f.c.arrival, f.c.step, f.c.stage)
-        )
-    )
     newest = newest_attempts(connection, run=run)
     return NewData(
         arrival=arrival,
         more=arrival < head.arrivals,
         columns=tuple(columns),
         words=tuple(words),
-        prints=prints,
+        prints=tuple(prints),
         lives=tuple(_life(row) for row in newest),
-        tables={row.rank: _tables(row.hello) for row in newest} if tables else {},
+        tables=_tables(connection, run) if any(_is_news(row, after) for row in newest) else {},
         world_size=head.world_size,
         config=head.config,
     )
+
+
+def _prints(
+    connection: Connection, run: int, after: int, until: int
+) -> tuple[list[PrintPart], int]:
+    """Fingerprints that arrived up to `until`, or up to where there are enough of them."""
+    f = schema.fingerprint
+    found: list[PrintPart] = []
+    size = 0
+    rows = connection.execute(
+        select(f)
+        .where(f.c.run == run, f.c.arrival > after, f.c.arrival <= until)
+        .order_by(f.c.arrival, f.c.step, f.c.stage)
+        .execution_options(yield_per=64)
+    )
+    with rows:
+        arrival = after
+        for row in rows:
+            if size > _PAGE_BYTES and row.arrival > arrival:
+                return found, arrival
+            arrival = row.arrival
+            size += len(row.digests) + len(row.sketches or b"")
+            found.append(PrintPart(row.rank, row.attempt, print_from_row(row)))
+    return found, until
 
 
 def print_from_row(row: Any) -> wire.Print:
@@ -188,23 +205,6 @@ def print_from_row(row: Any) -> wire.Print:
     return wire.Print(
         step=row.step, stage=row.stage, table=row.table, digests=digests, sketches=sketches
     )
-
-
-def newest_attempts(connection: Connection, *, run: int) -> Sequence[Any]:
-    """The row of the newest attempt of each rank, by rank."""
-    t = schema.attempt
-    newest = (
-        select(t.c.rank, func.max(t.c.attempt).label("attempt"))
-        .where(t.c.run == run)
-        .group_by(t.c.rank)
-        .subquery()
-    )
-    return connection.execute(
-        select(t)
-        .join(newest, (t.c.rank == newest.c.rank) & (t.c.attempt == newest.c.attempt))
-        .where(t.c.run == run)
-        .order_by(t.c.rank)
-    ).all()
 
 
 def _life(row: Any) -> Life:
@@ -228,15 +228,22 @@ def _life(row: Any) -> Life:
     )
 
 
-def _tables(hello: Mapping[str, Any] | None) -> dict[str, wire.TensorTable]:
+def _is_news(row: Row[Any], after: int) -> bool:
+    return row.hello_arrival is not None and row.hello_arrival > after
+
+
+def _tables(connection: Connection, run: int) -> dict[int, dict[str, wire.TensorTable]]:
     return {
-        name: wire.TensorTable(
-            names=tuple(t["names"]),
-            shapes=tuple(tuple(s) for s in t["shapes"]),
-            dtypes=tuple(t["dtypes"]),
-            shards=tuple(t["shards"]),
-        )
-        for name, t in ((hello or {}).get("tables") or {}).items()
+        row.rank: {
+            name: wire.TensorTable(
+                names=tuple(t["names"]),
+                shapes=tuple(tuple(s) for s in t["shapes"]),
+                dtypes=tuple(t["dtypes"]),
+                shards=tuple(t["shards"]),
+            )
+            for name, t in ((row.hello or {}).get("tables") or {}).items()
+        }
+        for row in newest_attempts(connection, run=run, hello=True)
     }
 
 
@@ -270,11 +277,10 @@ def save_alerts(
         transitions: (alert id, step, time, what, reason) each.
     """
     t = schema.alert
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     for alert in alerts:
         row = alert_to_row(alert, run)
         kept = {"run", "id", "opened_at", "acknowledged"}
-        statement = dialect.insert(t).values(row)
+        statement = dialect.insert(connection, t).values(row)
         connection.execute(
             statement.on_conflict_do_update(
                 index_elements=[t.c.run, t.c.id],
@@ -298,10 +304,9 @@ def save_alerts(
 def save_checks(connection: Connection, *, run: int, checks: Mapping[str, Check]) -> None:
     """Stores what each detector answers for the run now."""
     t = schema.check
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     if not checks:
         return
-    statement = dialect.insert(t)
+    statement = dialect.insert(connection, t)
     connection.execute(
         statement.on_conflict_do_update(
             index_elements=[t.c.run, t.c.kind],
@@ -330,6 +335,14 @@ def ask_dense(connection: Connection, *, run: int, until_step: int) -> None:
     )
 
 
-def set_state(connection: Connection, *, run: int, state: str) -> None:
-    """Sets the state of a run: `lost` when all of its ranks fell silent."""
-    connection.execute(update(schema.run).where(schema.run.c.key == run).values(state=state))
+def set_state(connection: Connection, *, run: int, state: str, arrival: int | None = None) -> None:
+    """Sets the state of a run: `lost` when all of its ranks fell silent.
+
+    Args:
+        arrival: the newest one that was looked at: where something has come since, its word counts.
+    """
+    t = schema.run
+    statement = update(t).where(t.c.key == run).values(state=state)
+    if arrival is not None:
+        statement = statement.where(t.c.arrivals == arrival)
+    connection.execute(statement)

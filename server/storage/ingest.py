@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, case, func, insert, select, update
 
 from rankscope.agent import wire
-from rankscope.server.storage import schema
+from rankscope.server.storage import dialect, schema
+from rankscope.server.storage.attempts import Met, begun, last_step, meet, newest_attempts
 from rankscope.server.storage.packing import pack, pack_steps
 from rankscope.server.storage.plain import plain
 
-# How fast the estimate of the typical gap between posts follows: a stochastic approximation of the
-# median moves by this share of itself towards each new gap.
-_GAP_GAIN = 0.1
-
-
-def insert_ignoring(connection: Connection, table: Any) -> Any:
-    """An insert that leaves a row with the same key alone."""
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    return dialect.insert(table).on_conflict_do_nothing()
+_MAX_INTEGER = 2**31 - 1
+# As long as their columns are.
+_MAX_SESSION = _MAX_TABLE = _MAX_KIND = 64
 
 
 def store_batch(connection: Connection, batch: wire.Batch, *, received_at: float) -> wire.Answer:
@@ -33,188 +27,167 @@ def store_batch(connection: Connection, batch: wire.Batch, *, received_at: float
 
     Returns:
         What was stored; a batch that is there already stores nothing and says so.
+
+    Raises:
+        wire.WireError: the database has no room for a number or a name in it.
     """
-    run, arrival, dense_until = _run(connection, batch, received_at)
-    new = connection.execute(
-        insert_ignoring(connection, schema.batch)
+    for where, problem in _unstorable(batch):
+        raise wire.WireError(where, problem)
+    if (known := _run_with(connection, batch)) is not None:
+        return wire.Answer(accepted=0, duplicate=True, dense_until=_wish(known, batch))
+    run = _take_number(connection, batch, received_at)
+    stored = connection.execute(
+        dialect.insert(connection, schema.batch)
+        .on_conflict_do_nothing()
         .values(
-            run=run,
+            run=run.key,
             rank=batch.rank,
             session=batch.session,
             seq=batch.seq,
-            arrival=arrival,
+            arrival=run.arrivals,
             received_at=received_at,
             points=batch.points,
         )
         # What was inserted, since not every driver counts the rows of a conflict.
         .returning(schema.batch.c.seq)
     ).first()
-    if new is None:
-        return wire.Answer(accepted=0, duplicate=True, dense_until=dense_until)
-    attempt, hello_wanted = _attempt(connection, run, batch, received_at)
-    _chunks(connection, run, arrival, attempt, batch)
-    _prints(connection, run, arrival, attempt, batch)
-    if batch.events:
-        connection.execute(
-            insert(schema.event),
-            [
-                {
-                    "run": run,
-                    "arrival": arrival,
-                    "n": n,
-                    "rank": batch.rank,
-                    "step": e.step,
-                    "at": received_at,
-                    "kind": e.kind,
-                    "text": e.text,
-                    "data": plain(e.data),
-                }
-                for n, e in enumerate(batch.events)
-            ],
-        )
-    _run_state(connection, run, batch)
+    if stored is None:  # it came twice at the same time
+        return wire.Answer(accepted=0, duplicate=True, dense_until=_wish(run, batch))
+    met = meet(connection, run=run.key, batch=batch, arrival=run.arrivals, received_at=received_at)
+    _chunks(connection, run, met, batch)
+    _prints(connection, run, met, batch)
+    _events(connection, run, batch, received_at)
+    if met.latest:
+        _about_run(connection, run, batch)
     return wire.Answer(
         accepted=batch.points + len(batch.prints),
-        dense_until=dense_until,
-        hello_wanted=hello_wanted,
+        dense_until=_wish(run, batch),
+        hello_wanted=met.hello_wanted,
     )
 
 
-def _run(
-    connection: Connection, batch: wire.Batch, received_at: float
-) -> tuple[int, int, int | None]:
-    """Key, arrival number of this batch, and the wish for dense sampling."""
+def _unstorable(batch: wire.Batch) -> Iterator[tuple[str, str]]:
+    """What an error of the database would refuse for ever, and each database differently."""
+    if "/" in batch.run or "\\" in batch.run or batch.run in (".", ".."):
+        yield "run", "stands in addresses, so it cannot have a slash; write '-' instead"
+    numbers = {"rank": batch.rank, "world_size": batch.world_size, "attempt": batch.attempt or 0}
+    if batch.hello is not None:
+        numbers |= {"hello.pid": batch.hello.pid, "hello.local_rank": batch.hello.local_rank}
+    for where, value in numbers.items():
+        if value > _MAX_INTEGER:
+            yield where, f"must be at most {_MAX_INTEGER}, not {value}"
+    if len(batch.session) > _MAX_SESSION:
+        yield "session", f"has at most {_MAX_SESSION} characters"
+    for n, made in enumerate(batch.prints):
+        if len(made.table) > _MAX_TABLE:
+            yield f"prints[{n}].table", f"has at most {_MAX_TABLE} characters"
+
+
+def _run_with(connection: Connection, batch: wire.Batch) -> Any | None:
+    """The run's row, if the batch is there already."""
+    r, b = schema.run, schema.batch
+    return connection.execute(
+        select(r.c.dense_until)
+        .join(b, b.c.run == r.c.key)
+        .where(
+            r.c.id == batch.run,
+            b.c.rank == batch.rank,
+            b.c.session == batch.session,
+            b.c.seq == batch.seq,
+        )
+    ).first()
+
+
+def _take_number(connection: Connection, batch: wire.Batch, received_at: float) -> Any:
+    """The run's row, held until the end of the transaction, with the number of this arrival."""
     t = schema.run
+    step = last_step(batch)
     raised = (
         update(t)
         .where(t.c.id == batch.run)
         .values(
             arrivals=t.c.arrivals + 1,
-            last_seen_at=received_at,
-            world_size=batch.world_size,
-            last_step=func.max(t.c.last_step, _last_step(batch))
-            if connection.dialect.name == "sqlite"
-            else func.greatest(t.c.last_step, _last_step(batch)),
+            last_seen_at=case(
+                (t.c.last_seen_at < received_at, received_at), else_=t.c.last_seen_at
+            ),
+            last_step=case((t.c.last_step < step, step), else_=t.c.last_step),
         )
-        .returning(t.c.key, t.c.arrivals, t.c.dense_until)
+        .returning(t.c.key, t.c.arrivals, t.c.dense_until, t.c.state, t.c.world_size)
     )
     row = connection.execute(raised).first()
-    if row is None:
-        connection.execute(
-            insert_ignoring(connection, t).values(
-                id=batch.run,
-                project=batch.project,
-                state="running",
-                world_size=batch.world_size,
-                started_at=received_at if batch.hello is None else batch.hello.started_at,
-                last_seen_at=received_at,
-                last_step=-1,
-                config={},
-            )
-        )
-        row = connection.execute(raised).one()
-    dense_until = row.dense_until
-    if dense_until is not None and dense_until <= batch.through_step:
-        dense_until = None
-    return row.key, row.arrivals, dense_until
-
-
-def _last_step(batch: wire.Batch) -> int:
-    last = [int(c.steps.max()) for c in batch.columns.values() if len(c.steps)]
-    return max([batch.through_step, *last])
-
-
-def _attempt(
-    connection: Connection, run: int, batch: wire.Batch, received_at: float
-) -> tuple[int, bool]:
-    """Number of the attempt that the batch belongs to, and whether its hello is missing."""
-    t = schema.attempt
-    key = (t.c.run == run, t.c.rank == batch.rank)
-    known = connection.execute(select(t).where(*key, t.c.session == batch.session)).first()
-    hello = None if batch.hello is None else wire.to_json(batch)["hello"]
-    now: dict[str, Any] = {
-        "last_seen": received_at,
-        "state": batch.state,
-        "phase": batch.phase,
-        "error": batch.error,
-        "world_size": batch.world_size,
-        "dropped": dict(batch.dropped),
-    }
-    if batch.hello is not None:
-        now |= {
-            "host": batch.hello.host,
-            "pid": batch.hello.pid,
-            "local_rank": batch.hello.local_rank,
-            "launcher": batch.hello.launcher,
-            "wrapper": batch.hello.wrapper,
-            "heartbeat_seconds": batch.hello.heartbeat_seconds,
-            "started_at": batch.hello.started_at,
-            "hello": plain(hello),
-        }
-        config = plain(batch.hello.config)
-        connection.execute(update(schema.run).where(schema.run.c.key == run).values(config=config))
-    if known is None:
-        newest = connection.scalar(select(func.max(t.c.attempt)).where(*key))
-        number = max(-1 if newest is None else int(newest), (batch.attempt or 0) - 1) + 1
-        connection.execute(
-            insert(t).values(
-                {
-                    "run": run,
-                    "rank": batch.rank,
-                    "session": batch.session,
-                    "attempt": number,
-                    "started_at": received_at,
-                    "first_seen": received_at,
-                    "last_step": _last_step(batch),
-                    "through_step": batch.through_step,
-                }
-                | now
-            )
-        )
-        return number, batch.hello is None
-    gap = max(received_at - known.last_seen, 0.0)
-    typical = known.typical_gap or gap
-    typical += _GAP_GAIN * typical * float(np.sign(gap - typical))
+    if row is not None:
+        return row
     connection.execute(
-        update(t)
-        .where(*key, t.c.session == batch.session)
+        dialect.insert(connection, t)
+        .on_conflict_do_nothing()
         .values(
-            {
-                "longest_gap": max(known.longest_gap, gap),
-                "typical_gap": typical,
-                "last_step": max(known.last_step, _last_step(batch)),
-                "through_step": max(known.through_step, batch.through_step),
-            }
-            | now
+            id=batch.run,
+            project=batch.project,
+            state="running",
+            world_size=batch.world_size,
+            started_at=received_at if batch.hello is None else begun(batch.hello, received_at),
+            last_seen_at=received_at,
+            last_step=-1,
+            config={},
         )
     )
-    return known.attempt, known.hello is None and batch.hello is None
+    return connection.execute(raised).one()
 
 
-def _chunks(
-    connection: Connection, run: int, arrival: int, attempt: int, batch: wire.Batch
-) -> None:
+def _wish(run: Any, batch: wire.Batch) -> int | None:
+    """Up to which step the rank is asked to sample everything."""
+    wish: int | None = run.dense_until
+    return None if wish is None or wish <= batch.through_step else wish
+
+
+def _about_run(connection: Connection, run: Any, batch: wire.Batch) -> None:
+    """What the last word of a rank says of the run as a whole."""
+    t, a = schema.run, schema.attempt
+    new: dict[str, Any] = {}
+    if batch.world_size != run.world_size:
+        new["world_size"] = batch.world_size
+    if (state := _state(connection, run.key, batch)) != run.state:
+        new["state"] = state
+    if batch.hello is not None:
+        # The lowest rank speaks for the run, whoever came first.
+        lowest = connection.scalar(
+            select(func.min(a.c.rank)).where(a.c.run == run.key, a.c.hello_arrival.is_not(None))
+        )
+        if batch.rank == lowest:
+            new["config"] = plain(batch.hello.config)
+    if new:
+        connection.execute(update(t).where(t.c.key == run.key).values(new))
+
+
+def _state(connection: Connection, run: int, batch: wire.Batch) -> str:
+    """Running while any rank runs; then failed if one failed, else finished once all are."""
+    if batch.state == "running":
+        return "running"
+    # A job that went on with fewer ranks does not wait for those that it left behind.
+    ranks = newest_attempts(connection, run=run, below=batch.world_size)
+    states = {row.state for row in ranks}
+    if "running" in states or len(ranks) < batch.world_size:
+        return "running"
+    return "failed" if "failed" in states else "finished"
+
+
+def _chunks(connection: Connection, run: Any, met: Met, batch: wire.Batch) -> None:
     rows = []
+    ids = _metric_ids(connection, run.key, batch)
     for kind, columns in (("scalar", batch.columns), ("word", batch.words)):
-        held = {name: c for name, c in columns.items() if len(c.steps)}
-        ids = metric_ids(connection, run=run, kind=kind, names=held)
-        for name, column in held.items():
-            steps, values = column.steps, column.values
-            if len(steps) > 1 and not bool((np.diff(steps) > 0).all()):
-                order = np.argsort(steps, kind="stable")
-                steps, values = steps[order], values[order]
-                # Of two values at one step the later one in the batch stays.
-                last = np.append(np.diff(steps) > 0, True)
-                steps, values = steps[last], values[last]
+        for name, column in columns.items():
+            if not len(column.steps):
+                continue
+            steps, values = _ascending(column)
             rows.append(
                 {
-                    "run": run,
-                    "metric": ids[name],
+                    "run": run.key,
+                    "metric": ids[kind, name],
                     "rank": batch.rank,
                     "first_step": int(steps[0]),
-                    "arrival": arrival,
+                    "arrival": run.arrivals,
                     "last_step": int(steps[-1]),
-                    "attempt": attempt,
+                    "attempt": met.number,
                     "points": len(steps),
                     "steps": pack_steps(steps),
                     "values": pack(values),
@@ -224,50 +197,65 @@ def _chunks(
         connection.execute(insert(schema.chunk), rows)
 
 
-def metric_ids(
-    connection: Connection, *, run: int, kind: str, names: Mapping[str, Any]
-) -> dict[str, int]:
-    """Number of each metric in the run's dictionary; new names are entered.
+def _ascending(column: wire.Column) -> tuple[wire.Int64, wire.Array]:
+    """Steps in ascending order; of two values at one step the later one in the batch stays."""
+    steps, values = column.steps, column.values
+    if bool((steps[1:] > steps[:-1]).all()):
+        return steps, values
+    order = np.argsort(steps, kind="stable")
+    steps, values = steps[order], values[order]
+    last = np.append(steps[1:] > steps[:-1], True)
+    return steps[last], values[last]
 
-    The caller holds the run's row, so numbers are given by one transaction at a time.
+
+def _metric_ids(connection: Connection, run: int, batch: wire.Batch) -> dict[tuple[str, str], int]:
+    """Numbers of the batch's series in the run's dictionary, by kind and name.
+
+    The run's row is held, so one transaction at a time gives numbers.
     """
     t = schema.metric
-    if not names:
+    wanted = [("scalar", n) for n, c in batch.columns.items() if len(c.steps)]
+    wanted += [("word", n) for n, c in batch.words.items() if len(c.steps)]
+    if not wanted:
         return {}
     known = {
-        row.name: row.id
+        (row.kind, row.name): row.id
         for row in connection.execute(
-            select(t.c.name, t.c.id).where(t.c.run == run, t.c.kind == kind)
+            select(t.c.kind, t.c.name, t.c.id).where(
+                t.c.run == run,
+                t.c.kind.in_(("scalar", "word")),
+                t.c.name.in_([n for _, n in wanted]),
+            )
         )
     }
-    missing = [name for name in names if name not in known]
+    missing = [key for key in wanted if key not in known]
     if missing:
-        first = connection.scalar(select(func.max(t.c.id)).where(t.c.run == run))
-        first = 0 if first is None else int(first) + 1
-        rows = [
-            {"run": run, "id": first + n, "kind": kind, "name": name}
-            for n, name in enumerate(missing)
-        ]
-        connection.execute(insert(t), rows)
-        known |= {str(row["name"]): first + n for n, row in enumerate(rows)}
+        newest = connection.scalar(select(func.max(t.c.id)).where(t.c.run == run))
+        first = 0 if newest is None else int(newest) + 1
+        known |= {key: first + n for n, key in enumerate(missing)}
+        connection.execute(
+            insert(t),
+            [
+                {"run": run, "id": known[kind, name], "kind": kind, "name": name}
+                for kind, name in missing
+            ],
+        )
     return known
 
 
-def _prints(
-    connection: Connection, run: int, arrival: int, attempt: int, batch: wire.Batch
-) -> None:
+def _prints(connection: Connection, run: Any, met: Met, batch: wire.Batch) -> None:
     if not batch.prints:
         return
     connection.execute(
-        insert_ignoring(connection, schema.fingerprint),
+        dialect.insert(connection, schema.fingerprint).on_conflict_do_nothing(),
         [
             {
-                "run": run,
+                "run": run.key,
                 "stage": p.stage,
                 "step": p.step,
                 "rank": batch.rank,
-                "attempt": attempt,
-                "arrival": arrival,
+                "attempt": met.number,
+                "arrival": run.arrivals,
                 "table": p.table,
                 "digests": pack(p.digests),
                 "sketches": None if p.sketches is None else pack(p.sketches),
@@ -278,32 +266,23 @@ def _prints(
     )
 
 
-def _run_state(connection: Connection, run: int, batch: wire.Batch) -> None:
-    """Running while any rank runs; then failed if one failed, else finished once all are."""
-    t = schema.attempt
-    if batch.state == "running":
-        state = "running"
-    else:
-        newest = (
-            select(t.c.rank, func.max(t.c.attempt).label("attempt"))
-            .where(t.c.run == run)
-            .group_by(t.c.rank)
-            .subquery()
-        )
-        states = [
-            row.state
-            for row in connection.execute(
-                select(t.c.state)
-                .join(newest, (t.c.rank == newest.c.rank) & (t.c.attempt == newest.c.attempt))
-                .where(t.c.run == run)
-            )
-        ]
-        if "running" in states or len(states) < batch.world_size:
-            state = "running"
-        else:
-            state = "failed" if "failed" in states else "finished"
+def _events(connection: Connection, run: Any, batch: wire.Batch, received_at: float) -> None:
+    if not batch.events:
+        return
     connection.execute(
-        update(schema.run)
-        .where(schema.run.c.key == run, schema.run.c.state != state)
-        .values(state=state)
+        insert(schema.event),
+        [
+            {
+                "run": run.key,
+                "arrival": run.arrivals,
+                "n": n,
+                "rank": batch.rank,
+                "step": e.step,
+                "at": received_at,
+                "kind": e.kind[:_MAX_KIND],
+                "text": e.text,
+                "data": plain(e.data),
+            }
+            for n, e in enumerate(batch.events)
+        ],
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -27,6 +30,7 @@ def config() -> Config:
     return made
 
 
+@cache
 def head() -> str:
     """The revision that this server works with."""
     found = ScriptDirectory.from_config(config()).get_current_head()
@@ -53,15 +57,21 @@ def upgrade(engine: Engine, revision: str = "head") -> None:
             f"the database has schema {have}, which this version of Rankscope does not know: a "
             "newer one has migrated it. Update Rankscope, or use another database."
         )
-    made = config()
-    with engine.connect() as connection:
-        made.attributes["connection"] = connection
+    with _migrating(engine) as made:
         command.upgrade(made, revision)
 
 
 def downgrade(engine: Engine, revision: str) -> None:
     """Takes revisions back; `base` takes all of them, and the data with them."""
+    with _migrating(engine) as made:
+        command.downgrade(made, revision)
+
+
+@contextmanager
+def _migrating(engine: Engine) -> Iterator[Config]:
     made = config()
     with engine.connect() as connection:
+        # Its time-outs and locks go with it, not back into the pool.
+        connection.detach()
         made.attributes["connection"] = connection
-        command.downgrade(made, revision)
+        yield made

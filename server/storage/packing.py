@@ -29,5 +29,6 @@ def pack_steps(steps: Int64) -> bytes | None:
 def unpack_steps(data: bytes | None, first: int, count: int) -> Int64:
     """The steps that `pack_steps` wrote."""
     if data is None:
-        return np.arange(first, first + count, dtype=np.int64)
+        # Not `arange(first, first + count)`: the end need not be an int64 any more.
+        return first + np.arange(count, dtype=np.int64)
     return unpack(data, np.int64)

@@ -24,6 +24,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 metadata = MetaData(
@@ -58,8 +59,22 @@ run = Table(
     Column("evaluated_step", BigInteger, nullable=False, server_default="-1"),
     Column("dense_until", BigInteger, nullable=True),
     # Newest runs first, of all projects and of one.
-    Index(None, "last_seen_at"),
-    Index(None, "project", "last_seen_at"),
+    Index(None, "started_at", "key"),
+    Index(None, "project", "started_at", "key"),
+)
+# The evaluator asks every second which runs have something new, and which may have fallen silent:
+# few of many.
+Index(
+    "ix_run_unevaluated",
+    run.c.key,
+    sqlite_where=run.c.arrivals > run.c.evaluated,
+    postgresql_where=run.c.arrivals > run.c.evaluated,
+)
+Index(
+    "ix_run_running",
+    run.c.last_seen_at,
+    sqlite_where=run.c.state == text("'running'"),
+    postgresql_where=run.c.state == text("'running'"),
 )
 
 # One process of one rank. A rank that restarts gets another attempt.
@@ -69,7 +84,11 @@ attempt = Table(
     Column("run", BigInteger, primary_key=True, autoincrement=False),
     Column("rank", Integer, primary_key=True, autoincrement=False),
     Column("session", String(64), primary_key=True),
+    # In the order in which they began.
     Column("attempt", Integer, nullable=False),
+    # The highest number of a batch that has come, and the process's own time when it was made.
+    Column("last_seq", BigInteger, nullable=False),
+    Column("sent_at", Float, nullable=False),
     Column("world_size", Integer, nullable=False),
     Column("host", Text, nullable=False, server_default=""),
     Column("pid", Integer, nullable=False, server_default="0"),
@@ -88,8 +107,10 @@ attempt = Table(
     Column("state", String(16), nullable=False),
     Column("phase", String(32), nullable=False, server_default=""),
     Column("error", Text, nullable=False, server_default=""),
-    Column("hello", JSON, nullable=True),
     Column("dropped", JSON, nullable=False),
+    Column("hello", JSON, nullable=True),
+    # Number of the arrival that brought it, so that a reader sees whether it is news.
+    Column("hello_arrival", BigInteger, nullable=True),
 )
 
 # What has been taken: a batch and its points are stored in one transaction, so that a batch that

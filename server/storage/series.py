@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, select, true
 
 from rankscope.agent.wire import Float64, Int64
 from rankscope.server.storage import schema
@@ -94,29 +96,40 @@ def read_series(
     )
     if metric_id is None:
         return []
-    query = select(c).where(c.c.run == run, c.c.metric == metric_id)
+    wanted = [c.c.run == run, c.c.metric == metric_id]
     if ranks is not None:
-        query = query.where(c.c.rank.in_(list(ranks)))
+        wanted.append(c.c.rank.in_(list(ranks)))
     if from_step is not None:
-        query = query.where(c.c.last_step >= from_step)
+        wanted.append(c.c.last_step >= from_step)
     if to_step is not None:
-        query = query.where(c.c.first_step <= to_step)
-    parts: dict[int, list[tuple[Int64, Float64]]] = {}
-    # Later attempts last, and of one attempt later batches last: the last value of a step stands.
-    for row in connection.execute(query.order_by(c.c.rank, c.c.attempt, c.c.arrival)):
-        steps = unpack_steps(row.steps, row.first_step, row.points)
-        parts.setdefault(row.rank, []).append((steps, unpack(row.values, np.float64)))
-    merged = {rank: _merge(chunks, from_step, to_step) for rank, chunks in parts.items()}
-    held = [steps for steps, _ in merged.values() if len(steps)]
-    if not held:
+        wanted.append(c.c.first_step <= to_step)
+    there = connection.execute(
+        select(func.min(c.c.first_step), func.max(c.c.last_step)).where(*wanted)
+    ).one()
+    if there[0] is None:
         return []
-    first = min(int(s[0]) for s in held) if from_step is None else from_step
-    last = max(int(s[-1]) for s in held) if to_step is None else to_step
-    return [
-        in_buckets(rank, steps, values, first=first, last=last, max_points=max_points)
-        for rank, (steps, values) in merged.items()
-        if len(steps)
-    ]
+    first = int(there[0]) if from_step is None else from_step
+    last = int(there[1]) if to_step is None else to_step
+    # Later attempts last, and of one attempt later batches last: the last value of a step stands.
+    rows = connection.execute(
+        select(c.c.rank, c.c.first_step, c.c.points, c.c.steps, c.c["values"])
+        .where(*wanted)
+        .order_by(c.c.rank, c.c.attempt, c.c.arrival)
+        .execution_options(yield_per=500)
+    )
+    found = []
+    # A rank at a time: of a long run of many ranks not all points fit into memory.
+    for rank, of_rank in groupby(rows, key=attrgetter("rank")):
+        chunks = [
+            (unpack_steps(r.steps, r.first_step, r.points), unpack(r.values, np.float64))
+            for r in of_rank
+        ]
+        steps, values = _merge(chunks, from_step, to_step)
+        if len(steps):
+            found.append(
+                in_buckets(rank, steps, values, first=first, last=last, max_points=max_points)
+            )
+    return found
 
 
 def _merge(
@@ -124,10 +137,10 @@ def _merge(
 ) -> tuple[Int64, Float64]:
     steps = np.concatenate([s for s, _ in chunks])
     values = np.concatenate([v for _, v in chunks])
-    if len(steps) > 1 and not bool((np.diff(steps) > 0).all()):
+    if not bool((steps[1:] > steps[:-1]).all()):
         order = np.argsort(steps, kind="stable")
         steps, values = steps[order], values[order]
-        stands = np.append(np.diff(steps) > 0, True)
+        stands = np.append(steps[1:] > steps[:-1], True)
         steps, values = steps[stands], values[stands]
     low = 0 if from_step is None else int(np.searchsorted(steps, from_step, "left"))
     high = len(steps) if to_step is None else int(np.searchsorted(steps, to_step, "right"))
@@ -149,7 +162,8 @@ def in_buckets(
     starts = np.flatnonzero(np.append(True, np.diff(bucket) > 0))
     counts = np.diff(np.append(starts, len(steps)))
     with np.errstate(invalid="ignore"):
-        means = np.add.reduceat(values, starts) / counts
+        # Divided first: a sum of large numbers would be infinite.
+        means = np.add.reduceat(values / np.repeat(counts, counts), starts)
     number = ~np.isnan(values)
     low = np.minimum.reduceat(np.where(number, values, np.inf), starts)
     high = np.maximum.reduceat(np.where(number, values, -np.inf), starts)
@@ -161,24 +175,25 @@ def in_buckets(
 def latest_values(
     connection: Connection, *, run: int, metrics: Collection[str]
 ) -> dict[tuple[int, str], float]:
-    """Newest value of some metrics, by (rank, metric)."""
-    m, c = schema.metric, schema.chunk
+    """Value at the last step of some metrics, by (rank, metric)."""
+    m, c, a = schema.metric, schema.chunk, schema.attempt
+    ranks = select(a.c.rank).where(a.c.run == run).distinct().subquery()
+    # One look at the end of the primary key a series, however long that is.
     newest = (
-        select(c.c.metric, c.c.rank, func.max(c.c.arrival).label("arrival"))
-        .join(m, (m.c.run == c.c.run) & (m.c.id == c.c.metric))
-        .where(c.c.run == run, m.c.kind == "scalar", m.c.name.in_(list(metrics)))
-        .group_by(c.c.metric, c.c.rank)
-        .subquery()
+        select(c.c["values"])
+        .where(c.c.run == run, c.c.metric == m.c.id, c.c.rank == ranks.c.rank)
+        .order_by(c.c.first_step.desc(), c.c.arrival.desc())
+        .limit(1)
+        .scalar_subquery()
+        .correlate(m, ranks)
     )
     rows = connection.execute(
-        select(m.c.name, c.c.rank, c.c["values"])
-        .join(
-            newest,
-            (c.c.metric == newest.c.metric)
-            & (c.c.rank == newest.c.rank)
-            & (c.c.arrival == newest.c.arrival),
-        )
-        .join(m, (m.c.run == c.c.run) & (m.c.id == c.c.metric))
-        .where(c.c.run == run)
+        select(m.c.name, ranks.c.rank, newest)
+        .join(ranks, true())
+        .where(m.c.run == run, m.c.kind == "scalar", m.c.name.in_(list(metrics)))
     )
-    return {(rank, name): float(unpack(values, np.float64)[-1]) for name, rank, values in rows}
+    return {
+        (rank, name): float(unpack(values, np.float64)[-1])
+        for name, rank, values in rows
+        if values is not None
+    }

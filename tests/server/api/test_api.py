@@ -242,7 +242,6 @@ def test_the_same_data_evaluated_again_make_the_same_alerts(database_url):
         ("GET", "/api/v1/runs/none/series?metric=loss", 404),
         ("GET", "/api/v1/alerts/none", 404),
         ("POST", "/api/v1/alerts/none/acknowledge", 404),
-        ("POST", "/api/v1/runs/none/silences", 404),
         ("GET", "/api/v1/nothing", 404),
         ("GET", "/nothing", 404),
         ("DELETE", "/api/v1/runs", 405),
@@ -285,6 +284,7 @@ def test_silences_are_checked(client):
     post(client, batch())
     for body in ({"kind": "no.such"}, {"kind": "loss.spike", "seconds": -1}, {}, {"x": 1}):
         check_problem(client.post("/api/v1/runs/otter/silences", json=body), 422)
+    check_problem(client.post("/api/v1/runs/none/silences", json={"kind": "loss.spike"}), 404)
 
 
 def test_health(client):

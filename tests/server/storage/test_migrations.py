@@ -1,5 +1,7 @@
 """The history of the schema: one head, up, down, and what it makes is what the code expects."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,38 @@ def test_up_makes_what_the_code_expects_and_down_takes_it_back(database_url):
         assert set(inspect(engine).get_table_names()) <= {"alembic_version"}
     finally:
         engine.dispose()
+
+
+UPGRADE = """
+import sys
+from rankscope.server.storage import migrate
+from rankscope.server.storage.engine import open_engine
+
+engine = open_engine(sys.argv[1])
+sys.stdin.readline()  # all at once
+migrate.upgrade(engine)
+print(migrate.current(engine))
+"""
+
+
+def test_servers_that_start_together_migrate_once(database_url):
+    # Processes, as Alembic cannot run twice in one.
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", UPGRADE, database_url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for process in started:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in started:
+        out, err = process.communicate(timeout=60)
+        assert out.strip() == migrate.head(), err
 
 
 def test_a_newer_database_is_refused_with_a_hint(sqlite):
