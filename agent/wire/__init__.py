@@ -19,6 +19,7 @@ from rankscope.agent.wire.batch import (
     Float64,
     Hello,
     Int64,
+    Layers,
     Print,
     TensorTable,
     UInt64,
@@ -35,6 +36,7 @@ from rankscope.agent.wire.codec import (
     from_json,
     number_to_json,
     numbers_to_json,
+    table_to_json,
     to_json,
 )
 from rankscope.agent.wire.names import KINDS, RANK_STATES, SEVERITIES, STAGES
@@ -57,6 +59,7 @@ __all__ = [
     "Float64",
     "Hello",
     "Int64",
+    "Layers",
     "Print",
     "TensorTable",
     "UInt64",
@@ -66,5 +69,6 @@ __all__ = [
     "from_json",
     "number_to_json",
     "numbers_to_json",
+    "table_to_json",
     "to_json",
 ]

@@ -50,6 +50,9 @@ class TensorTable:
 class Hello:
     """What holds for the whole life of one process: sent with its first batch.
 
+    It may come again when there is more to say. What it says then replaces what it said before,
+    except that tables it does not name any more stay.
+
     Attributes:
         started_at: seconds since 1970, the rank's own clock.
         tables: tensor tables by name; a print names the one it speaks of.
@@ -88,6 +91,22 @@ class Print:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """One number for each tensor of a table at one step: a norm, a ratio, a share, a count.
+
+    Attributes:
+        table: name of the tensor table in `Hello.tables`.
+        metric: for example `grad_norm`; a tensor's series is called `<metric>/<tensor>`.
+        values: float64 [T]; NaN where there is none.
+    """
+
+    step: int
+    table: str
+    metric: str
+    values: Float64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something that happened once: a fault of the agent itself, a mark of the user, a phase.
 
@@ -117,7 +136,7 @@ class Batch:
         phase: where the training thread was last seen: `start`, `forward`, `backward`, `step`,
             `evaluation`, `idle`.
         columns: metric name -> points.
-        words: stage -> one digest of the whole model a step.
+        words: stage, or another name of what was digested (`rng/torch`) -> one digest a step.
         dropped: points and prints given up since the start, by reason; never silent.
     """
 
@@ -137,13 +156,15 @@ class Batch:
     columns: Mapping[str, Column] = field(default_factory=dict)
     words: Mapping[str, Column] = field(default_factory=dict)
     prints: tuple[Print, ...] = ()
+    layers: tuple[Layers, ...] = ()
     events: tuple[Event, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def points(self) -> int:
         """Number of points that the batch carries."""
-        return sum(len(c.steps) for c in (*self.columns.values(), *self.words.values()))
+        columns = sum(len(c.steps) for c in (*self.columns.values(), *self.words.values()))
+        return columns + sum(len(made.values) for made in self.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,17 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from rankscope.agent.wire.batch import Array, Batch, Column, Event, Hello, Int64, Print, TensorTable
+from rankscope.agent.wire.batch import (
+    Array,
+    Batch,
+    Column,
+    Event,
+    Hello,
+    Int64,
+    Layers,
+    Print,
+    TensorTable,
+)
 from rankscope.agent.wire.names import RANK_STATES, STAGES
 
 VERSION = 1
@@ -86,6 +96,16 @@ def numbers_to_json(values: Array) -> list[Any]:
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         return [number_to_json(v) for v in plain]
     return plain
+
+
+def table_to_json(table: TensorTable) -> dict[str, Any]:
+    """A tensor table as plain JSON values."""
+    return {
+        "names": list(table.names),
+        "shapes": [list(shape) for shape in table.shapes],
+        "dtypes": list(table.dtypes),
+        "shards": list(table.shards),
+    }
 
 
 def to_plain(value: Any, depth: int = 16) -> Any:
@@ -183,6 +203,11 @@ def _to_plain(batch: Batch, pack: Any, pack_steps: Any) -> dict[str, Any]:
         ],
         "dropped": dict(batch.dropped),
     }
+    if batch.layers:
+        plain["layers"] = [
+            {"step": m.step, "table": m.table, "metric": m.metric, "values": pack(m.values)}
+            for m in batch.layers
+        ]
     if batch.hello is not None:
         h = batch.hello
         plain["hello"] = {
@@ -194,15 +219,7 @@ def _to_plain(batch: Batch, pack: Any, pack_steps: Any) -> dict[str, Any]:
             "wrapper": h.wrapper,
             "heartbeat_seconds": h.heartbeat_seconds,
             "config": to_plain(h.config),
-            "tables": {
-                name: {
-                    "names": list(t.names),
-                    "shapes": [list(s) for s in t.shapes],
-                    "dtypes": list(t.dtypes),
-                    "shards": list(t.shards),
-                }
-                for name, t in h.tables.items()
-            },
+            "tables": {name: table_to_json(t) for name, t in h.tables.items()},
         }
     return plain
 
@@ -242,6 +259,10 @@ def _from_plain(plain: Any) -> Batch:
         prints=tuple(
             _print(_mapping(p, f"prints[{i}]"), f"prints[{i}]")
             for i, p in enumerate(_sequence(fields, "prints"))
+        ),
+        layers=tuple(
+            _layers(_mapping(m, f"layers[{i}]"), f"layers[{i}]")
+            for i, m in enumerate(_sequence(fields, "layers"))
         ),
         events=tuple(
             _event(_mapping(e, f"events[{i}]"), f"events[{i}]")
@@ -291,6 +312,20 @@ def _print(fields: Mapping[str, Any], where: str) -> Print:
         table=_text(fields, "table", "parameters", where=where),
         digests=digests,
         sketches=sketches,
+    )
+
+
+def _layers(fields: Mapping[str, Any], where: str) -> Layers:
+    metric = _text(fields, "metric", where=where)
+    _check_name(metric, f"{where}.metric")
+    values = _array(fields.get("values"), np.float64, f"{where}.values")
+    if values.ndim != 1:
+        raise WireError(f"{where}.values", "must be one number a tensor")
+    return Layers(
+        step=_integer(fields, "step", minimum=0, where=where),
+        table=_text(fields, "table", "parameters", where=where),
+        metric=metric,
+        values=values,
     )
 
 

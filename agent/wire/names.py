@@ -14,6 +14,9 @@ STAGES = (
     "optimizer_state",
     "hyperparameters",
     "parameters",
+    # Beside the chain: what the model keeps besides its parameters, and what else is watched.
+    "buffers",
+    "watched",
 )
 
 KINDS = (

@@ -53,6 +53,15 @@ def prints(draw: st.DrawFn) -> wire.Print:
     )
 
 
+layers = st.builds(
+    wire.Layers,
+    step=steps,
+    table=names,
+    metric=names,
+    values=hnp.arrays(np.float64, st.integers(0, 4), elements=floats),
+)
+
+
 @st.composite
 def tables(draw: st.DrawFn) -> wire.TensorTable:
     count = draw(st.integers(0, 3))
@@ -107,6 +116,7 @@ batches = st.builds(
     columns=st.dictionaries(names, columns(floats, np.float64), max_size=3),
     words=st.dictionaries(names, columns(words, np.uint64), max_size=2),
     prints=st.lists(prints(), max_size=2).map(tuple),
+    layers=st.lists(layers, max_size=2).map(tuple),
     events=st.lists(events, max_size=2).map(tuple),
     dropped=st.dictionaries(names, st.integers(0, 2**62), max_size=2),
 )

@@ -69,6 +69,20 @@ def test_words_keep_all_their_bits_in_json() -> None:
     assert received.words["parameters"].values.tolist() == words.tolist()
 
 
+def test_what_was_digested_may_have_any_name() -> None:
+    names = ["batch", "local_gradient", "buffers", "watched", "rng/torch", "rng/cuda"]
+    words = {name: wire.Column(np.arange(1), np.array([1], np.uint64)) for name in names}
+
+    assert list(wire.decode(wire.encode(batch(words=words))).words) == names
+
+
+def test_points_of_layers_count() -> None:
+    made = wire.Layers(step=0, table="parameters", metric="grad_norm", values=np.zeros(7))
+    column = wire.Column(np.arange(3), np.zeros(3))
+
+    assert batch(layers=(made, made), columns={"loss": column}).points == 17
+
+
 def test_regular_steps_cost_nothing() -> None:
     def size(count: int, stride: int) -> int:
         steps = np.arange(0, count * stride, stride)
@@ -207,6 +221,16 @@ def test_bytes_that_broke_on_the_way_are_taken_or_refused(sent: wire.Batch, data
             {"prints": [{"step": 0, "stage": "start", "digests": ["0"], "sketches": []}]},
             "prints[0].sketches",
         ),
+        ({"layers": [{"step": 0, "values": [1.0]}]}, "layers[0].metric"),
+        ({"layers": [{"step": 0, "metric": "", "values": []}]}, "layers[0].metric"),
+        ({"layers": [{"step": 0, "metric": "a\n", "values": []}]}, "layers[0].metric"),
+        ({"layers": [{"step": -1, "metric": "norm", "values": []}]}, "layers[0].step"),
+        ({"layers": [{"step": 0, "metric": "norm", "table": 3, "values": []}]}, "layers[0].table"),
+        ({"layers": [{"step": 0, "metric": "norm"}]}, "layers[0].values"),
+        ({"layers": [{"step": 0, "metric": "norm", "values": [[1.0]]}]}, "layers[0].values"),
+        ({"layers": [{"step": 0, "metric": "norm", "values": ["many"]}]}, "layers[0].values"),
+        ({"layers": {"step": 0}}, "layers"),
+        ({"layers": [7]}, "layers[0]"),
         ({"events": [{"step": 0}]}, "events[0].kind"),
         ({"dropped": {"memory_full": -1}}, "dropped.memory_full"),
         ({"hello": {"tables": {"p": {"names": ["w"], "shapes": []}}}}, "hello.tables.p"),
