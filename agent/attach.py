@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from rankscope.agent.monitor import Monitor, NullMonitor
 from rankscope.agent.options import Options, resolve
 from rankscope.agent.records import Records
 from rankscope.agent.sender import Sender
-from rankscope.agent.wire import Hello
+from rankscope.agent.tensors import TensorGroup
+from rankscope.agent.wire import Hello, TensorTable
 
 _logger = logging.getLogger("rankscope")
 _monitors: weakref.WeakKeyDictionary[Any, Monitor | NullMonitor] = weakref.WeakKeyDictionary()
@@ -88,8 +90,7 @@ def _torch_distributed() -> tuple[int, int] | None:
 def _monitor(
     model: torch.nn.Module, optimizer: Any, options: Options, identity: Identity, step: int
 ) -> Monitor:
-    names, parameters = model_facts.trainable_parameters(model, optimizer)
-    if not parameters:
+    if not model_facts.trainable_parameters(model, optimizer)[1]:
         raise ValueError(
             "attach(model, optimizer): neither has a parameter that requires a gradient; attach "
             "after the model is built and its parameters are unfrozen"
@@ -102,9 +103,9 @@ def _monitor(
         launcher=identity.launcher,
         wrapper=model_facts.wrapper_of(model),
         heartbeat_seconds=Sender.HEARTBEAT_SECONDS,
-        tables={"parameters": model_facts.tensor_table(names, parameters)},
         config=model_facts.configuration(model, optimizer),
     )
+    tables: dict[str, TensorTable] = {}
     records = Records()
     owner: list[weakref.ref[Monitor]] = []
     address = f"rankscope: run {identity.run} at {options.server}/runs/{identity.run}\n"
@@ -112,6 +113,14 @@ def _monitor(
     def phase() -> str:
         monitor = owner[0]() if owner else None
         return "start" if monitor is None else monitor.phase
+
+    def announce(group: TensorGroup) -> None:
+        # The server keeps what it was told before; of a table with versions the last is enough.
+        base = group.table.partition("@")[0]
+        for known in [name for name in tables if name.partition("@")[0] == base]:
+            del tables[known]
+        tables[group.table] = group.described()
+        sender.say_hello_again()
 
     def connected() -> None:
         if identity.rank == 0 and not identity.fresh:
@@ -129,7 +138,7 @@ def _monitor(
         records,
         options=options,
         identity=identity,
-        hello=lambda: hello,
+        hello=lambda: replace(hello, tables=dict(tables)),
         phase=phase,
         on_problem=lambda text: _logger.log(level, "%s", text),
         on_connected=connected,
@@ -141,6 +150,7 @@ def _monitor(
         identity=identity,
         records=records,
         sender=sender,
+        announce=announce,
         step=step,
     )
     owner.append(weakref.ref(monitor))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -58,7 +58,7 @@ class Probe:
             return False
         if not isinstance(fault, Exception):
             return False
-        self._contain(fault)
+        self.contain(fault)
         return True
 
     def __call__(self, function: Callable[Given, Result]) -> Callable[Given, Result | None]:
@@ -73,7 +73,8 @@ class Probe:
 
         return guarded
 
-    def _contain(self, fault: Exception) -> None:
+    def contain(self, fault: Exception) -> None:
+        """Counts a fault, reports the first, and disables the probe when it is enough."""
         self.faults += 1
         if self.faults >= self._tolerance:
             self.enabled = False
@@ -86,6 +87,32 @@ class Probe:
                 # The report itself failed: there is nobody left to tell, and the trainer must not
                 # be the one.
                 self.enabled = False
+
+
+class Moments:
+    """Calls one function of each of several probes, in order; the faults of each stay its own.
+
+    Costs nothing where nothing fails: no context manager, and no question whether a probe still
+    works, because one that does not is taken off the list.
+
+    Args:
+        calls: a function with the probe that answers for it.
+    """
+
+    __slots__ = ("_calls",)
+
+    def __init__(self, calls: Iterable[tuple[Callable[..., Any], Probe]]) -> None:
+        self._calls = tuple(calls)
+
+    def __call__(self, *args: Any) -> None:
+        """Calls them all; never raises."""
+        for function, probe in self._calls:
+            try:
+                function(*args)
+            except Exception as fault:  # noqa: BLE001
+                probe.contain(fault)
+                if not probe.enabled:
+                    self._calls = tuple(c for c in self._calls if c[1].enabled)
 
 
 class Guard:

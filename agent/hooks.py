@@ -24,16 +24,13 @@ from torch.optim.optimizer import (
 class StepListener(Protocol):
     """Is told of optimizer steps and root forwards; must not raise."""
 
-    def owns(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the optimizer is the one attached to, or moves the same parameters."""
-
     def root_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """The root module is called."""
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer that is owned is about to step."""
+        """Some optimizer of the process is about to step."""
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
@@ -41,6 +38,9 @@ class StepListener(Protocol):
 
 class RootHook:
     """Forward pre-hook of the root module."""
+
+    # torch.jit looks at the names of a module's hooks.
+    __name__ = "rankscope_root_hook"
 
     def __init__(self, listener: StepListener | None = None) -> None:
         self._listener = None if listener is None else weakref.ref(listener)
@@ -62,13 +62,15 @@ class RootHook:
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
-_steppers: weakref.WeakSet[Any] = weakref.WeakSet()
+# A tuple, and replaced as a whole: it is walked at every step.
+_steppers: tuple[weakref.ref[Any], ...] = ()
 _handles: list[Any] = []
 
 
 def watch_steps(listener: StepListener) -> None:
-    """Tells `listener` of the steps of its optimizer from now on."""
-    _steppers.add(listener)
+    """Tells `listener` of every optimizer step of the process from now on; it is held weakly."""
+    global _steppers
+    _steppers = (*_living(), weakref.ref(listener))
     if not _handles:
         _handles.append(register_optimizer_step_pre_hook(_before_step))
         _handles.append(register_optimizer_step_post_hook(_after_step))
@@ -76,20 +78,33 @@ def watch_steps(listener: StepListener) -> None:
 
 def unwatch_steps(listener: StepListener) -> None:
     """Stops telling `listener`; takes the process-wide hooks back with the last one."""
-    _steppers.discard(listener)
+    global _steppers
+    _steppers = tuple(r for r in _living() if r() is not listener)
     if not _steppers:
         for handle in _handles:
             handle.remove()
         _handles.clear()
 
 
+def _living() -> tuple[weakref.ref[Any], ...]:
+    return tuple(r for r in _steppers if r() is not None)
+
+
+# A compiled `optimizer.step` is traced with its hooks: in there is nothing to see, and to look
+# would break the graph.
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    for listener in tuple(_steppers):
-        if listener.owns(optimizer):
+    if torch.compiler.is_compiling():
+        return
+    for reference in _steppers:
+        listener = reference()
+        if listener is not None:
             listener.step_begins(optimizer)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    for listener in tuple(_steppers):
-        if listener.owns(optimizer):
+    if torch.compiler.is_compiling():
+        return
+    for reference in _steppers:
+        listener = reference()
+        if listener is not None:
             listener.step_ended(optimizer)

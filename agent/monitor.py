@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from rankscope.agent import hooks, last_words, model_facts
-from rankscope.agent.guard import Guard
+from rankscope.agent import hooks, last_words
+from rankscope.agent.guard import Guard, Moments
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
 from rankscope.agent.probes import PROBES, Context, Probe, StepFacts
 from rankscope.agent.probes.loss import Loss
+from rankscope.agent.probes.parameters import Parameters
 from rankscope.agent.readout import Readout
 from rankscope.agent.records import Records
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.sender import Sender
+from rankscope.agent.tensors import TensorGroup
+from rankscope.agent.tracked import Role, Tracked
 from rankscope.agent.wire import Event
 
-# How often the agent posts what it measures of itself, in steps.
-_SELF_REPORT_INTERVAL = 32
+# At steps divisible by 32 the agent measures what it costs, and posts it.
+_LOOK = 31
+# What it costs a step beside that: the hooks themselves, and what the loss probe does in the
+# trainer's calls, in seconds.
+_UNSEEN = 15e-6
+# Types of scalars that need no reading.
+_PLAIN = frozenset((float, int, bool))
 
 
 class Monitor:
@@ -44,6 +52,7 @@ class Monitor:
         identity: Identity,
         records: Records,
         sender: Sender,
+        announce: Callable[[TensorGroup], None],
         step: int,
     ) -> None:
         self.run = identity.run
@@ -51,40 +60,49 @@ class Monitor:
         self.url = f"{options.server}/runs/{identity.run}"
         self._records = records
         self._sender = sender
+        self._announce = announce
         self._readout = Readout()
         self._guard = Guard(self._report)
         self._schedule = Schedule(overhead=options.overhead, first_step=step)
+        self._model = model
+        self._optimizer = optimizer
         self._step = step  # the step in progress
         self._forward_begun = False
         self._facts = StepFacts(step)
-        self._stepping: list[int] = []  # ids of the optimizers that step now, outermost first
-        self._ended_at: float | None = None
+        self._evaluated = False
+        self._stepping: Any = None  # the outermost optimizer that steps now
         self._spent = 0.0
         self.phase = "start"
         self.closed = False
         self.on_close: Callable[[], None] = lambda: None
 
-        names, parameters = model_facts.trainable_parameters(model, optimizer)
-        context = Context(
+        self._tracked = Tracked(model, optimizer)
+        self._context = Context(
             model=model,
             optimizer=optimizer,
             schedule=self._schedule,
-            names=names,
-            parameters=parameters,
+            parameters=self._tracked.group,
             guarded=self._guarded,
+            announce=announce,
+            note=self._note,
             step=step,
         )
-        self._context = context
-        self._parameter_ids = {id(p) for p in parameters}
-        self._owned: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        self._owned[optimizer] = True
+        self._announce(self._tracked.group)
+        self._roles: weakref.WeakKeyDictionary[Any, Role] = weakref.WeakKeyDictionary()
         # A value that cannot be recorded is no reason to stop recording the others.
         self._bookkeeping = self._guard.probe("records", tolerance=1000)
-        probes: tuple[Probe, ...] = tuple(probe(context) for probe in PROBES)
-        self._probes = tuple((probe, self._guard.probe(probe.name)) for probe in probes)
-        self._loss = next(p for p in probes if isinstance(p, Loss))
-        self._each(lambda probe: probe.start(self._facts))
-        self._hand_over(self._facts)
+        self._probes = tuple(probe(self._context) for probe in PROBES)
+        self._loss = next(p for p in self._probes if isinstance(p, Loss))
+        self._parameters = next(p for p in self._probes if isinstance(p, Parameters))
+        self._forward = self._moments(self._probes, "forward")
+        self._before = self._moments(self._probes, "before_step")
+        self._after = self._moments(self._probes, "after_step")
+        every_step = tuple(p for p in self._probes if not p.sampled)
+        self._before_plain = self._moments(every_step, "before_step")
+        self._after_plain = self._moments(every_step, "after_step")
+        self._sampled = True  # whether the sampled probes are asked at the step in progress
+        self._moments(self._probes, "start")(self._facts)
+        self._hand_over(self._facts, True)
         self._facts = StepFacts(step)
         self._root_handle = model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
         hooks.watch_steps(self)
@@ -105,7 +123,12 @@ class Monitor:
                 device.
         """
         with self._bookkeeping:
-            self._scalars(self._logged_step(), scalars)
+            step = self._step if self._forward_begun else max(self._step - 1, 0)
+            # What needs no reading is sorted out where it is sent.
+            if _PLAIN.issuperset(map(type, scalars.values())):
+                self._records.scalars(step, scalars)
+            else:
+                self._scalars(step, scalars)
 
     def close(self) -> None:
         """Ends the monitor: sends what is left (within 5 s) and takes every hook back."""
@@ -124,81 +147,145 @@ class Monitor:
 
     # ---------------------------------------------------------------------- what the hooks call
 
-    def owns(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer moves parameters of this monitor."""
-        known = self._owned.get(optimizer)
-        if known is None:
-            known = any(
-                id(p) in self._parameter_ids for g in optimizer.param_groups for p in g["params"]
-            )
-            self._owned[optimizer] = known
-        return known
-
     def root_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """The model is called, for training or for evaluation."""
         if self.closed:
             return
-        began = time.perf_counter()
-        with self._bookkeeping:
-            self.phase = "forward" if module.training else "evaluation"
-            if module.training and not self._forward_begun and torch.is_grad_enabled():
+        if module.training:
+            self.phase = "forward"
+            if not self._forward_begun and torch.is_grad_enabled():
                 self._forward_begun = True
-                self._end_evaluation()
-                # Nothing can be added to the step before any more.
-                self._records.complete(self._step - 1)
-        self._each(lambda probe: probe.forward(module, args, kwargs))
-        self._spent += time.perf_counter() - began
+                self._training_goes_on()
+        else:
+            self.phase = "evaluation"
+            self._evaluated = True
+        self._forward(module, args, kwargs)
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer (or a wrapper around it) is about to step."""
+        """An optimizer of the process (perhaps the one inside a wrapper) is about to step."""
+        outermost = self._stepping
         # A step that raised was never told to have ended: when its optimizer steps again, that
         # one is over.
-        if id(optimizer) in self._stepping:
-            del self._stepping[self._stepping.index(id(optimizer)) :]
-        self._stepping.append(id(optimizer))
-        if len(self._stepping) > 1 or self.closed:
+        if outermost is not None and outermost is not optimizer:
             return
-        began = time.perf_counter()
+        if optimizer is not self._optimizer and self._role(optimizer) is not Role.OWN:
+            return
+        self._stepping = optimizer
+        if self.closed:
+            return
         self.phase = "step"
-        self._each(lambda probe: probe.before_step(self._facts))
-        self._spent += time.perf_counter() - began
+        if self._sampled:
+            began = time.perf_counter()
+            self._look_for_parameters()
+            self._before(self._facts)
+            self._spent += time.perf_counter() - began
+        else:
+            self._before_plain(self._facts)
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer has stepped."""
-        if id(optimizer) in self._stepping:
-            del self._stepping[self._stepping.index(id(optimizer)) :]
-        if self._stepping or self.closed:
+        """It has stepped."""
+        if optimizer is not self._stepping:
+            # Inside the step of a wrapper, or none of ours; if it moves parameters that are
+            # watched, what changed is no work of ours to judge.
+            if self._stepping is None and self._role(optimizer) is Role.OTHER:
+                self._parameters.disturbed()
             return
-        began = time.perf_counter()
-        facts, step = self._facts, self._step
+        self._stepping = None
+        if self.closed:
+            return
+        facts, step, sampled = self._facts, self._step, self._sampled
+        began = time.perf_counter() if sampled else 0.0
         if not self._forward_begun:
-            # The root module's forward was not seen (another module is called): the step before
-            # is complete by now.
-            with self._bookkeeping:
-                self._records.complete(step - 1)
-        self._each(lambda probe: probe.after_step(facts))
+            # The root module's forward was not seen (another module is called).
+            self._training_goes_on()
+        if sampled:
+            self._after(facts)
+        else:
+            self._after_plain(facts)
         with self._bookkeeping:
-            self._hand_over(facts)
-            self._account(facts, began)
-        self._step = self._context.step = step + 1
-        self._facts = StepFacts(step + 1)
+            self._hand_over(facts, sampled)
+            if sampled:
+                self._account(facts, began)
+        self._step = step = step + 1
+        context = self._context
+        again = context.word  # what was sampled now is looked at once more, one step later
+        context.enter(step)
+        self._sampled = again or context.signals or context.state or not step & _LOOK
+        if sampled:
+            self._facts = StepFacts(step)
+        else:
+            # Nothing but scalars was put into it.
+            facts.step = step
+            facts.scalars = {}
         self._forward_begun = False
         self.phase = "idle"
 
     # ------------------------------------------------------------------------------------- inside
 
-    def _logged_step(self) -> int:
-        return self._step if self._forward_begun else max(self._step - 1, 0)
+    def _role(self, optimizer: torch.optim.Optimizer) -> Role:
+        role = self._roles.get(optimizer)
+        if role is None:
+            role = self._roles[optimizer] = self._tracked.role_of(optimizer)
+        return role
 
-    def _hand_over(self, facts: StepFacts) -> None:
-        self._readout.poll()
-        self._scalars(facts.step, facts.scalars)
+    def _moments(self, probes: Iterable[Probe], moment: str) -> Moments:
+        overridden = [p for p in probes if getattr(type(p), moment) is not getattr(Probe, moment)]
+        return Moments([(getattr(p, moment), self._guard.probe(p.name)) for p in overridden])
+
+    def _training_goes_on(self) -> None:
+        with self._bookkeeping:
+            done = self._step - 1
+            if self._evaluated:
+                self._evaluated = False
+                self._end_evaluation()
+            # Nothing can be added to the step before any more.
+            if self._readout.waiting:
+                self._readout.after_all(lambda: self._records.complete(done))
+            else:
+                self._records.complete(done)
+
+    def _end_evaluation(self) -> None:
+        means = self._loss.evaluation()
+        if means:
+            self._scalars(max(self._step - 1, 0), means)
+
+    def _look_for_parameters(self) -> None:
+        # At sampled steps: ranks that sample at different intervals have all looked where they
+        # share a step.
+        with self._bookkeeping:
+            if self._tracked.changed():
+                self._note(self._tracked.renew())
+                self._context.parameters = self._tracked.group
+                self._announce(self._tracked.group)
+                self._roles.clear()
+
+    def _hand_over(self, facts: StepFacts, sampled: bool) -> None:
+        readout, scalars = self._readout, facts.scalars
+        if readout.waiting:
+            readout.poll()
+        if _PLAIN.issuperset(map(type, scalars.values())):
+            self._records.scalars(facts.step, scalars)
+        else:
+            self._scalars(facts.step, scalars)
+        if not sampled:
+            return
+        self._hand_over_prints(facts)
+        for pending, deliver in facts.later:
+            readout.when_ready(pending, deliver)
+        if facts.later:
+            # What is delivered late is in the facts by then.
+            facts.words, facts.prints, facts.layers = {}, [], []
+            readout.when_ready(facts.later[-1][0], lambda: self._hand_over_prints(facts))
+
+    def _hand_over_prints(self, facts: StepFacts) -> None:
         for stage, word in facts.words.items():
             self._records.word(facts.step, stage, word)
         for fingerprint in facts.prints:
             self._records.fingerprint(fingerprint)
+        for layers in facts.layers:
+            self._records.layers(layers)
 
     def _scalars(self, step: int, scalars: Mapping[str, float | torch.Tensor]) -> None:
         plain: dict[str, float] = {}
@@ -217,26 +304,20 @@ class Monitor:
         if plain:
             self._records.scalars(step, plain)
 
-    def _end_evaluation(self) -> None:
-        means = self._loss.evaluation()
-        if means:
-            self._scalars(max(self._step - 1, 0), means)
-
     def _account(self, facts: StepFacts, began: float) -> None:
-        now = time.perf_counter()
-        self._spent += now - began
-        if self._ended_at is not None and "step_seconds" in facts.scalars:
+        tiers, scalars = facts.tiers, facts.scalars
+        spent, self._spent = self._spent + time.perf_counter() - began, 0.0
+        if "step_seconds" in scalars:
             self._schedule.note(
                 facts.step,
-                step_seconds=now - self._ended_at,
-                base=max(self._spent - sum(facts.tiers.values()), 0.0),
-                tiers=facts.tiers,
+                step_seconds=float(scalars["step_seconds"]),
+                base=_UNSEEN + max(spent - sum(tiers.values()), 0.0),
+                tiers=tiers,
             )
-        self._ended_at = now
-        self._spent = 0.0
-        if (until := self._sender.dense_until) is not None:
+        until = self._sender.dense_until
+        if until is not None:
             self._schedule.ask_dense(until)
-        if facts.step % _SELF_REPORT_INTERVAL == _SELF_REPORT_INTERVAL - 1:
+        if not facts.step & _LOOK:
             exponents = self._schedule.exponents
             self._records.scalars(
                 facts.step,
@@ -246,17 +327,14 @@ class Monitor:
                 },
             )
 
-    def _each(self, call: Callable[[Probe], None]) -> None:
-        for probe, guard in self._probes:
-            if guard.enabled:
-                with guard:
-                    call(probe)
-
     def _guarded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         return self._guard.probe(name)(call)
 
     def _report(self, probe: str, text: str) -> None:
         self._records.event(Event(step=self._step, kind="agent.fault", text=f"{probe}: {text}"))
+
+    def _note(self, text: str) -> None:
+        self._records.event(Event(step=self._step, kind="agent.note", text=text))
 
     def _speak(self, state: str, error: str) -> None:
         if self.closed:
@@ -264,7 +342,7 @@ class Monitor:
         self.closed = True
         hooks.unwatch_steps(self)
         self._root_handle.remove()
-        self._each(lambda probe: probe.close())
+        self._moments(self._probes, "close")()
         with self._bookkeeping:
             self._end_evaluation()
             if state == "finished":

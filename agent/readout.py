@@ -9,62 +9,110 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
+from rankscope.agent.probes.base import Pending
 
-@dataclass(frozen=True, slots=True)
+
 class _Copy:
-    host: torch.Tensor
-    event: torch.cuda.Event
-    deliver: Callable[[list[float]], None]
+    """Numbers on their way to the host."""
+
+    __slots__ = ("_event", "_host")
+
+    def __init__(self, host: torch.Tensor, event: torch.cuda.Event) -> None:
+        self._host = host
+        self._event = event
+
+    def ready(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> list[float]:
+        self._event.synchronize()
+        values: list[float] = self._host.tolist()
+        return values
 
 
 class Readout:
-    """Hands over 0-dimensional tensors as floats, in order, as soon as they can be read."""
+    """Hands over what devices compute, in order, as soon as it can be had."""
 
     def __init__(self) -> None:
-        self._copies: deque[_Copy] = deque()
-        self._stream: torch.cuda.Stream | None = None
+        self._waiting: deque[tuple[Pending, Callable[[], None]]] = deque()
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def push(self, values: Sequence[torch.Tensor], deliver: Callable[[list[float]], None]) -> None:
         """Reads tensors of one element each and calls `deliver` with their values.
 
-        On a CPU `deliver` is called at once, else by a later `poll`.
+        For tensors on a CPU `deliver` is called at once, else by a later `poll`.
         """
-        device = next((v.device for v in values if v.device.type != "cpu"), None)
-        if device is None or device.type != "cuda":
-            deliver([float(v.detach()) for v in values])
-            return
-        with torch.no_grad(), torch.cuda.device(device):
+        known = [float(v.detach()) if v.device.type == "cpu" else None for v in values]
+        distant = [v for v in values if v.device.type != "cpu"]
+        if not distant:
+            deliver(known)  # type: ignore[arg-type]
+        elif distant[0].device.type != "cuda":
+            # No streams to copy on: these devices wait. Named in the documentation.
+            deliver(_merged(known, [float(v.detach().to("cpu")) for v in distant]))
+        else:
+            copy = self._copy(distant, distant[0].device)
+            self._waiting.append((copy, lambda: deliver(_merged(known, copy.wait()))))
+
+    def when_ready(self, pending: Pending, deliver: Callable[[], None]) -> None:
+        """Calls `deliver` by a later `poll`, when `pending` is ready and its turn has come."""
+        self._waiting.append((pending, deliver))
+
+    def after_all(self, deliver: Callable[[], None]) -> None:
+        """Calls `deliver` after everything before it: at once where nothing waits."""
+        if self._waiting:
+            self._waiting.append((_NOTHING, deliver))
+        else:
+            deliver()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is still under way."""
+        return bool(self._waiting)
+
+    def poll(self) -> None:
+        """Delivers what has arrived since."""
+        while self._waiting and self._waiting[0][0].ready():
+            self._waiting.popleft()[1]()
+
+    def finish(self) -> None:
+        """Waits for what is still under way; for the end of the run only."""
+        while self._waiting:
+            self._waiting.popleft()[1]()
+
+    @torch.no_grad()
+    def _copy(self, values: Sequence[torch.Tensor], device: torch.device) -> _Copy:
+        with torch.cuda.device(device):
             stacked = torch.stack(
                 [
                     v.detach().reshape(()).to(device, torch.float64, non_blocking=True)
                     for v in values
                 ]
             )
-            if self._stream is None:
-                self._stream = torch.cuda.Stream(device)
-            self._stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(self._stream):
-                host = torch.empty(len(values), dtype=torch.float64, pin_memory=True)
+            stream = self._streams.get(device)
+            if stream is None:
+                stream = self._streams[device] = torch.cuda.Stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                host = torch.empty(len(stacked), dtype=torch.float64, pin_memory=True)
                 host.copy_(stacked, non_blocking=True)
                 # The allocator must not hand the memory on before our stream has read it.
-                stacked.record_stream(self._stream)
+                stacked.record_stream(stream)
                 event = torch.cuda.Event()
-                event.record(self._stream)
-        self._copies.append(_Copy(host, event, deliver))
+                event.record(stream)
+        return _Copy(host, event)
 
-    def poll(self) -> None:
-        """Delivers what has arrived since."""
-        while self._copies and self._copies[0].event.query():
-            copy = self._copies.popleft()
-            copy.deliver(copy.host.tolist())
 
-    def finish(self) -> None:
-        """Waits for what is still under way; for the end of the run only."""
-        while self._copies:
-            copy = self._copies.popleft()
-            copy.event.synchronize()
-            copy.deliver(copy.host.tolist())
+def _merged(known: Sequence[float | None], arrived: Sequence[float]) -> list[float]:
+    rest = iter(arrived)
+    return [next(rest) if value is None else value for value in known]
+
+
+class _Nothing:
+    def ready(self) -> bool:
+        return True
+
+
+_NOTHING = _Nothing()

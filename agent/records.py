@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
@@ -18,6 +18,9 @@ _LARGEST_STEP = 2**63 - 1
 
 # An entry is (kind, step, content, content).
 _Entry = tuple[str, int, Any, Any]
+# After so many entries sorted in one go, the sender pauses: whoever holds the interpreter's lock
+# for a whole batch makes one step of the training as much longer.
+_ENTRIES_A_GO = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class Drained:
     columns: Mapping[str, wire.Column] = field(default_factory=dict)
     words: Mapping[str, wire.Column] = field(default_factory=dict)
     prints: tuple[wire.Print, ...] = ()
+    layers: tuple[wire.Layers, ...] = ()
     events: tuple[wire.Event, ...] = ()
     through_step: int = -1
     more: bool = False
@@ -42,7 +46,7 @@ class Drained:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to say but the step."""
-        return not (self.columns or self.words or self.prints or self.events)
+        return not (self.columns or self.words or self.prints or self.layers or self.events)
 
 
 class Records:
@@ -70,11 +74,16 @@ class Records:
         self._evicted: dict[int, int] = {}
         self._lost: dict[tuple[int, str], int] = {}
         self._taken = 0
-        self._through = -1
+        # Up to where the steps are complete with what has been handed over, with what is being
+        # drained (`_target` entries are still to be taken for that), and with what is drained.
+        self._completed = self._promised = self._through = -1
+        self._target = 0
+        # So few entries cannot hold too much, and need not be counted at every step.
+        self._free = limit // 1000
         self._stopped = False
         self.replaced = 0
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, Any]) -> None:
         """Values of metrics at a step; the mapping is not to be changed afterwards."""
         self._hand(("scalars", step, values, None), len(values))
 
@@ -95,13 +104,17 @@ class Records:
                 continue
             self.lose("memory_full", 1)
 
+    def layers(self, layers: wire.Layers) -> None:
+        """One number for each tensor of a table at one step."""
+        self._hand(("layers", 0, layers, None), 1 + len(layers.values) // 2)
+
     def event(self, event: wire.Event) -> None:
         """Something that happened once."""
         self._hand(("event", 0, event, None), 1)
 
     def complete(self, step: int) -> None:
         """Everything about the steps up to this one has been handed over."""
-        self._hand(("complete", step, None, None), 1)
+        self._completed = max(self._completed, step)
 
     def stop(self) -> None:
         """Take nothing any more: nobody is left to drain it. What still comes is counted."""
@@ -131,32 +144,48 @@ class Records:
         handed, evicted = sum(list(self._handed.values())), sum(list(self._evicted.values()))
         return handed - evicted - self._taken
 
-    def drain(self, max_points: int = 50_000) -> Drained:
+    def drain(
+        self, max_points: int = 50_000, *, pause: Callable[[], None] = lambda: None
+    ) -> Drained:
         """Take out the oldest facts, about `max_points` of them, as columns.
+
+        Args:
+            max_points: more than that wait for the next call.
+            pause: called now and then, to let the training thread go on.
 
         Of two values of one series at one step the later one stays; `replaced` counts the others.
         """
         columns: dict[str, dict[int, float]] = {}
         words: dict[str, dict[int, int]] = {}
         prints: list[wire.Print] = []
+        layers: list[wire.Layers] = []
         events: list[wire.Event] = []
+        if not self._target:
+            # In this order: what is complete has been handed over before.
+            self._promised = self._completed
+            self._target = len(self._entries)
         # Only what is there now: otherwise a fast trainer could keep this loop busy for ever.
         left, size = len(self._entries), 0
         while left and size < max_points and len(columns) < wire.MAX_COLUMNS // 2:
             left -= 1
+            if not left % _ENTRIES_A_GO:
+                pause()
             try:
                 kind, step, content, extra = self._entries.popleft()
             except IndexError:
+                self._target = left = 0
                 break
-            self._taken += len(content) if kind == "scalars" else 1
+            self._target = max(self._target - 1, 0)
+            self._taken += _weight(kind, content)
             if kind == "scalars":
                 self._sort_scalars(columns, step, content)
                 size += len(content)
             elif kind == "word":
                 self._sort_word(words, step, content, extra)
                 size += 1
-            elif kind == "complete":
-                self._through = max(self._through, step)
+            elif kind == "layers":
+                layers.append(content)
+                size += 1 + len(content.values) // 2
             elif kind == "event":
                 self._sort_event(events, content)
                 size += 1
@@ -166,10 +195,13 @@ class Records:
                 except IndexError:
                     continue
                 size += 1 + _bytes_of(prints[-1]) // 16
+        if not self._target:
+            self._through = self._promised
         return Drained(
             columns={name: _column(series, np.float64) for name, series in columns.items()},
             words={stage: _column(series, np.uint64) for stage, series in words.items()},
             prints=tuple(prints),
+            layers=tuple(layers),
             events=tuple(events),
             through_step=self._through,
             more=left > 0,
@@ -177,26 +209,30 @@ class Records:
 
     def _hand(self, entry: _Entry, weight: int) -> None:
         if self._stopped:
-            if entry[0] != "complete":
-                self.lose("closed", weight)
+            self.lose("closed", weight)
             return
         thread = get_ident()
         self._handed[thread] = self._handed.get(thread, 0) + weight
-        self._entries.append(entry)
+        entries = self._entries
+        entries.append(entry)
+        count = len(entries)
+        if count > self._free and not (self._free and count & 15):
+            self._make_room(thread)
+
+    def _make_room(self, thread: int) -> None:
         while self.waiting > self._limit:
             try:
                 kind, _, content, _ = self._entries.popleft()
             except IndexError:
                 break
-            weight = len(content) if kind == "scalars" else 1
+            weight = _weight(kind, content)
             self._evicted[thread] = self._evicted.get(thread, 0) + weight
             if kind == "print":
                 try:
                     content.pop()
                 except IndexError:
                     continue
-            if kind != "complete":
-                self.lose("memory_full", weight)
+            self.lose("memory_full", weight)
 
     def _sort_scalars(
         self, columns: dict[str, dict[int, float]], step: int, values: Mapping[str, float]
@@ -235,6 +271,12 @@ class Records:
             self.lose("unsendable", 1)
             return
         events.append(event)
+
+
+def _weight(kind: str, content: Any) -> int:
+    if kind == "scalars":
+        return len(content)
+    return 1 + len(content.values) // 2 if kind == "layers" else 1
 
 
 def _is_step(step: int) -> bool:

@@ -1,8 +1,9 @@
 """Which step is looked at how closely: nested powers of two, thinned to an overhead budget.
 
-A tier with exponent k is due at steps divisible by 2^k. Ranks choose k on their own, from what they
-measure of themselves; two ranks then still share every step divisible by the larger 2^k, with no
-agreement needed (design, section 3). Pure: it is told what things cost and never looks at a clock.
+A tier with exponent k is due at steps divisible by 2^k (the tier `state` one step earlier). Ranks
+choose k on their own, from what they measure of themselves; two ranks then still share every step
+divisible by the larger 2^k, with no agreement needed (design, section 3). Pure: it is told what
+things cost and never looks at a clock.
 """
 
 from __future__ import annotations
@@ -10,14 +11,23 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-# From cheap to dear: gradient norm and accuracy, one digest of the whole model, then everything
-# tensor by tensor.
-TIERS = ("signals", "word", "full")
+# From cheap to dear: gradient norm and accuracy; one digest of the whole model; the links of the
+# chain tensor by tensor; what changes slowly (optimizer state, buffers, random state). Where a tier
+# is due, those before it are; only `state` keeps to itself.
+TIERS = ("signals", "word", "full", "state")
 
 # What each tier may take of the budget that the one before it left over.
-_SHARES = {"signals": 0.5, "word": 0.6, "full": 1.0}
+_SHARES = {"signals": 0.5, "word": 0.4, "full": 0.7, "state": 1.0}
+# `state` is due one step before the others, so that no step carries everything.
+_OFFSETS = {"signals": 0, "word": 0, "full": 0, "state": 1}
+# A tier that is due at every step is a cost of every step: the median step must not show it.
+_EVERY_STEP = 0.0025
+# Where what is done at every step has used up the budget, sampling still gets this share of it.
+_LEAST = 0.25
 _MAX_EXPONENT = 10
 _WINDOW = 15
+# Steps between two looks at the costs, and between two while the window fills.
+_LOOK, _FIRST_LOOK = 64, 8
 # A tier gets denser again only when it fits with this much room, so that noise in the measured
 # times does not make it jump to and fro.
 _ROOM = 0.7
@@ -40,6 +50,8 @@ class Schedule:
         self._costs: dict[str, deque[float]] = {t: deque(maxlen=_WINDOW) for t in TIERS}
         self._base: deque[float] = deque(maxlen=_WINDOW)
         self._steps: deque[float] = deque(maxlen=_WINDOW)
+        self._noted = 0
+        self._masks = self._as_masks()
 
     @property
     def exponents(self) -> dict[str, int]:
@@ -54,7 +66,14 @@ class Schedule:
         """Whether a tier is to be sampled at a step."""
         if step < self._dense_end or step <= self._dense_until:
             return True
-        return step % (1 << self._exponents[tier]) == 0
+        return (step + _OFFSETS[tier]) % (1 << self._exponents[tier]) == 0
+
+    def plan(self, step: int) -> tuple[bool, bool, bool, bool]:
+        """Whether each of `TIERS` is due at a step, in their order."""
+        if step < self._dense_end or step <= self._dense_until:
+            return True, True, True, True
+        signals, word, full, state = self._masks
+        return not step & signals, not step & word, not step & full, not (step + 1) & state
 
     def note(self, step: int, *, step_seconds: float, base: float, tiers: dict[str, float]) -> None:
         """Takes what a step cost.
@@ -69,7 +88,8 @@ class Schedule:
         self._base.append(base)
         for tier, seconds in tiers.items():
             self._costs[tier].append(seconds)
-        if step % 8 == 7:
+        self._noted += 1
+        if self._noted % (_LOOK if self._noted > _LOOK else _FIRST_LOOK) == 0:
             self._adapt()
 
     def share(self) -> float:
@@ -84,16 +104,31 @@ class Schedule:
 
     def _adapt(self) -> None:
         # Medians: a step that a page fault or a neighbour made slow must not thin the sampling.
-        left = self._overhead * statistics.median(self._steps) - statistics.median(self._base)
+        step_seconds = statistics.median(self._steps)
+        budget = self._overhead * step_seconds
+        left = max(budget - statistics.median(self._base), _LEAST * budget)
+        every_step = min(_EVERY_STEP, self._overhead / 2) * step_seconds
+        least = 0  # a tier is never due where one before it is not
         for tier in TIERS:
             if not self._costs[tier]:
                 continue
             cost = statistics.median(self._costs[tier])
             allowance = left * _SHARES[tier]
             current = self._exponents[tier]
-            while current < _MAX_EXPONENT and cost / (1 << current) > allowance:
+            while current < _MAX_EXPONENT and not _fits(cost, current, allowance, every_step):
                 current += 1
-            while current > 0 and cost / (1 << (current - 1)) <= allowance * _ROOM:
+            while current > 0 and _fits(cost, current - 1, allowance * _ROOM, every_step * _ROOM):
                 current -= 1
+            if tier != "state":
+                least = current = max(current, least)
             self._exponents[tier] = current
             left -= cost / (1 << current)
+        self._masks = self._as_masks()
+
+    def _as_masks(self) -> tuple[int, int, int, int]:
+        signals, word, full, state = ((1 << self._exponents[t]) - 1 for t in TIERS)
+        return signals, word, full, state
+
+
+def _fits(cost: float, exponent: int, allowance: float, every_step: float) -> bool:
+    return cost / (1 << exponent) <= (allowance if exponent else min(allowance, every_step))

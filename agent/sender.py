@@ -33,6 +33,8 @@ __all__ = ["Counters", "Pace", "Sender"]
 _log = logging.getLogger("rankscope")
 # Batches made in one round; what is left waits for the next, half a second later.
 _BATCHES_A_ROUND = 20
+# How long the training thread is let go on between two pieces of our work.
+_PAUSE_SECONDS = 0.0005
 # The part of the time for closing that is kept for writing to disk what could not be sent.
 _TO_SPILL = 0.1
 
@@ -131,6 +133,10 @@ class Sender:
         if os.getpid() != self._pid:
             return Counters()
         return self._delivery.counters(self._records.dropped)
+
+    def say_hello_again(self) -> None:
+        """What `hello` makes has changed: it goes out again with the next batch."""
+        self._delivery.hello_wanted = True
 
     def start(self) -> None:
         """Start the thread; harmless where it runs already, and in a forked child."""
@@ -232,11 +238,15 @@ class Sender:
         self._prepare()
         for _ in range(_BATCHES_A_ROUND):
             with self._turn:
-                drained = self._records.drain()
+                drained = self._records.drain(pause=self._let_others)
                 self._put(drained)
             self._write_events(drained)
             if not drained.more:
                 break
+
+    def _let_others(self) -> None:
+        if self._final is None:
+            time.sleep(_PAUSE_SECONDS)
 
     def _put(self, drained: Drained, *, state: str = "running", error: str = "") -> None:
         """Append a batch, where there is something to say or a sign of life is due."""
@@ -268,13 +278,14 @@ class Sender:
             columns=drained.columns,
             words=drained.words,
             prints=drained.prints,
+            layers=drained.layers,
             events=drained.events,
             dropped=self._records.dropped,
         )
         self._outbox.put(
             batch.seq,
             wire.encode(batch),
-            points=batch.points + len(batch.prints),
+            points=batch.points + len(batch.prints) + len(batch.layers),
             hello=batch.hello is not None,
         )
         self._seq += 1

@@ -57,6 +57,21 @@ class Prints:
     sketches: Float64 | None
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Fingerprints that are there already."""
+
+    prints: Prints
+
+    def ready(self) -> bool:
+        """Whether `result` does not wait."""
+        return True
+
+    def result(self) -> Prints:
+        """The fingerprints."""
+        return self.prints
+
+
 def words(tensor: torch.Tensor) -> torch.Tensor:
     """The bits of a tensor in logical order as a flat integer tensor, copied only if it must be."""
     flat = tensor.detach().reshape(-1)
@@ -111,6 +126,10 @@ class FingerprintPlan:
     def word(self, digests: UInt64) -> int:
         """One digest for all tensors together."""
         return int((digests * self._keys).sum(dtype=np.uint64))
+
+    def begin(self, tensors: Sequence[torch.Tensor], *, sketches: bool) -> Taken:
+        """Fingerprints of the tensors as they are now, perhaps not computed yet."""
+        return Taken(self.compute(tensors, sketches=sketches))
 
     @torch.no_grad()
     def compute(self, tensors: Sequence[torch.Tensor], *, sketches: bool) -> Prints:

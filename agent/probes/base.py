@@ -5,16 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from rankscope.agent.schedule import Schedule
-from rankscope.agent.wire import Print
+from rankscope.agent.tensors import TensorGroup
+from rankscope.agent.wire import Layers, Print
 
 
-@dataclass(slots=True)
+class Pending(Protocol):
+    """Something under way on a device."""
+
+    def ready(self) -> bool:
+        """Whether it can be had without waiting."""
+
+
 class StepFacts:
     """What the probes say of one step, before it is handed to the sender.
 
@@ -22,14 +28,22 @@ class StepFacts:
         scalars: metric name -> value; a tensor of one element is read without waiting for it.
         words: stage -> digest of the whole model.
         prints: fingerprints tensor by tensor.
+        layers: one number a tensor.
+        later: what a device still computes, each with what is to be done once it is ready. It
+            may add to words, prints and layers then.
         tiers: seconds spent on each sampling tier.
     """
 
-    step: int
-    scalars: dict[str, float | torch.Tensor] = field(default_factory=dict)
-    words: dict[str, int] = field(default_factory=dict)
-    prints: list[Print] = field(default_factory=list)
-    tiers: dict[str, float] = field(default_factory=dict)
+    __slots__ = ("later", "layers", "prints", "scalars", "step", "tiers", "words")
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.scalars: dict[str, float | torch.Tensor] = {}
+        self.words: dict[str, int] = {}
+        self.prints: list[Print] = []
+        self.layers: list[Layers] = []
+        self.later: list[tuple[Pending, Callable[[], None]]] = []
+        self.tiers: dict[str, float] = {}
 
     @contextmanager
     def charged(self, tier: str) -> Iterator[None]:
@@ -44,39 +58,77 @@ class StepFacts:
         """Charges time to a sampling tier."""
         self.tiers[tier] = self.tiers.get(tier, 0.0) + seconds
 
+    def when_ready(self, pending: Pending, deliver: Callable[[], None]) -> None:
+        """Calls `deliver` as soon as `pending` is ready: at once where it is already."""
+        if pending.ready():
+            deliver()
+        else:
+            self.later.append((pending, deliver))
 
-@dataclass(slots=True)
+
 class Context:
     """What all probes of a monitor share.
 
     Attributes:
-        names: of the trainable parameters, without the prefixes of wrappers.
-        parameters: the same parameters, in the model's order.
+        model: as it was given to `attach`.
+        optimizer: as it was given to `attach`.
+        parameters: the trainable parameters, under their names in the model. Replaced by a new
+            group when the model's parameters have changed; never keep it over a step.
         guarded: wraps a callable that the framework calls (a tensor hook, say), so that a fault in
             it disables the probe of that name and nothing else.
+        announce: makes a tensor group's table known to the server; before its first fingerprint.
+        note: reports something that a person should read beside the run, once.
         step: the step in progress.
+        signals, word, full, state: whether these sampling tiers are due at the step in progress.
+            Where `full` is due, so is `word`, and where `word` is, so is `signals`; `state` keeps
+            to itself.
     """
 
-    model: torch.nn.Module
-    optimizer: Any
-    schedule: Schedule
-    names: tuple[str, ...]
-    parameters: tuple[torch.nn.Parameter, ...]
-    guarded: Callable[[str, Callable[..., Any]], Callable[..., Any]]
-    step: int = 0
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        optimizer: Any,
+        schedule: Schedule,
+        parameters: TensorGroup,
+        guarded: Callable[[str, Callable[..., Any]], Callable[..., Any]],
+        announce: Callable[[TensorGroup], None],
+        note: Callable[[str], None],
+        step: int,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.parameters = parameters
+        self.guarded = guarded
+        self.announce = announce
+        self.note = note
+        self.enter(step)
+
+    def enter(self, step: int) -> None:
+        """A new step is in progress."""
+        self.step = step
+        self.signals, self.word, self.full, self.state = self.schedule.plan(step)
 
     def due(self, tier: str) -> bool:
         """Whether a sampling tier is due at the step in progress."""
-        return self.schedule.due(tier, self.step)
+        return bool(getattr(self, tier))
 
 
 class Probe:
     """One family of signals, read at the fixed moments of a step; every moment is optional.
 
-    The docstring of a probe states what it costs.
+    A moment that a probe does not override costs nothing. The docstring of a probe states what it
+    costs.
+
+    Attributes:
+        name: as it stands in the report of a fault.
+        sampled: `before_step` and `after_step` are wanted only at steps at which some tier is due,
+            and at the step after one at which `word` was.
     """
 
     name: ClassVar[str]
+    sampled: ClassVar[bool] = False
 
     def __init__(self, context: Context) -> None:
         self.context = context

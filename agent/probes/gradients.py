@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from rankscope.agent.fingerprint import FingerprintPlan
 from rankscope.agent.model_facts import held
 from rankscope.agent.probes.base import Context, Probe, StepFacts
-from rankscope.agent.wire import Print
+from rankscope.agent.tensors import TensorGroup
 
 # Where several micro-batches make a step, the local gradient has to be summed up in memory of our
 # own; beyond this many elements that is left out.
@@ -46,10 +45,11 @@ class Gradients(Probe):
     """
 
     name = "gradients"
+    sampled = True
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._plan: FingerprintPlan | None = None
+        self._plans: TensorGroup | None = None
         self._local = _LocalGradient(context)
 
     def start(self, facts: StepFacts) -> None:
@@ -58,16 +58,17 @@ class Gradients(Probe):
 
     def after_step(self, facts: StepFacts) -> None:
         """Norms and fingerprints of what was applied."""
-        full = self.context.due("full")
-        if full or self.context.due("signals"):
+        context = self.context
+        if context.signals:
+            group = context.parameters
             with facts.charged("signals"):
-                applied = [dense(p.grad) for p in self.context.parameters if p.grad is not None]
+                applied = [dense(p.grad) for p in group.tensors if p.grad is not None]
                 if applied:
                     facts.scalars["grad_norm"] = total_norm(applied)
             # A gradient that some ranks lack has no fingerprint that could be compared.
-            if full and len(applied) == len(self.context.parameters):
+            if context.full and len(applied) == len(group.tensors):
                 with facts.charged("full"):
-                    facts.prints.append(self._print(facts.step, applied))
+                    self._take(facts, group, applied)
         norm, seconds = self._local.disarm()
         if norm is not None:
             facts.scalars["grad_norm_local"] = norm
@@ -75,17 +76,19 @@ class Gradients(Probe):
             facts.charge("full", seconds)
         self._local.arm(facts.step + 1)
 
-    def _print(self, step: int, gradients: list[torch.Tensor]) -> Print:
-        if self._plan is None or not self._plan.fits(gradients):
-            self._plan = FingerprintPlan(self.context.names, gradients)
-        prints = self._plan.compute(gradients, sketches=True)
-        return Print(
-            step=step,
-            stage="reduced_gradient",
-            table="parameters",
-            digests=prints.digests,
-            sketches=prints.sketches,
-        )
+    def _take(
+        self, facts: StepFacts, parameters: TensorGroup, gradients: list[torch.Tensor]
+    ) -> None:
+        # A plan of its own: a gradient may have another dtype than its parameter.
+        group = self._plans
+        if group is None or group.table != parameters.table:
+            group = self._plans = TensorGroup(parameters.table, parameters.names, ())
+        pending = group.plan(gradients).begin(gradients, sketches=True)
+
+        def deliver() -> None:
+            facts.prints.append(group.prints(facts.step, "reduced_gradient", pending.result()))
+
+        facts.when_ready(pending, deliver)
 
     def close(self) -> None:
         """Takes the tensor hooks back."""
@@ -103,14 +106,14 @@ class _LocalGradient:
         self._fired: dict[int, int] = {}
         self._micro_batches = 1
         self._seconds = 0.0
-        self._small = sum(p.numel() for p in context.parameters) <= _MAX_SUMMED
+        self._small = sum(p.numel() for p in context.parameters.tensors) <= _MAX_SUMMED
 
     def arm(self, step: int) -> None:
         if self._handles or not self._context.schedule.due("full", step):
             return
         began = time.perf_counter()
         self._norms, self._sums, self._fired, self._seconds = {}, {}, {}, 0.0
-        for index, parameter in enumerate(self._context.parameters):
+        for index, parameter in enumerate(self._context.parameters.tensors):
             if parameter.requires_grad:
                 hook = self._context.guarded("gradients", _Seen(self, index))
                 self._handles.append(parameter.register_hook(hook))

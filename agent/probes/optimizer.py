@@ -14,12 +14,15 @@ class LearningRate(Probe):
 
     def before_step(self, facts: StepFacts) -> None:
         """Reads the rates that this step applies: a scheduler may change them right after it."""
-        rates = [group["lr"] for group in self.context.optimizer.param_groups if "lr" in group]
-        if not rates:
+        groups = self.context.optimizer.param_groups
+        rate = groups[0].get("lr")
+        if rate is not None:
+            facts.scalars["lr"] = rate
+        if len(groups) == 1:
             return
-        facts.scalars["lr"] = rates[0]
+        rates = [group["lr"] for group in groups if "lr" in group]
         # A rate held in a tensor (capturable optimizers) may be on the device: not compared here.
-        if len(rates) > 1 and any(r is not rates[0] and r != rates[0] for r in rates if _plain(r)):
+        if any(r is not rates[0] and r != rates[0] for r in rates if _plain(r)):
             for index, rate in enumerate(rates):
                 facts.scalars[f"lr/{index}"] = rate
 

@@ -2,84 +2,83 @@
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
 
-from rankscope.agent.fingerprint import FingerprintPlan
-from rankscope.agent.model_facts import held
 from rankscope.agent.probes.base import Context, Probe, StepFacts
-from rankscope.agent.wire import Print
+from rankscope.agent.tensors import TensorGroup
 
 
 class Parameters(Probe):
     """Words and fingerprints of the trainable parameters.
 
     After each due step the word of the whole model (tier `word`: one pass over the parameters), at
-    sampled steps digests and sketches tensor by tensor (tier `full`: two passes). Before a due step
-    the word is taken again: parameters that changed since the step before were written by something
-    else than the optimizer. That change is posted as a word of its own, 0 where there was none, so
-    that ranks which all changed in the same way still agree.
+    sampled steps digests and sketches tensor by tensor (tier `full`: one pass, twice as dear).
+    Before the step after a due one the word is taken again: parameters that changed since were
+    written by something else than the optimizer. That change is posted as a word of its own, 0
+    where there was none, so that ranks which all changed in the same way still agree.
     """
 
     name = "parameters"
+    sampled = True
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._plan: FingerprintPlan | None = None
-        self._word: int | None = None
-        self._word_step = -1
+        self._last: _Look | None = None
 
     def start(self, facts: StepFacts) -> None:
         """What the parameters are at attach."""
-        plan = self._planned()
-        prints = plan.compute(self._held(), sketches=True)
-        self._word, self._word_step = plan.word(prints.digests), facts.step - 1
-        facts.words["start"] = self._word
-        facts.prints.append(
-            Print(
-                step=facts.step,
-                stage="start",
-                table="parameters",
-                digests=prints.digests,
-                sketches=prints.sketches,
-            )
-        )
+        self._take(facts, "start", facts.step - 1, sketches=True)
 
     def before_step(self, facts: StepFacts) -> None:
         """Whether the parameters are still those that the step before left."""
-        if self._word_step != facts.step - 1 or self._word is None:
+        last = self._last
+        if last is None or last.step != facts.step - 1:
             return
-        if self.context.due("word"):
-            with facts.charged("word"):
-                plan = self._planned()
-                now = plan.word(plan.compute(self._held(), sketches=False).digests)
-                facts.words["outside_optimizer"] = (now - self._word) % 2**64
+        group = last.group
+        if self.context.parameters is not group:
+            return
+        with facts.charged("word"):
+            tensors = group.held()
+            plan = group.plan(tensors)
+            pending = plan.begin(tensors, sketches=False)
+
+            def deliver() -> None:
+                now = plan.word(pending.result().digests)
+                facts.words["outside_optimizer"] = (now - last.word) % 2**64
+
+            facts.when_ready(pending, deliver)
 
     def after_step(self, facts: StepFacts) -> None:
         """What the step left."""
-        full = self.context.due("full")
-        if not (full or self.context.due("word")):
-            return
-        with facts.charged("full" if full else "word"):
-            plan = self._planned()
-            prints = plan.compute(self._held(), sketches=full)
-            self._word, self._word_step = plan.word(prints.digests), facts.step
-            facts.words["parameters"] = self._word
-            if full:
-                facts.prints.append(
-                    Print(
-                        step=facts.step,
-                        stage="parameters",
-                        table="parameters",
-                        digests=prints.digests,
-                        sketches=prints.sketches,
-                    )
-                )
+        if self.context.word:
+            full = self.context.full
+            with facts.charged("full" if full else "word"):
+                self._take(facts, "parameters", facts.step, sketches=full)
 
-    def _planned(self) -> FingerprintPlan:
-        tensors = self._held()
-        if self._plan is None or not self._plan.fits(tensors):
-            self._plan = FingerprintPlan(self.context.names, tensors)
-        return self._plan
+    def disturbed(self) -> None:
+        """Another optimizer has moved some of the parameters: no look at who did it."""
+        self._last = None
 
-    def _held(self) -> list[torch.Tensor]:
-        return [held(p) for p in self.context.parameters]
+    def _take(self, facts: StepFacts, stage: str, of_step: int, *, sketches: bool) -> None:
+        group = self.context.parameters
+        tensors = group.held()
+        plan = group.plan(tensors)
+        pending = plan.begin(tensors, sketches=sketches)
+        look = self._last = _Look(group, of_step)
+
+        def deliver() -> None:
+            prints = pending.result()
+            look.word = facts.words[stage] = plan.word(prints.digests)
+            if sketches:
+                facts.prints.append(group.prints(facts.step, stage, prints))
+
+        facts.when_ready(pending, deliver)
+
+
+@dataclass(slots=True)
+class _Look:
+    """The parameters after a step; the word is there once the device has computed it."""
+
+    group: TensorGroup
+    step: int
+    word: int = 0

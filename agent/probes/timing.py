@@ -12,6 +12,8 @@ from rankscope.agent.probes.base import Context, Probe, StepFacts
 
 def batch_size(args: tuple[Any, ...], kwargs: Any) -> int:
     """Samples in a batch: length of the first dimension of the first tensor given to the model."""
+    if args and type(args[0]) is torch.Tensor:
+        return len(args[0]) if args[0].dim() else 1
     pending = [*args, *(kwargs.values() if isinstance(kwargs, dict) else ())]
     while pending:
         value = pending.pop(0)

@@ -1,0 +1,51 @@
+"""A list of tensors that are fingerprinted together, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rankscope.agent import model_facts
+from rankscope.agent.fingerprint import FingerprintPlan, Prints
+from rankscope.agent.wire import Print, TensorTable
+
+
+class TensorGroup:
+    """Tensors under fixed names, with the table that their fingerprints refer to.
+
+    Attributes:
+        table: name of the table.
+        names: one a tensor.
+        tensors: the tensors as they were given; a distributed one is not reduced to its part.
+    """
+
+    def __init__(self, table: str, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
+        self.table = table
+        self.names = tuple(names)
+        self.tensors = tuple(tensors)
+        self._plan: FingerprintPlan | None = None
+
+    def described(self) -> TensorTable:
+        """The table as it is told to the server."""
+        return model_facts.tensor_table(self.names, self.tensors)
+
+    def held(self) -> list[torch.Tensor]:
+        """What this rank holds of each tensor."""
+        return [model_facts.held(t) for t in self.tensors]
+
+    def prints(self, step: int, stage: str, prints: Prints) -> Print:
+        """Fingerprints as they are sent."""
+        return Print(
+            step=step,
+            stage=stage,
+            table=self.table,
+            digests=prints.digests,
+            sketches=prints.sketches,
+        )
+
+    def plan(self, tensors: Sequence[torch.Tensor]) -> FingerprintPlan:
+        """A plan for tensors of these names: kept as long as shapes and dtypes stay."""
+        if self._plan is None or not self._plan.fits(tensors):
+            self._plan = FingerprintPlan(self.names, tensors)
+        return self._plan

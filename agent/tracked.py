@@ -1,0 +1,92 @@
+"""The parameters that training moves, found again when the trainer replaces, adds or unfreezes."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import torch
+
+from rankscope.agent import model_facts
+from rankscope.agent.tensors import TensorGroup
+
+_TABLE = "parameters"
+
+
+class Role(enum.Enum):
+    """What an optimizer of the process is to a monitor."""
+
+    OWN = enum.auto()  # its steps are the steps of the run
+    OTHER = enum.auto()  # moves parameters that are watched, in steps of its own
+    STRANGER = enum.auto()
+
+
+class Tracked:
+    """The trainable parameters of a model and its optimizer, as they are now.
+
+    Attributes:
+        group: the parameters. Its table has a new name each time they have changed, so that
+            fingerprints of before and after are never taken for the same tensors.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._version = 0
+        self.group = self._found(_TABLE)
+
+    def changed(self) -> bool:
+        """Whether a parameter was replaced, added, frozen or unfrozen; some 50 ns a parameter."""
+        for place, name, parameter, trainable in self._places:
+            if place.get(name) is not parameter or parameter.requires_grad is not trainable:
+                return True
+        groups = self._optimizer.param_groups
+        return len(groups) != len(self._counts) or any(
+            len(group["params"]) != count for group, count in zip(groups, self._counts, strict=True)
+        )
+
+    def renew(self) -> str:
+        """Looks for the parameters again; says in a sentence what has changed."""
+        before = self.group
+        self._version += 1
+        self.group = self._found(f"{_TABLE}@{self._version}")
+        old = dict(zip(before.names, before.tensors, strict=True))
+        new = dict(zip(self.group.names, self.group.tensors, strict=True))
+        told = [
+            _listed("no longer trained", [n for n in old if n not in new]),
+            _listed("trained from now on", [n for n in new if n not in old]),
+            _listed(
+                "replaced by another tensor", [n for n in new if old.get(n, new[n]) is not new[n]]
+            ),
+        ]
+        text = "; ".join(t for t in told if t)
+        return f"the model's parameters have changed: {text or 'another order'}"
+
+    def role_of(self, optimizer: torch.optim.Optimizer) -> Role:
+        """What an optimizer is to this monitor.
+
+        One that shares parameters with the attached one is the one inside it, or around it.
+        """
+        moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        own = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        if optimizer is self._optimizer or moved & own:
+            return Role.OWN
+        return Role.OTHER if any(id(p) in moved for p in self.group.tensors) else Role.STRANGER
+
+    def _found(self, table: str) -> TensorGroup:
+        names, parameters = model_facts.trainable_parameters(self._model, self._optimizer)
+        self._places = [
+            (module._parameters, name, parameter, parameter.requires_grad)
+            for module in self._model.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+        self._counts = [len(group["params"]) for group in self._optimizer.param_groups]
+        return TensorGroup(table, names, parameters)
+
+
+def _listed(what: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"{what}: {shown}"
