@@ -115,6 +115,19 @@ class Moments:
                     self._calls = tuple(c for c in self._calls if c[1].enabled)
 
 
+def contained(method: Callable[..., None]) -> Callable[..., None]:
+    """A method that never raises: what fails in it is for its object's `_bookkeeping` probe."""
+
+    @functools.wraps(method)
+    def wrapper(self: Any, *args: Any) -> None:
+        try:
+            method(self, *args)
+        except Exception as fault:  # noqa: BLE001
+            self._bookkeeping.contain(fault)
+
+    return wrapper
+
+
 class Guard:
     """The probes of one monitor.
 

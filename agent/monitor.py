@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -10,27 +11,33 @@ from typing import Any
 import torch
 
 from rankscope.agent import hooks, last_words
-from rankscope.agent.guard import Guard, Moments
+from rankscope.agent.guard import Guard, Moments, contained
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
 from rankscope.agent.probes import PROBES, Context, Probe, StepFacts
 from rankscope.agent.probes.loss import Loss
 from rankscope.agent.probes.parameters import Parameters
+from rankscope.agent.probes.timing import Timing
 from rankscope.agent.readout import Readout
 from rankscope.agent.records import Records
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.sender import Sender
 from rankscope.agent.tensors import TensorGroup
 from rankscope.agent.tracked import Role, Tracked
+from rankscope.agent.whereabouts import phase_of
 from rankscope.agent.wire import Event
 
-# At steps divisible by 32 the agent measures what it costs, and posts it.
-_LOOK = 31
-# What it costs a step beside that: the hooks themselves, and what the loss probe does in the
-# trainer's calls, in seconds.
-_UNSEEN = 15e-6
+# Steps between two posts of what the agent measures of itself.
+_REPORT_INTERVAL = 32
+# What cannot be measured without costing more, in seconds: the optimizer's hooks at every step,
+# and the root hook and the loss probe inside the trainer's calls where a step is looked at.
+_UNSEEN = 5e-6
+_UNSEEN_BASIC = 20e-6
 # Types of scalars that need no reading.
 _PLAIN = frozenset((float, int, bool))
+
+# Number of graph nodes that this thread has made.
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 class Monitor:
@@ -69,10 +76,11 @@ class Monitor:
         self._step = step  # the step in progress
         self._forward_begun = False
         self._facts = StepFacts(step)
-        self._evaluated = False
+        self._sequence = _sequence_number()
+        self._reported = step
         self._stepping: Any = None  # the outermost optimizer that steps now
         self._spent = 0.0
-        self.phase = "start"
+        self._thread = threading.get_ident()
         self.closed = False
         self.on_close: Callable[[], None] = lambda: None
 
@@ -93,16 +101,18 @@ class Monitor:
         self._bookkeeping = self._guard.probe("records", tolerance=1000)
         self._probes = tuple(probe(self._context) for probe in PROBES)
         self._loss = next(p for p in self._probes if isinstance(p, Loss))
+        self._timing = next(p for p in self._probes if isinstance(p, Timing))
         self._parameters = next(p for p in self._probes if isinstance(p, Parameters))
         self._forward = self._moments(self._probes, "forward")
         self._before = self._moments(self._probes, "before_step")
         self._after = self._moments(self._probes, "after_step")
         every_step = tuple(p for p in self._probes if not p.sampled)
-        self._before_plain = self._moments(every_step, "before_step")
         self._after_plain = self._moments(every_step, "after_step")
+        self._next_look = step  # the first step at which something may be due
+        self._watched = True  # whether anything is due at the step in progress
         self._sampled = True  # whether the sampled probes are asked at the step in progress
         self._moments(self._probes, "start")(self._facts)
-        self._hand_over(self._facts, True)
+        self._hand_over(self._facts)
         self._facts = StepFacts(step)
         self._root_handle = model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
         hooks.watch_steps(self)
@@ -123,12 +133,20 @@ class Monitor:
                 device.
         """
         with self._bookkeeping:
-            step = self._step if self._forward_begun else max(self._step - 1, 0)
+            # A graph has grown since the last step ended: the next one is in progress.
+            begun = self._forward_begun or _sequence_number() != self._sequence
+            step = self._step if begun else max(self._step - 1, 0)
             # What needs no reading is sorted out where it is sent.
             if _PLAIN.issuperset(map(type, scalars.values())):
                 self._records.scalars(step, scalars)
             else:
                 self._scalars(step, scalars)
+
+    @property
+    def phase(self) -> str:
+        """What the training thread is doing: `forward`, `backward`, `collective`, `data`, ..."""
+        phase = phase_of(self._thread)
+        return "evaluation" if phase == "forward" and not self._model.training else phase
 
     def close(self) -> None:
         """Ends the monitor: sends what is left (within 5 s) and takes every hook back."""
@@ -147,22 +165,17 @@ class Monitor:
 
     # ---------------------------------------------------------------------- what the hooks call
 
+    @contained
     def root_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """The model is called, for training or for evaluation."""
-        if self.closed:
-            return
-        if module.training:
-            self.phase = "forward"
-            if not self._forward_begun and torch.is_grad_enabled():
-                self._forward_begun = True
-                self._training_goes_on()
-        else:
-            self.phase = "evaluation"
-            self._evaluated = True
+        """The model is called, for training or for evaluation, at a step that is looked at."""
+        if module.training and not self._forward_begun and torch.is_grad_enabled():
+            self._forward_begun = True
+            self._training_goes_on()
         self._forward(module, args, kwargs)
 
+    @contained
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer of the process (perhaps the one inside a wrapper) is about to step."""
         outermost = self._stepping
@@ -173,17 +186,13 @@ class Monitor:
         if optimizer is not self._optimizer and self._role(optimizer) is not Role.OWN:
             return
         self._stepping = optimizer
-        if self.closed:
-            return
-        self.phase = "step"
         if self._sampled:
             began = time.perf_counter()
             self._look_for_parameters()
             self._before(self._facts)
             self._spent += time.perf_counter() - began
-        else:
-            self._before_plain(self._facts)
 
+    @contained
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
         if optimizer is not self._stepping:
@@ -193,34 +202,14 @@ class Monitor:
                 self._parameters.disturbed()
             return
         self._stepping = None
-        if self.closed:
-            return
-        facts, step, sampled = self._facts, self._step, self._sampled
-        began = time.perf_counter() if sampled else 0.0
-        if not self._forward_begun:
-            # The root module's forward was not seen (another module is called).
-            self._training_goes_on()
-        if sampled:
-            self._after(facts)
+        if self._watched:
+            self._end_watched_step()
+        self._step = step = self._step + 1
+        self._sequence = _sequence_number()
+        if step < self._next_look:
+            self._context.step = step
         else:
-            self._after_plain(facts)
-        with self._bookkeeping:
-            self._hand_over(facts, sampled)
-            if sampled:
-                self._account(facts, began)
-        self._step = step = step + 1
-        context = self._context
-        again = context.word  # what was sampled now is looked at once more, one step later
-        context.enter(step)
-        self._sampled = again or context.signals or context.state or not step & _LOOK
-        if sampled:
-            self._facts = StepFacts(step)
-        else:
-            # Nothing but scalars was put into it.
-            facts.step = step
-            facts.scalars = {}
-        self._forward_begun = False
-        self.phase = "idle"
+            self._look_ahead(step)
 
     # ------------------------------------------------------------------------------------- inside
 
@@ -235,42 +224,77 @@ class Monitor:
         return Moments([(getattr(p, moment), self._guard.probe(p.name)) for p in overridden])
 
     def _training_goes_on(self) -> None:
-        with self._bookkeeping:
-            done = self._step - 1
-            if self._evaluated:
-                self._evaluated = False
-                self._end_evaluation()
-            # Nothing can be added to the step before any more.
-            if self._readout.waiting:
-                self._readout.after_all(lambda: self._records.complete(done))
-            else:
-                self._records.complete(done)
+        self._end_evaluation()
+        # Nothing can be added to the step before any more.
+        done = self._step - 1
+        if self._readout.waiting:
+            self._readout.after_all(lambda: self._records.complete(done))
+        else:
+            self._records.complete(done)
 
     def _end_evaluation(self) -> None:
         means = self._loss.evaluation()
         if means:
+            self._timing.interrupted()
             self._scalars(max(self._step - 1, 0), means)
 
     def _look_for_parameters(self) -> None:
         # At sampled steps: ranks that sample at different intervals have all looked where they
         # share a step.
-        with self._bookkeeping:
-            if self._tracked.changed():
-                self._note(self._tracked.renew())
-                self._context.parameters = self._tracked.group
-                self._announce(self._tracked.group)
-                self._roles.clear()
+        if self._tracked.changed():
+            self._note(self._tracked.renew())
+            self._context.parameters = self._tracked.group
+            self._announce(self._tracked.group)
+            self._roles.clear()
 
-    def _hand_over(self, facts: StepFacts, sampled: bool) -> None:
+    def _end_watched_step(self) -> None:
+        began = time.perf_counter()
+        facts = self._facts
+        if not self._forward_begun:
+            # The root module's forward was not seen (another module is called, or a compiled one).
+            self._training_goes_on()
+        self._forward_begun = False
+        if self._sampled:
+            self._after(facts)
+            self._hand_over(facts)
+        else:
+            self._after_plain(facts)
+            # Nothing but scalars was put into the facts.
+            if _PLAIN.issuperset(map(type, facts.scalars.values())):
+                self._records.scalars(facts.step, facts.scalars)
+            else:
+                self._scalars(facts.step, facts.scalars)
+        self._account(facts, began)
+
+    def _look_ahead(self, step: int) -> None:
+        """Finds out what is due at the step that begins, and where something is due again."""
+        context = self._context
+        again = context.word  # what was sampled now is looked at once more, one step later
+        context.enter(step)
+        self._sampled = again or context.signals or context.state
+        watched = self._sampled or context.basic
+        if watched:
+            self._facts = StepFacts(step)
+        if watched is not self._watched:
+            self._watch(watched)
+        # Until then no tier is due, and nothing has to be asked.
+        self._next_look = step + 1 if watched else self._schedule.next_due(step)
+
+    def _watch(self, watched: bool) -> None:
+        """Where steps are too short to look at all of them: takes the root hook off in between."""
+        self._watched = watched
+        if watched:
+            self._root_handle = self._model.register_forward_pre_hook(
+                hooks.RootHook(self), with_kwargs=True
+            )
+        else:
+            self._root_handle.remove()
+
+    def _hand_over(self, facts: StepFacts) -> None:
         readout, scalars = self._readout, facts.scalars
         if readout.waiting:
             readout.poll()
-        if _PLAIN.issuperset(map(type, scalars.values())):
-            self._records.scalars(facts.step, scalars)
-        else:
-            self._scalars(facts.step, scalars)
-        if not sampled:
-            return
+        self._scalars(facts.step, scalars)
         self._hand_over_prints(facts)
         for pending, deliver in facts.later:
             readout.when_ready(pending, deliver)
@@ -308,16 +332,18 @@ class Monitor:
         tiers, scalars = facts.tiers, facts.scalars
         spent, self._spent = self._spent + time.perf_counter() - began, 0.0
         if "step_seconds" in scalars:
+            tiers["basic"] = _UNSEEN_BASIC + max(spent - sum(tiers.values()), 0.0)
             self._schedule.note(
                 facts.step,
                 step_seconds=float(scalars["step_seconds"]),
-                base=_UNSEEN + max(spent - sum(tiers.values()), 0.0),
+                base=_UNSEEN,
                 tiers=tiers,
             )
         until = self._sender.dense_until
-        if until is not None:
+        if until is not None and until >= facts.step:
             self._schedule.ask_dense(until)
-        if not facts.step & _LOOK:
+        if facts.step - self._reported >= _REPORT_INTERVAL:
+            self._reported = facts.step
             exponents = self._schedule.exponents
             self._records.scalars(
                 facts.step,
@@ -340,6 +366,7 @@ class Monitor:
         if self.closed:
             return
         self.closed = True
+        self._watched = self._sampled = False
         hooks.unwatch_steps(self)
         self._root_handle.remove()
         self._moments(self._probes, "close")()

@@ -11,17 +11,18 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-# From cheap to dear: gradient norm and accuracy; one digest of the whole model; the links of the
-# chain tensor by tensor; what changes slowly (optimizer state, buffers, random state). Where a tier
-# is due, those before it are; only `state` keeps to itself.
-TIERS = ("signals", "word", "full", "state")
+# From cheap to dear: loss, learning rate and timing; gradient norm and accuracy; one digest of the
+# whole model; the links of the chain tensor by tensor; what changes slowly (optimizer state,
+# buffers, random state). Where a tier is due, those before it are; only `state` keeps to itself.
+TIERS = ("basic", "signals", "word", "full", "state")
 
 # What each tier may take of the budget that the one before it left over.
-_SHARES = {"signals": 0.5, "word": 0.4, "full": 0.7, "state": 1.0}
+_SHARES = {"basic": 0.6, "signals": 0.5, "word": 0.4, "full": 0.7, "state": 1.0}
 # `state` is due one step before the others, so that no step carries everything.
-_OFFSETS = {"signals": 0, "word": 0, "full": 0, "state": 1}
-# A tier that is due at every step is a cost of every step: the median step must not show it.
-_EVERY_STEP = 0.0025
+_OFFSETS = {"basic": 0, "signals": 0, "word": 0, "full": 0, "state": 1}
+# What is done at every step is a cost of the median step, which must not show it: at most this
+# share of it for all tiers together.
+_EVERY_STEP = 0.0045
 # Where what is done at every step has used up the budget, sampling still gets this share of it.
 _LEAST = 0.25
 _MAX_EXPONENT = 10
@@ -40,11 +41,20 @@ class Schedule:
         overhead: largest share of the step time that all probes together may take, in (0, 1].
         first_step: first step of this attempt.
         dense_steps: number of steps from there at which everything is due, whatever it costs.
+        dense_basic_steps: the same for the tier `basic`: a short run is recorded whole.
     """
 
-    def __init__(self, *, overhead: float, first_step: int = 0, dense_steps: int = 8) -> None:
+    def __init__(
+        self,
+        *,
+        overhead: float,
+        first_step: int = 0,
+        dense_steps: int = 8,
+        dense_basic_steps: int = 1024,
+    ) -> None:
         self._overhead = overhead
         self._dense_end = first_step + dense_steps
+        self._dense_basic_end = first_step + dense_basic_steps
         self._dense_until = -1
         self._exponents = dict.fromkeys(TIERS, 0)
         self._costs: dict[str, deque[float]] = {t: deque(maxlen=_WINDOW) for t in TIERS}
@@ -66,14 +76,32 @@ class Schedule:
         """Whether a tier is to be sampled at a step."""
         if step < self._dense_end or step <= self._dense_until:
             return True
+        if tier == "basic" and step < self._dense_basic_end:
+            return True
         return (step + _OFFSETS[tier]) % (1 << self._exponents[tier]) == 0
 
-    def plan(self, step: int) -> tuple[bool, bool, bool, bool]:
+    def plan(self, step: int) -> tuple[bool, bool, bool, bool, bool]:
         """Whether each of `TIERS` is due at a step, in their order."""
         if step < self._dense_end or step <= self._dense_until:
-            return True, True, True, True
-        signals, word, full, state = self._masks
-        return not step & signals, not step & word, not step & full, not (step + 1) & state
+            return True, True, True, True, True
+        basic, signals, word, full, state = self._masks
+        return (
+            not step & basic or step < self._dense_basic_end,
+            not step & signals,
+            not step & word,
+            not step & full,
+            not (step + 1) & state,
+        )
+
+    def next_due(self, step: int) -> int:
+        """First step after `step` at which a tier is due."""
+        if step + 1 < self._dense_basic_end or step < self._dense_until:
+            return step + 1
+        intervals = {tier: 1 << exponent for tier, exponent in self._exponents.items()}
+        return min(
+            step + interval - (step + _OFFSETS[tier]) % interval
+            for tier, interval in intervals.items()
+        )
 
     def note(self, step: int, *, step_seconds: float, base: float, tiers: dict[str, float]) -> None:
         """Takes what a step cost.
@@ -108,9 +136,12 @@ class Schedule:
         budget = self._overhead * step_seconds
         left = max(budget - statistics.median(self._base), _LEAST * budget)
         every_step = min(_EVERY_STEP, self._overhead / 2) * step_seconds
+        every_step -= statistics.median(self._base)
         least = 0  # a tier is never due where one before it is not
         for tier in TIERS:
             if not self._costs[tier]:
+                # Nothing is measured in this tier (yet): no reason to look often.
+                self._exponents[tier] = least
                 continue
             cost = statistics.median(self._costs[tier])
             allowance = left * _SHARES[tier]
@@ -121,13 +152,15 @@ class Schedule:
                 current -= 1
             if tier != "state":
                 least = current = max(current, least)
+            if current == 0:
+                every_step -= cost
             self._exponents[tier] = current
             left -= cost / (1 << current)
         self._masks = self._as_masks()
 
-    def _as_masks(self) -> tuple[int, int, int, int]:
-        signals, word, full, state = ((1 << self._exponents[t]) - 1 for t in TIERS)
-        return signals, word, full, state
+    def _as_masks(self) -> tuple[int, int, int, int, int]:
+        basic, signals, word, full, state = ((1 << self._exponents[t]) - 1 for t in TIERS)
+        return basic, signals, word, full, state
 
 
 def _fits(cost: float, exponent: int, allowance: float, every_step: float) -> bool:

@@ -79,9 +79,9 @@ class Context:
         announce: makes a tensor group's table known to the server; before its first fingerprint.
         note: reports something that a person should read beside the run, once.
         step: the step in progress.
-        signals, word, full, state: whether these sampling tiers are due at the step in progress.
-            Where `full` is due, so is `word`, and where `word` is, so is `signals`; `state` keeps
-            to itself.
+        basic, signals, word, full, state: whether these sampling tiers are due at the step in
+            progress. Where one of the first four is due, so are those before it; `state` keeps to
+            itself.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Context:
     def enter(self, step: int) -> None:
         """A new step is in progress."""
         self.step = step
-        self.signals, self.word, self.full, self.state = self.schedule.plan(step)
+        self.basic, self.signals, self.word, self.full, self.state = self.schedule.plan(step)
 
     def due(self, tier: str) -> bool:
         """Whether a sampling tier is due at the step in progress."""
@@ -123,8 +123,9 @@ class Probe:
 
     Attributes:
         name: as it stands in the report of a fault.
-        sampled: `before_step` and `after_step` are wanted only at steps at which some tier is due,
-            and at the step after one at which `word` was.
+        sampled: `before_step` and `after_step` are wanted only at steps at which a tier beyond
+            `basic` is due, and at the step after one at which `word` was. Without it they are
+            called at steps at which `basic` is due.
     """
 
     name: ClassVar[str]

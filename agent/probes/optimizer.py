@@ -12,8 +12,8 @@ class LearningRate(Probe):
 
     name = "optimizer"
 
-    def before_step(self, facts: StepFacts) -> None:
-        """Reads the rates that this step applies: a scheduler may change them right after it."""
+    def after_step(self, facts: StepFacts) -> None:
+        """Reads the rates that this step has applied: a scheduler may change them right after."""
         groups = self.context.optimizer.param_groups
         rate = groups[0].get("lr")
         if rate is not None:

@@ -30,8 +30,8 @@ class Timing(Probe):
     """`step_seconds` and `samples_per_second`; costs a clock reading a step.
 
     A step lasts from the end of the optimizer step before it to its own, so waiting for data and
-    for the other ranks is in it. The first step, and the first after an evaluation phase, have no
-    clear beginning and are left out.
+    for the other ranks is in it. Where steps are left out (tier `basic`), it is the mean since the
+    last one. The first step, and the first after an evaluation phase, have no clear beginning.
     """
 
     name = "timing"
@@ -39,6 +39,7 @@ class Timing(Probe):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._ended: float | None = None
+        self._last = -1
         self._samples = 0
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -48,13 +49,19 @@ class Timing(Probe):
         elif torch.is_grad_enabled():
             self._samples += batch_size(args, kwargs)
 
+    def interrupted(self) -> None:
+        """Something else than training has taken time."""
+        self._ended = None
+
     def after_step(self, facts: StepFacts) -> None:
         """Closes the step."""
         now = time.perf_counter()
+        step = facts.step
         if self._ended is not None:
-            seconds = now - self._ended
+            seconds = (now - self._ended) / (step - self._last)
             facts.scalars["step_seconds"] = seconds
             if self._samples and seconds > 0:
                 facts.scalars["samples_per_second"] = self._samples / seconds
         self._ended = now
+        self._last = step
         self._samples = 0
