@@ -1,11 +1,32 @@
 """What the agent costs a step: the same training with and without it, in turns, in one launch.
 
-    python benchmarks/agent.py [--ranks 2] [--blocks 6]
+    python benchmarks/agent.py [--quick] [--json FILE] [--traincheck] [--server sink|real]
 
-Two gloo ranks train under DistributedDataParallel on the CPU. Blocks of steps with the agent
-(default settings, posting to a real server on the same machine) alternate with blocks without, so
-that a machine that drifts drifts for both. Reported are medians of rank 0 over all blocks, as
-ratios; absolute times belong to the machine they were measured on.
+Two gloo ranks train under DistributedDataParallel on the CPU, one thread each. Times are those of
+rank 0, as ratios; absolute times belong to the machine.
+
+Three trainers of the same model live in one process: one plain, one with the agent (default
+settings, posting over HTTP), one with TensorBoard's `SummaryWriter.add_scalar` of the same scalars
+at every step. They train in blocks of about a second, in mirrored order (plain, agent, TensorBoard,
+agent, plain, or with the first two exchanged, by chance), so that a machine that drifts drifts for
+all. A block begins with 0.6 s that are trained but not measured. While the agent's block does not
+run, what it has hooked process-wide is taken out of torch, or the plain arm would pay for it; and
+half-way the arms change trainers, because memory layout alone makes a percent. The agent has then
+long passed its dense start. In the variant `reattached` it is attached and closed around each of
+its blocks, on one and the same trainer; what attaching and the dense start cost is not in it.
+
+`slow/1000` is the number of steps in a thousand that take more than 1.2 times the plain median,
+with the agent less without it. Intervals are 95 % bootstrap intervals over pieces of blocks.
+
+What is posted to takes time from the same cores without being a cost of the agent: so by default
+it is a minimal HTTP sink at nice 19; `--server real` posts to `rankscope serve` instead.
+
+`--traincheck` adds TrainCheck (package `traincheck`) in its selective mode, installed into a
+temporary environment with the same torch: two minutes more. It changes torch for good, so it runs
+in a process of its own, one rank without DDP, in turns with a plain process.
+
+The full run takes about four minutes, `--quick` 40 s (its intervals are wide: for a look, not for a
+judgement).
 """
 
 from __future__ import annotations
@@ -14,146 +35,213 @@ import argparse
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-# Steps of a block, and how many at its beginning are left out: there the agent samples everything
-# and learns what it costs.
-STEPS = 400
-SKIPPED = 100
+# Run as a script, the folder beside this file is the package `agent`.
+from agent.blocks import Plan, run
 
-WORKLOADS = {
-    # name: (width of the network, layers, batch)
-    "1 ms step": (64, 2, 32),
-    "10 ms step": (512, 4, 128),
-    "50 ms step": (1024, 6, 192),
-}
-
-
-def train(blocks: int, server: str) -> None:
-    """One rank: all workloads, blocks with and without the agent in turns."""
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-
-    from rankscope import agent
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    results = {}
-    for name, (width, layers, batch) in WORKLOADS.items():
-        torch.manual_seed(0)
-        modules = [nn.Linear(64, width), nn.ReLU()]
-        for _ in range(layers):
-            modules += [nn.Linear(width, width), nn.ReLU()]
-        model = DistributedDataParallel(nn.Sequential(*modules, nn.Linear(width, 10)))
-        criterion = nn.CrossEntropyLoss()
-        x, y = torch.randn(batch, 64), torch.randint(0, 10, (batch,))
-        times = {True: [], False: []}
-        for block in range(2 * blocks):
-            watched = block % 2 == 0
-            optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-            monitor = None
-            if watched:
-                run = f"bench-{os.environ['MASTER_PORT']}-{name[:2].strip()}-{block}"
-                monitor = agent.attach(model, optimizer, server=server, run=run)
-            for step in range(STEPS if width < 1024 else STEPS // 2):
-                began = time.perf_counter()
-                optimizer.zero_grad()
-                criterion(model(x), y).backward()
-                optimizer.step()
-                if step >= SKIPPED:
-                    times[watched].append(time.perf_counter() - began)
-            if monitor is not None:
-                monitor.close()
-            dist.barrier()
-        plain, watched_times = times[False], times[True]
-        median = statistics.median(plain)
-        results[name] = {
-            "step_ms": 1e3 * median,
-            "ratio_of_medians": statistics.median(watched_times) / median,
-            "ratio_of_p99": quantile(watched_times, 0.99) / quantile(plain, 0.99),
-            "steps": len(watched_times),
-        }
-    if rank == 0:
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-        with agent.attach(model, optimizer, server=server, run="bench-log") as monitor:
-            scalars = {f"metric_{i}": float(i) for i in range(20)}
-            calls = []
-            for _ in range(2000):
-                began = time.perf_counter()
-                monitor.log(**scalars)
-                calls.append(time.perf_counter() - began)
-        results["monitor.log of 20 scalars"] = {
-            "median_us": 1e6 * statistics.median(calls),
-            "p99_us": 1e6 * quantile(calls, 0.99),
-        }
-        sys.stdout.write(json.dumps(results) + "\n")
-        sys.stdout.flush()
-    dist.barrier()
-    os._exit(0)  # gloo's threads may abort an interpreter that is shutting down
-
-
-def quantile(values: list[float], share: float) -> float:
-    """The value below which `share` of the values lie."""
-    ordered = sorted(values)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+_FIGURES = ("median", "p99", "p99.9", "slow_per_1000")
+# What a rank's threads may use; gloo and the agent are not counted by OpenMP.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--blocks", type=int, default=6, help="of each kind and workload")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--quick", action="store_true", help="40 s: two workloads, two rounds")
+    parser.add_argument("--rounds", type=float, default=1.0, help="multiplies the rounds")
+    parser.add_argument("--only", action="append", default=[], help="a workload's name; repeatable")
+    parser.add_argument("--server", choices=("sink", "real"), default="sink")
+    parser.add_argument("--traincheck", action="store_true", help="beside it; two minutes more")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there as well")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        serve = [str(Path(sys.executable).with_name("rankscope")), "serve", "--port", "0"]
-        server = subprocess.Popen(
-            [*serve, "--db", f"sqlite:///{folder}/bench.db"], stdout=subprocess.PIPE, text=True
-        )
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        with served(options.server, folder) as (url, report):
+            plan = Plan(
+                server=url, folder=folder, rounds=options.rounds, workloads=tuple(options.only)
+            )
+            if options.quick:
+                plan = Plan(
+                    server=url,
+                    folder=folder,
+                    block=0.5,
+                    settle=0.55,
+                    rounds=0.0,
+                    reattached=0,
+                    workloads=tuple(options.only) or ("MLP, 1 ms", "MLP, 10 ms"),
+                    calls=200,
+                )
+            results = json.loads(launch(options.ranks, plan))
+            results["posted"] = report(list(results["workloads"].values()))
+        if options.traincheck:
+            from agent import traincheck
+
+            results["traincheck"] = traincheck.measure(Path(folder))
+    results["seconds"] = time.perf_counter() - began
+    if options.json:
+        Path(options.json).write_text(json.dumps(results, indent=2) + "\n")
+    show(results)
+
+
+# --------------------------------------------------------------------------------------- processes
+
+
+@contextmanager
+def served(kind: str, folder: str) -> Iterator[tuple[str, Any]]:
+    """A server, and a function that tells what it was posted for the workloads."""
+    if kind == "sink":
+        command = [sys.executable, str(Path(__file__).parent / "agent" / "sink.py")]
+    else:
+        serve = str(Path(sys.executable).with_name("rankscope"))
+        command = [serve, "serve", "--port", "0", "--db", f"sqlite:///{folder}/bench.db"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
         try:
-            assert server.stdout is not None
             url = server.stdout.readline().split()[-1]
-            results = json.loads(launch(options, url, folder))
+
+            def report(workloads: list[dict[str, Any]]) -> dict[str, Any]:
+                if kind == "real":
+                    return {r: {"own": own_series(url, r)} for w in workloads for r in w["runs"]}
+                assert server.stdin is not None
+                assert server.stdout is not None
+                server.stdin.write("report\n")
+                server.stdin.flush()
+                posted: dict[str, Any] = json.loads(server.stdout.readline())
+                return posted
+
+            yield url, report
         finally:
             server.terminate()
             server.wait(20)
-    if options.json:
-        print(json.dumps(results, indent=2))
-        return
-    for name, figures in results.items():
-        print(f"{name}: " + ", ".join(f"{k} {v:.4g}" for k, v in figures.items()))
 
 
-def launch(options: argparse.Namespace, url: str, spool: str) -> str:
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    ranks = []
-    for rank in range(options.ranks):
-        environment = os.environ | common
-        environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "RANKSCOPE_SPOOL": spool}
-        environment["WORLD_SIZE"] = str(options.ranks)
-        command = [sys.executable, __file__, "--rank", str(options.blocks), url]
-        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    outputs = [process.communicate(timeout=3600)[0] for process in ranks]
-    if any(process.returncode for process in ranks):
+def own_series(url: str, run_id: str) -> dict[str, float]:
+    """Last values of what the agent says of itself."""
+    base = f"{url}/api/v1/runs/{quote(run_id)}"
+    with urllib.request.urlopen(f"{base}/metrics") as answer:
+        names = [item["name"] for item in json.load(answer)["items"]]
+    own = {}
+    for name in names:
+        if name.startswith("rankscope/"):
+            with urllib.request.urlopen(f"{base}/series?metric={quote(name)}&rank=0") as answer:
+                own[name] = float(json.load(answer)["series"][0]["values"][-1])
+    return own
+
+
+def launch(ranks: int, plan: Plan) -> str:
+    """Runs the ranks; what rank 0 printed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = os.environ | _ENVIRONMENT | {"MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    common["RANKSCOPE_SPOOL"] = plan.folder
+    common["BENCHMARK_PLAN"] = json.dumps(asdict(plan))
+    running = []
+    try:
+        for rank in range(ranks):
+            environment = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            command = [sys.executable, __file__, "--rank"]
+            pipe = subprocess.PIPE
+            running.append(subprocess.Popen(command, env=environment, stdout=pipe, text=True))
+        outputs = [process.communicate(timeout=1800)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    if any(process.returncode for process in running):
         raise SystemExit("a rank failed")
     return outputs[0]
 
 
+# ------------------------------------------------------------------------------------------ output
+
+
+def show(results: dict[str, Any]) -> None:
+    """Prints the tables."""
+    head = f"{'':44}{'steps':>7} " + "".join(f"{name:>26}" for name in _FIGURES)
+    print(f"\nRatios to the same training without (95 % interval)\n{head}")
+    for name, figures in results["workloads"].items():
+        plain = figures["plain_ms"]
+        print(
+            f"{name}: {figures['tensors']} tensors, batch {figures['batch']}; plain step "
+            f"{plain['median']:.3g} ms (p99 {plain['p99']:.3g} ms, {plain['steps']} steps)"
+        )
+        for arm, title in (
+            ("agent", "agent"),
+            ("reattached", "agent, re-attached at each block"),
+            ("tensorboard", "TensorBoard SummaryWriter, 6 scalars"),
+        ):
+            if arm in figures:
+                print(row(title, figures[arm]))
+    for name, figures in results.get("traincheck", {}).items():
+        if isinstance(figures, str):
+            print(f"TrainCheck: {figures}")
+        else:
+            print(f"{name}, one process without DDP; plain step {figures['plain_ms']:.3g} ms")
+            print(row("TrainCheck, selective (1 step in 10)", figures["traincheck"]))
+    if "traincheck" not in results:
+        print("TrainCheck: not measured; --traincheck does")
+    show_own(results)
+    if "calls" in results:
+        print("\nLogging 20 scalars, microseconds: median (p99)")
+        for name, figures in results["calls"].items():
+            if isinstance(figures, str):
+                print(f"  {name:20} {figures}")
+                continue
+            told = (f"{k} {v['median_us']:.1f} ({v['p99_us']:.1f})" for k, v in figures.items())
+            print(f"  {name:20} " + ", ".join(told).replace("in_training", "in training"))
+    print(f"\n{results['seconds']:.0f} s")
+
+
+def row(title: str, figures: dict[str, Any]) -> str:
+    """One line of the table."""
+    cells = ""
+    for name in _FIGURES:
+        value, low, high = (figures[name][k] for k in ("value", "low", "high"))
+        digits = 4 if name == "median" else 2
+        cells += f"{f'{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]':>26}"
+    return f"  {title:42}{figures['steps']:>7} {cells}"
+
+
+def show_own(results: dict[str, Any]) -> None:
+    """What the agent says of itself, and what was posted."""
+    print("\nThe agent's own account (rank 0, its last report), and the time of its threads")
+    for name, figures in results["workloads"].items():
+        run_id = figures["runs"][0]
+        posted = results["posted"].get(run_id, {})
+        own = ", ".join(
+            f"{k.removeprefix('rankscope/')} {v:.4g}" for k, v in posted.get("own", {}).items()
+        )
+        background = figures["background_us_per_step"]
+        told = "unknown" if background is None else f"{background:.1f} us a step"
+        print(f"  {name}: {own}; threads {told}")
+        if "posts" in posted:
+            print(
+                f"  {'':4}{posted['posts']} posts, {posted['bytes']} bytes, "
+                f"{posted['points']} points; dropped {posted['dropped']}"
+            )
+        for fault in posted.get("faults", []):
+            print(f"  {'':4}FAULT {fault}")
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        train(int(sys.argv[2]), sys.argv[3])
+    if sys.argv[1:] == ["--rank"]:
+        given = json.loads(os.environ["BENCHMARK_PLAN"])
+        run(Plan(**given | {"workloads": tuple(given["workloads"])}))
     else:
         main()

@@ -1,0 +1,196 @@
+"""Switching the agent on and off within one process, and what is measured beside it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.nn.modules import loss as losses
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+
+from rankscope import agent
+
+from .workloads import Trainer
+
+_MISSING = object()
+
+
+class ProcessWide:
+    """What an attached agent has changed in torch itself, so that it can be taken out for a while.
+
+    Hooks of all optimizers and wrapped functions of torch act on every trainer of the process: left
+    in place they would slow the plain arm as well, and the ratio would be too good. Found by
+    comparing torch before and after, so that nothing of the agent needs to be known here.
+    """
+
+    _OWNERS = (
+        torch.Tensor,
+        torch.nn.functional,
+        torch.nn.utils,
+        torch.nn.utils.clip_grad,
+        torch.nn.Module,
+        torch.optim.Optimizer,
+        torch.autograd,
+        torch.amp.GradScaler,
+        torch.distributed,
+        torch.utils.data.DataLoader,
+        *{c for c in vars(losses).values() if isinstance(c, type) and c is not torch.nn.Module},
+    )
+
+    def __init__(self) -> None:
+        self._before = {owner: dict(vars(owner)) for owner in self._OWNERS}
+        self._changes: list[tuple[Any, str, Any, Any]] = []
+        self._dicts = [
+            (name, table)
+            for home in (modules, optimizers)
+            for name, table in vars(home).items()
+            if name.startswith("_global_") and isinstance(table, dict)
+        ]
+        self._hooks_before = [set(table) for _, table in self._dicts]
+        self._hooks: list[tuple[str, Any, Any, Any]] = []
+        self._active = True
+
+    def find(self) -> list[str]:
+        """Called after `attach`: what is different now."""
+        for owner, before in self._before.items():
+            now = dict(vars(owner))
+            for name in before.keys() | now.keys():
+                old, new = before.get(name, _MISSING), now.get(name, _MISSING)
+                if old is not new and name not in ("__abstractmethods__", "_abc_impl"):
+                    self._changes.append((owner, name, old, new))
+        for (name, table), known in zip(self._dicts, self._hooks_before, strict=True):
+            self._hooks += [(name, table, key, table[key]) for key in table if key not in known]
+        patched = [f"{o.__name__}.{name}" for o, name, _, _ in self._changes]
+        return sorted(patched + [name for name, _, _, _ in self._hooks])
+
+    def switch(self, active: bool) -> None:
+        """Puts the changes into force, or takes them out."""
+        if active is self._active:
+            return
+        self._active = active
+        for owner, name, old, new in self._changes:
+            value = new if active else old
+            if value is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+        for _, table, key, hook in self._hooks:
+            if active:
+                table[key] = hook
+            else:
+                del table[key]
+
+
+class Arm(Protocol):
+    """One way to train."""
+
+    def begin(self) -> None:
+        """A block of it begins."""
+
+    def step(self) -> None:
+        """One step."""
+
+    def end(self) -> None:
+        """The block is over."""
+
+
+class Plain:
+    """Nothing beside the training."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def begin(self) -> None:
+        """Nothing."""
+
+    def step(self) -> None:
+        """One step."""
+        self.trainer.step()
+
+    def end(self) -> None:
+        """Nothing."""
+
+
+class Agent:
+    """The agent at default settings, attached for long, in force only while its blocks run."""
+
+    def __init__(self, trainer: Trainer, server: str, run: str) -> None:
+        self.trainer = trainer
+        self._switch = ProcessWide()
+        self.monitor = agent.attach(trainer.model, trainer.optimizer, server=server, run=run)
+        self.process_wide = self._switch.find()
+        self._switch.switch(False)
+
+    def begin(self) -> None:
+        """In force again."""
+        self._switch.switch(True)
+
+    def step(self) -> None:
+        """One step."""
+        self.trainer.step()
+
+    def end(self) -> None:
+        """Out of force; its threads live on."""
+        self._switch.switch(False)
+
+    def close(self) -> None:
+        """Takes it back for good."""
+        self._switch.switch(True)
+        self.monitor.close()
+
+
+class TensorBoard:
+    """`SummaryWriter.add_scalar` of the scalars that the agent records, at every step.
+
+    Computing them is not counted, except for the loss, which has to be read: accuracy and gradient
+    norm are given as ready numbers.
+    """
+
+    def __init__(self, trainer: Trainer, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.trainer = trainer
+        self._writer = SummaryWriter(str(folder))
+        self._step = 0
+        self._ended = time.perf_counter()
+
+    def begin(self) -> None:
+        """Nothing."""
+
+    def step(self) -> None:
+        """One step and its scalars."""
+        loss = self.trainer.step()
+        now = time.perf_counter()
+        seconds, self._ended = now - self._ended, now
+        add, step = self._writer.add_scalar, self._step
+        add("loss", loss.item(), step)
+        add("accuracy", 0.1, step)
+        add("grad_norm", 1.0, step)
+        add("lr", self.trainer.optimizer.param_groups[0]["lr"], step)
+        add("step_seconds", seconds, step)
+        add("samples_per_second", len(self.trainer.y) / seconds, step)
+        self._step = step + 1
+
+    def end(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self._writer.close()
+
+
+def background_seconds() -> float | None:
+    """Processor time that the agent's threads have used so far; None where no /proc tells."""
+    total = 0.0
+    for thread in threading.enumerate():
+        if thread.name.startswith("rankscope"):
+            try:
+                text = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text()
+            except OSError:
+                return None
+            total += int(text.split()[0]) / 1e9
+    return total
