@@ -2,74 +2,11 @@
 
 import pytest
 import torch
+from support.probe_harness import Harness
 from torch import nn
 from torch.nn import functional
 
-from rankscope.agent import hooks
 from rankscope.agent.model_facts import plain_name
-from rankscope.agent.probes import PROBES, Context, StepFacts
-from rankscope.agent.probes.loss import Loss
-from rankscope.agent.schedule import Schedule
-from rankscope.agent.tracked import Tracked
-
-
-class Harness:
-    """Drives the probes with the framework's own hooks and keeps what they say."""
-
-    def __init__(self, model, optimizer, *, overhead=1.0, dense_steps=8):
-        schedule = Schedule(overhead=overhead, dense_steps=dense_steps)
-        self.tracked = Tracked(model, optimizer)
-        self.announced = {}
-        self.notes = []
-        context = Context(
-            model=model,
-            optimizer=optimizer,
-            schedule=schedule,
-            parameters=self.tracked.group,
-            guarded=lambda name, call: call,
-            announce=lambda group: self.announced.update({group.table: group.described()}),
-            note=self.notes.append,
-            step=0,
-        )
-        self.context = context
-        self.probes = [probe(context) for probe in PROBES]
-        self.loss = next(p for p in self.probes if isinstance(p, Loss))
-        self.optimizer = optimizer
-        self.steps = []
-        self.facts = StepFacts(0)
-        self.start = StepFacts(0)
-        self.evaluations = []
-        for probe in self.probes:
-            probe.start(self.start)
-        self.handle = model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
-        hooks.watch_steps(self)
-
-    def root_forward(self, module, args, kwargs):
-        for probe in self.probes:
-            probe.forward(module, args, kwargs)
-
-    def step_begins(self, optimizer):
-        if optimizer is self.optimizer:
-            for probe in self.probes:
-                probe.before_step(self.facts)
-
-    def step_ended(self, optimizer):
-        if optimizer is not self.optimizer:
-            return
-        for probe in self.probes:
-            probe.after_step(self.facts)
-        self.steps.append(self.facts)
-        self.facts = StepFacts(self.facts.step + 1)
-        self.context.enter(self.facts.step)
-
-    def value(self, name, step=-1):
-        return float(self.steps[step].scalars[name])
-
-    def close(self):
-        hooks.unwatch_steps(self)
-        self.handle.remove()
-        for probe in self.probes:
-            probe.close()
 
 
 @pytest.fixture

@@ -1,0 +1,73 @@
+"""Probes in a real training loop, without the monitor, the sender and the server."""
+
+from rankscope.agent import hooks
+from rankscope.agent.probes import PROBES, Context, StepFacts
+from rankscope.agent.probes.loss import Loss
+from rankscope.agent.schedule import Schedule
+from rankscope.agent.tracked import Tracked
+
+
+class Harness:
+    """Drives probes with the framework's own hooks and keeps what they say.
+
+    Attributes:
+        steps: facts of each step that has ended.
+        start: facts of the moment of attach.
+        announced: table name -> table.
+        notes: what a person should read.
+    """
+
+    def __init__(self, model, optimizer, *, probes=PROBES, overhead=1.0, dense_steps=8):
+        schedule = Schedule(overhead=overhead, dense_steps=dense_steps)
+        self.tracked = Tracked(model, optimizer)
+        self.announced = {}
+        self.notes = []
+        context = Context(
+            model=model,
+            optimizer=optimizer,
+            schedule=schedule,
+            parameters=self.tracked.group,
+            guarded=lambda name, call: call,
+            announce=lambda group: self.announced.update({group.table: group.described()}),
+            note=self.notes.append,
+            step=0,
+        )
+        self.context = context
+        self.probes = [probe(context) for probe in probes]
+        self.loss = next((p for p in self.probes if isinstance(p, Loss)), None)
+        self.optimizer = optimizer
+        self.steps = []
+        self.facts = StepFacts(0)
+        self.start = StepFacts(0)
+        self.evaluations = []
+        for probe in self.probes:
+            probe.start(self.start)
+        self.handle = model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
+        hooks.watch_steps(self)
+
+    def root_forward(self, module, args, kwargs):
+        for probe in self.probes:
+            probe.forward(module, args, kwargs)
+
+    def step_begins(self, optimizer):
+        if optimizer is self.optimizer:
+            for probe in self.probes:
+                probe.before_step(self.facts)
+
+    def step_ended(self, optimizer):
+        if optimizer is not self.optimizer:
+            return
+        for probe in self.probes:
+            probe.after_step(self.facts)
+        self.steps.append(self.facts)
+        self.facts = StepFacts(self.facts.step + 1)
+        self.context.enter(self.facts.step)
+
+    def value(self, name, step=-1):
+        return float(self.steps[step].scalars[name])
+
+    def close(self):
+        hooks.unwatch_steps(self)
+        self.handle.remove()
+        for probe in self.probes:
+            probe.close()
