@@ -25,6 +25,7 @@ from rankscope.agent import wire
 from rankscope.agent.wire import STAGES
 from rankscope.server import compare
 from rankscope.server.pending import Pending, superseded_from
+from rankscope.server.replicas import REPLICATED, Replicas
 from rankscope.server.storage.evaluation import ColumnPart, Life, NewData, PrintPart
 from rankscope.server.window import Comparison, Int64, RankLife, Series, Window
 
@@ -57,6 +58,7 @@ class Aligner:
         metrics: series that detectors want.
 
     Attributes:
+        metrics, stages: scalars, and words and fingerprints, that it looks at.
         last_step: last step that is in a window; -1 before the first.
         late: points and prints that came after their step had been evaluated.
         given_up: prints that there was no room for.
@@ -64,13 +66,15 @@ class Aligner:
 
     def __init__(self, metrics: Collection[str]) -> None:
         self.metrics = frozenset(metrics) | {name for name, _, _ in COMPARED_SERIES}
+        self.stages = frozenset(REPLICATED)
         self._wanted = frozenset(metrics)
         self.last_step = -1
         self.late = 0
         self.given_up = 0
         self._series: dict[tuple[str, int], Pending] = defaultdict(Pending)
         self._words: dict[tuple[str, int], Pending] = defaultdict(Pending)
-        self._prints: dict[tuple[int, str], dict[int, PrintPart]] = defaultdict(dict)
+        # By step and stage, then by rank and table.
+        self._prints: dict[tuple[int, str], dict[tuple[int, str], PrintPart]] = defaultdict(dict)
         self._print_bytes = 0
         # First and last step that each attempt of a rank has posted anything about.
         self._begins: dict[int, dict[int, int]] = defaultdict(dict)
@@ -78,7 +82,7 @@ class Aligner:
         # Last step of each rank about which nothing more is in the database, during a replay.
         self._read: dict[int, int] = {}
         self._lives: dict[int, Life] = {}
-        self._tables: Mapping[int, Mapping[str, wire.TensorTable]] = {}
+        self._replicas = Replicas()
         self._world_size = 1
         self._config: Mapping[str, Any] = {}
         self._more = False
@@ -88,6 +92,8 @@ class Aligner:
         lowest: dict[int, int] = {}
         for target, parts in ((self._series, data.columns), (self._words, data.words)):
             for part in parts:
+                if target is self._words and part.metric not in self.stages:
+                    continue
                 first, last = int(part.steps[0]), int(part.steps[-1])  # they ascend
                 self._heard(part.rank, part.attempt, first, last)
                 lowest[part.rank] = min(lowest.get(part.rank, first), first)
@@ -95,6 +101,8 @@ class Aligner:
                 if len(fresh.steps):
                     target[part.metric, part.rank].add(fresh)
         for made in data.prints:
+            if made.print.stage not in self.stages:
+                continue
             self._heard(made.rank, made.attempt, made.print.step, made.print.step)
             self._add_print(made)
         for rank, first in lowest.items():
@@ -102,7 +110,7 @@ class Aligner:
             # of a step never arrive a whole page (thousands of batches) apart.
             self._read[rank] = max(self._read.get(rank, -1), first - 1)
         self._lives = {life.life.rank: life for life in data.lives}
-        self._tables = data.tables or self._tables
+        self._replicas.learn(data.tables)
         self._world_size = data.world_size
         self._config = data.config
         self._more = data.more
@@ -139,24 +147,25 @@ class Aligner:
             self.late += 1
             return
         held = self._prints[step, made.print.stage]
-        known = held.get(made.rank)
+        known = held.get((made.rank, made.print.table))
         if known is not None:
             if known.attempt > made.attempt:
                 return
             self._print_bytes -= _bytes_of(known)
-        held[made.rank] = made
+        held[made.rank, made.print.table] = made
         self._print_bytes += _bytes_of(made)
         while self._print_bytes > MAX_PRINT_BYTES and len(self._prints) > 1:
-            self.given_up += len(self._take_prints(min(self._prints)))
+            self.given_up += sum(map(len, self._take_prints(min(self._prints)).values()))
 
-    def _take_prints(self, key: tuple[int, str]) -> dict[int, PrintPart]:
+    def _take_prints(self, key: tuple[int, str]) -> dict[int, dict[str, wire.Print]]:
+        """Fingerprints of one link at one step, by rank and table."""
         taken = self._prints.pop(key)
         self._print_bytes -= sum(map(_bytes_of, taken.values()))
-        return {
-            rank: made
-            for rank, made in taken.items()
-            if key[0] < superseded_from(made.attempt, self._begins[rank])
-        }
+        prints: dict[int, dict[str, wire.Print]] = defaultdict(dict)
+        for (rank, table), made in taken.items():
+            if key[0] < superseded_from(made.attempt, self._begins[rank]):
+                prints[rank][table] = made.print
+        return prints
 
     # -------------------------------------------------------------------------- how far it reaches
 
@@ -207,12 +216,14 @@ class Aligner:
 
     def _window(self, steps: Int64, through: int, now: float) -> Window:
         ranks = np.array(sorted(self._lives), dtype=np.int64)
-        series = {
-            name: aligned
-            for name in sorted({metric for metric, _ in self._series})
-            if (aligned := self._aligned(self._series, name, ranks, steps, through, np.float64))
-        }
-        comparisons = self._comparisons(series, ranks, steps, through, now)
+        series: dict[str, Series] = {}
+        comparisons: tuple[Comparison, ...] = ()
+        if len(steps):  # else nothing that waits is complete
+            for name in sorted({metric for metric, _ in self._series}):
+                aligned = self._aligned(self._series, name, ranks, steps, through, np.float64)
+                if aligned is not None:
+                    series[name] = aligned
+            comparisons = self._comparisons(series, ranks, steps, through, now)
         self.last_step = max(self.last_step, through)
         return Window(
             world_size=self._world_size,
@@ -253,36 +264,27 @@ class Aligner:
         self, series: Mapping[str, Series], ranks: Int64, steps: Int64, through: int, now: float
     ) -> tuple[Comparison, ...]:
         found: dict[tuple[int, str], Comparison] = {}
-        members = self._replicas(ranks)
         for metric, stage, tolerance in COMPARED_SERIES:
             if metric in series:
                 by_value = partial(compare.compare_values, tolerance=tolerance)
-                self._compare(found, series[metric], stage, by_value, ranks, members, steps)
+                self._compare(found, series[metric], stage, by_value, ranks, steps)
         of_words: dict[tuple[int, str], Comparison] = {}
         for stage in sorted({stage for stage, _ in self._words}):
             words = self._aligned(self._words, stage, ranks, steps, through, np.uint64)
             if words is not None:
-                by_word = compare.compare_words
-                self._compare(of_words, words, stage, by_word, ranks, members, steps)
+                self._compare(of_words, words, stage, compare.compare_words, ranks, steps)
         found |= of_words
         for key in sorted(k for k in self._prints if k[0] <= through):
+            members = ranks[self._replicas.rows(key[1], ranks)].tolist()
             taken = self._take_prints(key)
-            prints = {r: taken[r].print for r in ranks[members].tolist() if r in taken}
+            prints = {rank: taken[rank] for rank in members if rank in taken}
             made = self._with_prints(key, found.get(key), prints, exact=key in of_words)
             if made is not None:
                 found[key] = made
-        self._tell_missing(found, ranks[members].tolist(), now)
+        self._tell_missing(found, ranks[self._replicas.rows("parameters", ranks)].tolist(), now)
         chain = {stage: n for n, stage in enumerate(STAGES)}
         ordered = sorted(found, key=lambda k: (k[0], chain[k[1]]))
         return tuple(found[key] for key in ordered)
-
-    def _replicas(self, ranks: Int64) -> Int64:
-        """Rows of the largest set of ranks that hold the same tensors: these must agree."""
-        classes: dict[Any, list[int]] = defaultdict(list)
-        for row, rank in enumerate(ranks.tolist()):
-            table = self._tables.get(rank, {}).get("parameters")
-            classes[table and (table.names, table.shapes, table.shards)].append(row)
-        return np.array(max(classes.values(), key=len, default=[]), dtype=np.int64)
 
     def _compare(
         self,
@@ -291,10 +293,10 @@ class Aligner:
         stage: str,
         compared: Callable[[int, str, Int64, Any], Comparison],
         ranks: Int64,
-        members: Int64,
         steps: Int64,
     ) -> None:
         """Compares one number a rank and step, at all steps at which two or more have one."""
+        members = self._replicas.rows(stage, ranks)
         if len(members) < 2:
             return
         values, present = aligned.values[members], aligned.present[members]
@@ -316,7 +318,7 @@ class Aligner:
         self,
         key: tuple[int, str],
         known: Comparison | None,
-        prints: Mapping[int, wire.Print],
+        prints: Mapping[int, Mapping[str, wire.Print]],
         *,
         exact: bool,
     ) -> Comparison | None:
@@ -324,25 +326,36 @@ class Aligner:
 
         Args:
             known: what whole-model words, or numbers, came to.
-            prints: by rank.
+            prints: by rank and table.
             exact: whether that were words, which see every bit.
         """
-        if not prints:
+        told = _alike(prints)
+        if not told:
             return known
-        first = next(iter(prints.items()))
-        table = self._tables.get(first[0], {}).get(first[1].table)
-        if table is None or any(len(p.digests) != len(table.names) for p in prints.values()):
-            return known
+        rank, first = next(iter(told.items()))
+        table = compare.joined_table(
+            {name: self._table(rank, made) for name, made in sorted(first.items())}
+        )
+        joined = {rank: compare.joined_print(of_rank) for rank, of_rank in told.items()}
         own = None
-        if len(prints) > 1:
-            ranks = np.array(list(prints), dtype=np.int64)
-            own = compare.compare_prints(*key, ranks, list(prints.values()), table)
-        if known is None or (own is not None and len(prints) >= len(known.ranks)):
+        if len(joined) > 1:
+            ranks = np.array(list(joined), dtype=np.int64)
+            own = compare.compare_prints(*key, ranks, list(joined.values()), table)
+        if known is None or (own is not None and len(joined) >= len(known.ranks)):
             return own
         if known.equal and not exact:
             # A norm does not see everything that the digests of some of the ranks do.
             return known if own is None or own.equal else own
-        return compare.with_prints(known, prints, table)
+        return compare.with_prints(known, joined, table)
+
+    def _table(self, rank: int, made: wire.Print) -> wire.TensorTable:
+        table = self._replicas.table(rank, made.table)
+        if table is not None and len(table.names) == len(made.digests):
+            return table
+        # It has not told of it, or of another version: the tensors have their places for names.
+        count = len(made.digests)
+        names = tuple(f"{made.table}[{n}]" for n in range(count))
+        return wire.TensorTable(names, ((),) * count, ("",) * count, ("",) * count)
 
     def _tell_missing(
         self, found: dict[tuple[int, str], Comparison], members: Sequence[int], now: float
@@ -368,6 +381,17 @@ def _is_awaited(life: RankLife, heard: float, now: float) -> bool:
         and heard - life.last_seen < patience
         and now - life.last_seen < max(QUIET_SECONDS, patience)
     )
+
+
+def _alike(
+    prints: Mapping[int, Mapping[str, wire.Print]],
+) -> dict[int, Mapping[str, wire.Print]]:
+    """Those of the largest set of ranks that tell of as many tensors of the same tables."""
+    classes: dict[Any, dict[int, Mapping[str, wire.Print]]] = defaultdict(dict)
+    for rank, of_rank in prints.items():
+        key = tuple(sorted((name, len(made.digests)) for name, made in of_rank.items()))
+        classes[key][rank] = of_rank
+    return max(classes.values(), key=len, default={})
 
 
 def _bytes_of(made: PrintPart) -> int:

@@ -6,7 +6,7 @@ Pure and vectorised: nothing here loops over pairs of ranks. Shapes: R ranks, T 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,15 @@ _FOLD = np.random.Generator(np.random.Philox(key=[0, 7])).integers(
 ) | np.uint64(1)
 
 
+@dataclass(frozen=True, slots=True)
+class LabelledTable:
+    """Tensors that fingerprints speak of, [T], each with the name of the table it is from."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    tables: tuple[str, ...]
+
+
 def pairwise_distances(sketches: Float64) -> Float64:
     """L2 distance of any two ranks.
 
@@ -47,8 +56,10 @@ def pairwise_distances(sketches: Float64) -> Float64:
     gram = flat @ flat.T
     squares = np.diag(gram)
     distance: Float64 = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * gram, 0.0))
-    # Rounding leaves a remainder where there is no difference at all.
-    labels = labels_of(fold(np.ascontiguousarray(flat).view(np.uint64)))[0]
+    # Rounding leaves a remainder where there is no difference at all. The bytes themselves are
+    # looked at: of two ranks one is the negative of the other here, which sums up to the same word.
+    seen: dict[bytes, int] = {}
+    labels = np.array([seen.setdefault(row.tobytes(), len(seen)) for row in flat])
     distance[labels[:, None] == labels[None, :]] = 0.0
     return distance
 
@@ -113,7 +124,7 @@ def agreed(step: int, stage: str, ranks: Int64, tensor_count: int = 0) -> Compar
 
 
 def compare_prints(
-    step: int, stage: str, ranks: Int64, prints: Sequence[wire.Print], table: wire.TensorTable
+    step: int, stage: str, ranks: Int64, prints: Sequence[wire.Print], table: LabelledTable
 ) -> Comparison:
     """Fingerprints tensor by tensor of ranks that hold replicas of the tensors of `table`."""
     digests = np.stack([p.digests for p in prints])
@@ -125,8 +136,31 @@ def compare_prints(
     return with_prints(words, dict(zip(ranks.tolist(), prints, strict=True)), table)
 
 
+def joined_table(tables: Mapping[str, wire.TensorTable]) -> LabelledTable:
+    """The tensors of several tables, one table after the other."""
+    return LabelledTable(
+        names=tuple(name for table in tables.values() for name in table.names),
+        shapes=tuple(shape for table in tables.values() for shape in table.shapes),
+        tables=tuple(name for name, table in tables.items() for _ in table.names),
+    )
+
+
+def joined_print(prints: Mapping[str, wire.Print]) -> wire.Print:
+    """One fingerprint out of those of several tables, in the order of their names."""
+    ordered = [prints[name] for name in sorted(prints)]
+    if len(ordered) == 1:
+        return ordered[0]
+    sketches = [made.sketches for made in ordered if made.sketches is not None]
+    whole = len(sketches) == len(ordered) and len({s.shape[1] for s in sketches}) == 1
+    return replace(
+        ordered[0],
+        digests=np.concatenate([made.digests for made in ordered]),
+        sketches=np.concatenate(sketches) if whole else None,
+    )
+
+
 def with_prints(
-    comparison: Comparison, prints: Mapping[int, wire.Print], table: wire.TensorTable
+    comparison: Comparison, prints: Mapping[int, wire.Print], table: LabelledTable
 ) -> Comparison:
     """Adds which tensors differ and how far, where the fingerprints of some ranks tell.
 
@@ -181,6 +215,7 @@ def with_prints(
                 distance=float(by_tensor[worst, index]),
                 relative=float(np.maximum(_ratio(by_tensor[worst, index], norms[index]), _TINY)),
                 buckets=int(buckets[worst, index]),
+                table=table.tables[index],
             )
         )
     return replace(

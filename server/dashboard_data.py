@@ -132,7 +132,9 @@ def _key(connection: Connection, run: str) -> int:
 
 def _most_telling(stages: Sequence[str]) -> str:
     """Parameters hold all that went wrong before; else the last link that was compared."""
-    return "parameters" if "parameters" in stages or not stages else stages[-1]
+    if "parameters" in stages or not stages:
+        return "parameters"
+    return ([stage for stage in stages if stage != "buffers"] or list(stages))[-1]
 
 
 def _divergence(

@@ -43,6 +43,7 @@ class TensorDifference:
         distance: largest L2 distance of one of them from the reference; NaN without sketches.
         relative: the same over the L2 norm of the reference; NaN without sketches.
         buckets: number of sketch buckets that differ: 1 hints at a single changed element.
+        table: what of it: `parameters` is the tensor itself, `optimizer/exp_avg` its momentum.
     """
 
     name: str
@@ -51,6 +52,7 @@ class TensorDifference:
     distance: float
     relative: float
     buckets: int = 0
+    table: str = "parameters"
 
 
 @dataclass(frozen=True, slots=True)

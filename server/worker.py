@@ -102,7 +102,11 @@ class Worker:
             if self._stopping.is_set() or now < retry_at:
                 continue
             try:
-                self._run(row).evaluate(row, now, self._listening_since)
+                try:
+                    self._run(row).evaluate(row, now, self._listening_since)
+                except _Renumbered:
+                    self._runs.pop(row.key)
+                    self._run(row).evaluate(row, now, self._listening_since)
                 self._retries.pop(row.key, None)
             except Exception:
                 if self._strict:
@@ -123,6 +127,13 @@ class Worker:
         return run
 
 
+class _Renumbered(Exception):
+    """What is in memory has attempts by numbers that they have no more.
+
+    An earlier process's words came after a later one's, from the disk.
+    """
+
+
 class _Run:
     """One run in memory: what its evaluation has come to.
 
@@ -139,6 +150,8 @@ class _Run:
         self._alerts: dict[str, Alert] = {}
         self._checks: dict[str, Check] = {}
         self._arrival = 0
+        # Number of each process.
+        self._attempts: dict[tuple[int, str], int] = {}
         # Alerts for which dense sampling was asked for: once each, so as not to slow a job down
         # for as long as it is apart. A replay asks again, which costs a few steps.
         self._looked_into: set[str] = set()
@@ -154,9 +167,17 @@ class _Run:
                     self._stored = {alert.id: alert for alert in stored}
                     self._alerts = {alert.id: alert for alert in lifecycle.carried(stored)}
                 data = evaluation.load_new(
-                    connection, run=self._key, after=self._arrival, metrics=self._aligner.metrics
+                    connection,
+                    run=self._key,
+                    after=self._arrival,
+                    metrics=self._aligner.metrics,
+                    stages=self._aligner.stages,
                 )
             more = data.more
+            for entry in data.lives:
+                known = (entry.life.rank, entry.session)
+                if self._attempts.setdefault(known, entry.attempt) != entry.attempt:
+                    raise _Renumbered
             self._page(row, data, now, listening_since)
 
     def _page(self, row: RunRow, data: NewData, now: float, listening_since: float) -> None:
@@ -235,6 +256,8 @@ class _Run:
                     run=self._key,
                     arrival=data.arrival,
                     last_step=self._aligner.last_step,
+                    late=self._aligner.late,
+                    given_up=self._aligner.given_up,
                 )
                 if state:
                     evaluation.set_state(

@@ -81,8 +81,9 @@ def upgrade() -> None:
         sa.Column("phase", sa.String(length=32), server_default="", nullable=False),
         sa.Column("error", sa.Text(), server_default="", nullable=False),
         sa.Column("dropped", sa.JSON(), nullable=False),
-        sa.Column("hello", sa.JSON(), nullable=True),
+        sa.Column("config", sa.JSON(), nullable=True),
         sa.Column("hello_arrival", sa.BigInteger(), nullable=True),
+        sa.Column("tables", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("run", "rank", "session", name=op.f("pk_attempt")),
     )
     op.create_table(
@@ -160,17 +161,34 @@ def upgrade() -> None:
         sa.Column("step", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("rank", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("attempt", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("arrival", sa.BigInteger(), nullable=False),
         sa.Column("table", sa.String(length=64), nullable=False),
+        sa.Column("arrival", sa.BigInteger(), nullable=False),
         sa.Column("digests", sa.LargeBinary(), nullable=False),
         sa.Column("sketches", sa.LargeBinary(), nullable=True),
         sa.Column("buckets", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint(
-            "run", "stage", "step", "rank", "attempt", name=op.f("pk_fingerprint")
+            "run", "stage", "step", "rank", "attempt", "table", name=op.f("pk_fingerprint")
         ),
     )
     op.create_index(
         op.f("ix_fingerprint_run_arrival"), "fingerprint", ["run", "arrival"], unique=False
+    )
+    op.create_table(
+        "layers",
+        sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("metric", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("rank", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("first_step", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("arrival", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("last_step", sa.BigInteger(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("points", sa.Integer(), nullable=False),
+        sa.Column("tensors", sa.Integer(), nullable=False),
+        sa.Column("steps", sa.LargeBinary(), nullable=True),
+        sa.Column("values", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint(
+            "run", "metric", "rank", "first_step", "arrival", name=op.f("pk_layers")
+        ),
     )
     op.create_table(
         "metric",
@@ -178,8 +196,17 @@ def upgrade() -> None:
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("kind", sa.String(length=8), nullable=False),
         sa.Column("name", sa.String(length=250), nullable=False),
+        sa.Column("table", sa.String(length=64), server_default="", nullable=False),
+        sa.Column("version", sa.String(length=32), server_default="", nullable=False),
         sa.PrimaryKeyConstraint("run", "id", name=op.f("pk_metric")),
-        sa.UniqueConstraint("run", "kind", "name", name=op.f("uq_metric_run_kind_name")),
+        sa.UniqueConstraint(
+            "run",
+            "kind",
+            "name",
+            "table",
+            "version",
+            name=op.f("uq_metric_run_kind_name_table_version"),
+        ),
     )
     op.create_table(
         "run",
@@ -201,6 +228,8 @@ def upgrade() -> None:
         sa.Column("evaluated", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("evaluated_step", sa.BigInteger(), server_default="-1", nullable=False),
         sa.Column("dense_until", sa.BigInteger(), nullable=True),
+        sa.Column("late", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("given_up", sa.BigInteger(), server_default="0", nullable=False),
         sa.PrimaryKeyConstraint("key", name=op.f("pk_run")),
         sa.UniqueConstraint("id", name=op.f("uq_run_id")),
     )
@@ -234,9 +263,17 @@ def upgrade() -> None:
         sa.Column("comment", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("run", "id", name=op.f("pk_silence")),
     )
+    op.create_table(
+        "tensor_table",
+        sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("version", sa.String(length=32), nullable=False),
+        sa.Column("tensors", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("run", "version", name=op.f("pk_tensor_table")),
+    )
 
 
 def downgrade() -> None:
+    op.drop_table("tensor_table")
     op.drop_table("silence")
     op.drop_index("ix_run_unevaluated", table_name="run")
     op.drop_index("ix_run_running", table_name="run")
@@ -244,6 +281,7 @@ def downgrade() -> None:
     op.drop_index(op.f("ix_run_project_started_at_key"), table_name="run")
     op.drop_table("run")
     op.drop_table("metric")
+    op.drop_table("layers")
     op.drop_index(op.f("ix_fingerprint_run_arrival"), table_name="fingerprint")
     op.drop_table("fingerprint")
     op.drop_table("finding_check")

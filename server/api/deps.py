@@ -51,19 +51,23 @@ class Page:
     after: tuple[Any, ...] | None
 
 
-def paging(*types: type) -> Callable[..., Page]:
+def paging(*types: type, usual: int = 100, most: int = 1000) -> Callable[..., Page]:
     """A dependency that reads `limit` and `cursor`.
 
     Args:
         types: of what a page of this list ends with.
+        usual: length of a page where none is asked for.
+        most: longest page that may be asked for.
     """
 
     def page(
-        limit: Annotated[int, Query(ge=1, le=1000, description="longest page")] = 100,
+        limit: Annotated[int, Query(ge=1, description="longest page")] = usual,
         cursor: Annotated[
             str | None, Query(description="next_cursor of the page before; opaque")
         ] = None,
     ) -> Page:
+        if limit > most:
+            raise Problem(422, f"limit: is {limit}; a page of this list has at most {most} lines")
         if cursor is None:
             return Page(limit, None)
         try:

@@ -99,6 +99,7 @@ def _tensor(difference: TensorDifference) -> models.TensorDifference:
         distance=difference.distance,
         relative=difference.relative,
         buckets=difference.buckets,
+        table=difference.table,
     )
 
 

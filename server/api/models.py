@@ -120,6 +120,23 @@ class Metric(BaseModel):
     last_step: int
 
 
+class MetricFamily(BaseModel):
+    """One metric of the tensors of a table: each a series, `<metric>/<tensor>`."""
+
+    metric: str
+    table: str
+    tensors: list[str]
+    ranks: list[int]
+    first_step: int
+    last_step: int
+
+
+class Metrics(Items[Metric]):
+    """The series of a run; those of tensors by family, too."""
+
+    families: list[MetricFamily]
+
+
 class RankSeries(BaseModel):
     """One metric of one rank; `values` are means where there are buckets."""
 
@@ -146,6 +163,7 @@ class TensorDifference(BaseModel):
     distance: Number
     relative: Number
     buckets: int
+    table: str
 
 
 class Comparison(BaseModel):

@@ -4,30 +4,82 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import JSONResponse
 
 from rankscope.agent.wire import numbers_to_json
-from rankscope.server.api.deps import MAX_RANK, Database, RunId, Step, known_run
-from rankscope.server.api.models import Items, Metric, Series
-from rankscope.server.storage import series
+from rankscope.server.api.deps import (
+    MAX_RANK,
+    Database,
+    Page,
+    RunId,
+    Step,
+    known_run,
+    next_cursor,
+    paging,
+)
+from rankscope.server.api.models import Metric, MetricFamily, Metrics, Series
+from rankscope.server.storage import layers, series
 from rankscope.server.storage.engine import reading
 
 router = APIRouter(tags=["series"])
 
+# Names are short: who does not ask for less gets all there are.
+Paging = Annotated[Page, Depends(paging(str, usual=100_000, most=100_000))]
 Rank = Annotated[int, Query(ge=0, le=MAX_RANK)]
 
 
 @router.get("/runs/{run}/metrics")
-def list_metrics(engine: Database, run: RunId) -> Items[Metric]:
+def list_metrics(
+    engine: Database,
+    run: RunId,
+    page: Paging,
+    tensors: Annotated[
+        bool, Query(description="with a line for each tensor, `<metric>/<tensor>`")
+    ] = True,
+) -> Metrics:
     """Names of the series that a run has, with their ranks and steps."""
     with reading(engine) as connection:
-        found = series.list_metrics(connection, run=known_run(connection, run).key)
-    return Items(
-        items=[
-            Metric(name=m.name, ranks=list(m.ranks), first_step=m.first_step, last_step=m.last_step)
-            for m in found
-        ]
+        key = known_run(connection, run).key
+        found = series.list_metrics(connection, run=key)
+        families = layers.list_families(connection, run=key)
+    lines = {
+        m.name: Metric(
+            name=m.name, ranks=list(m.ranks), first_step=m.first_step, last_step=m.last_step
+        )
+        for m in found
+    }
+    for family in families if tensors else ():
+        ranks = list(family.ranks)
+        for tensor in family.tensors:
+            name = f"{family.metric}/{tensor}"
+            # What somebody logged under that name is what `series` gives.
+            lines.setdefault(
+                name,
+                Metric(
+                    name=name,
+                    ranks=ranks,
+                    first_step=family.first_step,
+                    last_step=family.last_step,
+                ),
+            )
+    names = sorted(name for name in lines if page.after is None or name > page.after[0])
+    more = len(names) > page.limit
+    names = names[: page.limit]
+    return Metrics(
+        items=[lines[name] for name in names],
+        next_cursor=next_cursor((names[-1],)) if more else None,
+        families=[
+            MetricFamily(
+                metric=f.metric,
+                table=f.table,
+                tensors=list(f.tensors),
+                ranks=list(f.ranks),
+                first_step=f.first_step,
+                last_step=f.last_step,
+            )
+            for f in families
+        ],
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rankscope.agent import wire
 from rankscope.server.detectors.base import Detector
-from rankscope.server.detectors.desync import Desync
+from rankscope.server.detectors.desync import Buffers, Desync
 from rankscope.server.detectors.loss import (
     LossDiverging,
     LossNonFinite,
@@ -21,6 +21,7 @@ SECTIONS = ("Statistic:", "Severity:", "Evidence:", "Source:")
 
 DETECTORS: tuple[type[Detector[Any]], ...] = (
     Desync,
+    Buffers,
     LossNonFinite,
     LossSpike,
     LossDiverging,

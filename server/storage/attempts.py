@@ -6,7 +6,7 @@ on disk may arrive after what a later one posted; it still comes before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,14 @@ from sqlalchemy import Connection, func, insert, select, update
 from rankscope.agent import wire
 from rankscope.server.storage import schema
 from rankscope.server.storage.plain import plain
+from rankscope.server.storage.tables import store_tables
 
 # How fast the estimate of the typical gap between posts follows: a stochastic approximation of the
 # median moves by this share of itself towards each new gap.
 _GAP_GAIN = 0.1
 
-_SHORT = [c for c in schema.attempt.c if c.name != "hello"]
+# What a process said of itself may be long.
+_SHORT = [c for c in schema.attempt.c if c.name != "config"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,13 @@ class Met:
     Attributes:
         latest: whether the batch is the last word of the newest process of its rank.
         hello_wanted: nothing is known of it but that it is there.
+        tables: name of each of its tensor tables -> version, with those that the batch brought.
     """
 
     number: int
     latest: bool
     hello_wanted: bool
+    tables: Mapping[str, str]
 
 
 def meet(
@@ -46,6 +50,9 @@ def meet(
         select(*_SHORT).where(t.c.run == run, t.c.rank == batch.rank).order_by(t.c.attempt)
     ).all()
     known = next((row for row in rows if row.session == batch.session), None)
+    tables: dict[str, str] = {} if known is None else dict(known.tables)
+    if batch.hello is not None:
+        tables |= store_tables(connection, run=run, tables=batch.hello.tables)
     if known is None:
         number = _number(connection, run, batch, rows)
         connection.execute(
@@ -62,6 +69,7 @@ def meet(
                     "sent_at": batch.sent_at,
                     "last_step": last_step(batch),
                     "through_step": batch.through_step,
+                    "tables": tables,
                 }
                 | _said(batch)
                 | _hello(batch, arrival, received_at)
@@ -82,6 +90,7 @@ def meet(
                     "last_step": max(known.last_step, last_step(batch)),
                     "through_step": max(known.through_step, batch.through_step),
                 }
+                | ({} if tables == known.tables else {"tables": tables})
                 | _gaps(known, batch, received_at)
                 | news
                 | _hello(batch, arrival, received_at)
@@ -92,13 +101,14 @@ def meet(
         latest=all(row.attempt <= number for row in rows)
         and (known is None or batch.seq > known.last_seq),
         hello_wanted=batch.hello is None and (known is None or known.hello_arrival is None),
+        tables=tables,
     )
 
 
 def last_step(batch: wire.Batch) -> int:
     """Last step that a batch says anything about; -1 for none."""
     last = [int(c.steps.max()) for c in batch.columns.values() if len(c.steps)]
-    return max([batch.through_step, *last])
+    return max([batch.through_step, *last, *(made.step for made in batch.layers)])
 
 
 def begun(hello: wire.Hello, received_at: float) -> float:
@@ -106,13 +116,10 @@ def begun(hello: wire.Hello, received_at: float) -> float:
     return min(max(hello.started_at, 0.0), received_at)
 
 
-def newest_attempts(
-    connection: Connection, *, run: int, hello: bool = False, below: int | None = None
-) -> Sequence[Any]:
-    """The row of the newest attempt of each rank, by rank.
+def newest_attempts(connection: Connection, *, run: int, below: int | None = None) -> Sequence[Any]:
+    """The row of the newest attempt of each rank, by rank; without its `config`.
 
     Args:
-        hello: with what the process said of itself, which may be long.
         below: of ranks below this one only.
     """
     t = schema.attempt
@@ -121,7 +128,7 @@ def newest_attempts(
         newest = newest.where(t.c.rank < below)
     grouped = newest.group_by(t.c.rank).subquery()
     return connection.execute(
-        select(*(t.c if hello else _SHORT))
+        select(*_SHORT)
         .join(grouped, (t.c.rank == grouped.c.rank) & (t.c.attempt == grouped.c.attempt))
         .where(t.c.run == run)
         .order_by(t.c.rank)
@@ -152,7 +159,7 @@ def _make_room(connection: Connection, run: int, rank: int, number: int, taken: 
         end += 1
     # From the last on, so that no two attempts have the same number in between.
     for one in range(end - 1, number - 1, -1):
-        for t in (schema.attempt, schema.chunk, schema.fingerprint):
+        for t in (schema.attempt, schema.chunk, schema.layers, schema.fingerprint):
             connection.execute(
                 update(t)
                 .where(t.c.run == run, t.c.rank == rank, t.c.attempt == one)
@@ -182,7 +189,8 @@ def _hello(batch: wire.Batch, arrival: int, received_at: float) -> dict[str, Any
         "wrapper": hello.wrapper,
         "heartbeat_seconds": hello.heartbeat_seconds,
         "started_at": begun(hello, received_at),
-        "hello": plain(wire.to_json(batch)["hello"]),
+        # A hello that comes again for its tables need not repeat the rest.
+        **({"config": plain(hello.config)} if hello.config else {}),
         "hello_arrival": arrival,
     }
 

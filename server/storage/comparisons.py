@@ -10,6 +10,7 @@ import numpy as np
 from sqlalchemy import Connection, Row, func, insert, select, tuple_, update
 
 from rankscope.agent.wire import STAGES
+from rankscope.server.compare import joined_print
 from rankscope.server.storage import schema
 from rankscope.server.storage.evaluation import PrintPart, print_from_row
 from rankscope.server.storage.packing import pack, unpack
@@ -102,6 +103,7 @@ def _row(run: int, comparison: Comparison) -> dict[str, Any]:
                 "distance": plain(d.distance),
                 "relative": plain(d.relative),
                 "buckets": d.buckets,
+                "table": d.table,
             }
             for d in comparison.tensors
         ],
@@ -167,6 +169,7 @@ def _stretch(row: Row[Any]) -> Stretch:
                     distance=float(d["distance"]),
                     relative=float(d["relative"]),
                     buckets=d["buckets"],
+                    table=d["table"],
                 )
                 for d in row.tensors
             ),
@@ -201,11 +204,19 @@ def sampled_prints(
     # The newest steps may not be in from all ranks yet.
     most = max(row.ranks for row in rows)
     step = next(row.step for row in rows if row.ranks == most)
-    newest: dict[int, PrintPart] = {}
+    newest: dict[int, dict[str, PrintPart]] = {}
     for row in connection.execute(
         select(f)
         .where(f.c.run == run, f.c.stage == stage, f.c.step == step)
         .order_by(f.c.rank, f.c.attempt)
     ):
-        newest[row.rank] = PrintPart(row.rank, row.attempt, print_from_row(row))
-    return [newest[rank] for rank in sorted(newest)]
+        part = PrintPart(row.rank, row.attempt, print_from_row(row))
+        newest.setdefault(row.rank, {})[row.table] = part
+    return [_joined(newest[rank]) for rank in sorted(newest)]
+
+
+def _joined(parts: dict[str, PrintPart]) -> PrintPart:
+    last = max(parts.values(), key=lambda part: part.attempt)
+    # What only an earlier attempt had is not there any more.
+    prints = {name: p.print for name, p in parts.items() if p.attempt == last.attempt}
+    return PrintPart(last.rank, last.attempt, joined_print(prints))

@@ -17,6 +17,7 @@ from rankscope.server.storage import dialect, schema
 from rankscope.server.storage.alerts import alert_from_row, alert_to_row
 from rankscope.server.storage.attempts import newest_attempts
 from rankscope.server.storage.packing import unpack, unpack_steps
+from rankscope.server.storage.tables import load_tables
 from rankscope.server.window import RankLife
 
 # A run that says nothing for this long is looked at no more, until a rank posts again.
@@ -61,12 +62,13 @@ class PrintPart:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The newest attempt of a rank."""
+    """The newest attempt of a rank; `session` is its process."""
 
     life: RankLife
     attempt: int
     through_step: int
     started_at: float
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,8 @@ class NewData:
     Attributes:
         arrival: newest arrival read; ask on with it.
         more: whether there is more than the limit let through.
-        tables: tensor tables by rank and name, of the newest attempts; empty where none of them
-            is news.
+        tables: tensor tables by rank and name, of the newest attempts of the ranks whose tables
+            are news; a rank's is all of them.
     """
 
     arrival: int
@@ -124,23 +126,25 @@ def load_new(
     after: int,
     limit: int = 2000,
     metrics: Collection[str] | None = None,
+    stages: Collection[str] | None = None,
 ) -> NewData:
     """What arrived after `after`: at most `limit` batches of it, and no more than memory takes.
 
     Args:
-        metrics: scalars that are wanted; None for all. Words come always.
+        metrics: scalars that are wanted; None for all.
+        stages: words and fingerprints that are wanted; None for all.
     """
     head = connection.execute(
         select(schema.run.c.arrivals, schema.run.c.world_size, schema.run.c.config).where(
             schema.run.c.key == run
         )
     ).one()
-    prints, arrival = _prints(connection, run, after, min(head.arrivals, after + limit))
+    prints, arrival = _prints(connection, run, after, min(head.arrivals, after + limit), stages)
     m, c = schema.metric, schema.chunk
     names = {
         row.id: (row.kind, row.name)
         for row in connection.execute(select(m).where(m.c.run == run))
-        if row.kind == "word" or metrics is None or row.name in metrics
+        if _wanted(row.name, {"scalar": metrics, "word": stages}.get(row.kind, ()))
     }
     columns: list[ColumnPart] = []
     words: list[ColumnPart] = []
@@ -166,24 +170,28 @@ def load_new(
         words=tuple(words),
         prints=tuple(prints),
         lives=tuple(_life(row) for row in newest),
-        tables=_tables(connection, run) if any(_is_news(row, after) for row in newest) else {},
+        tables=_tables(connection, run, [row for row in newest if _is_news(row, after)]),
         world_size=head.world_size,
         config=head.config,
     )
 
 
+def _wanted(name: str, among: Collection[str] | None) -> bool:
+    return among is None or name in among
+
+
 def _prints(
-    connection: Connection, run: int, after: int, until: int
+    connection: Connection, run: int, after: int, until: int, stages: Collection[str] | None
 ) -> tuple[list[PrintPart], int]:
     """Fingerprints that arrived up to `until`, or up to where there are enough of them."""
     f = schema.fingerprint
     found: list[PrintPart] = []
     size = 0
+    query = select(f).where(f.c.run == run, f.c.arrival > after, f.c.arrival <= until)
+    if stages is not None:
+        query = query.where(f.c.stage.in_(stages))
     rows = connection.execute(
-        select(f)
-        .where(f.c.run == run, f.c.arrival > after, f.c.arrival <= until)
-        .order_by(f.c.arrival, f.c.step, f.c.stage)
-        .execution_options(yield_per=64)
+        query.order_by(f.c.arrival, f.c.step, f.c.stage).execution_options(yield_per=64)
     )
     with rows:
         arrival = after
@@ -225,6 +233,7 @@ def _life(row: Any) -> Life:
         attempt=row.attempt,
         through_step=row.through_step,
         started_at=row.started_at,
+        session=row.session,
     )
 
 
@@ -232,18 +241,14 @@ def _is_news(row: Row[Any], after: int) -> bool:
     return row.hello_arrival is not None and row.hello_arrival > after
 
 
-def _tables(connection: Connection, run: int) -> dict[int, dict[str, wire.TensorTable]]:
+def _tables(
+    connection: Connection, run: int, newest: Sequence[Row[Any]]
+) -> dict[int, dict[str, wire.TensorTable]]:
+    versions = {version for row in newest for version in row.tables.values()}
+    # Ranks that hold the same share one object.
+    tables = load_tables(connection, run=run, versions=versions)
     return {
-        row.rank: {
-            name: wire.TensorTable(
-                names=tuple(t["names"]),
-                shapes=tuple(tuple(s) for s in t["shapes"]),
-                dtypes=tuple(t["dtypes"]),
-                shards=tuple(t["shards"]),
-            )
-            for name, t in ((row.hello or {}).get("tables") or {}).items()
-        }
-        for row in newest_attempts(connection, run=run, hello=True)
+        row.rank: {name: tables[version] for name, version in row.tables.items()} for row in newest
     }
 
 
@@ -319,12 +324,25 @@ def save_checks(connection: Connection, *, run: int, checks: Mapping[str, Check]
     )
 
 
-def mark_evaluated(connection: Connection, *, run: int, arrival: int, last_step: int) -> None:
-    """Everything up to `arrival` has been evaluated, up to `last_step`."""
+def mark_evaluated(
+    connection: Connection,
+    *,
+    run: int,
+    arrival: int,
+    last_step: int,
+    late: int = 0,
+    given_up: int = 0,
+) -> None:
+    """Everything up to `arrival` has been evaluated, up to `last_step`.
+
+    Args:
+        late: points and fingerprints that came after their step had been evaluated.
+        given_up: fingerprints that there was no room for.
+    """
     connection.execute(
         update(schema.run)
         .where(schema.run.c.key == run)
-        .values(evaluated=arrival, evaluated_step=last_step)
+        .values(evaluated=arrival, evaluated_step=last_step, late=late, given_up=given_up)
     )
 
 

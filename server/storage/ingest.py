@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from sqlalchemy import Connection, case, func, insert, select, update
@@ -55,6 +56,7 @@ def store_batch(connection: Connection, batch: wire.Batch, *, received_at: float
         return wire.Answer(accepted=0, duplicate=True, dense_until=_wish(run, batch))
     met = meet(connection, run=run.key, batch=batch, arrival=run.arrivals, received_at=received_at)
     _chunks(connection, run, met, batch)
+    _layers(connection, run, met, batch)
     _prints(connection, run, met, batch)
     _events(connection, run, batch, received_at)
     if met.latest:
@@ -81,6 +83,9 @@ def _unstorable(batch: wire.Batch) -> Iterator[tuple[str, str]]:
     for n, made in enumerate(batch.prints):
         if len(made.table) > _MAX_TABLE:
             yield f"prints[{n}].table", f"has at most {_MAX_TABLE} characters"
+    for n, layers in enumerate(batch.layers):
+        if len(layers.table) > _MAX_TABLE:
+            yield f"layers[{n}].table", f"has at most {_MAX_TABLE} characters"
 
 
 def _run_with(connection: Connection, batch: wire.Batch) -> Any | None:
@@ -148,7 +153,7 @@ def _about_run(connection: Connection, run: Any, batch: wire.Batch) -> None:
         new["world_size"] = batch.world_size
     if (state := _state(connection, run.key, batch)) != run.state:
         new["state"] = state
-    if batch.hello is not None:
+    if batch.hello is not None and batch.hello.config:
         # The lowest rank speaks for the run, whoever came first.
         lowest = connection.scalar(
             select(func.min(a.c.rank)).where(a.c.run == run.key, a.c.hello_arrival.is_not(None))
@@ -173,26 +178,29 @@ def _state(connection: Connection, run: int, batch: wire.Batch) -> str:
 
 def _chunks(connection: Connection, run: Any, met: Met, batch: wire.Batch) -> None:
     rows = []
-    ids = _metric_ids(connection, run.key, batch)
-    for kind, columns in (("scalar", batch.columns), ("word", batch.words)):
-        for name, column in columns.items():
-            if not len(column.steps):
-                continue
-            steps, values = _ascending(column)
-            rows.append(
-                {
-                    "run": run.key,
-                    "metric": ids[kind, name],
-                    "rank": batch.rank,
-                    "first_step": int(steps[0]),
-                    "arrival": run.arrivals,
-                    "last_step": int(steps[-1]),
-                    "attempt": met.number,
-                    "points": len(steps),
-                    "steps": pack_steps(steps),
-                    "values": pack(values),
-                }
-            )
+    columns = {
+        _Series(kind, name): column
+        for kind, of_kind in (("scalar", batch.columns), ("word", batch.words))
+        for name, column in of_kind.items()
+        if len(column.steps)
+    }
+    ids = _metric_ids(connection, run.key, columns)
+    for series, column in columns.items():
+        steps, values = _ascending(column)
+        rows.append(
+            {
+                "run": run.key,
+                "metric": ids[series],
+                "rank": batch.rank,
+                "first_step": int(steps[0]),
+                "arrival": run.arrivals,
+                "last_step": int(steps[-1]),
+                "attempt": met.number,
+                "points": len(steps),
+                "steps": pack_steps(steps),
+                "values": pack(values),
+            }
+        )
     if rows:
         connection.execute(insert(schema.chunk), rows)
 
@@ -208,39 +216,71 @@ def _ascending(column: wire.Column) -> tuple[wire.Int64, wire.Array]:
     return steps[last], values[last]
 
 
-def _metric_ids(connection: Connection, run: int, batch: wire.Batch) -> dict[tuple[str, str], int]:
-    """Numbers of the batch's series in the run's dictionary, by kind and name.
+class _Series(NamedTuple):
+    """What a run's dictionary has a number for."""
+
+    kind: str
+    name: str
+    table: str = ""
+    version: str = ""
+
+
+def _metric_ids(
+    connection: Connection, run: int, wanted: Collection[_Series]
+) -> dict[_Series, int]:
+    """Numbers of series in the run's dictionary.
 
     The run's row is held, so one transaction at a time gives numbers.
     """
     t = schema.metric
-    wanted = [("scalar", n) for n, c in batch.columns.items() if len(c.steps)]
-    wanted += [("word", n) for n, c in batch.words.items() if len(c.steps)]
     if not wanted:
         return {}
     known = {
-        (row.kind, row.name): row.id
+        _Series(row.kind, row.name, row.table, row.version): row.id
         for row in connection.execute(
-            select(t.c.kind, t.c.name, t.c.id).where(
-                t.c.run == run,
-                t.c.kind.in_(("scalar", "word")),
-                t.c.name.in_([n for _, n in wanted]),
-            )
+            select(t).where(t.c.run == run, t.c.name.in_({series.name for series in wanted}))
         )
     }
-    missing = [key for key in wanted if key not in known]
+    missing = [series for series in wanted if series not in known]
     if missing:
         newest = connection.scalar(select(func.max(t.c.id)).where(t.c.run == run))
         first = 0 if newest is None else int(newest) + 1
-        known |= {key: first + n for n, key in enumerate(missing)}
+        known |= {series: first + n for n, series in enumerate(missing)}
         connection.execute(
-            insert(t),
-            [
-                {"run": run, "id": known[kind, name], "kind": kind, "name": name}
-                for kind, name in missing
-            ],
+            insert(t), [{"run": run, "id": known[s], **s._asdict()} for s in missing]
         )
     return known
+
+
+def _layers(connection: Connection, run: Any, met: Met, batch: wire.Batch) -> None:
+    parts: dict[tuple[_Series, int], dict[int, wire.Float64]] = defaultdict(dict)
+    for made in batch.layers:
+        if len(made.values):
+            version = met.tables.get(made.table, "")
+            series = _Series("layers", made.metric, made.table, version)
+            parts[series, len(made.values)][made.step] = made.values
+    ids = _metric_ids(connection, run.key, dict.fromkeys(series for series, _ in parts))
+    rows = []
+    for (series, tensors), by_step in parts.items():
+        steps = np.array(sorted(by_step), dtype=np.int64)
+        rows.append(
+            {
+                "run": run.key,
+                "metric": ids[series],
+                "rank": batch.rank,
+                "first_step": int(steps[0]),
+                "arrival": run.arrivals,
+                "last_step": int(steps[-1]),
+                "attempt": met.number,
+                "points": len(steps),
+                "tensors": tensors,
+                "steps": pack_steps(steps),
+                "values": pack(np.stack([by_step[int(step)] for step in steps], axis=1)),
+            }
+        )
+    if rows:
+        # Two lengths of one table at one step make no sense: the first stays.
+        connection.execute(dialect.insert(connection, schema.layers).on_conflict_do_nothing(), rows)
 
 
 def _prints(connection: Connection, run: Any, met: Met, batch: wire.Batch) -> None:

@@ -58,6 +58,10 @@ run = Table(
     Column("evaluated", BigInteger, nullable=False, server_default="0"),
     Column("evaluated_step", BigInteger, nullable=False, server_default="-1"),
     Column("dense_until", BigInteger, nullable=True),
+    # What the evaluation did not look at: it came after its step had been evaluated, or there was
+    # no room for it.
+    Column("late", BigInteger, nullable=False, server_default="0"),
+    Column("given_up", BigInteger, nullable=False, server_default="0"),
     # Newest runs first, of all projects and of one.
     Index(None, "started_at", "key"),
     Index(None, "project", "started_at", "key"),
@@ -108,9 +112,21 @@ attempt = Table(
     Column("phase", String(32), nullable=False, server_default=""),
     Column("error", Text, nullable=False, server_default=""),
     Column("dropped", JSON, nullable=False),
-    Column("hello", JSON, nullable=True),
-    # Number of the arrival that brought it, so that a reader sees whether it is news.
+    # What it said of itself, and the number of the arrival that did last, so that a reader sees
+    # whether it is news.
+    Column("config", JSON, nullable=True),
     Column("hello_arrival", BigInteger, nullable=True),
+    # Name of each tensor table -> the version of it that holds now.
+    Column("tables", JSON, nullable=False),
+)
+
+# What tensors a rank holds; the same for most ranks.
+tensor_table = Table(
+    "tensor_table",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("version", String(32), primary_key=True),
+    Column("tensors", JSON, nullable=False),
 )
 
 # What has been taken: a batch and its points are stored in one transaction, so that a batch that
@@ -132,10 +148,13 @@ metric = Table(
     metadata,
     Column("run", BigInteger, primary_key=True, autoincrement=False),
     Column("id", Integer, primary_key=True, autoincrement=False),
-    # `scalar`, or `word` for the digests of a stage.
+    # `scalar`, `word` for the digests of a stage, `layers` for one number a tensor of a table.
     Column("kind", String(8), nullable=False),
     Column("name", String(250), nullable=False),
-    UniqueConstraint("run", "kind", "name"),
+    # Of layers: name of the table and its version; empty where the rank had not told that yet.
+    Column("table", String(64), nullable=False, server_default=""),
+    Column("version", String(32), nullable=False, server_default=""),
+    UniqueConstraint("run", "kind", "name", "table", "version"),
 )
 
 chunk = Table(
@@ -156,6 +175,27 @@ chunk = Table(
     Index(None, "run", "arrival"),
 )
 
+# One number for each tensor of a table at some steps.
+layers = Table(
+    "layers",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("metric", Integer, primary_key=True, autoincrement=False),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("first_step", BigInteger, primary_key=True, autoincrement=False),
+    Column("arrival", BigInteger, primary_key=True, autoincrement=False),
+    Column("last_step", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    # Number of steps, S, and of tensors, T.
+    Column("points", Integer, nullable=False),
+    Column("tensors", Integer, nullable=False),
+    # As for chunks.
+    Column("steps", LargeBinary, nullable=True),
+    # float64 [T, S]: the steps of one tensor stand together, so that a series of it reads these
+    # alone.
+    Column("values", LargeBinary, nullable=False),
+)
+
 fingerprint = Table(
     "fingerprint",
     metadata,
@@ -164,8 +204,9 @@ fingerprint = Table(
     Column("step", BigInteger, primary_key=True, autoincrement=False),
     Column("rank", Integer, primary_key=True, autoincrement=False),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
+    # The state of an optimizer is more than one table.
+    Column("table", String(64), primary_key=True),
     Column("arrival", BigInteger, nullable=False),
-    Column("table", String(64), nullable=False),
     Column("digests", LargeBinary, nullable=False),
     Column("sketches", LargeBinary, nullable=True),
     # Columns of a sketch.

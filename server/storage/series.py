@@ -6,12 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, func, select, true
+from sqlalchemy import ColumnElement, Connection, Select, func, select, true
 
 from rankscope.agent.wire import Float64, Int64
-from rankscope.server.storage import schema
+from rankscope.server.storage import layers, schema
 from rankscope.server.storage.packing import unpack, unpack_steps
 
 
@@ -44,7 +45,7 @@ class RankSeries:
 
 
 def list_metrics(connection: Connection, *, run: int) -> list[MetricRow]:
-    """All scalars of a run, by name."""
+    """All scalars of a run, by name; those of single tensors are in `layers.list_families`."""
     m, c = schema.metric, schema.chunk
     rows = connection.execute(
         select(
@@ -85,26 +86,28 @@ def read_series(
 ) -> list[RankSeries]:
     """A metric of each rank that has it, over a range of steps (both ends included).
 
+    One of a single tensor is called `<metric>/<tensor>`, unless a scalar has that name.
+
     Where a step was done twice, by an attempt and by a later one, the later one stands. Where the
     points of a rank do not fit into `max_points`, they fall into that many buckets of equal width
     over the range asked for (or, with open ends, over what there is): the same request gives the
     same buckets.
     """
-    m, c = schema.metric, schema.chunk
-    metric_id = connection.scalar(
-        select(m.c.id).where(m.c.run == run, m.c.kind == kind, m.c.name == metric)
-    )
-    if metric_id is None:
+    source = _chunks(connection, run, kind, metric)
+    if source is None and kind == "scalar":
+        source = layers.points(connection, run=run, name=metric)
+    if source is None:
         return []
-    wanted = [c.c.run == run, c.c.metric == metric_id]
+    c = source.subquery().c
+    wanted: list[ColumnElement[bool]] = []
     if ranks is not None:
-        wanted.append(c.c.rank.in_(list(ranks)))
+        wanted.append(c.rank.in_(list(ranks)))
     if from_step is not None:
-        wanted.append(c.c.last_step >= from_step)
+        wanted.append(c.last_step >= from_step)
     if to_step is not None:
-        wanted.append(c.c.first_step <= to_step)
+        wanted.append(c.first_step <= to_step)
     there = connection.execute(
-        select(func.min(c.c.first_step), func.max(c.c.last_step)).where(*wanted)
+        select(func.min(c.first_step), func.max(c.last_step)).where(*wanted)
     ).one()
     if there[0] is None:
         return []
@@ -112,9 +115,9 @@ def read_series(
     last = int(there[1]) if to_step is None else to_step
     # Later attempts last, and of one attempt later batches last: the last value of a step stands.
     rows = connection.execute(
-        select(c.c.rank, c.c.first_step, c.c.points, c.c.steps, c.c["values"])
+        select(c.rank, c.first_step, c.points, c.steps, c["values"])
         .where(*wanted)
-        .order_by(c.c.rank, c.c.attempt, c.c.arrival)
+        .order_by(c.rank, c.attempt, c.arrival)
         .execution_options(yield_per=500)
     )
     found = []
@@ -130,6 +133,14 @@ def read_series(
                 in_buckets(rank, steps, values, first=first, last=last, max_points=max_points)
             )
     return found
+
+
+def _chunks(connection: Connection, run: int, kind: str, name: str) -> Select[Any] | None:
+    m, c = schema.metric, schema.chunk
+    number = connection.scalar(
+        select(m.c.id).where(m.c.run == run, m.c.kind == kind, m.c.name == name)
+    )
+    return None if number is None else select(c).where(c.c.run == run, c.c.metric == number)
 
 
 def _merge(

@@ -103,7 +103,7 @@ def two_sides(seed: int, *, ranks: int = 4, onset: int = 200) -> Trace:
 
 NAMES = ("embed.weight", "hidden.weight", "hidden.bias", "output.weight", "output.bias", "scale")
 SHAPES = ((20, 16), (16, 16), (16,), (10, 16), (10,), (1,))
-_TABLE = wire.TensorTable(NAMES, SHAPES, ("float32",) * len(NAMES), ("",) * len(NAMES))
+_TABLE = compare.LabelledTable(NAMES, SHAPES, ("parameters",) * len(NAMES))
 _BUCKETS = 32
 _COUNTS = tuple(int(np.prod(shape)) for shape in SHAPES)
 _SIGNS = tuple(np.random.default_rng(n).choice([-1.0, 1.0], n) for n in _COUNTS)
@@ -157,8 +157,12 @@ def apart(
     dense: int = 8,
     synchronised_every: int = 0,
     repaired_at: int = -1,
+    buffers: str = "",
 ) -> Trace:
     """Ranks that train a small model by momentum, and one of them (or all) leaves the others.
+
+    With `buffers` each keeps running statistics, too: `alike`, of its `own` batches, or the `one`
+    rank's are its own for ten steps.
 
     Everything is a real float32 computation: gradients of noise around a quadratic, averaged unless
     the fault is that they are not.
@@ -170,6 +174,7 @@ def apart(
         _Model([t.copy() for t in start], [np.zeros_like(t) for t in start]) for _ in range(ranks)
     ]
     everyone = np.arange(ranks, dtype=np.int64)
+    statistics = [[np.zeros_like(t) for t in start] for _ in range(ranks)]
     found: list[Comparison] = []
     rates = np.full((ranks, steps), 0.05)
     norms = np.zeros((ranks, steps))
@@ -265,6 +270,14 @@ def apart(
                 step, "hyperparameters", everyone, rates[:, step], tolerance=1e-12
             )
         )
+        for r in range(ranks) if buffers else ():
+            own = buffers == "own" or (buffers == "one" and r == rank and at <= step < at + 10)
+            statistics[r] = [
+                np.float32(0.9 if own else 0) * kept + np.float32(0.1) * new
+                for kept, new in zip(statistics[r], local[r] if own else mean, strict=True)
+            ]
+        if words and buffers:
+            compare_now(step, "buffers", statistics, tensorwise=tensorwise)
         if words:
             compare_now(step, "parameters", [m.tensors for m in models], tensorwise=tensorwise)
     course = (

@@ -1,5 +1,10 @@
-"""The family of ranks that no longer hold the same: one detector, since one link breaks first."""
+"""The family of ranks that no longer hold the same: one detector, since one link breaks first.
 
+Buffers have one of their own: where they are not kept equal at all, which is usual, that must not
+hide what happens to the parameters.
+"""
+
+from rankscope.server.detectors.desync.buffers import Buffers
 from rankscope.server.detectors.desync.detector import Desync
 
-__all__ = ["Desync"]
+__all__ = ["Buffers", "Desync"]

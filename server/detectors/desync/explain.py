@@ -38,7 +38,8 @@ def finding_of(incident: Apart, drift: float, critical: float) -> Finding:
         last_step=incident.last_step,
         first_step=incident.first_step,
         ranks=incident.ranks,
-        tensors=tuple(t.name for t in incident.tensors),
+        # The state of an optimizer has several tensors of one name.
+        tensors=tuple(dict.fromkeys(t.name for t in incident.tensors)),
         stage=incident.stage,
         cause=cause,
         remedy=remedy,
@@ -101,6 +102,7 @@ def _detail(tensor: TensorDifference) -> dict[str, object]:
         "distance": tensor.distance,
         "relative": tensor.relative,
         "buckets": tensor.buckets,
+        "table": tensor.table,
     }
 
 

@@ -115,6 +115,86 @@ def test_the_run_says_what_the_contract_promises(client):
     assert set(promised.split()) <= set(listed)
 
 
+def test_numbers_of_tensors_are_series_of_their_own(client):
+    names = ("conv1.weight", "conv1.bias", "fc/0.weight")
+    table = wire.TensorTable(names, ((1,),) * 3, ("float32",) * 3, ("",) * 3)
+    for rank in range(2):
+        made = tuple(
+            wire.Layers(
+                step=step,
+                table="parameters",
+                metric="grad_norm",
+                values=np.array([rank + step, math.nan, math.inf]),
+            )
+            for step in (0, 32)
+        )
+        hello = wire.Hello(started_at=1000.0, tables={"parameters": table})
+        sent = batch(rank, hello=hello, layers=made, columns={"grad_norm": column([0], [1.0])})
+        assert post(client, sent).json()["accepted"] == 7
+    listed = get(client, "/runs/otter/metrics")
+    assert [m["name"] for m in listed["items"]] == [
+        "grad_norm",
+        "grad_norm/conv1.bias",
+        "grad_norm/conv1.weight",
+        "grad_norm/fc/0.weight",
+    ]
+    assert listed["items"][1] | {"name": ""} == {
+        "name": "",
+        "ranks": [0, 1],
+        "first_step": 0,
+        "last_step": 32,
+    }
+    short = get(client, "/runs/otter/metrics", tensors=False)
+    assert [m["name"] for m in short["items"]] == ["grad_norm"]
+    [family] = short["families"]
+    assert (family["metric"], family["tensors"]) == ("grad_norm", list(names))
+    found = get(client, "/runs/otter/series", metric="grad_norm/conv1.weight", rank=1)["series"]
+    assert [(s["rank"], s["steps"], s["values"]) for s in found] == [(1, [0, 32], [1.0, 33.0])]
+    found = get(client, "/runs/otter/series", metric="grad_norm/fc/0.weight")["series"]
+    assert found[0]["values"] == ["Infinity"] * 2
+    seen, cursor = [], None
+    while cursor is not None or not seen:
+        asked = {"limit": 3, **({"cursor": cursor} if cursor else {})}
+        page = get(client, "/runs/otter/metrics", **asked)
+        seen += [m["name"] for m in page["items"]]
+        cursor = page["next_cursor"]
+    assert seen == [m["name"] for m in listed["items"]]
+    figure = client.get(
+        "/runs/otter/figures/curves.json", params={"metric": "grad_norm/conv1.weight"}
+    )
+    assert figure.status_code == 200
+
+
+def test_what_differs_by_design_is_stored_and_no_desync(client):
+    names = ["batch", "local_gradient", "rng/torch", "rng/numpy", "rng/python", "rng/cuda"]
+    table = wire.TensorTable(("w",), ((1,),), ("float32",), ("",))
+    for rank in range(2):
+        local = wire.Print(
+            step=4,
+            stage="local_gradient",
+            table="parameters",
+            digests=np.array([rank], np.uint64),
+            sketches=np.array([[3.0 * rank, 4.0 * rank]]),
+        )
+        words = {name: column(range(8), [rank] * 8, np.uint64) for name in names}
+        sent = batch(
+            rank,
+            world_size=2,
+            state="finished",
+            through_step=7,
+            hello=wire.Hello(started_at=1000.0, tables={"parameters": table}),
+            words=words | {"parameters": column(range(8), [5] * 8, np.uint64)},
+            prints=(local,),
+        )
+        assert post(client, sent).json()["accepted"] == 57
+    evaluated(client)
+    assert get(client, "/runs/otter/alerts")["items"] == []
+    compared = get(client, "/runs/otter/divergence", matrix=True, stage="local_gradient")
+    assert compared["items"] == []
+    assert compared["matrix"]["distance"] == [[0.0, 5.0], [5.0, 0.0]]
+    assert {c["stage"] for c in get(client, "/runs/otter/divergence")["items"]} == {"parameters"}
+
+
 def test_lists_are_paged_by_an_opaque_cursor(client):
     for n in range(7):
         post(client, batch(run=f"run-{n}", project="even" if n % 2 == 0 else "odd"))

@@ -8,6 +8,7 @@ from support.judging import judge
 from support.scenarios import Timeline, apart, noise, recorded, silence, spikes, swinging, two_sides
 from support.traces import Trace
 
+from rankscope.server.detectors import build
 from rankscope.server.detectors.desync import Desync
 from rankscope.server.detectors.desync.incident import Growth
 from rankscope.server.detectors.history import Companions, RankHistory
@@ -546,3 +547,18 @@ def test_a_recorded_run_is_what_was_recorded(tmp_path):
     again = Trace.load(tmp_path / "again.npz")
     for name, values in made.series.items():
         assert np.array_equal(values, again.series[name], equal_nan=True)
+
+
+def test_local_buffers_hide_no_desync():
+    alone = judge(apart(0, fault="skipped"), build())
+    beside = judge(apart(0, fault="skipped", buffers="own"), build())
+
+    def found(judgement):
+        return [
+            (a.kind, a.severity, a.ranks, a.first_step, a.parent)
+            for a in judgement.alerts
+            if a.kind != "desync.buffers"
+        ]
+
+    assert found(alone) == found(beside)
+    assert {a.kind for a in beside.alerts} - {a.kind for a in alone.alerts} == {"desync.buffers"}

@@ -16,6 +16,7 @@ from rankscope.server.detectors import DETECTORS, build
 RECORDED = [path.stem for path in sorted(TRACES.glob("*.npz"))]
 FAULTY = [name for name in RECORDED if name.startswith("F")]
 APART = ["none", "start", "bitflip", "skipped", "bypassed", "rate", "drift", "step-skipped"]
+APART += ["none+own", "skipped+own", "none+one"]
 
 slow = settings(
     max_examples=25,
@@ -28,7 +29,10 @@ slow = settings(
 @cache
 def scenario(name):
     """A recorded training, or ranks that come apart."""
-    return recorded(0, trace=name) if name in RECORDED else apart(0, fault=name)
+    if name in RECORDED:
+        return recorded(0, trace=name)
+    fault, _, buffers = name.partition("+")
+    return apart(0, fault=fault, buffers=buffers)
 
 
 @cache

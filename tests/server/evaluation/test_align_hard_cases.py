@@ -9,6 +9,7 @@ from rankscope.server.storage.evaluation import ColumnPart, Life, NewData, Print
 from rankscope.server.window import RankLife
 
 TABLE = wire.TensorTable(("a", "b"), ((4,), (4,)), ("f", "f"), ("", ""))
+JOINED = compare.joined_table({"parameters": TABLE})
 
 
 def life(rank, through, *, state="running", last_seen=100.0, attempt=0, heartbeat=5.0):
@@ -102,7 +103,7 @@ def test_minus_zero_stays_a_difference_of_tiny_size():
         )
         for d in ([1, 2], [1, 2], [1, 3])
     ]
-    c = compare.compare_prints(1, "parameters", np.arange(3), prints, TABLE)
+    c = compare.compare_prints(1, "parameters", np.arange(3), prints, JOINED)
     assert c.deviating == (2,)
     assert c.tensors[0].name == "b"
     assert 0 < c.distance[2] < 1e-300
@@ -124,7 +125,7 @@ def test_sketches_that_differ_by_summation_order_only_make_no_distance():
         )
         for d, k in (([1, 2], base), ([1, 2], base), ([1, 2], base + 1e-9), ([1, 3], other))
     ]
-    c = compare.compare_prints(1, "parameters", np.arange(4), prints, TABLE)
+    c = compare.compare_prints(1, "parameters", np.arange(4), prints, JOINED)
     assert c.distance[2] == 0.0, c.distance
 
 

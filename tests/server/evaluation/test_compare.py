@@ -9,11 +9,8 @@ from rankscope.agent import wire
 from rankscope.server import compare
 
 TENSORS = 5
-TABLE = wire.TensorTable(
-    tuple(f"t{i}" for i in range(TENSORS)),
-    ((2, 2),) * TENSORS,
-    ("float32",) * TENSORS,
-    ("",) * TENSORS,
+TABLE = compare.LabelledTable(
+    tuple(f"t{i}" for i in range(TENSORS)), ((2, 2),) * TENSORS, ("parameters",) * TENSORS
 )
 
 
@@ -152,3 +149,11 @@ def test_more_tensors_than_weights_do_not_confuse_the_fold():
     folded = compare.fold(digests)
     assert folded[0] == folded[1]
     assert folded[0] != folded[2]
+
+
+def test_two_ranks_have_a_distance():
+    """Against their common median they are each other's negative."""
+    sketches = np.zeros((2, 3, 4))
+    sketches[1] = 0.5
+    found = compare.pairwise_distances(sketches)
+    assert found.tolist() == [[0.0, np.sqrt(3)], [np.sqrt(3), 0.0]]

@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 
 from rankscope.agent import wire
-from rankscope.server.storage import migrate, runs
+from rankscope.server.storage import evaluation, migrate, runs
 from rankscope.server.storage.alerts import list_alerts
-from rankscope.server.storage.engine import open_engine, writing
+from rankscope.server.storage.comparisons import list_comparisons
+from rankscope.server.storage.engine import open_engine, reading, writing
 from rankscope.server.storage.ingest import store_batch
 from rankscope.server.worker import Worker
 
 TABLE = wire.TensorTable(("w",), ((8, 8),), ("float32",), ("",))
+
+
+_HELLO = wire.Hello(started_at=0.0, tables={"parameters": TABLE})
 
 
 class Job:
@@ -25,7 +29,18 @@ class Job:
         self.sent = {}
         self.worker = Worker(engine, threading.Event(), now=lambda: self.time, strict=True)
 
-    def post(self, rank, steps, word=lambda step: 7, *, session="a", state="running", through=None):
+    def post(
+        self,
+        rank,
+        steps,
+        word=lambda step: 7,
+        *,
+        session="a",
+        state="running",
+        through=None,
+        hello=None,
+        prints=(),
+    ):
         steps = np.array(list(steps), dtype=np.int64)
         seq = self.sent[rank, session] = self.sent.get((rank, session), -1) + 1
         words = np.array([word(int(step)) for step in steps], dtype=np.uint64)
@@ -39,7 +54,8 @@ class Job:
             world_size=self.world_size,
             through_step=through,
             state=state,
-            hello=wire.Hello(started_at=0.0, tables={"parameters": TABLE}) if seq == 0 else None,
+            hello=hello or (_HELLO if seq == 0 else None),
+            prints=prints,
             columns={"lr": wire.Column(steps, np.full(len(steps), 0.1))},
             words={"parameters": wire.Column(steps, words)},
         )
@@ -124,3 +140,49 @@ def test_a_client_that_never_says_which_steps_are_complete(engine):
         job.post(rank, [], state="finished", through=-1)
     job.evaluate()
     assert job.alerts("desync.parameters") == [("open", (2,), 50, 99)]
+
+
+def test_what_an_earlier_process_left_on_disk_is_sorted_in_before_the_later_one(engine):
+    """The later process is attempt 0 until the words of the earlier one arrive."""
+    job = Job(engine, 3)
+
+    def post(rank, steps, word, session, began):
+        hello = wire.Hello(started_at=began, host="here", tables={"parameters": TABLE})
+        job.post(rank, steps, lambda step: word, session=session, hello=hello)
+
+    for rank in range(3):
+        post(rank, range(50, 60), 8, "late", 200.0)
+    job.evaluate()
+    for rank in range(3):
+        post(rank, range(60), 7, "early", 100.0)
+        job.evaluate()
+    assert job.alerts("desync.parameters") == []
+    with reading(engine) as connection:
+        key = runs.find_run(connection, "r").key
+        found, _ = list_comparisons(connection, run=key, limit=99, stage="parameters")
+    assert [s.comparison.equal for s in found] == [True]
+
+
+def test_a_hello_that_comes_again_adds_tables(engine):
+    job = Job(engine, 3)
+    for rank in range(3):
+        job.post(rank, range(10))
+    job.evaluate()
+    state = wire.TensorTable(("w",), ((8, 8),), ("float32",), ("",))
+    for rank in range(3):
+        again = wire.Hello(started_at=0.0, tables={"optimizer/momentum": state})
+        digests = np.array([1 + (rank == 2)], np.uint64)
+        made = wire.Print(
+            step=10, stage="optimizer_state", table="optimizer/momentum", digests=digests
+        )
+        job.post(rank, range(10, 12), hello=again, prints=(made,))
+    job.evaluate()
+    assert job.alerts("desync.optimizer") == [("open", (2,), 10, 10)]
+    with reading(engine) as connection:
+        key = runs.find_run(connection, "r").key
+        [alert] = list_alerts(connection, limit=9, run=key, kind="desync.optimizer")[0]
+        tables = evaluation.load_new(connection, run=key, after=0).tables
+    assert alert.tensors == ("w",)
+    assert {rank: set(of) for rank, of in tables.items()} == dict.fromkeys(
+        range(3), {"parameters", "optimizer/momentum"}
+    )

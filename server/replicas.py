@@ -1,0 +1,83 @@
+"""Which ranks hold the same tensors, and so must hold the same values."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+from rankscope.agent import wire
+from rankscope.server.window import Int64
+
+# Links of the chain that are the same on all replicas of a healthy job. What goes into a reduction
+# (batches, local gradients), random states and what else is watched differ by design.
+REPLICATED = (
+    "start",
+    "outside_optimizer",
+    "reduced_gradient",
+    "clipped_gradient",
+    "optimizer_state",
+    "hyperparameters",
+    "parameters",
+    "buffers",
+)
+
+# Of what else than the parameters a link speaks: tables of which name.
+_TABLES = {"optimizer_state": "optimizer", "buffers": "buffers"}
+
+_Key = tuple[int, ...] | None
+
+
+class Replicas:
+    """The tensor tables of a run's ranks."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, Mapping[str, wire.TensorTable]] = {}
+        # Tables are compared once, when they come; ranks that hold the same share a number.
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._keys: dict[tuple[int, str], _Key] = {}
+        self._rows: dict[tuple[str, bytes], Int64] = {}
+
+    def learn(self, tables: Mapping[int, Mapping[str, wire.TensorTable]]) -> None:
+        """Takes all tables of some ranks, as they hold from now on."""
+        if not tables:
+            return
+        self._tables |= tables
+        self._rows.clear()
+        numbers: dict[int, int] = {}
+        for rank, of_rank in tables.items():
+            by_name = {}
+            for name, table in of_rank.items():
+                if id(table) not in numbers:
+                    content = (table.names, table.shapes, table.shards)
+                    numbers[id(table)] = self._numbers.setdefault(content, len(self._numbers))
+                by_name[name] = numbers[id(table)]
+            for prefix in ("parameters", *_TABLES.values()):
+                found = [by_name[name] for name in sorted(by_name) if name.startswith(prefix)]
+                self._keys[rank, prefix] = tuple(found) if found else None
+
+    def table(self, rank: int, name: str) -> wire.TensorTable | None:
+        """A table of a rank; None where it has not told of it."""
+        return self._tables.get(rank, {}).get(name)
+
+    def rows(self, stage: str, ranks: Int64) -> Int64:
+        """Rows of the largest set of ranks that hold replicas of what a link speaks of."""
+        held = self._rows.get((stage, ranks.tobytes()))
+        if held is not None:
+            return held
+        rows = self._largest(np.arange(len(ranks)), ranks, "parameters")
+        prefix = _TABLES.get(stage)
+        if prefix is not None:
+            known = [row for row in rows.tolist() if self._keys.get((int(ranks[row]), prefix))]
+            largest = self._largest(np.array(known, dtype=np.int64), ranks, prefix)
+            # Who has not told what it holds is taken to hold what most do.
+            rows = np.array(sorted({*rows.tolist()} - {*known} | {*largest.tolist()}), np.int64)
+        self._rows[stage, ranks.tobytes()] = rows
+        return rows
+
+    def _largest(self, rows: Int64, ranks: Int64, prefix: str) -> Int64:
+        classes: dict[_Key, list[int]] = defaultdict(list)
+        for row in rows.tolist():
+            classes[self._keys.get((int(ranks[row]), prefix))].append(row)
+        return np.array(max(classes.values(), key=len, default=[]), dtype=np.int64)
