@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
-import sys
-import time
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from rankscope.agent import model_facts
+from rankscope.agent.connection import Connection
 from rankscope.agent.launcher import Identity, identify
 from rankscope.agent.monitor import Monitor, NullMonitor
 from rankscope.agent.options import Options, resolve
-from rankscope.agent.records import Records
-from rankscope.agent.sender import Sender
-from rankscope.agent.tensors import TensorGroup
-from rankscope.agent.wire import Hello, TensorTable
+from rankscope.agent.torch_monitor import TorchMonitor
 
-_logger = logging.getLogger("rankscope")
-_monitors: weakref.WeakKeyDictionary[Any, Monitor | NullMonitor] = weakref.WeakKeyDictionary()
+_monitors: weakref.WeakKeyDictionary[Any, TorchMonitor | NullMonitor] = weakref.WeakKeyDictionary()
 
 
 def attach(
     model: torch.nn.Module, optimizer: Any, *, step: int | None = None, **options: Any
-) -> Monitor | NullMonitor:
+) -> TorchMonitor | NullMonitor:
     """Watches the training of `model` by `optimizer` on this rank.
 
     Call it on every rank, after the model is wrapped (DDP and the like) and the optimizer built.
@@ -69,7 +61,7 @@ def attach(
     if known is not None and not known.closed:
         return known
     identity = identify(os.environ, run=resolved.run, torch_distributed=_torch_distributed)
-    monitor: Monitor | NullMonitor
+    monitor: TorchMonitor | NullMonitor
     if resolved.mode == "disabled":
         monitor = NullMonitor(identity.run, identity.rank)
     else:
@@ -89,71 +81,19 @@ def _torch_distributed() -> tuple[int, int] | None:
 
 def _monitor(
     model: torch.nn.Module, optimizer: Any, options: Options, identity: Identity, step: int
-) -> Monitor:
+) -> TorchMonitor:
     if not model_facts.trainable_parameters(model, optimizer)[1]:
         raise ValueError(
             "attach(model, optimizer): neither has a parameter that requires a gradient; attach "
             "after the model is built and its parameters are unfrozen"
         )
-    hello = Hello(
-        started_at=time.time(),
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        local_rank=identity.local_rank,
-        launcher=identity.launcher,
-        wrapper=model_facts.wrapper_of(model),
-        heartbeat_seconds=Sender.HEARTBEAT_SECONDS,
+    connection = Connection(
+        options,
+        identity,
         config=model_facts.configuration(model, optimizer),
+        wrapper=model_facts.wrapper_of(model),
     )
-    tables: dict[str, TensorTable] = {}
-    records = Records()
-    owner: list[weakref.ref[Monitor]] = []
-    address = f"rankscope: run {identity.run} at {options.server}/runs/{identity.run}\n"
-
-    def phase() -> str:
-        monitor = owner[0]() if owner else None
-        return "start" if monitor is None else monitor.phase
-
-    def announce(group: TensorGroup) -> None:
-        # The server keeps what it was told before; of a table with versions the last is enough.
-        base = group.table.partition("@")[0]
-        for known in [name for name in tables if name.partition("@")[0] == base]:
-            del tables[known]
-        tables[group.table] = group.described()
-        sender.say_hello_again()
-
-    def connected() -> None:
-        if identity.rank == 0 and not identity.fresh:
-            sys.stderr.write(address)
-
-    # Every rank meets the same absent server: one of them says so. A rank that alone cannot reach
-    # it is missed by the server instead.
-    level = logging.WARNING if identity.rank == 0 else logging.INFO
-    if identity.warning:
-        _logger.log(level, "%s", identity.warning)
-    if identity.fresh:
-        # Nobody knows an id that was made up here: it is told whether or not a server answers.
-        sys.stderr.write(address)
-    sender = Sender(
-        records,
-        options=options,
-        identity=identity,
-        hello=lambda: replace(hello, tables=dict(tables)),
-        phase=phase,
-        on_problem=lambda text: _logger.log(level, "%s", text),
-        on_connected=connected,
-    )
-    monitor = Monitor(
-        model,
-        optimizer,
-        options=options,
-        identity=identity,
-        records=records,
-        sender=sender,
-        announce=announce,
-        step=step,
-    )
-    owner.append(weakref.ref(monitor))
+    monitor = TorchMonitor(model, optimizer, connection=connection, step=step)
     # A closed monitor must not keep the model and the optimizer alive.
     monitor.on_close = lambda: _forget(monitor)
     return monitor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -17,18 +18,31 @@ class TensorGroup:
     Attributes:
         table: name of the table.
         names: one a tensor.
+        parts: what the user declared the tensors to be parts of; empty: nothing.
         tensors: the tensors as they were given; a distributed one is not reduced to its part.
     """
 
-    def __init__(self, table: str, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        table: str,
+        names: Sequence[str],
+        tensors: Sequence[torch.Tensor],
+        *,
+        parts: Sequence[str] = (),
+    ) -> None:
         self.table = table
+        self._parts = tuple(parts)
         self.names = tuple(names)
         self.tensors = tuple(tensors)
         self._plan: FingerprintPlan | None = None
 
     def described(self) -> TensorTable:
         """The table as it is told to the server."""
-        return model_facts.tensor_table(self.names, self.tensors)
+        table = model_facts.tensor_table(self.names, self.tensors)
+        if not any(self._parts):
+            return table
+        shards = [f"{p} {s}".strip() for p, s in zip(self._parts, table.shards, strict=True)]
+        return replace(table, shards=tuple(shards))
 
     def held(self) -> list[torch.Tensor]:
         """What this rank holds of each tensor."""

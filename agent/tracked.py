@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ class Tracked:
         self._model = model
         self._optimizer = optimizer
         self._version = 0
+        self._declared: list[tuple[str, str]] = []
         self.group = self._found(_TABLE)
 
     def changed(self) -> bool:
@@ -62,6 +64,11 @@ class Tracked:
         text = "; ".join(t for t in told if t)
         return f"the model's parameters have changed: {text or 'another order'}"
 
+    def declare(self, key: str, pattern: str) -> None:
+        """Which part of the model the tensors of a pattern are; what is declared last counts."""
+        self._declared.append((pattern, key))
+        self.group = self._found(self.group.table)
+
     def role_of(self, optimizer: torch.optim.Optimizer) -> Role:
         """What an optimizer is to this monitor.
 
@@ -82,7 +89,14 @@ class Tracked:
             if parameter is not None
         ]
         self._counts = [len(group["params"]) for group in self._optimizer.param_groups]
-        return TensorGroup(table, names, parameters)
+        return TensorGroup(table, names, parameters, parts=self._parts(names))
+
+    def _parts(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        parts = []
+        for name in names:
+            keys = [key for pattern, key in self._declared if fnmatchcase(name, pattern)]
+            parts.append(keys[-1] if keys else "")
+        return tuple(parts)
 
 
 def _listed(what: str, names: list[str]) -> str:

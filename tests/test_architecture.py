@@ -43,7 +43,7 @@ COLLECTIVES = {
     "send_object_list",
 }
 NAMED_WAITING = {
-    ("agent/readout.py", "copy.event.synchronize()"): "at the end of the run, after the last step",
+    ("agent/readout.py", "self._event.synchronize()"): "at the end of the run, after the last step",
     # On the CPU these copy nothing. On a GPU they wait for it, at sampled steps only.
     ("agent/fingerprint/plan.py", "self._signed.cpu()"): "small tensors",
     ("agent/fingerprint/plan.py", "torch.cat(sums).cpu()"): "large tensors' digests",

@@ -6,8 +6,16 @@ from rankscope.agent.probes.loss import Loss
 from rankscope.agent.probes.optimizer import LearningRate
 from rankscope.agent.probes.parameters import Parameters
 from rankscope.agent.probes.timing import Timing
+from rankscope.agent.probes.watched import WatchedModules
 
 # Timing first: what the others take must not count as the trainer's step.
-PROBES: tuple[type[Probe], ...] = (Timing, Loss, LearningRate, Gradients, Parameters)
+PROBES: tuple[type[Probe], ...] = (
+    Timing,
+    Loss,
+    LearningRate,
+    Gradients,
+    Parameters,
+    WatchedModules,
+)
 
 __all__ = ["PROBES", "Context", "Probe", "StepFacts"]

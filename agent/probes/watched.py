@@ -1,0 +1,49 @@
+"""Further modules that must agree between the ranks: averages of the weights, teachers, targets."""
+
+from __future__ import annotations
+
+import torch
+
+from rankscope.agent.model_facts import plain_name
+from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.tensors import TensorGroup
+
+
+class WatchedModules(Probe):
+    """Fingerprints of the modules given to `monitor.watch`; one pass over them (tier `state`)."""
+
+    name = "watched"
+    sampled = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._groups: dict[str, TensorGroup] = {}
+
+    def add(self, name: str, module: torch.nn.Module) -> None:
+        """Watches a module from now on; a name that is taken is given to the new one."""
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        names = [f"{name}.{plain_name(n)}" for n in tensors]
+        group = TensorGroup(f"watched/{name}", names, list(tensors.values()))
+        self._groups[name] = group
+        self.context.announce(group)
+
+    def after_step(self, facts: StepFacts) -> None:
+        """What the modules hold after the step."""
+        if not (self._groups and self.context.state):
+            return
+        with facts.charged("state"):
+            for group in self._groups.values():
+                self._take(facts, group)
+
+    def _take(self, facts: StepFacts, group: TensorGroup) -> None:
+        tensors = group.held()
+        plan = group.plan(tensors)
+        pending = plan.begin(tensors, sketches=True)
+
+        def deliver() -> None:
+            prints = pending.result()
+            word = facts.words.get("watched", 0) + plan.word(prints.digests)
+            facts.words["watched"] = word % 2**64
+            facts.prints.append(group.prints(facts.step, "watched", prints))
+
+        facts.when_ready(pending, deliver)

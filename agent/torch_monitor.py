@@ -1,0 +1,313 @@
+"""The monitor of a torch trainer: drives the probes through each step, hands their facts over."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from rankscope.agent import hooks
+from rankscope.agent.connection import Connection
+from rankscope.agent.guard import Moments, contained
+from rankscope.agent.monitor import PLAIN, Monitor
+from rankscope.agent.probes import PROBES, Context, Probe, StepFacts
+from rankscope.agent.probes.loss import Loss
+from rankscope.agent.probes.parameters import Parameters
+from rankscope.agent.probes.timing import Timing
+from rankscope.agent.probes.watched import WatchedModules
+from rankscope.agent.readout import Readout
+from rankscope.agent.tracked import Role, Tracked
+
+# What cannot be measured without costing more, in seconds: the optimizer's hooks at every step,
+# and the root hook and the loss probe inside the trainer's calls where a step is looked at.
+_UNSEEN = 5e-6
+_UNSEEN_BASIC = 20e-6
+
+# Number of graph nodes that this thread has made.
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+
+class TorchMonitor(Monitor):
+    """What `attach` returns: records by itself."""
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: Any, *, connection: Connection, step: int
+    ) -> None:
+        super().__init__(connection, step=step)
+        self._readout = Readout()
+        self._model = model
+        self._optimizer = optimizer
+        self._forward_begun = False
+        self._facts = StepFacts(step)
+        self._sequence = _sequence_number()
+        self._reported = step
+        self._stepping: Any = None  # the outermost optimizer that steps now
+        self._spent = 0.0
+
+        self._tracked = Tracked(model, optimizer)
+        self._context = Context(
+            model=model,
+            optimizer=optimizer,
+            schedule=self._schedule,
+            parameters=self._tracked.group,
+            guarded=self._guarded,
+            announce=self._announce,
+            note=self._note,
+            step=step,
+        )
+        self._announce(self._tracked.group)
+        self._roles: weakref.WeakKeyDictionary[Any, Role] = weakref.WeakKeyDictionary()
+        self._probes = tuple(probe(self._context) for probe in PROBES)
+        self._loss = next(p for p in self._probes if isinstance(p, Loss))
+        self._watched_modules = next(p for p in self._probes if isinstance(p, WatchedModules))
+        self._timing = next(p for p in self._probes if isinstance(p, Timing))
+        self._parameters = next(p for p in self._probes if isinstance(p, Parameters))
+        self._forward = self._moments(self._probes, "forward")
+        self._before = self._moments(self._probes, "before_step")
+        self._after = self._moments(self._probes, "after_step")
+        every_step = tuple(p for p in self._probes if not p.sampled)
+        self._after_plain = self._moments(every_step, "after_step")
+        self._next_look = step  # the first step at which something may be due
+        self._watched = True  # whether anything is due at the step in progress
+        self._sampled = True  # whether the sampled probes are asked at the step in progress
+        self._moments(self._probes, "start")(self._facts)
+        self._hand_over(self._facts)
+        self._facts = StepFacts(step)
+        self._root_handle = model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
+        hooks.watch_steps(self)
+        self._begin()
+
+    @property
+    def phase(self) -> str:
+        """What the training thread is doing: `forward`, `backward`, `collective`, `data`, ..."""
+        phase = super().phase
+        return "evaluation" if phase == "forward" and not self._model.training else phase
+
+    def watch(self, module: torch.nn.Module, name: str) -> None:
+        """Also compares another module between the ranks: an average of the weights, a teacher.
+
+        Its parameters and buffers are fingerprinted as often as the optimizer's state.
+
+        Args:
+            module: must hold the same on every rank.
+            name: for its tensors, which are called `<name>.<tensor>`.
+        """
+        with self._bookkeeping:
+            self._watched_modules.add(name, module)
+
+    def replicas(self, key: str, tensors: str = "*") -> None:
+        """Declares which ranks hold replicas, where it cannot be read off the tensors.
+
+        Ranks that give the same key for a tensor must agree on it; ranks that give different keys
+        hold different parts and are not compared. To be called right after `attach`, on every
+        rank: for example `monitor.replicas(f"stage {pipeline_rank}")`.
+
+        Args:
+            key: the same on all replicas and on no other rank.
+            tensors: names of the tensors it holds for, with `*` and `?` as in file names.
+        """
+        with self._bookkeeping:
+            self._tracked.declare(key, tensors)
+            self._context.parameters = self._tracked.group
+            self._announce(self._tracked.group)
+
+    # ---------------------------------------------------------------------- what the hooks call
+
+    @contained
+    def root_forward(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """The model is called, for training or for evaluation, at a step that is looked at."""
+        if module.training and not self._forward_begun and torch.is_grad_enabled():
+            self._forward_begun = True
+            self._training_goes_on()
+        self._forward(module, args, kwargs)
+
+    @contained
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer of the process (perhaps the one inside a wrapper) is about to step."""
+        outermost = self._stepping
+        # A step that raised was never told to have ended: when its optimizer steps again, that
+        # one is over.
+        if outermost is not None and outermost is not optimizer:
+            return
+        if optimizer is not self._optimizer and self._role(optimizer) is not Role.OWN:
+            return
+        self._stepping = optimizer
+        if self._sampled:
+            began = time.perf_counter()
+            self._look_for_parameters()
+            self._before(self._facts)
+            self._spent += time.perf_counter() - began
+
+    @contained
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has stepped."""
+        if optimizer is not self._stepping:
+            # Inside the step of a wrapper, or none of ours; if it moves parameters that are
+            # watched, what changed is no work of ours to judge.
+            if self._stepping is None and self._role(optimizer) is Role.OTHER:
+                self._parameters.disturbed()
+            return
+        self._stepping = None
+        if self._watched:
+            self._end_watched_step()
+        self._step = step = self._step + 1
+        self._sequence = _sequence_number()
+        if step < self._next_look:
+            self._context.step = step
+        else:
+            self._look_ahead(step)
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _step_of_log(self) -> int:
+        # A graph that has grown since the last step ended: the next one is in progress.
+        begun = self._forward_begun or _sequence_number() != self._sequence
+        return self._step if begun else max(self._step - 1, 0)
+
+    def _role(self, optimizer: torch.optim.Optimizer) -> Role:
+        role = self._roles.get(optimizer)
+        if role is None:
+            role = self._roles[optimizer] = self._tracked.role_of(optimizer)
+        return role
+
+    def _moments(self, probes: Iterable[Probe], moment: str) -> Moments:
+        overridden = [p for p in probes if getattr(type(p), moment) is not getattr(Probe, moment)]
+        return Moments([(getattr(p, moment), self._guard.probe(p.name)) for p in overridden])
+
+    def _training_goes_on(self) -> None:
+        self._end_evaluation()
+        # Nothing can be added to the step before any more.
+        done = self._step - 1
+        if self._readout.waiting:
+            self._readout.after_all(lambda: self._records.complete(done))
+        else:
+            self._records.complete(done)
+
+    def _end_evaluation(self) -> None:
+        means = self._loss.evaluation()
+        if means:
+            self._timing.interrupted()
+            self._scalars(max(self._step - 1, 0), means)
+
+    def _look_for_parameters(self) -> None:
+        # At sampled steps: ranks that sample at different intervals have all looked where they
+        # share a step.
+        if self._tracked.changed():
+            self._note(self._tracked.renew())
+            self._context.parameters = self._tracked.group
+            self._announce(self._tracked.group)
+            self._roles.clear()
+
+    def _end_watched_step(self) -> None:
+        began = time.perf_counter()
+        facts = self._facts
+        if not self._forward_begun:
+            # The root module's forward was not seen (another module is called, or a compiled one).
+            self._training_goes_on()
+        self._forward_begun = False
+        if self._sampled:
+            self._after(facts)
+            self._hand_over(facts)
+        else:
+            self._after_plain(facts)
+            # Nothing but scalars was put into the facts.
+            if PLAIN.issuperset(map(type, facts.scalars.values())):
+                self._records.scalars(facts.step, facts.scalars)
+            else:
+                self._scalars(facts.step, facts.scalars)
+        self._account(facts, began)
+
+    def _look_ahead(self, step: int) -> None:
+        """Finds out what is due at the step that begins, and where something is due again."""
+        context = self._context
+        again = context.word  # what was sampled now is looked at once more, one step later
+        context.enter(step)
+        self._sampled = again or context.signals or context.state
+        watched = self._sampled or context.basic
+        if watched:
+            self._facts = StepFacts(step)
+        if watched is not self._watched:
+            self._watch(watched)
+        # Until then no tier is due, and nothing has to be asked.
+        self._next_look = step + 1 if watched else self._schedule.next_due(step)
+
+    def _watch(self, watched: bool) -> None:
+        """Where steps are too short to look at all of them: takes the root hook off in between."""
+        self._watched = watched
+        if watched:
+            self._root_handle = self._model.register_forward_pre_hook(
+                hooks.RootHook(self), with_kwargs=True
+            )
+        else:
+            self._root_handle.remove()
+
+    def _hand_over(self, facts: StepFacts) -> None:
+        readout, scalars = self._readout, facts.scalars
+        if readout.waiting:
+            readout.poll()
+        self._scalars(facts.step, scalars)
+        self._hand_over_prints(facts)
+        for pending, deliver in facts.later:
+            readout.when_ready(pending, deliver)
+        if facts.later:
+            # What is delivered late is in the facts by then.
+            facts.words, facts.prints, facts.layers = {}, [], []
+            readout.when_ready(facts.later[-1][0], lambda: self._hand_over_prints(facts))
+
+    def _hand_over_prints(self, facts: StepFacts) -> None:
+        for stage, word in facts.words.items():
+            self._records.word(facts.step, stage, word)
+        for fingerprint in facts.prints:
+            self._records.fingerprint(fingerprint)
+        for layers in facts.layers:
+            self._records.layers(layers)
+
+    def _scalars(self, step: int, scalars: Mapping[str, float | torch.Tensor]) -> None:
+        plain: dict[str, float] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        for name, value in scalars.items():
+            if isinstance(value, torch.Tensor):
+                tensors[name] = value
+            else:
+                plain[name] = float(value)
+        if tensors:
+            names = tuple(tensors)
+            self._readout.push(
+                tuple(tensors.values()),
+                lambda values: self._records.scalars(step, dict(zip(names, values, strict=True))),
+            )
+        if plain:
+            self._records.scalars(step, plain)
+
+    def _account(self, facts: StepFacts, began: float) -> None:
+        tiers, scalars = facts.tiers, facts.scalars
+        spent, self._spent = self._spent + time.perf_counter() - began, 0.0
+        if "step_seconds" in scalars:
+            tiers["basic"] = _UNSEEN_BASIC + max(spent - sum(tiers.values()), 0.0)
+            self._schedule.note(
+                facts.step,
+                step_seconds=float(scalars["step_seconds"]),
+                base=_UNSEEN,
+                tiers=tiers,
+            )
+        self._report_sampling(facts.step)
+
+    def _guarded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return self._guard.probe(name)(call)
+
+    def _end(self, state: str) -> None:
+        self._watched = self._sampled = False
+        hooks.unwatch_steps(self)
+        self._root_handle.remove()
+        self._moments(self._probes, "close")()
+        with self._bookkeeping:
+            self._end_evaluation()
+            if state == "finished":
+                # A failing process may be stuck on its device: what is still there is given up.
+                self._readout.finish()
+            self._readout.poll()
