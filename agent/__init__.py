@@ -3,6 +3,8 @@
     from rankscope import agent
     monitor = agent.attach(model, optimizer)
 
+or, without a torch optimizer, `monitor = agent.start()` and `monitor.step(loss=loss, ...)`.
+
 Names are loaded on first use: the server imports `rankscope.agent.wire`, and must not pay for (or
 even have) torch.
 """
@@ -13,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rankscope.agent.attach import attach as attach
     from rankscope.agent.monitor import Monitor as Monitor
+    from rankscope.agent.start import start as start
 
 _HOMES = {
     "attach": "rankscope.agent.attach",
+    "start": "rankscope.agent.start",
     "Monitor": "rankscope.agent.monitor",
 }
 
-__all__ = ["Monitor", "__version__", "attach"]
+__all__ = ["Monitor", "__version__", "attach", "start"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,8 +32,8 @@ def __getattr__(name: str) -> Any:
 
         return version("rankscope")
     if name in _HOMES:
-        # `import_module` binds the submodule `attach` in this package; the function must win, so
-        # it is bound again here, and this hook is not called for it a second time.
+        # `import_module` binds the submodule `attach` or `start` in this package; the function must
+        # win, so it is bound again here, and this hook is not called for it a second time.
         value = getattr(import_module(_HOMES[name]), name)
         globals()[name] = value
         return value

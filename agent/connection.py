@@ -45,8 +45,9 @@ class Connection:
     def __init__(
         self, options: Options, identity: Identity, *, config: Mapping[str, Any], wrapper: str = ""
     ) -> None:
-        self._asked = identity.run
-        number = 1 + sum(c.alive and c._asked == identity.run for c in _open)
+        # A process may also hold several ranks of one run.
+        self._asked = (identity.run, identity.rank)
+        number = 1 + sum(c.alive and c._asked == self._asked for c in _open)
         if number > 1:
             identity = replace(identity, run=f"{identity.run}.{number}")
         self.options = options

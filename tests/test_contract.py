@@ -106,7 +106,7 @@ def test_the_agent_s_public_names():
     printed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     ).stdout
-    assert printed.strip() == "['Monitor', '__version__', 'attach'] True"
+    assert printed.strip() == "['Monitor', '__version__', 'attach', 'start'] True"
 
 
 def test_commands():
