@@ -103,12 +103,45 @@ class AgentEvent(BaseModel):
     data: dict[str, Any]
 
 
+class Sampling(BaseModel):
+    """What the agent of a rank looks at how often (steps, by tier), and what share that costs."""
+
+    rank: int
+    overhead: Number | None
+    intervals: dict[str, int]
+
+
+class AgentFault(BaseModel):
+    """What agents could not do; told once a rank, and here once for all ranks that say so."""
+
+    text: str
+    ranks: list[int]
+    step: int
+    at: datetime
+
+
+class Agent(BaseModel):
+    """What the agents of a run say of themselves, and what was not looked at.
+
+    `dropped` was given up by the agents, `late` came after its step had been evaluated, and for
+    `given_up` there was no room. Up to `dense_until` everything is sampled, as the server asked.
+    """
+
+    sampling: list[Sampling]
+    dense_until: int | None
+    faults: list[AgentFault]
+    dropped: dict[str, int]
+    late: int
+    given_up: int
+
+
 class RunDetail(Run):
     """A run with its ranks."""
 
     rank_status: list[RankStatus]
     events: list[AgentEvent]
     evaluated_step: int
+    agent: Agent
 
 
 class Metric(BaseModel):

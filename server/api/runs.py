@@ -11,16 +11,19 @@ from sqlalchemy import Connection
 
 from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.models import (
+    Agent,
     AgentEvent,
+    AgentFault,
     Items,
     RankStatus,
     Run,
     RunDetail,
     RunState,
+    Sampling,
     time_of,
 )
 from rankscope.server.api.verdict import summary
-from rankscope.server.storage import alerts, attempts, runs, series
+from rankscope.server.storage import agents, alerts, attempts, runs, series
 from rankscope.server.storage.engine import reading
 
 router = APIRouter(tags=["runs"])
@@ -53,6 +56,8 @@ def get_run(engine: Database, run: RunId) -> RunDetail:
         about = _runs(connection, [row])[0]
         ranks = attempts.newest_attempts(connection, run=row.key)
         events = runs.list_events(connection, run=row.key)
+        plans = agents.sampling(connection, run=row.key)
+        faults = agents.faults(connection, run=row.key)
     return RunDetail(
         **about.model_dump(),
         evaluated_step=row.evaluated_step,
@@ -79,6 +84,20 @@ def get_run(engine: Database, run: RunId) -> RunDetail:
             for r in ranks
         ],
         events=[AgentEvent(**(e | {"at": time_of(e["at"])})) for e in events],
+        agent=Agent(
+            sampling=[
+                Sampling(rank=rank, overhead=plan.overhead, intervals=plan.intervals)
+                for rank, plan in plans.items()
+            ],
+            dense_until=row.dense_until,
+            faults=[
+                AgentFault(text=f.text, ranks=f.ranks, step=f.step, at=time_of(f.at))
+                for f in faults
+            ],
+            dropped=agents.dropped(r.dropped for r in ranks),
+            late=row.late,
+            given_up=row.given_up,
+        ),
     )
 
 

@@ -195,6 +195,59 @@ def test_what_differs_by_design_is_stored_and_no_desync(client):
     assert {c["stage"] for c in get(client, "/runs/otter/divergence")["items"]} == {"parameters"}
 
 
+def test_the_run_says_what_its_agents_do_and_could_not(client):
+    def interval(tier, steps):
+        return {f"rankscope/interval/{tier}": column([0, 32], steps)}
+
+    def fault(step, text):
+        return wire.Event(step=step, kind="agent.fault", text=text)
+
+    assert get_agent(client, batch(world_size=3)) == {
+        "sampling": [],
+        "dense_until": None,
+        "faults": [],
+        "dropped": {},
+        "late": 0,
+        "given_up": 0,
+    }
+    overhead = {"rankscope/overhead": column([0, 32], [0.5, 0.006])}
+    columns = interval("word", [1, 4]) | interval("full", [64, 32]) | overhead
+    for rank in (2, 1):
+        agent = get_agent(
+            client,
+            batch(
+                rank,
+                columns=columns if rank == 1 else interval("word", [2, math.nan]),
+                events=(fault(3, "gradients: no room"), wire.Event(step=4, kind="mark")),
+                dropped={"memory_full": 5 * rank, "disk_full": 0},
+                world_size=3,
+            ),
+        )
+    agent = get_agent(client, batch(1, seq=1, events=(fault(9, "words: never"),)))
+    assert agent["sampling"] == [
+        {"rank": 1, "overhead": 0.006, "intervals": {"full": 32, "word": 4}},
+        {"rank": 2, "overhead": None, "intervals": {}},
+    ]
+    assert [(f["text"], f["ranks"], f["step"]) for f in agent["faults"]] == [
+        ("gradients: no room", [1, 2], 3),
+        ("words: never", [1], 9),
+    ]
+    assert agent["dropped"] == {"memory_full": 10}
+
+
+def get_agent(client, sent):
+    assert post(client, sent).status_code == 200
+    return get(client, "/runs/otter")["agent"]
+
+
+def test_what_came_too_late_is_counted(client):
+    post(client, batch(columns={"loss": column(range(5), [1.0] * 5)}, through_step=4))
+    evaluated(client)
+    sent = batch(seq=1, columns={"loss": column([2, 5], [9.0, 1.0])}, through_step=5)
+    assert post(client, sent).json()["accepted"] == 2
+    assert evaluated(client)["agent"]["late"] == 1
+
+
 def test_lists_are_paged_by_an_opaque_cursor(client):
     for n in range(7):
         post(client, batch(run=f"run-{n}", project="even" if n % 2 == 0 else "odd"))
