@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +21,7 @@ from rankscope.agent.probes.timing import Timing
 from rankscope.agent.probes.watched import WatchedModules
 from rankscope.agent.readout import Readout
 from rankscope.agent.tracked import Role, Tracked
+from rankscope.agent.wire import Event
 
 # What cannot be measured without costing more, in seconds: the optimizer's hooks at every step,
 # and the root hook and the loss probe inside the trainer's calls where a step is looked at.
@@ -57,6 +59,7 @@ class TorchMonitor(Monitor):
             announce=self._announce,
             note=self._note,
             step=step,
+            event=self._event,
         )
         self._announce(self._tracked.group)
         self._roles: weakref.WeakKeyDictionary[Any, Role] = weakref.WeakKeyDictionary()
@@ -66,6 +69,8 @@ class TorchMonitor(Monitor):
         self._timing = next(p for p in self._probes if isinstance(p, Timing))
         self._parameters = next(p for p in self._probes if isinstance(p, Parameters))
         self._forward = self._moments(self._probes, "forward")
+        self._prepare = self._moments(self._probes, "prepare")
+        self._not_finite = self._moments(self._probes, "not_finite")
         self._before = self._moments(self._probes, "before_step")
         self._after = self._moments(self._probes, "after_step")
         every_step = tuple(p for p in self._probes if not p.sampled)
@@ -76,6 +81,7 @@ class TorchMonitor(Monitor):
         self._moments(self._probes, "start")(self._facts)
         self._hand_over(self._facts)
         self._facts = StepFacts(step)
+        self._prepare(self._facts)
         self._root_handle = model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
         hooks.watch_steps(self)
         self._begin()
@@ -212,15 +218,19 @@ class TorchMonitor(Monitor):
         self._forward_begun = False
         if self._sampled:
             self._after(facts)
+            seconds = facts.scalars.get("step_seconds")
             self._hand_over(facts)
         else:
             self._after_plain(facts)
+            seconds = facts.scalars.get("step_seconds")
+            if self._readout.waiting:
+                self._readout.poll()
             # Nothing but scalars was put into the facts.
             if PLAIN.issuperset(map(type, facts.scalars.values())):
                 self._records.scalars(facts.step, facts.scalars)
             else:
                 self._scalars(facts.step, facts.scalars)
-        self._account(facts, began)
+        self._account(facts, seconds, began)
 
     def _look_ahead(self, step: int) -> None:
         """Finds out what is due at the step that begins, and where something is due again."""
@@ -231,6 +241,10 @@ class TorchMonitor(Monitor):
         watched = self._sampled or context.basic
         if watched:
             self._facts = StepFacts(step)
+        if self._sampled:
+            began = time.perf_counter()
+            self._prepare(self._facts)
+            self._spent += time.perf_counter() - began
         if watched is not self._watched:
             self._watch(watched)
         # Until then no tier is due, and nothing has to be asked.
@@ -256,8 +270,13 @@ class TorchMonitor(Monitor):
             readout.when_ready(pending, deliver)
         if facts.later:
             # What is delivered late is in the facts by then.
-            facts.words, facts.prints, facts.layers = {}, [], []
-            readout.when_ready(facts.later[-1][0], lambda: self._hand_over_prints(facts))
+            facts.scalars, facts.words, facts.prints, facts.layers = {}, {}, [], []
+            facts.shared = {}
+            readout.when_ready(facts.later[-1][0], lambda: self._hand_over_late(facts))
+
+    def _hand_over_late(self, facts: StepFacts) -> None:
+        self._scalars(facts.step, facts.scalars)
+        self._hand_over_prints(facts)
 
     def _hand_over_prints(self, facts: StepFacts) -> None:
         for stage, word in facts.words.items():
@@ -279,23 +298,32 @@ class TorchMonitor(Monitor):
             names = tuple(tensors)
             self._readout.push(
                 tuple(tensors.values()),
-                lambda values: self._records.scalars(step, dict(zip(names, values, strict=True))),
+                lambda values: self._arrived(step, dict(zip(names, values, strict=True))),
             )
         if plain:
             self._records.scalars(step, plain)
 
-    def _account(self, facts: StepFacts, began: float) -> None:
-        tiers, scalars = facts.tiers, facts.scalars
+    def _arrived(self, step: int, values: dict[str, float]) -> None:
+        self._records.scalars(step, values)
+        # One sum in place of a question for each: it is not finite if one of them is not.
+        if not math.isfinite(sum(values.values())):
+            self._not_finite(step, [n for n, v in values.items() if not math.isfinite(v)])
+
+    def _account(self, facts: StepFacts, seconds: Any, began: float) -> None:
+        tiers = facts.tiers
         spent, self._spent = self._spent + time.perf_counter() - began, 0.0
-        if "step_seconds" in scalars:
+        if seconds is not None:
             tiers["basic"] = _UNSEEN_BASIC + max(spent - sum(tiers.values()), 0.0)
             self._schedule.note(
                 facts.step,
-                step_seconds=float(scalars["step_seconds"]),
+                step_seconds=float(seconds),
                 base=_UNSEEN,
                 tiers=tiers,
             )
         self._report_sampling(facts.step)
+
+    def _event(self, step: int, kind: str, text: str, data: dict[str, Any]) -> None:
+        self._records.event(Event(step=step, kind=kind, text=text, data=data))
 
     def _guarded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         return self._guard.probe(name)(call)

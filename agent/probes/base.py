@@ -30,11 +30,13 @@ class StepFacts:
         prints: fingerprints tensor by tensor.
         layers: one number a tensor.
         later: what a device still computes, each with what is to be done once it is ready. It
-            may add to words, prints and layers then.
+            may add to scalars, words, prints and layers then.
         tiers: seconds spent on each sampling tier.
+        shared: what a probe has in hand that one asked after it can use; each probe says in its
+            docstring what it leaves here, and under which name.
     """
 
-    __slots__ = ("later", "layers", "prints", "scalars", "step", "tiers", "words")
+    __slots__ = ("later", "layers", "prints", "scalars", "shared", "step", "tiers", "words")
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -44,6 +46,7 @@ class StepFacts:
         self.layers: list[Layers] = []
         self.later: list[tuple[Pending, Callable[[], None]]] = []
         self.tiers: dict[str, float] = {}
+        self.shared: dict[str, Any] = {}
 
     @contextmanager
     def charged(self, tier: str) -> Iterator[None]:
@@ -78,6 +81,8 @@ class Context:
             it disables the probe of that name and nothing else.
         announce: makes a tensor group's table known to the server; before its first fingerprint.
         note: reports something that a person should read beside the run, once.
+        event: reports something that happened at a step: (step, kind, text, data), the data being
+            JSON-able.
         step: the step in progress.
         basic, signals, word, full, state: whether these sampling tiers are due at the step in
             progress. Where one of the first four is due, so are those before it; `state` keeps to
@@ -95,6 +100,7 @@ class Context:
         announce: Callable[[TensorGroup], None],
         note: Callable[[str], None],
         step: int,
+        event: Callable[[int, str, str, dict[str, Any]], None] = lambda *told: None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -103,6 +109,7 @@ class Context:
         self.guarded = guarded
         self.announce = announce
         self.note = note
+        self.event = event
         self.enter(step)
 
     def enter(self, step: int) -> None:
@@ -136,6 +143,15 @@ class Probe:
 
     def start(self, facts: StepFacts) -> None:
         """At attach: what holds before the first step."""
+
+    def prepare(self, facts: StepFacts) -> None:
+        """A step begins at which the sampled probes are asked: the time to put hooks in place.
+
+        It may take several passes backward, and its optimizer may never step.
+        """
+
+    def not_finite(self, step: int, names: list[str]) -> None:
+        """Scalars that probes took at a step are not finite; on a device it is told later."""
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """The root module is about to run forward, in training or in evaluation mode."""

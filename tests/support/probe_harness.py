@@ -1,5 +1,7 @@
 """Probes in a real training loop, without the monitor, the sender and the server."""
 
+import math
+
 from rankscope.agent import hooks
 from rankscope.agent.probes import PROBES, Context, StepFacts
 from rankscope.agent.probes.loss import Loss
@@ -15,6 +17,7 @@ class Harness:
         start: facts of the moment of attach.
         announced: table name -> table.
         notes: what a person should read.
+        events: (step, kind, text, data).
     """
 
     def __init__(self, model, optimizer, *, probes=PROBES, overhead=1.0, dense_steps=8):
@@ -22,6 +25,7 @@ class Harness:
         self.tracked = Tracked(model, optimizer)
         self.announced = {}
         self.notes = []
+        self.events = []
         context = Context(
             model=model,
             optimizer=optimizer,
@@ -31,6 +35,7 @@ class Harness:
             announce=lambda group: self.announced.update({group.table: group.described()}),
             note=self.notes.append,
             step=0,
+            event=lambda *told: self.events.append(told),
         )
         self.context = context
         self.probes = [probe(context) for probe in probes]
@@ -42,6 +47,8 @@ class Harness:
         self.evaluations = []
         for probe in self.probes:
             probe.start(self.start)
+        for probe in self.probes:
+            probe.prepare(self.facts)
         self.handle = model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
         hooks.watch_steps(self)
 
@@ -59,9 +66,16 @@ class Harness:
             return
         for probe in self.probes:
             probe.after_step(self.facts)
-        self.steps.append(self.facts)
-        self.facts = StepFacts(self.facts.step + 1)
+        facts = self.facts
+        self.steps.append(facts)
+        values = {n: float(v) for n, v in facts.scalars.items()}
+        if bad := [n for n, v in values.items() if not math.isfinite(v)]:
+            for probe in self.probes:
+                probe.not_finite(facts.step, bad)
+        self.facts = StepFacts(facts.step + 1)
         self.context.enter(self.facts.step)
+        for probe in self.probes:
+            probe.prepare(self.facts)
 
     def value(self, name, step=-1):
         return float(self.steps[step].scalars[name])
