@@ -21,13 +21,17 @@ from torch.optim.optimizer import (
 )
 
 
-class StepListener(Protocol):
-    """Is told of optimizer steps and root forwards; must not raise."""
+class ForwardListener(Protocol):
+    """Is told of a module's forward; must not raise."""
 
     def root_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """The root module is called."""
+        """The module is called."""
+
+
+class StepListener(ForwardListener, Protocol):
+    """Is told of optimizer steps, too."""
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Some optimizer of the process is about to step."""
@@ -42,7 +46,7 @@ class RootHook:
     # torch.jit looks at the names of a module's hooks.
     __name__ = "rankscope_root_hook"
 
-    def __init__(self, listener: StepListener | None = None) -> None:
+    def __init__(self, listener: ForwardListener | None = None) -> None:
         self._listener = None if listener is None else weakref.ref(listener)
 
     def __call__(

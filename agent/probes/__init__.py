@@ -1,10 +1,13 @@
 """The probes: one family of signals a file. The order is that in which they are asked."""
 
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.buffers import Buffers
 from rankscope.agent.probes.gradients import Gradients
 from rankscope.agent.probes.loss import Loss
 from rankscope.agent.probes.optimizer import LearningRate
+from rankscope.agent.probes.optimizer_state import OptimizerState
 from rankscope.agent.probes.parameters import Parameters
+from rankscope.agent.probes.rng import RandomState
 from rankscope.agent.probes.timing import Timing
 from rankscope.agent.probes.watched import WatchedModules
 
@@ -15,6 +18,9 @@ PROBES: tuple[type[Probe], ...] = (
     LearningRate,
     Gradients,
     Parameters,
+    OptimizerState,
+    Buffers,
+    RandomState,
     WatchedModules,
 )
 

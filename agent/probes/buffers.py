@@ -1,0 +1,118 @@
+"""Buffers: what a model keeps besides its parameters, running statistics above all."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from rankscope.agent.hooks import RootHook
+from rankscope.agent.model_facts import held, plain_name
+from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.tables import ChangingTable, readable
+from rankscope.agent.tensors import TensorGroup
+from rankscope.agent.wire import Print
+
+_STAGE = _TABLE = "buffers"
+
+
+class Buffers(Probe):
+    """Word and fingerprints of the model's buffers, as the step's first forward pass begins.
+
+    Costs two passes over the buffers (tier `state`).
+
+    DistributedDataParallel makes the buffers equal (`broadcast_buffers`) at the beginning of each
+    forward pass, and batch norm makes them unequal in it: only what the model inside the wrapper
+    begins with can be compared. It is looked at from a hook that exists for that one call.
+    """
+
+    name = "buffers"
+    sampled = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._table = ChangingTable(context, _TABLE)
+        self._plans = TensorGroup(_TABLE, (), ())
+        self._taken: tuple[Any, Any, str] | None = None
+        self._seconds = 0.0
+        self._handle: Any = None
+        self.root_forward = context.guarded(self.name, self._inner_forward)
+
+    def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Looks at once, or where a wrapper still has to broadcast, right after that."""
+        if (
+            not self.context.state
+            or self._taken is not None
+            or not module.training
+            or not torch.is_grad_enabled()
+        ):
+            return
+        inner = module.module if type(module) is DistributedDataParallel else None
+        if inner is None or not module.broadcast_buffers or _compiled(inner):
+            self._take()
+        elif self._handle is None:
+            self._handle = inner.register_forward_pre_hook(RootHook(self), with_kwargs=True)
+
+    def after_step(self, facts: StepFacts) -> None:
+        """Hands over what was seen; looks now, where the root module's forward was not seen."""
+        if not self.context.state:
+            return
+        self._unhook()
+        if self._taken is None:
+            self._take()
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return
+        facts.charge("state", self._seconds)
+        plan, pending, table = taken
+
+        def deliver() -> None:
+            prints = pending.result()
+            facts.words[_STAGE] = plan.word(prints.digests)
+            facts.prints.append(
+                Print(
+                    step=facts.step,
+                    stage=_STAGE,
+                    table=table,
+                    digests=prints.digests,
+                    sketches=prints.sketches,
+                )
+            )
+
+        facts.when_ready(pending, deliver)
+
+    def close(self) -> None:
+        """Takes the hook back."""
+        self._unhook()
+
+    def _inner_forward(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._unhook()
+        if self._taken is None:
+            self._take()
+
+    def _take(self) -> None:
+        began = time.perf_counter()
+        found = [(plain_name(n), b) for n, b in self.context.model.named_buffers() if readable(b)]
+        if found:
+            names, given = zip(*found, strict=True)
+            tensors = [held(t) for t in given]
+            if self._plans.names != names:
+                self._plans = TensorGroup(_TABLE, names, ())
+            plan = self._plans.plan(tensors)
+            pending = plan.begin(tensors, sketches=True)
+            self._taken = (plan, pending, self._table.name(names, given))
+        self._seconds = time.perf_counter() - began
+
+    def _unhook(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+def _compiled(module: torch.nn.Module) -> bool:
+    # A hook would make it compile again.
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

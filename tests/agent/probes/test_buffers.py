@@ -1,0 +1,177 @@
+"""Fingerprints of buffers, taken where they must agree."""
+
+import copy
+import io
+
+import pytest
+import torch
+from support.probe_harness import Harness
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rankscope.agent.probes.buffers import Buffers
+
+
+class Net(nn.Module):
+    """Statistics, an integer counter, and a mask of whole numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("mask", torch.tensor([1, 0, 1]))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+        self.seen = None
+
+    def forward(self, x):
+        # What the forward pass begins with.
+        self.seen = [b.clone() for b in self.buffers()]
+        return self.norm(self.linear(x)) * self.mask
+
+
+def made():
+    torch.manual_seed(0)
+    return Net()
+
+
+def train_step(model, optimizer, seed):
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
+    optimizer.zero_grad()
+    model(x).square().sum().backward()
+    optimizer.step()
+
+
+def run(model, steps=3, between=None):
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.01), probes=[Buffers])
+    try:
+        for step in range(steps):
+            train_step(model, harness.optimizer, step)
+            if between is not None and step == steps - 2:
+                between(model)
+    finally:
+        harness.close()
+    return harness
+
+
+def word(harness, step=-1):
+    return harness.steps[step].words["buffers"]
+
+
+def test_every_buffer_has_a_fingerprint():
+    harness = run(made())
+    names = (
+        "mask",
+        "scratch",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    )
+    assert harness.announced["buffers"].names == names
+    assert harness.announced["buffers"].dtypes[0] == "int64"
+    (print_,) = harness.steps[-1].prints
+    assert (print_.stage, print_.table, len(print_.digests)) == ("buffers", "buffers", 5)
+
+
+def test_equal_runs_agree_and_each_step_has_its_own_statistics():
+    first, second = run(made()), run(made())
+    words = [word(first, i) for i in range(3)]
+    assert words == [word(second, i) for i in range(3)]
+    assert len(set(words)) == 3
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_a_change_of_any_buffer_shows(index):
+    def spoil(model):
+        list(model.buffers())[index].view(-1)[0] += 1
+
+    healthy, spoiled = run(made()), run(made(), between=spoil)
+    differ = healthy.steps[-1].prints[0].digests != spoiled.steps[-1].prints[0].digests
+    assert differ.tolist() == [i == index for i in range(5)]
+    assert word(healthy) != word(spoiled)
+
+
+def test_evaluation_is_not_looked_at():
+    model = made()
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.01), probes=[Buffers])
+    try:
+        train_step(model, harness.optimizer, 0)
+        model.eval()
+        with torch.no_grad():
+            model(torch.ones(2, 4))
+            model.mask += 1
+        model.train()
+        train_step(model, harness.optimizer, 1)
+    finally:
+        harness.close()
+    assert len(harness.steps) == 2
+    # What the evaluation changed is what the step began with.
+    assert word(harness) != word(run(made(), steps=2))
+
+
+def test_a_step_whose_forward_was_not_seen_is_looked_at_at_its_end():
+    model = made()
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.01), probes=[Buffers])
+    try:
+        model.norm(model.linear(torch.ones(2, 4))).sum().backward()
+        harness.optimizer.step()
+    finally:
+        harness.close()
+    assert "buffers" in harness.steps[0].words
+
+
+def test_a_model_without_buffers_says_nothing():
+    model = nn.Linear(2, 2)
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.01), probes=[Buffers])
+    try:
+        model(torch.ones(1, 2)).sum().backward()
+        harness.optimizer.step()
+    finally:
+        harness.close()
+    assert harness.steps[0].words == {}
+    assert harness.announced == {}
+
+
+def worker(rank, folder, results):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    model = DistributedDataParallel(made())
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.01), probes=[Buffers])
+    for step in range(3):
+        train_step(model, harness.optimizer, 10 * step + rank)
+    ended = [b.tolist() for b in model.module.buffers()]
+    hooks = len(model.module._forward_pre_hooks)
+    harness.close()
+    results.put((rank, [word(harness, i) for i in range(3)], ended, hooks))
+    torch.distributed.destroy_process_group()
+
+
+def test_under_ddp_it_is_what_was_broadcast(tmp_path):
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.Queue()
+    torch.multiprocessing.spawn(worker, (str(tmp_path), results), nprocs=2)
+    (_, first, ended, hooks), (_, second, other, _) = sorted(results.get() for _ in range(2))
+    assert first == second
+    assert len(set(first)) == 3
+    assert ended != other  # batch norm made them unequal since
+    assert hooks == 0
+
+
+def test_the_hook_of_a_forward_that_failed_is_silent_in_copies_and_goes(tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        model = DistributedDataParallel(made())
+        harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.01), probes=[Buffers])
+        # The root's forward is seen and the inner one never comes.
+        harness.root_forward(model, (torch.ones(2, 4),), {})
+        assert len(model.module._forward_pre_hooks) == 1
+        twin = copy.deepcopy(model.module)
+        twin(torch.ones(2, 4))
+        torch.save(model.module, io.BytesIO())
+        assert len(model.module._forward_pre_hooks) == 1
+        harness.close()
+        assert len(model.module._forward_pre_hooks) == 0
+    finally:
+        torch.distributed.destroy_process_group()
