@@ -44,10 +44,10 @@ COLLECTIVES = {
 }
 NAMED_WAITING = {
     ("agent/readout.py", "self._event.synchronize()"): "at the end of the run, after the last step",
-    # On the CPU these copy nothing. On a GPU they wait for it, at sampled steps only.
-    ("agent/fingerprint/plan.py", "self._signed.cpu()"): "small tensors",
-    ("agent/fingerprint/plan.py", "torch.cat(sums).cpu()"): "large tensors' digests",
-    ("agent/fingerprint/plan.py", "torch.stack(parts).sum(0).cpu()"): "large tensors' sketches",
+    # `Pending.result`, which may wait; `begin` and `ready` do not.
+    ("agent/fingerprint/device.py", "slot.copied.synchronize()"): "the results of a CUDA device",
+    ("agent/fingerprint/device.py", "slot.digests.cpu()"): "of a device that is not CUDA",
+    ("agent/fingerprint/device.py", "slot.sketches.cpu()"): "of a device that is not CUDA",
 }
 NAMED_COLLECTIVES = {
     ("agent/last_words.py", "reader.recv(64)"): "a socket between two threads of one process",

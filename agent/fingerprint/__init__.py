@@ -1,5 +1,5 @@
 """Small numbers that stand for large tensors: a digest decides equality, a sketch decides size."""
 
-from rankscope.agent.fingerprint.plan import FingerprintPlan, Prints
+from rankscope.agent.fingerprint.plan import FingerprintPlan, Pending, Prints
 
-__all__ = ["FingerprintPlan", "Prints"]
+__all__ = ["FingerprintPlan", "Pending", "Prints"]

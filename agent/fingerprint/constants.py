@@ -1,7 +1,9 @@
 """The random numbers of digest and sketch: fixed for ever, so that every rank draws the same.
 
-They come from numpy's Philox generator with a fixed key, a counter-based generator whose stream is
-part of numpy's compatibility promise, and never from torch's, whose state belongs to the trainer.
+The table comes from numpy's Philox generator with a fixed key, a counter-based generator whose
+stream is part of numpy's compatibility promise, and never from torch's, whose state belongs to the
+trainer. What differs from block to block is splitmix64 of the block's number, which every device
+computes in a few operations. `kernel.c` holds the same numbers.
 """
 
 from __future__ import annotations
@@ -12,61 +14,59 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-# Words a row of a digest. Short, so that its multipliers (2 KiB) stay in the cache: between two
-# digests a whole training step has swept it, and with a long table that cost more than the words.
-ROW = 256
-# Buckets of a sketch: relative standard error of a distance about sqrt(1 / (2 * 67)) = 9 %. A
-# prime: with 64, each column of a matrix whose rows are a multiple of 64 long would fall into one
-# bucket throughout, and the error for differences of low rank would be 12.7 % (measured).
-BUCKETS = 67
-# Elements a chunk of a sketch, whole rows of buckets.
-SKETCH_CHUNK = 512 * BUCKETS
+# Words of a digest's row, elements of a sketch's block. The table (2 KiB) stays in the first-level
+# cache: between two digests a whole training step has swept it, and longer ones cost more than the
+# words.
+BLOCK = 512
+# Buckets of a sketch: standard error of a distance sqrt(1 / (2 * 64)) = 8.8 %. Eight times eight,
+# the lanes of a vector of float64.
+BUCKETS = 64
+# Buckets that each block is turned further than the one before; odd, so that 64 blocks have 64
+# turns.
+TURN = 27
 
 _KEY = 0x72616E6B73636F70
-_ODD = np.uint64(1)
-
-
-def _draw(stream: int, count: int) -> npt.NDArray[np.uint64]:
-    generator = np.random.Generator(np.random.Philox(key=[_KEY, stream]))
-    return generator.integers(0, 2**64, size=count, dtype=np.uint64)
 
 
 @functools.cache
-def multipliers() -> npt.NDArray[np.int64]:
-    """Odd multiplier of each position in a row, int64 [ROW] (bits of unsigned numbers).
+def table() -> npt.NDArray[np.int32]:
+    """Random int32 [BLOCK]: multipliers of a digest's row; their bits are the signs of a sketch.
 
-    Odd, so that a change of any single bit of any word changes the sum modulo 2^64.
+    None is zero and no two have the same absolute value, so that neither one flipped bit nor two
+    flipped sign bits of one row can leave its sum as it was.
     """
-    drawn: npt.NDArray[np.int64] = (_draw(1, ROW) | _ODD).view(np.int64)
+    generator = np.random.Generator(np.random.Philox(key=[_KEY, 1]))
+    drawn: npt.NDArray[np.int32] = generator.integers(0, 2**32, size=BLOCK, dtype=np.uint32).view(
+        np.int32
+    )
     return drawn
 
 
-_row_multipliers: npt.NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
+def block_hashes(first: int, count: int) -> npt.NDArray[np.uint64]:
+    """splitmix64 of the numbers of `count` blocks from `first` on, uint64 [count].
 
-
-def row_multipliers(rows: int) -> npt.NDArray[np.uint64]:
-    """Odd multiplier of each row of a tensor, uint64 [rows]."""
-    global _row_multipliers
-    if len(_row_multipliers) < rows:
-        # A longer draw begins with the shorter one, so growing changes no digest.
-        _row_multipliers = _draw(2, max(rows, 2 * len(_row_multipliers), 1024)) | _ODD
-    return _row_multipliers[:rows]
+    Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators". With the lowest bit
+    set it is the odd multiplier of a digest's row. Of a sketch's block the top five bits say how
+    far the table is shifted left to bring the signs to the top; the next bit negates the block.
+    """
+    z = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    hashed: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return hashed
 
 
 @functools.cache
-def signs() -> npt.NDArray[np.float64]:
-    """Random signs, float64 [4 * SKETCH_CHUNK]; each chunk of a tensor reads its own window."""
-    bits = np.unpackbits(_draw(3, 4 * SKETCH_CHUNK // 64).view(np.uint8))
-    return bits.astype(np.float64) * 2.0 - 1.0
+def order() -> npt.NDArray[np.int64]:
+    """Elements of a block in the order in which eight rows of 64 are added up, int64 [BLOCK].
 
-
-def sign_offsets(chunks: int) -> npt.NDArray[np.int64]:
-    """Where in `signs` the window of each chunk begins, int64 [chunks].
-
-    With the same signs for each chunk, differences of low rank (every gradient of a linear layer
-    is one) would project onto the same few numbers and their size would be misjudged.
+    Element 64 g + 8 v + l belongs to bucket 8 ((v + g) mod 8) + l. Unturned, each column of a
+    matrix with rows of 64 would fall into one bucket throughout, and the error for differences of
+    low rank would be 1.7 times as large.
     """
-    return (_draw(4, chunks) % np.uint64(3 * SKETCH_CHUNK)).astype(np.int64)
+    g, u, lane = np.ogrid[:8, :8, :8]
+    elements: npt.NDArray[np.int64] = (64 * g + 8 * ((u - g) % 8) + lane).reshape(-1)
+    return elements
 
 
 def tensor_key(name: str) -> int:

@@ -1,0 +1,33 @@
+"""The compiled kernel (kernel.c), where the installation could build it.
+
+It is a plain shared library without a line of Python's C interface: one build serves every version
+of Python, and `ctypes` releases the GIL while it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+# Of `rankscope_version`: a library built from an older kernel.c computes something else.
+_VERSION = 1
+_BEST = 2
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+    """The library, set up to use the best that the CPU has; None where there is none."""
+    path = Path(__file__).with_name("_kernel.so")
+    try:
+        library = ctypes.CDLL(str(path))
+        if library.rankscope_version() != _VERSION:
+            return None
+    except (OSError, AttributeError):
+        # Not built (no compiler), or built for another machine: numpy does the same, slower.
+        return None
+    library.rankscope_choose(_BEST)
+    address = ctypes.c_void_p
+    library.rankscope_prints.argtypes = [ctypes.c_int64, *[address] * 8]
+    library.rankscope_prints.restype = None
+    return library
