@@ -1,6 +1,7 @@
 """The probes: one family of signals a file. The order is that in which they are asked."""
 
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.batch import Batch
 from rankscope.agent.probes.buffers import Buffers
 from rankscope.agent.probes.gradients import Gradients
 from rankscope.agent.probes.loss import Loss
@@ -8,14 +9,17 @@ from rankscope.agent.probes.optimizer import LearningRate
 from rankscope.agent.probes.optimizer_state import OptimizerState
 from rankscope.agent.probes.parameters import Parameters
 from rankscope.agent.probes.rng import RandomState
+from rankscope.agent.probes.settings import Settings
 from rankscope.agent.probes.timing import Timing
 from rankscope.agent.probes.watched import WatchedModules
 
 # Timing first: what the others take must not count as the trainer's step.
 PROBES: tuple[type[Probe], ...] = (
     Timing,
+    Batch,
     Loss,
     LearningRate,
+    Settings,
     Gradients,
     Parameters,
     OptimizerState,

@@ -1,0 +1,142 @@
+"""The batch: what this rank trains on in a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from rankscope.agent.fingerprint import FingerprintPlan
+from rankscope.agent.model_facts import held
+from rankscope.agent.probes.base import Context, Pending, Probe, StepFacts
+from rankscope.agent.probes.tables import readable
+from rankscope.agent.tensors import TensorGroup
+
+_STAGE = "batch"
+# Odd, so that the micro-batches of a step count in their order.
+_TURN = 0x9E3779B97F4A7C15
+# Micro-batches whose digests may be under way on a device.
+_MAX_WAITING = 256
+# How deep in what the model is given tensors are looked for, and how many count.
+_DEEPEST = 6
+_MAX_TENSORS = 1000
+
+
+class Batch(Probe):
+    """The word `batch`, and `samples` and `tokens` of the step.
+
+    Costs one pass over what the root module is given (tier `signals`), at the moment it is given:
+    a trainer may use the same memory for the next batch. Elsewhere two instructions a forward pass.
+
+    The word covers all tensors in the arguments of the root module, in order; under accumulation
+    those of all micro-batches, in order. Samples are the rows of the first tensor, tokens the
+    elements of the first one of whole numbers with two dimensions; those of all micro-batches
+    together. Passes in evaluation mode or without gradients do not count.
+    """
+
+    name = "batch"
+    sampled = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._plans = TensorGroup(_STAGE, (), ())
+        self._waiting: list[tuple[FingerprintPlan, Any, int]] = []
+        self._seen = 0
+        self._word = 0
+        self._samples = 0
+        self._tokens = 0
+        self._seconds = 0.0
+
+    def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Digests what the model is given."""
+        if not self.context.signals or not module.training or not torch.is_grad_enabled():
+            return
+        began = time.perf_counter()
+        given: list[torch.Tensor] = []
+        for tensor in _tensors((args, kwargs), _DEEPEST):
+            given.append(tensor)
+            if len(given) == _MAX_TENSORS:
+                break
+        if given:
+            self._seen += 1
+            self._count(given)
+            if len(self._waiting) < _MAX_WAITING:
+                self._digest([held(t) for t in given])
+        self._seconds += time.perf_counter() - began
+
+    def after_step(self, facts: StepFacts) -> None:
+        """Hands over what the micro-batches of the step were."""
+        if not self._seen:
+            return
+        facts.charge("signals", self._seconds)
+        waiting, word = self._waiting, self._word
+        facts.scalars["samples"] = self._samples
+        if self._tokens:
+            facts.scalars["tokens"] = self._tokens
+        self._seen = self._word = self._samples = self._tokens = 0
+        self._waiting, self._seconds = [], 0.0
+        if len(waiting) >= _MAX_WAITING:
+            return
+
+        def deliver() -> None:
+            facts.words[_STAGE] = _combined(word, waiting)
+
+        facts.when_ready(_All([pending for _, pending, _ in waiting]), deliver)
+
+    def _count(self, given: list[torch.Tensor]) -> None:
+        first = given[0]
+        self._samples += first.shape[0] if first.dim() else 1
+        for tensor in given:
+            if tensor.dim() == 2 and _is_whole(tensor):
+                self._tokens += tensor.numel()
+                break
+
+    def _digest(self, tensors: list[torch.Tensor]) -> None:
+        if len(self._plans.names) != len(tensors):
+            self._plans = TensorGroup(_STAGE, [str(i) for i in range(len(tensors))], ())
+        plan = self._plans.plan(tensors)
+        # An empty end or padding with zeros is no change of the bits.
+        size = sum(t.numel() for t in tensors)
+        pending = plan.begin(tensors, sketches=False)
+        if pending.ready() and not self._waiting:
+            self._word = _combined(self._word, [(plan, pending, size)])
+        else:
+            self._waiting.append((plan, pending, size))
+
+
+class _All:
+    """Ready when each of several is."""
+
+    def __init__(self, pending: list[Pending]) -> None:
+        self._pending = pending
+
+    def ready(self) -> bool:
+        return all(p.ready() for p in self._pending)
+
+
+def _combined(word: int, more: list[tuple[FingerprintPlan, Any, int]]) -> int:
+    for plan, pending, size in more:
+        word = (word * _TURN + plan.word(pending.result().digests) + size + 1) % 2**64
+    return word
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    dtype = tensor.dtype
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if readable(value):
+            yield value
+    elif depth and isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item, depth - 1)
+    elif depth and hasattr(value, "__dataclass_fields__"):
+        for item in vars(value).values():
+            yield from _tensors(item, depth - 1)

@@ -1,0 +1,171 @@
+"""Words and counts of batches, through real forward passes."""
+
+from collections import UserDict
+from dataclasses import dataclass
+
+import pytest
+import torch
+from support.probe_harness import Harness
+from torch import nn
+
+from rankscope.agent.probes.batch import Batch
+
+
+class Net(nn.Module):
+    """Takes anything; each tensor in it counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, *args, **kwargs):
+        return self.weight * 2
+
+
+@dataclass
+class Graph:
+    nodes: torch.Tensor
+    label: str
+
+
+def run(*steps, model=None):
+    """One list of calls a step, each (args, kwargs)."""
+    model = model or Net()
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=[Batch])
+    try:
+        for calls in steps:
+            for args, kwargs in calls:
+                model(*args, **kwargs).sum().backward()
+            harness.optimizer.step()
+    finally:
+        harness.close()
+    return [s.words.get("batch") for s in harness.steps], harness
+
+
+def image(seed, size=4):
+    return torch.randn(size, 3, 5, generator=torch.Generator().manual_seed(seed))
+
+
+def word(*args, **kwargs):
+    return run([(args, kwargs)])[0][0]
+
+
+def test_equal_batches_have_equal_words_and_others_do_not():
+    words, _ = run(*([((image(seed),), {})] for seed in (0, 1, 0)))
+    assert words[0] == words[2] != words[1]
+
+
+@pytest.mark.parametrize("place", [0, 17, 59])
+def test_one_changed_element_shows(place):
+    changed = image(0)
+    changed.view(-1)[place] += 1e-6
+    assert word(image(0)) != word(changed)
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda x: ((), {"x": x}),
+        lambda x: (({"a": {"b": x}},), {}),
+        lambda x: (([x],), {}),
+        lambda x: ((UserDict(x=x),), {}),
+        lambda x: ((Graph(x, "g"),), {}),
+        lambda x: ((3, None, "s", x), {}),
+    ],
+)
+def test_tensors_are_found_where_people_put_them(wrapped):
+    assert run([wrapped(image(0))])[0] == run([((image(0),), {})])[0]
+
+
+def test_order_of_the_tensors_and_of_the_micro_batches_counts():
+    a, b = image(0), image(1)
+    assert word(a, b) != word(b, a)
+    one, _ = run([((a,), {}), ((b,), {})])
+    other, _ = run([((b,), {}), ((a,), {})])
+    again, _ = run([((a,), {}), ((b,), {})])
+    assert one == again != other
+
+
+def test_zeros_of_another_size_are_another_batch():
+    assert word(torch.zeros(3, 2)) != word(torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.bfloat16])
+def test_any_type(dtype):
+    a, b = torch.zeros(3, 4, dtype=dtype), torch.zeros(3, 4, dtype=dtype)
+    b[2, 3] = 1
+    assert word(a) != word(b)
+
+
+def test_memory_that_is_used_again_does_not_matter():
+    buffer = torch.empty(4, 3, 5)
+    model = Net()
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=[Batch])
+    try:
+        for seed in (0, 1):
+            buffer.copy_(image(seed))
+            output = model(buffer)
+            buffer.zero_()
+            output.backward()
+            harness.optimizer.step()
+    finally:
+        harness.close()
+    assert [s.words["batch"] for s in harness.steps] == [word(image(0)), word(image(1))]
+
+
+def test_samples_and_tokens_of_all_micro_batches():
+    ids = torch.randint(0, 9, (4, 7))
+    call = ((), {"input_ids": ids, "attention_mask": torch.ones(4, 7, dtype=torch.bool)})
+    _, harness = run([call, call], [((image(0),), {})])
+    assert harness.steps[0].scalars == {"samples": 8, "tokens": 56}
+    assert harness.steps[1].scalars == {"samples": 4}
+
+
+def test_evaluation_and_passes_without_gradients_do_not_count():
+    model = Net()
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=[Batch])
+    try:
+        with torch.no_grad():
+            model(image(7))
+            model.eval()
+            model(image(8))
+        model.eval()
+        model(image(9))
+        model.train()
+        model(image(0)).backward()
+        harness.optimizer.step()
+    finally:
+        harness.close()
+    assert harness.steps[0].words["batch"] == word(image(0))
+    assert harness.steps[0].scalars["samples"] == 4
+
+
+def test_what_is_no_plain_tensor_and_nothing_at_all():
+    assert word(torch.ones(3).to_sparse()) is None
+    assert word() is None
+    assert word(torch.ones(3).to_sparse(), image(0)) == word(image(0))
+
+
+def test_batches_of_changing_shape():
+    sizes = [3, 5, 3, 8]
+    words, harness = run(*([((image(1, size),), {})] for size in sizes))
+    assert words[0] == words[2]
+    assert len(set(words)) == 3
+    assert [s.scalars["samples"] for s in harness.steps] == sizes
+
+
+def test_only_sampled_steps_are_digested():
+    model = Net()
+    harness = Harness(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), probes=[Batch], dense_steps=1
+    )
+    harness.context.schedule._exponents["signals"] = 2
+    harness.context.schedule._masks = harness.context.schedule._as_masks()
+    try:
+        for seed in range(6):
+            model(image(seed)).backward()
+            harness.optimizer.step()
+    finally:
+        harness.close()
+    assert [s.step for s in harness.steps if s.words] == [0, 4]
+    assert harness.steps[4].words["batch"] == word(image(4))
