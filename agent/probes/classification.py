@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,43 +11,49 @@ import torch
 # every step (a language model has 50,000 classes a token): then the leading rows are judged.
 _MAX_ELEMENTS = 1 << 20
 
-_CLASS_INDEX_LOSSES = (
-    torch.nn.CrossEntropyLoss,
-    torch.nn.NLLLoss,
-    torch.nn.MultiMarginLoss,
-)
-_BINARY_LOSSES = (torch.nn.BCEWithLogitsLoss, torch.nn.BCELoss)
+CLASS_INDEX_LOSSES = frozenset(("cross_entropy", "nll_loss", "multi_margin_loss"))
+# Loss -> the score from which on the class is the positive one.
+_BINARY_LOSSES = {"binary_cross_entropy_with_logits": 0.0, "binary_cross_entropy": 0.5}
 
 
-@dataclass(frozen=True, slots=True)
-class Hits:
-    """Correct predictions among judged ones; both tensors of one element."""
+class Hits(NamedTuple):
+    """Correct predictions among judged ones: numbers on a CPU, one-element tensors on a device."""
 
-    correct: torch.Tensor
-    judged: torch.Tensor
+    correct: Any
+    judged: Any
+
+    def __add__(self, other: object) -> Hits:
+        """The hits of both."""
+        if not isinstance(other, Hits):
+            return NotImplemented
+        return Hits(self.correct + other.correct, self.judged + other.judged)
+
+    def ratio(self) -> float | torch.Tensor | None:
+        """The accuracy; None where nothing was judged.
+
+        On a device that cannot be told without waiting: there it is NaN.
+        """
+        if isinstance(self.judged, int) and not self.judged:
+            return None
+        ratio: float | torch.Tensor = self.correct / self.judged
+        return ratio
 
 
-def hits_of_module(loss: torch.nn.Module, args: tuple[Any, ...]) -> Hits | None:
-    """Hits of a classification loss module called with `args`; None for any other loss."""
-    if len(args) < 2 or not all(isinstance(a, torch.Tensor) for a in args[:2]):
+def hits_of(name: str, given: Mapping[str, Any]) -> Hits | None:
+    """Hits of the loss function of that name, called with `given`; None for any other loss."""
+    scores, target = given.get("input"), given.get("target")
+    if not isinstance(scores, torch.Tensor) or not isinstance(target, torch.Tensor):
         return None
-    scores, target = args[0].detach(), args[1].detach()
-    if isinstance(loss, _CLASS_INDEX_LOSSES):
-        return hits(scores, target, ignore=getattr(loss, "ignore_index", None))
-    if isinstance(loss, _BINARY_LOSSES) and scores.shape == target.shape:
-        threshold = 0.0 if isinstance(loss, torch.nn.BCEWithLogitsLoss) else 0.5
-        scores, target = scores.reshape(-1), target.reshape(-1)
-        scores, target = scores[:_MAX_ELEMENTS], target[:_MAX_ELEMENTS]
-        correct = (scores > threshold) == (target > 0.5)
-        return Hits(correct.sum(), torch.tensor(correct.numel()))
-    return None
-
-
-def hits_of_function(args: tuple[Any, ...], ignore: int) -> Hits | None:
-    """Hits of `cross_entropy` or `nll_loss` called as functions with `args`."""
-    if len(args) < 2 or not all(isinstance(a, torch.Tensor) for a in args[:2]):
+    if name in CLASS_INDEX_LOSSES:
+        ignore = given.get("ignore_index")
+        return hits(scores.detach(), target.detach(), ignore=ignore)
+    threshold = _BINARY_LOSSES.get(name)
+    if threshold is None or scores.shape != target.shape:
         return None
-    return hits(args[0].detach(), args[1].detach(), ignore=ignore)
+    scores = scores.detach().reshape(-1)[:_MAX_ELEMENTS]
+    target = target.detach().reshape(-1)[:_MAX_ELEMENTS]
+    correct = (scores > threshold) == (target > 0.5)
+    return Hits(_number(correct.sum()), correct.numel())
 
 
 def hits(scores: torch.Tensor, target: torch.Tensor, *, ignore: int | None) -> Hits | None:
@@ -64,13 +70,20 @@ def hits(scores: torch.Tensor, target: torch.Tensor, *, ignore: int | None) -> H
     if scores.dim() < 2 or not scores.shape[0]:
         return None
     rows = max(1, _MAX_ELEMENTS // max(scores[0].numel(), 1))
-    scores, target = scores[:rows], target[:rows]
+    if rows < scores.shape[0]:
+        scores, target = scores[:rows], target[:rows]
     if target.shape == scores.shape and target.is_floating_point():
-        target = target.argmax(1)
+        target, ignore = target.argmax(1), None
     if target.shape != scores.shape[:1] + scores.shape[2:]:
         return None
     correct = scores.argmax(1) == target
     if ignore is None:
-        return Hits(correct.sum(), torch.tensor(correct.numel()))
+        return Hits(_number(correct.sum()), correct.numel())
     judged = target != ignore
-    return Hits((correct & judged).sum(), judged.sum())
+    if 0 <= ignore < scores.shape[1]:
+        correct = correct & judged  # it could be guessed
+    return Hits(_number(correct.sum()), _number(judged.sum()))
+
+
+def _number(tensor: torch.Tensor) -> int | torch.Tensor:
+    return int(tensor.item()) if tensor.is_cpu else tensor

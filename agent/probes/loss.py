@@ -2,235 +2,251 @@
 
 from __future__ import annotations
 
-import math
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from rankscope.agent.probes import loss_sources
 from rankscope.agent.probes.base import Context, Probe, StepFacts
-from rankscope.agent.probes.classification import Hits
+from rankscope.agent.probes.classification import Hits, hits_of
+from rankscope.agent.probes.evaluation import Evaluation, OutputHook
+from rankscope.agent.probes.loss_sources import Pass
+from rankscope.agent.probes.scaling import sequence
 
-_SCALINGS = ("DivBackward0", "MulBackward0")
+# Losses may be computed and never trained on, and `backward` called without a step ever.
+_MAX_COMPUTED = 16
+_MAX_PASSES = 1024
+# Parameters looked at to tell whose loss a backward pass was.
+_SENTINELS = 3
 
 
-# Nobody weighs a loss with more than this; loss scales of mixed precision begin there.
-_LARGEST_WEIGHT = 1 / 256
-
-# Losses that are computed and never trained on must not pile up: a node keeps its graph alive.
-_MAX_COMPUTED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Computed:
-    """A loss computed during training, until `backward` tells which one counts.
+class _Computed(NamedTuple):
+    """A loss computed at a sampled step, until `backward` tells which one counts.
 
     Attributes:
-        output: held weakly: it is the trainer's.
-        node: the graph's node that made it.
-        value: a detached copy.
+        name: of the function that computed it.
+        node: sequence number of the graph's node that made it.
+        summed: over the samples, not averaged.
     """
 
-    output: weakref.ref[torch.Tensor]
-    node: Any
-    value: torch.Tensor
+    name: str
+    node: int
+    summed: bool
     hits: Hits | None
-
-
-@dataclass(frozen=True, slots=True)
-class _MicroBatch:
-    """Loss of one backward pass.
-
-    Attributes:
-        value: detached, one element.
-        divisor: the number the trainer divided it by before `backward`, as far as it can be read.
-        computed: the loss as it was computed, where that is known.
-    """
-
-    value: torch.Tensor
-    divisor: float
-    computed: torch.Tensor | None
-
-    def loss(self, batches: int) -> torch.Tensor:
-        """The loss without what accumulation over `batches` or a loss scale did to it.
-
-        A weight that the trainer gave it stays: it is a part of what is minimised.
-        """
-        accumulated = batches > 1 and self.divisor == batches
-        if self.computed is None:
-            return self.value * batches if accumulated else self.value
-        # A factor that was not read is on the device: only a loss scale is. One that was read and
-        # is very large is a loss scale on the host.
-        scaled = self.divisor == 1.0 or self.divisor < _LARGEST_WEIGHT
-        return self.computed if accumulated or scaled else self.value
 
 
 class Loss(Probe):
     """`loss`, `accuracy`, `eval/loss`, `eval/accuracy`.
 
-    Costs a microsecond a loss, and for the accuracy a look at the scores (tier `signals`; during
-    evaluation always).
+    Costs 5 microseconds a step; the accuracy (tier `signals`; during evaluation always) a look at
+    the scores.
 
-    In training the tensor that `backward` starts from is the loss: it is what is minimised. Where
-    it is the output of a loss module, or that output divided (accumulation) or scaled (mixed
-    precision), the module's own output is taken. A step's loss is the mean over its backward
-    passes. In evaluation mode of the root module the outputs of loss modules are averaged until
-    training goes on, weighted by their batch sizes.
+    In training the tensor that `backward` starts from is the loss: it is what is minimised. What
+    accumulation divided it by and mixed precision multiplied it with is taken back; a weight that
+    the trainer gave it stays. A step's loss is the mean over its backward passes, without those
+    that left this optimizer's gradients alone (another model's) and those whose gradients were
+    thrown away again. Of a closure that is called several times the first call counts, as in what
+    `step` returns.
+
+    In evaluation mode the losses that no `backward` follows are averaged until training goes on,
+    weighted by their batch sizes. Where several are computed, the one that is trained on counts.
+
+    Attributes:
+        core: the model inside its wrappers; its mode tells training from evaluation.
+        sentinels, sampling, passes, busy: as a `LossListener` has them.
     """
 
     name = "loss"
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        self.core = _core(context.model)
+        self.sampling = context
+        self.sentinels = _sentinels(context)
+        self._group = context.parameters
         self._computed: deque[_Computed] = deque(maxlen=_MAX_COMPUTED)
-        self._micro_batches: list[_MicroBatch] = []
-        self._hits: list[Hits] = []
-        self._evaluation = _Evaluation()
-        self._evaluating = False
+        self.passes: deque[Pass] = deque(maxlen=_MAX_PASSES)
+        self.busy = False
+        self._before = 0  # passes there were when the step in progress began
+        self._single = isinstance(context.optimizer, torch.optim.LBFGS)
+        self._accumulation = 0.0
+        self._evaluation = Evaluation()
+        self._hook: OutputHook | None = None
         self._seconds = 0.0
         self.loss_computed = context.guarded("loss", self._loss_computed)
-        self.backward_called = context.guarded("loss", self._backward_called)
+        self.hits_of_pass = context.guarded("loss", self._hits_of_pass)
+        self.model_returned = context.guarded("loss", self._model_returned)
 
     def start(self, facts: StepFacts) -> None:
         """From now on every loss of the process is seen."""
         loss_sources.listen(self)
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Notes whether what follows is training or evaluation."""
-        self._evaluating = not module.training
-        if not self._evaluating:
-            # Losses that were computed and never trained on must not be taken for the next one.
-            self._computed.clear()
+        """What was computed before and not trained on is no training loss any more."""
+        training = self.core.training
+        if training and not self.busy and self._hook is None:
+            return
+        self._computed.clear()
+        self.busy = False
+        if training:
+            self._unhook()
+            return
+        loss_sources.ran_forward(self)
+        self._evaluation.settle()
+        if self._hook is None and not self._evaluation.bare:
+            # In time for this very call.
+            self._hook = OutputHook(self, self.context.model)
 
-    def _loss_computed(
-        self, judge: Callable[[], Hits | None], args: tuple[Any, ...], output: torch.Tensor
-    ) -> None:
-        if output.numel() != 1:
-            return  # reduction="none": the trainer weighs it further; `backward` will tell
-        if self._evaluating:
-            size = args[0].shape[0] if args and getattr(args[0], "dim", int)() else 1
-            self._evaluation.add(output.detach(), judge(), int(size))
-        elif output.requires_grad:
-            # A copy of the value: the trainer may change the tensor before or after `backward`.
-            value = output.detach().clone()
-            self._computed.append(
-                _Computed(weakref.ref(output), output.grad_fn, value, self._judged(judge))
-            )
-
-    def _judged(self, judge: Callable[[], Hits | None]) -> Hits | None:
-        if not self.context.due("signals"):
-            return None
+    def _loss_computed(self, name: str, given: dict[str, Any], output: torch.Tensor) -> None:
         began = time.perf_counter()
-        found = judge()
-        self._seconds += time.perf_counter() - began
-        return found
+        judged = hits_of(name, given)
+        if output.grad_fn is not None:
+            summed = given.get("reduction") == "sum"
+            self._computed.append(_Computed(name, sequence(output.grad_fn), summed, judged))
+            self.busy = True
+        if self.core.training:
+            self._seconds += time.perf_counter() - began
+        else:
+            self._evaluation.add(name, loss_sources.call_site(), given, output, judged)
 
-    def _backward_called(self, root: torch.Tensor) -> None:
+    def _model_returned(self, output: Any, args: tuple[Any, ...], kwargs: Any) -> None:
+        if not self.core.training:
+            self._evaluation.add_output(output, args, kwargs)
+
+    def _hits_of_pass(self, node: int) -> Hits | None:
+        # Losses that are trained on are none of an evaluation, whatever the model's mode is.
+        self._evaluation.trained_on()
         computed = tuple(self._computed)
         self._computed.clear()
-        base, divisor = _unscaled(root)
-        # The output itself (perhaps changed in place since), or what it was divided or scaled to.
-        chosen = next((c for c in computed if c.output() is root or c.node is base), None)
-        if chosen is not None:
-            whole = root.detach().clone()
-            self._micro_batches.append(
-                _MicroBatch(chosen.value, 1.0, None)
-                if chosen.output() is root
-                else _MicroBatch(whole, divisor, chosen.value)
-            )
-            found = chosen.hits
-        else:
-            self._micro_batches.append(_MicroBatch(root.detach().clone(), divisor, None))
-            found = next((c.hits for c in computed if c.hits is not None), None)
+        self.busy = False
+        found = next((c for c in computed if c.node == node), None)
+        if computed:
+            self._evaluation.learn((found,) if found else computed)
         if found is not None:
-            self._hits.append(found)
+            return found.hits
+        return next((c.hits for c in computed if c.hits is not None), None)
+
+    def before_step(self, facts: StepFacts) -> None:
+        """What comes now until the step has ended comes from a closure."""
+        self._before = len(self.passes)
 
     def after_step(self, facts: StepFacts) -> None:
-        """Means over the micro-batches of the step."""
-        self._computed.clear()
-        batches, self._micro_batches = self._micro_batches, []
-        found, self._hits = self._hits, []
-        if batches:
-            facts.scalars["loss"] = _mean([b.loss(len(batches)) for b in batches])
-        # With a due tier reached in the middle of a step not all its micro-batches were judged.
-        if found and len(found) == len(batches):
-            facts.scalars["accuracy"] = _ratio(found)
+        """Means over the backward passes of the step."""
+        passes = self.passes
+        if passes:
+            value, divisor, _, _, judged = passes[0]
+            if len(passes) > 1 or divisor != 1.0:
+                value, judged = self._mean(own_passes(passes, self._before, self._single))
+            facts.scalars["loss"] = value
+            if judged is not None and (ratio := judged.ratio()) is not None:
+                facts.scalars["accuracy"] = ratio
+            passes.clear()
         if self._seconds:
             facts.charge("signals", self._seconds)
             self._seconds = 0.0
+            self._computed.clear()
+            self.busy = False
+        if self.context.parameters is not self._group:
+            self._group = self.context.parameters
+            self.sentinels = _sentinels(self.context)
 
-    def evaluation(self) -> dict[str, torch.Tensor]:
+    def _mean(self, passes: list[Pass]) -> tuple[float | torch.Tensor, Hits | None]:
+        count = len(passes)
+        divisor = passes[0][1]
+        factor = 1.0
+        if divisor != 1.0 and all(p[1] == divisor for p in passes):
+            if divisor == count:
+                self._accumulation = divisor
+            # The last group of an epoch may be smaller; it is divided by the same number.
+            if divisor == self._accumulation:
+                factor = divisor
+        value: Any = passes[0][0] if count == 1 else sum(_double(p[0]) for p in passes)
+        found = [p[4] for p in passes if p[4] is not None]
+        # With a due tier reached in the middle of a step not all passes were judged.
+        judged = sum(found[1:], found[0]) if len(found) == count else None
+        return value if factor == count == 1 else value * factor / count, judged
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether `evaluation` has something to tell."""
+        return self._evaluation.seen
+
+    def evaluation(self) -> dict[str, float | torch.Tensor]:
         """Means over the evaluation phase that has just ended; empty where there was none."""
-        ended, self._evaluation = self._evaluation, _Evaluation()
-        return ended.means()
+        return self._evaluation.end() if self._evaluation.seen else {}
 
     def close(self) -> None:
         """Listens no longer."""
         loss_sources.unlisten(self)
+        self._unhook()
+
+    def _unhook(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
 
-class _Evaluation:
-    """Sums over an evaluation phase, kept on the device as two numbers each."""
+def own_passes(passes: Sequence[Pass], before: int, single: bool) -> list[Pass]:
+    """The backward passes whose gradients an optimizer has stepped with.
 
-    def __init__(self) -> None:
-        self._loss: torch.Tensor | None = None
-        self._samples = 0
-        self._hits: Hits | None = None
-
-    def add(self, loss: torch.Tensor, found: Hits | None, size: int) -> None:
-        weighted = loss.reshape(()).double() * size
-        self._loss = weighted if self._loss is None else self._loss + weighted
-        self._samples += size
-        if found is not None:
-            before = self._hits
-            self._hits = (
-                found
-                if before is None
-                else Hits(before.correct + found.correct, before.judged + found.judged)
-            )
-
-    def means(self) -> dict[str, torch.Tensor]:
-        means = {}
-        if self._loss is not None and self._samples:
-            means["eval/loss"] = self._loss / self._samples
-        if self._hits is not None:
-            means["eval/accuracy"] = self._hits.correct / self._hits.judged
-        return means
+    Args:
+        passes: all there were in the process since its last step.
+        before: number of them from before the step; the others were called by its closure.
+        single: the closure calls `backward` once.
+    """
+    own: list[Pass] = []
+    moved = False  # whether those found are known to have reached its parameters
+    inside = 0  # of those found, how many are the closure's
+    for index, one in enumerate(passes):
+        closure = index >= before
+        fresh = one[2] and moved
+        if closure and inside and (single or fresh):
+            break  # it is called again; the first call is the step's, as in what `step` returns
+        if fresh or (one[3] and not moved):
+            # `zero_grad` has thrown away what those before left, or they were another model's.
+            own, moved, inside = [], one[3], 0
+        elif moved and not one[3]:
+            continue
+        own.append(one)
+        inside += closure
+    return own
 
 
-def _unscaled(root: torch.Tensor) -> tuple[Any, float]:
-    """The node under divisions and products by plain numbers, and what it was divided by."""
-    node: Any = root.grad_fn
-    divisor = 1.0
-    while node is not None and node.name() in _SCALINGS:
-        inputs = [f for f, _ in node.next_functions if f is not None]
-        if len(inputs) != 1:
-            break
-        other = node._saved_other
-        # A number in the trainer's source is a tensor on the host; one on the device (a loss scale)
-        # is not read: that would wait for the device.
-        if other is not None and other.device.type == "cpu":
-            factor = float(other)
-            if not factor or not math.isfinite(factor):
-                break  # a loss that is weighted with nothing is no scaled loss
-            divisor *= factor if node.name() == "DivBackward0" else 1.0 / factor
-        node = inputs[0]
-    return node, divisor
+def _double(value: float | torch.Tensor) -> float | torch.Tensor:
+    return value.reshape(()).double() if isinstance(value, torch.Tensor) else value
 
 
-def _mean(values: list[torch.Tensor]) -> torch.Tensor:
-    if len(values) == 1:
-        return values[0].reshape(())
-    return torch.stack([v.reshape(()).double() for v in values]).mean()
+def _core(model: torch.nn.Module) -> torch.nn.Module:
+    """The user's own module inside DDP, torch.compile and the like.
+
+    People put the inner one into evaluation mode and leave the wrapper as it is.
+    """
+    while True:
+        children = model._modules
+        inner = children.get("_orig_mod")
+        if inner is None and len(children) == 1:
+            inner = children.get("module")
+        if inner is None:
+            return model
+        model = inner
 
 
-def _ratio(found: list[Hits]) -> torch.Tensor:
-    correct, judged = found[0].correct, found[0].judged
-    for more in found[1:]:
-        correct, judged = correct + more.correct, judged + more.judged
-    return correct / judged
+def _sentinels(context: Context) -> tuple[torch.Tensor, ...]:
+    """First, middle and last of the optimizer's parameters; none where gradients do not tell.
+
+    Sharded models keep the gradients of all but the last micro-batch where nobody sees them.
+    """
+    modules = context.model.modules()
+    if any(type(m).__module__.startswith("torch.distributed.fsdp") for m in modules):
+        return ()
+    found = [
+        p
+        for group in context.optimizer.param_groups
+        for p in group["params"]
+        if type(p) is torch.nn.Parameter and p.requires_grad
+    ]
+    places = sorted({0, len(found) // 2, len(found) - 1}) if found else ()
+    return tuple(found[i] for i in places)[:_SENTINELS]

@@ -1,127 +1,323 @@
-"""Where losses can be seen without being asked for: loss modules and functions, and `backward`.
+"""Where losses can be seen without being asked for: torch's loss functions and `backward`.
 
-PyTorch has hooks for one module and for all modules, none for a class of modules, none for a
-function, and none for the tensor that `backward` is called on. A hook on all modules costs every
-module call of the user's model 5 microseconds; so these call paths are wrapped instead, once a
-process, while a monitor listens, and given back after the last one. They are torch's own, never
-objects of the user. (The autograd graph knows scores and targets, too, but asking it unpacks saved
-tensors, and under activation checkpointing that runs the user's forward pass again.)
+PyTorch has hooks for one module and for all modules, none for a function, and none for the tensor
+that `backward` is called on. A hook on all modules costs every module call of the user's model 5
+microseconds. So the few functions that every loss goes through (torch's loss modules call them,
+too) get other code while somebody listens, once a process, and their own back afterwards.
+
+Their code is exchanged, not their name in torch: a function object that is replaced cannot be
+pickled any more by whoever holds it, torch.jit finds no source for it, torch.compile does not know
+it and traces into it, and `from torch.nn.functional import cross_entropy` has it already. (The
+autograd graph knows scores and targets, too, but asking it unpacks saved tensors, and under
+activation checkpointing that runs the user's forward pass again.)
 """
 
 from __future__ import annotations
 
-import functools
+import sys
 import weakref
+from collections import deque
 from collections.abc import Callable
+from types import CodeType, FunctionType
 from typing import Any, Protocol
 
 import torch
+from torch.amp import GradScaler
 from torch.nn import functional
-from torch.nn.modules.loss import _Loss
 
-from rankscope.agent.probes.classification import Hits, hits_of_function, hits_of_module
+from rankscope.agent.probes.base import Context
+from rankscope.agent.probes.classification import Hits
+from rankscope.agent.probes.scaling import SCALINGS, Root, read_root, sequence
+
+_FUNCTIONS = (
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cosine_embedding_loss",
+    "cross_entropy",
+    "ctc_loss",
+    "gaussian_nll_loss",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "margin_ranking_loss",
+    "mse_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "multilabel_soft_margin_loss",
+    "nll_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
+)
+
+# Losses that a GradScaler has scaled and whose `backward` is still to come; they may never come.
+_MAX_SCALED = 16
+
+
+# A backward pass: what it started from (value and divisor as in `scaling.Root`), whether no
+# sentinel had a gradient before, whether the gradient of one is another now, and the hits that go
+# with it.
+Pass = tuple[float | torch.Tensor, float, bool, bool, Hits | None]
 
 
 class LossListener(Protocol):
-    """Is told of each loss computed in the process; must not raise."""
+    """Is told of each loss of the process; its methods must not raise.
 
-    def loss_computed(
-        self, judge: Callable[[], Hits | None], args: tuple[Any, ...], output: torch.Tensor
+    Attributes:
+        core: the module whose mode tells training from evaluation.
+        sampling: has `signals`: whether losses are wanted in training mode at this step. Without
+            it nothing but `backward` is looked at.
+        sentinels: some of the parameters that the listener's optimizer moves.
+        passes: gets every backward pass.
+        busy: wants to be asked for the hits of a backward pass.
+    """
+
+    core: torch.nn.Module
+    sampling: Context
+    sentinels: tuple[torch.Tensor, ...]
+    passes: deque[Pass]
+    busy: bool
+
+    def loss_computed(self, name: str, given: dict[str, Any], output: torch.Tensor) -> None:
+        """The loss function of that name has been called with `given`."""
+
+    def hits_of_pass(self, node: int) -> Hits | None:
+        """`backward` has run from the node of that sequence number, or from what was made of it."""
+
+
+class _Tap:
+    """A function of torch that has our code in place of its own.
+
+    Args:
+        function: it has no free variables, and no `*args`.
+        told: called after each call of the function with its result and then with everything it
+            was given.
+        before: called before with everything it was given; `told` gets its answer in place of the
+            result, and is not called where that is None.
+    """
+
+    def __init__(
+        self,
+        function: FunctionType,
+        told: Callable[..., None],
+        before: Callable[..., Any] | None = None,
     ) -> None:
-        """A loss has been computed from `args`; `judge` counts its hits, at a cost."""
+        code = function.__code__
+        self._function, self._code = function, code
+        key = f"_rankscope_{function.__name__}"
+        # The function as it was, under an identity of its own.
+        original = FunctionType(
+            code, function.__globals__, function.__name__, function.__defaults__
+        )
+        original.__kwdefaults__ = function.__kwdefaults__
+        self._names = {f"{key}_run": original, f"{key}_told": told, f"{key}_before": before}
+        function.__globals__.update(self._names)
+        function.__code__ = _shim(code, function.__name__, key, early=before is not None)
 
-    def backward_called(self, root: torch.Tensor) -> None:
-        """`backward` is about to run from a tensor of one element."""
+    def remove(self) -> None:
+        """Gives the function its own code back."""
+        self._function.__code__ = self._code
+        for name in self._names:
+            self._function.__globals__.pop(name, None)
 
 
-_FUNCTIONS = ("cross_entropy", "nll_loss")
+def _shim(code: CodeType, name: str, key: str, *, early: bool) -> CodeType:
+    named = code.co_varnames[: code.co_argcount]
+    only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    head = ", ".join((*named, *(("*", *only) if only else ())))
+    call = ", ".join((*named, *(f"{k}={k}" for k in only)))
+    every = ", ".join((*named, *only))
+    lines: tuple[str, ...]
+    if early:
+        lines = (
+            f"_seen = {key}_before({every})",
+            f"_result = {key}_run({call})",
+            f"if _seen is not None: {key}_told(_seen)",
+        )
+    else:
+        lines = (f"_result = {key}_run({call})", f"{key}_told(_result, {every})")
+    source = "\n    ".join((f"def {name}({head}):", *lines, "return _result"))
+    space: dict[str, Any] = {}
+    exec(compile(source, code.co_filename, "exec"), space)
+    made: CodeType = space[name].__code__
+    # Whoever reads the source of the function (torch.jit compiles from it) finds the real one.
+    return made.replace(
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+        co_qualname=code.co_qualname,
+    )
 
-_listeners: weakref.WeakSet[Any] = weakref.WeakSet()
-# What was there when the first listener came: torch's own, or another library's wrapper of it.
-_originals: dict[str, Any] = {}
-# A loss module calls the function of its name: told once, by the module.
-_inside_module = False
+
+# A tuple, and replaced as a whole: it is walked at every call.
+_listeners: tuple[weakref.ref[Any], ...] = ()
+_taps: list[_Tap] = []
+# Sequence number of a scaled loss in the graph -> the loss before. Numbers, not nodes: a node keeps
+# its whole graph alive.
+_scaled: deque[tuple[int, float | torch.Tensor]] = deque(maxlen=_MAX_SCALED)
+# Whose root module ran last: of several monitors, an evaluation is the one's.
+_latest: weakref.ref[Any] | None = None
 
 
 def listen(listener: LossListener) -> None:
     """Tells `listener` of every loss from now on; it is held weakly."""
-    _listeners.add(listener)
-    if _originals:
+    global _listeners
+    unlisten(listener)
+    _listeners = (*_listeners, weakref.ref(listener, _forget))
+    if _taps:
         return
-    _originals["backward"] = torch.Tensor.backward
-    torch.Tensor.backward = _wrapped_backward(torch.Tensor.backward)  # type: ignore[method-assign]
-    _Loss.__call__ = _loss_call  # type: ignore[method-assign]
     for name in _FUNCTIONS:
-        _originals[name] = getattr(functional, name)
-        setattr(functional, name, _wrapped_function(_originals[name]))
+        function = getattr(functional, name, None)
+        if isinstance(function, FunctionType) and _can_be_tapped(function):
+            _taps.append(_Tap(function, _teller(name, function.__code__)))
+    for scaler in _scalers():
+        _taps.append(_Tap(scaler.__dict__["scale"], _scale_called))
+    _taps.append(_Tap(torch.autograd.backward, _backward_ended, _backward_begins))  # type: ignore[arg-type]
 
 
 def unlisten(listener: LossListener) -> None:
-    """Stops telling `listener`; with the last one gone, torch is as it was.
-
-    What another library has wrapped around ours meanwhile stays, and then does nothing of ours.
-    """
-    _listeners.discard(listener)
-    if _listeners or not _originals:
-        return
-    if getattr(torch.Tensor.backward, "_rankscope", False):
-        torch.Tensor.backward = _originals["backward"]  # type: ignore[method-assign]
-    if _Loss.__dict__.get("__call__") is _loss_call:
-        del _Loss.__call__
-    for name in _FUNCTIONS:
-        if getattr(getattr(functional, name), "_rankscope", False):
-            setattr(functional, name, _originals[name])
-    _originals.clear()
+    """Stops telling `listener`; with the last one gone, torch is as it was."""
+    _keep(lambda ref: ref() is not listener)
 
 
-def _loss_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    global _inside_module
-    # Inside a compiled region there is no tensor to look at, and looking would break the graph.
-    if torch.compiler.is_compiling():
-        return torch.nn.Module.__call__(self, *args, **kwargs)
-    before, _inside_module = _inside_module, True
-    try:
-        output = torch.nn.Module.__call__(self, *args, **kwargs)
-    finally:
-        _inside_module = before
-    if isinstance(output, torch.Tensor):
-        given = _given(args, kwargs)
-        _tell(lambda: hits_of_module(self, given), given, output)
-    return output
+def ran_forward(listener: LossListener) -> None:
+    """The root module that belongs to `listener` is about to run, in evaluation mode."""
+    global _latest
+    if len(_listeners) > 1:
+        _latest = weakref.ref(listener)
 
 
-def _wrapped_function(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        output = original(*args, **kwargs)
-        if _listeners and not torch.compiler.is_compiling() and not _inside_module:
-            given = _given(args, kwargs)
-            # The fifth positional argument of both functions.
-            ignore = args[4] if len(args) > 4 else kwargs.get("ignore_index", -100)
-            if isinstance(output, torch.Tensor):
-                _tell(lambda: hits_of_function(given, ignore), given, output)
-        return output
-
-    wrapped._rankscope = True  # type: ignore[attr-defined]
-    return wrapped
+def _forget(gone: weakref.ref[Any]) -> None:
+    _keep(lambda ref: ref is not gone)
 
 
-def _wrapped_backward(original: Callable[..., Any]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        if self.numel() == 1:
-            for listener in tuple(_listeners):
-                listener.backward_called(self)
-        original(self, *args, **kwargs)
-
-    backward._rankscope = True  # type: ignore[attr-defined]
-    return backward
+def _keep(wanted: Callable[[weakref.ref[Any]], bool]) -> None:
+    global _listeners, _latest
+    _listeners = tuple(ref for ref in _listeners if wanted(ref))
+    if not _listeners:
+        while _taps:
+            _taps.pop().remove()
+        _scaled.clear()
+        _latest = None
 
 
-def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    return (*args, *(kwargs[k] for k in ("input", "target") if k in kwargs))
+def _can_be_tapped(function: FunctionType) -> bool:
+    code = function.__code__
+    variable = 0x04 | 0x08  # CO_VARARGS, CO_VARKEYWORDS
+    return not (code.co_freevars or code.co_posonlyargcount or code.co_flags & variable)
 
 
-def _tell(judge: Callable[[], Hits | None], args: tuple[Any, ...], output: torch.Tensor) -> None:
-    for listener in tuple(_listeners):
-        listener.loss_computed(judge, args, output)
+def _scalers() -> list[type]:
+    """GradScaler, and what overrides its `scale` (that of FSDP does)."""
+    found: list[Any] = [GradScaler]
+    for kind in found:
+        found += [s for s in kind.__subclasses__() if s not in found]
+    methods = [(kind, kind.__dict__.get("scale")) for kind in found]
+    return [k for k, m in methods if isinstance(m, FunctionType) and _can_be_tapped(m)]
+
+
+def _teller(name: str, code: CodeType) -> Callable[..., None]:
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    def told(output: Any, *values: Any) -> None:
+        for ref in _listeners:
+            listener = ref()
+            # The ordinary case, and it is to cost nothing: `backward` will tell.
+            if listener is None or (listener.core.training and not listener.sampling.signals):
+                continue
+            if type(output) is not torch.Tensor or not _is_real(output):
+                return
+            if not listener.core.training and _latest is not None:
+                latest = _latest()
+                if latest is not None and latest is not listener:
+                    continue
+            listener.loss_computed(name, dict(zip(names, values, strict=True)), output)
+
+    return told
+
+
+def _is_real(output: torch.Tensor) -> bool:
+    """Whether there is a number behind a tensor: not while something is traced or transformed."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._functorch.is_functorch_wrapped_tensor(output)
+    )
+
+
+def _scale_called(scaled: Any, scaler: Any, plain: Any) -> None:
+    if (
+        type(scaled) is torch.Tensor
+        and scaled is not plain
+        and scaled.grad_fn is not None
+        and scaled.numel() == 1
+        and _is_real(scaled)
+    ):
+        value = plain.item() if plain.is_cpu else plain.detach().clone()
+        _scaled.append((sequence(scaled.grad_fn), value))
+
+
+def _backward_begins(tensors: Any, *others: Any) -> Any:
+    # A backward pass inside a backward pass (reentrant checkpointing) starts from no loss.
+    if torch._C._current_graph_task_id() != -1:
+        return None
+    if type(tensors) is torch.Tensor and tensors.is_cpu and tensors.numel() == 1:
+        # The ordinary case, by itself: every look at a tensor counts here.
+        made_by = tensors.grad_fn
+        if made_by is not None and type(made_by) not in SCALINGS:
+            root: Root | None = (tensors.item(), 1.0, made_by)
+        else:
+            root = read_root(tensors, _scaled)
+    else:
+        root = read_root(tensors, _scaled)
+    if root is None:
+        return None
+    states = None
+    for ref in _listeners:
+        listener = ref()
+        if listener is not None:
+            for parameter in listener.sentinels:
+                if parameter.grad is not None:
+                    # Not the ordinary case, where `zero_grad` has left nothing.
+                    states = states or {}
+                    states[listener] = _state(listener.sentinels)
+                    break
+    return root, states
+
+
+def _backward_ended(seen: Any) -> None:
+    (value, divisor, node), states = seen
+    for ref in _listeners:
+        listener = ref()
+        if listener is None:
+            continue
+        found = listener.hits_of_pass(sequence(node)) if listener.busy else None
+        state = None if states is None else states.get(listener)
+        if state is None:
+            moved = False
+            for parameter in listener.sentinels:
+                if parameter.grad is not None:
+                    moved = True
+                    break
+        else:
+            moved = _state(listener.sentinels) != state
+        listener.passes.append((value, divisor, state is None, moved, found))
+
+
+def _state(sentinels: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:
+    """What tells whether gradients were written to."""
+    gradients = [p.grad for p in sentinels]
+    return [(0, 0) if g is None else (id(g), g._version) for g in gradients]
+
+
+def call_site() -> tuple[Any, int]:
+    """Where in the trainer's source the loss function under way was called from."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(("torch.", "rankscope.agent.")):
+            break
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti

@@ -220,11 +220,11 @@ def test_step_time_and_throughput(model, harness):
 
 def test_everything_is_given_back(model):
     loss_call = nn.CrossEntropyLoss.__call__
-    backward = torch.Tensor.backward
+    backward = torch.autograd.backward.__code__
     harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert torch.Tensor.backward is not backward
+    assert torch.autograd.backward.__code__ is not backward
     harness.close()
-    assert torch.Tensor.backward is backward
+    assert torch.autograd.backward.__code__ is backward
     assert nn.CrossEntropyLoss.__call__ is loss_call
     assert not model._forward_pre_hooks
     assert all(not p._backward_hooks for p in model.parameters())

@@ -1,0 +1,136 @@
+"""The loss under what a trainer does to it before `backward`: divisions and loss scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+# Nobody weighs a loss with more than this; loss scales of mixed precision begin there.
+_LARGEST_WEIGHT = 256.0
+
+_one = torch.ones((), requires_grad=True, device="cpu")
+with torch.enable_grad():
+    _QUOTIENT, _PRODUCT = type((_one / 1).grad_fn), type((_one * 1).grad_fn)
+    _SUMS = frozenset((type(_one.sum().grad_fn), type(_one.sum(()).grad_fn)))
+# By class: that is had faster than a node's name.
+SCALINGS = frozenset((_QUOTIENT, _PRODUCT))
+_REDUCTION_SUM = 2
+
+
+# What `backward` started from: its value without a loss scale (a detached copy where it is on a
+# device), what the trainer divided the loss by, as far as that can be read, and the graph's node
+# under divisions and scales. A plain tuple: there is one a step, and a named one takes a
+# microsecond more.
+Root = tuple[float | torch.Tensor, float, Any]
+
+
+def sequence(node: Any) -> int:
+    """Tells the nodes of a graph apart without keeping one alive."""
+    number: int = node._sequence_nr()
+    return number
+
+
+def read_root(tensors: Any, scaled: Iterable[tuple[int, float | torch.Tensor]] = ()) -> Root | None:
+    """Reads the loss off what `torch.autograd.backward` was given, without waiting for a device.
+
+    Args:
+        tensors: a tensor or several; of several, the sum is what is minimised.
+        scaled: sequence number of what a GradScaler returned -> what it was given.
+
+    Returns:
+        None where it is no loss: more than one element, or a part of what other ranks hold.
+    """
+    if type(tensors) is not torch.Tensor:
+        return _read_unusual(tensors, scaled)
+    if tensors.numel() != 1:
+        return None
+    node = tensors.grad_fn
+    if node is None or tensors.is_complex():
+        return None
+    if type(node) in SCALINGS:
+        return _unscaled(tensors, scaled)
+    return _value(tensors), 1.0, node
+
+
+def _read_unusual(tensors: Any, scaled: Iterable[tuple[int, float | torch.Tensor]]) -> Root | None:
+    if isinstance(tensors, torch.Tensor):
+        placements = getattr(tensors, "placements", None)
+        if placements is None:
+            # One that only answers functions in its own way is read; one without a number is not.
+            plain = type(tensors).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+            return read_root(tensors.as_subclass(torch.Tensor), scaled) if plain else None
+        # Reading a distributed tensor that is not here as a whole would be a collective.
+        if tensors.numel() != 1 or not all(p.is_replicate() for p in placements):
+            return None
+        held: torch.Tensor = getattr(tensors, "_local_tensor")  # noqa: B009 - not known to torch
+        return _value(held), 1.0, tensors.grad_fn
+    if not isinstance(tensors, list | tuple):
+        return None
+    roots = [read_root(t, scaled) if isinstance(t, torch.Tensor) else None for t in tensors]
+    known = [r for r in roots if r is not None]
+    if not known or len(known) < len(roots):
+        return None
+    if len(known) == 1:
+        return known[0]
+    return sum(value for value, _, _ in known), 1.0, known[0][2]
+
+
+def _value(tensor: torch.Tensor) -> float | torch.Tensor:
+    if tensor.is_cpu:
+        return tensor.item()
+    # Not read: that would wait. A copy, because the trainer may change it in place.
+    return tensor.detach().clone()
+
+
+def _unscaled(root: torch.Tensor, scaled: Iterable[tuple[int, float | torch.Tensor]]) -> Root:
+    """Follows products and quotients with numbers down to the loss."""
+    node: Any = root.grad_fn
+    value: Any = _value(root)
+    before = dict(scaled)
+    divisor = outer = 1.0
+    while type(node) in SCALINGS:
+        inputs = [f for f, _ in node.next_functions if f is not None]
+        if len(inputs) != 1:
+            break
+        given = before.get(node._sequence_nr())
+        if given is not None:
+            # What a GradScaler was given, less what was done to the result.
+            value = given / divisor
+        else:
+            other = _operand(node)
+            if other is None:
+                break
+            quotient = type(node) is _QUOTIENT
+            if not other.is_cpu:
+                # Reading it would wait. Where it is a loss scale it is undone on the device.
+                scale = other.detach().reciprocal() if quotient else other.detach()
+                value = value / torch.where(scale > _LARGEST_WEIGHT, scale, 1.0)
+            else:
+                number = other.item()
+                if not number or not math.isfinite(number):
+                    break  # a loss that is weighted with nothing is no scaled loss
+                factor = 1.0 / number if quotient else number
+                if factor > _LARGEST_WEIGHT:
+                    value = value / factor
+                else:
+                    outer, divisor = divisor, divisor / factor
+        node = inputs[0]
+    summed = type(node) in _SUMS or getattr(node, "_saved_reduction", 1) == _REDUCTION_SUM
+    # A sum is first divided by the number of what it is the sum of: that is a mean.
+    return value, outer if summed else divisor, node
+
+
+def _operand(node: Any) -> torch.Tensor | None:
+    """The number of a product or quotient, where it can be had without running anybody's code.
+
+    Hooks on saved tensors run when one is unpacked: under activation checkpointing that is the
+    user's forward pass once more.
+    """
+    saved = getattr(node, "_raw_saved_other", None)
+    if saved is None or getattr(saved, "unpack_hook", saved) is not None:
+        return None
+    operand = saved.data
+    return operand if isinstance(operand, torch.Tensor) and operand.numel() == 1 else None
