@@ -3,7 +3,9 @@
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.batch import Batch
 from rankscope.agent.probes.buffers import Buffers
+from rankscope.agent.probes.cosine import GradientCosine
 from rankscope.agent.probes.gradients import Gradients
+from rankscope.agent.probes.local_gradients import LocalGradients
 from rankscope.agent.probes.loss import Loss
 from rankscope.agent.probes.optimizer import LearningRate
 from rankscope.agent.probes.optimizer_state import OptimizerState
@@ -20,7 +22,9 @@ PROBES: tuple[type[Probe], ...] = (
     Loss,
     LearningRate,
     Settings,
+    LocalGradients,
     Gradients,
+    GradientCosine,
     Parameters,
     OptimizerState,
     Buffers,

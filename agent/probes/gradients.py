@@ -1,47 +1,29 @@
-"""Gradients: the norm as applied, and before the reduction at sampled steps."""
+"""Gradients as they were applied: norms and fingerprints."""
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
+import numpy as np
 import torch
 
-from rankscope.agent.model_facts import held
+from rankscope.agent.fingerprint import Pending, Prints
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.norms import gathered, stored, tensor_norms, written_out
 from rankscope.agent.tensors import TensorGroup
-
-# Where several micro-batches make a step, the local gradient has to be summed up in memory of our
-# own; beyond this many elements that is left out.
-_MAX_SUMMED = 16 * 2**20
-
-
-def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """L2 norm of all tensors together, float32, on their device (as `nn.utils.get_total_norm`)."""
-    norms = torch._foreach_norm(tensors, 2.0, torch.float32)
-    norm: torch.Tensor = torch.linalg.vector_norm(
-        torch.stack([n.to(norms[0].device) for n in norms])
-    )
-    return norm
-
-
-def dense(gradient: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a gradient; of a sparse one, the stored values."""
-    local = held(gradient)
-    return local.coalesce().values() if local.is_sparse else local
 
 
 class Gradients(Probe):
-    """`grad_norm`, `grad_norm_local`, and fingerprints of the reduced gradient.
+    """`grad_norm`, and fingerprints of the reduced gradient (stage `reduced_gradient`).
 
-    Costs one pass over the gradients (tier `signals`); two more at sampled steps (tier `full`).
+    Costs one pass over the gradients (tier `signals`); at sampled steps (tier `full`), and at the
+    step after one, two more for digests and sketches.
 
     The applied gradient is read after the optimizer has stepped: that is after the reduction, after
-    unscaling and clipping, and right under closures too.
+    unscaling and clipping, and right under closures too. A parameter without a gradient has the
+    digest 0 and a sketch of zeros, as one with a gradient of zeros. A sparse gradient is written
+    out for its fingerprint; where it is too large for that its sketch is NaN.
 
-    The local gradient is seen by tensor hooks, which fire for each micro-batch before any wrapper
-    reduces it. They are there only during sampled steps, since a Python call for each parameter is
-    not free; one norm a parameter then.
+    Leaves `gradient_norms` (`GradientNorms`) and, where fingerprints were taken,
+    `reduced_gradient` (their `Fingerprints`).
     """
 
     name = "gradients"
@@ -49,116 +31,121 @@ class Gradients(Probe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._plans: TensorGroup | None = None
-        self._local = _LocalGradient(context)
-
-    def start(self, facts: StepFacts) -> None:
-        """Puts the hooks for the first step in place."""
-        self._local.arm(facts.step)
+        self._rows: GradientRows | None = None
+        self._following = -1  # the step after a full one
+        self._told = False
 
     def after_step(self, facts: StepFacts) -> None:
         """Norms and fingerprints of what was applied."""
         context = self.context
         if context.signals:
-            group = context.parameters
             with facts.charged("signals"):
-                applied = [dense(p.grad) for p in group.tensors if p.grad is not None]
-                if applied:
-                    facts.scalars["grad_norm"] = total_norm(applied)
-            # A gradient that some ranks lack has no fingerprint that could be compared.
-            if context.full and len(applied) == len(group.tensors):
-                with facts.charged("full"):
-                    self._take(facts, group, applied)
-        norm, seconds = self._local.disarm()
-        if norm is not None:
-            facts.scalars["grad_norm_local"] = norm
-        if seconds:
-            facts.charge("full", seconds)
-        self._local.arm(facts.step + 1)
+                self._measure(facts)
+        full = context.full
+        if full or facts.step == self._following:
+            with facts.charged("full"):
+                self._take(facts, posted=full)
+            if full:
+                self._following = facts.step + 1
 
-    def _take(
-        self, facts: StepFacts, parameters: TensorGroup, gradients: list[torch.Tensor]
-    ) -> None:
-        # A plan of its own: a gradient may have another dtype than its parameter.
-        group = self._plans
-        if group is None or group.table != parameters.table:
-            group = self._plans = TensorGroup(parameters.table, parameters.names, ())
-        pending = group.plan(gradients).begin(gradients, sketches=True)
+    def _measure(self, facts: StepFacts) -> None:
+        rows: list[int] = []
+        tensors: list[torch.Tensor] = []
+        for row, parameter in enumerate(self.context.parameters.tensors):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            values = stored(gradient)
+            if values is None:
+                if not self._told:
+                    self._told = True
+                    self.context.note(
+                        "grad_norm is not recorded: a sparse gradient is too large to be added up "
+                        "without waiting for the device"
+                    )
+                return
+            rows.append(row)
+            tensors.append(values)
+        if tensors:
+            norms = gathered(tensor_norms(tensors))
+            facts.scalars["grad_norm"] = torch.linalg.vector_norm(norms)
+            facts.shared["gradient_norms"] = GradientNorms(rows, tensors, norms)
 
-        def deliver() -> None:
-            facts.prints.append(group.prints(facts.step, "reduced_gradient", pending.result()))
-
-        facts.when_ready(pending, deliver)
-
-    def close(self) -> None:
-        """Takes the tensor hooks back."""
-        self._local.disarm()
-
-
-class _LocalGradient:
-    """Sums up what reaches each parameter during one step, before it is reduced."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._handles: list[Any] = []
-        self._norms: dict[int, torch.Tensor] = {}
-        self._sums: dict[int, torch.Tensor] = {}
-        self._fired: dict[int, int] = {}
-        self._micro_batches = 1
-        self._seconds = 0.0
-        self._small = sum(p.numel() for p in context.parameters.tensors) <= _MAX_SUMMED
-
-    def arm(self, step: int) -> None:
-        if self._handles or not self._context.schedule.due("full", step):
+    def _take(self, facts: StepFacts, *, posted: bool) -> None:
+        group = self.context.parameters
+        if self._rows is None or self._rows.of is not group:
+            self._rows = GradientRows(group)
+        gradients = [p.grad for p in group.tensors]
+        if all(g is None for g in gradients):
             return
-        began = time.perf_counter()
-        self._norms, self._sums, self._fired, self._seconds = {}, {}, {}, 0.0
-        for index, parameter in enumerate(self._context.parameters.tensors):
-            if parameter.requires_grad:
-                hook = self._context.guarded("gradients", _Seen(self, index))
-                self._handles.append(parameter.register_hook(hook))
-        self._seconds += time.perf_counter() - began
+        taken = self._rows.begin(gradients)
+        facts.shared["reduced_gradient"] = taken
+        if posted:
 
-    def seen(self, index: int, gradient: torch.Tensor) -> None:
-        began = time.perf_counter()
-        fired = self._fired[index] = self._fired.get(index, 0) + 1
-        values = dense(gradient.detach())
-        if fired == 1:
-            self._norms[index] = torch.linalg.vector_norm(values, dtype=torch.float32)
-            if self._micro_batches > 1 and self._small and not gradient.is_sparse:
-                self._sums[index] = values.clone()
-        elif index in self._sums:
-            self._sums[index] += values
-        self._seconds += time.perf_counter() - began
+            def deliver() -> None:
+                facts.prints.append(group.prints(facts.step, "reduced_gradient", taken.result()))
 
-    def disarm(self) -> tuple[torch.Tensor | None, float]:
-        """Norm of the local gradient (None: not sampled or not known) and the seconds it took."""
-        if not self._handles:
-            return None, 0.0
-        began = time.perf_counter()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        most = max(self._fired.values(), default=0)
-        norm = None
-        if most == 1:
-            norm = torch.linalg.vector_norm(torch.stack(list(self._norms.values())))
-        elif most > 1 and len(self._sums) == len(self._fired):
-            norm = total_norm(list(self._sums.values()))
-        # How many micro-batches to expect next time; a surprise costs one sample.
-        self._micro_batches = max(most, 1)
-        self._sums, self._norms = {}, {}
-        return norm, self._seconds + time.perf_counter() - began
+            facts.when_ready(taken, deliver)
 
 
-class _Seen:
-    """Hook of one parameter."""
+class GradientNorms:
+    """Norms of the gradients that there are.
 
-    __slots__ = ("_index", "_owner")
+    Attributes:
+        rows: positions of their parameters in the group, [n].
+        tensors: what this rank holds of them (of sparse ones: the stored values), [n].
+        norms: [n], where the gradients are.
+    """
 
-    def __init__(self, owner: _LocalGradient, index: int) -> None:
-        self._owner = owner
-        self._index = index
+    __slots__ = ("norms", "rows", "tensors")
 
-    def __call__(self, gradient: torch.Tensor) -> None:
-        self._owner.seen(self._index, gradient)
+    def __init__(self, rows: list[int], tensors: list[torch.Tensor], norms: torch.Tensor) -> None:
+        self.rows = rows
+        self.tensors = tensors
+        self.norms = norms
+
+
+class Fingerprints:
+    """Fingerprints under way, some rows of which cannot be known."""
+
+    def __init__(self, pending: Pending, unknown: list[int]) -> None:
+        self._pending = pending
+        self._unknown = unknown
+
+    def ready(self) -> bool:
+        """Whether `result` does not wait."""
+        return self._pending.ready()
+
+    def result(self) -> Prints:
+        """The fingerprints; NaN sketches where a row is unknown."""
+        prints = self._pending.result()
+        if self._unknown and prints.sketches is not None:
+            prints.sketches[self._unknown] = np.nan
+        return prints
+
+
+class GradientRows:
+    """Fingerprints of gradients as rows of the table of their parameters.
+
+    Attributes:
+        of: the group of parameters.
+    """
+
+    def __init__(self, of: TensorGroup) -> None:
+        self.of = of
+        # A plan of its own: a gradient may have another dtype than its parameter.
+        self._plans = TensorGroup(of.table, of.names, ())
+        self._none = torch.empty(0)
+
+    @torch.no_grad()
+    def begin(self, gradients: list[torch.Tensor | None]) -> Fingerprints:
+        """Fingerprints of the gradients as they are now; a missing one counts as zeros."""
+        tensors: list[torch.Tensor] = []
+        unknown: list[int] = []
+        for row, gradient in enumerate(gradients):
+            values = self._none if gradient is None else written_out(gradient)
+            if values is None:
+                unknown.append(row)
+                values = self._none
+            tensors.append(values)
+        return Fingerprints(self._plans.plan(tensors).begin(tensors, sketches=True), unknown)

@@ -166,7 +166,7 @@ def test_prints_speak_of_every_tensor(model, harness):
     train_step(model, harness.optimizer, nn.CrossEntropyLoss())
     harness.optimizer.step()
     prints = {p.stage: p for p in harness.steps[0].prints}
-    assert set(prints) == {"reduced_gradient", "parameters"}
+    assert {"local_gradient", "reduced_gradient", "parameters"} <= set(prints)
     assert prints["parameters"].digests.shape == (4,)
     assert prints["parameters"].sketches.shape[0] == 4
 

@@ -1,0 +1,81 @@
+"""Norms of tensors of any kind, and what a gradient that is stored sparsely stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rankscope.agent.model_facts import held
+
+# A sparse gradient is written out for a moment where it has to be; not beyond this many elements.
+_MAX_WRITTEN_OUT = 16 * 2**20
+# What float32 holds without loss.
+_NARROW = frozenset((torch.float32, torch.bfloat16, torch.float16))
+
+
+def tensor_norms(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """L2 norm of each tensor, at least float32, where the tensor is.
+
+    Overflows where a sum of squares does in that type, as `nn.utils.clip_grad_norm_` does.
+    """
+    if _NARROW.issuperset([t.dtype for t in tensors]):
+        return list(torch._foreach_norm(tensors, 2.0, torch.float32)) if tensors else []
+    norms: list[torch.Tensor] = []
+    for tensor in tensors:
+        kind = tensor.dtype
+        if kind not in _NARROW and kind is not torch.float64 and not tensor.is_complex():
+            tensor = tensor.float()  # 8-bit floats have no norm
+        wide = kind in (torch.float64, torch.complex128, torch.complex64)
+        norms.append(torch.linalg.vector_norm(tensor, dtype=None if wide else torch.float32))
+    return norms
+
+
+def gathered(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors of one element side by side, [n]; where they are on several devices, on one."""
+    places = {n.device for n in numbers}
+    if len(places) > 1:
+        # From the host to a device nothing has to wait; the other way it would.
+        place = next(p for p in places if p.type != "cpu")
+        numbers = [n.to(place, non_blocking=True) for n in numbers]
+    return torch.stack(list(numbers))
+
+
+def stored(gradient: torch.Tensor) -> torch.Tensor | None:
+    """A dense tensor with the norm of what this rank holds of a gradient.
+
+    None for a large sparse one on a device: to add up what it stores twice would wait.
+    """
+    if type(gradient) is torch.Tensor and gradient.layout is torch.strided:
+        return gradient
+    local = held(gradient)
+    if local.layout is torch.strided:
+        return local
+    if local.layout is not torch.sparse_coo:
+        return local.values()
+    if local.is_coalesced() or local.device.type == "cpu":
+        return local.coalesce().values()
+    return written_out(local)
+
+
+def written_out(gradient: torch.Tensor) -> torch.Tensor | None:
+    """What this rank holds of a gradient as a dense tensor of the parameter's shape.
+
+    None for a sparse one that is too large for that, or of a layout nobody uses for gradients.
+    """
+    if type(gradient) is torch.Tensor and gradient.layout is torch.strided:
+        return gradient
+    local = held(gradient)
+    if local.layout is torch.strided:
+        return local
+    if local.layout is not torch.sparse_coo or local.numel() > _MAX_WRITTEN_OUT:
+        return None
+    dense = torch.zeros(local.shape, dtype=local.dtype, device=local.device)
+    # Not `to_dense`: on CUDA that may sort the indices first, and wait for how many there are.
+    sparse = local.sparse_dim()
+    indices = local._indices()
+    rows = indices[0]
+    for dimension in range(1, sparse):
+        rows = rows * local.shape[dimension] + indices[dimension]
+    dense.view(-1, *local.shape[sparse:]).index_add_(0, rows, local._values())
+    return dense
