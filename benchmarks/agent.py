@@ -7,23 +7,29 @@ rank 0, as ratios; absolute times belong to the machine.
 
 Three trainers of the same model live in one process: one plain, one with the agent (default
 settings, posting over HTTP), one with TensorBoard's `SummaryWriter.add_scalar` of the same scalars
-at every step. They train in blocks of about a second, in mirrored order (plain, agent, TensorBoard,
-agent, plain, or with the first two exchanged, by chance), so that a machine that drifts drifts for
-all. A block begins with 0.6 s that are trained but not measured. While the agent's block does not
-run, what it has hooked process-wide is taken out of torch, or the plain arm would pay for it; and
-half-way the arms change trainers, because memory layout alone makes a percent. The agent has then
-long passed its dense start. In the variant `reattached` it is attached and closed around each of
-its blocks, on one and the same trainer; what attaching and the dense start cost is not in it.
+at every step. They train in blocks of 60 ms in mirrored order (plain, agent, TensorBoard, agent,
+plain, or with the first two exchanged, by chance), and a step's time is taken relative to the plain
+steps of its own round: what slows the machine for longer than a third of a second slows all arms.
+While the agent's block does not run, what it has hooked process-wide is taken out of torch, or the
+plain arm would pay for it; and half-way the arms change trainers, because memory layout alone makes
+a percent. The agent has long passed its dense start by then. Its threads work in between, whatever
+block runs: steps hit by them are known by the threads' processor time and count for the agent.
+
+In the variant `re-attached` the agent is attached and closed around each block, on one and the same
+trainer, with blocks of 1.2 s; what attaching and the dense start cost is not in it. It needs no
+such correction and is much more at the mercy of a busy machine.
 
 `slow/1000` is the number of steps in a thousand that take more than 1.2 times the plain median,
-with the agent less without it. Intervals are 95 % bootstrap intervals over pieces of blocks.
+with the agent less without it. Processor time is that of rank 0's process, the agent's threads
+included: what other processes take is not in it. Intervals are 95 % bootstrap intervals over
+rounds.
 
 What is posted to takes time from the same cores without being a cost of the agent: so by default
 it is a minimal HTTP sink at nice 19; `--server real` posts to `rankscope serve` instead.
 
 `--traincheck` adds TrainCheck (package `traincheck`) in its selective mode, installed into a
-temporary environment with the same torch: two minutes more. It changes torch for good, so it runs
-in a process of its own, one rank without DDP, in turns with a plain process.
+temporary environment with the same torch: two to three minutes more. It changes torch for good, so
+it runs in a process of its own, one rank without DDP, in turns with a plain process.
 
 The full run takes about four minutes, `--quick` 40 s (its intervals are wide: for a look, not for a
 judgement).
@@ -50,7 +56,8 @@ from urllib.parse import quote
 # Run as a script, the folder beside this file is the package `agent`.
 from agent.blocks import Plan, run
 
-_FIGURES = ("median", "p99", "p99.9", "slow_per_1000")
+_QUICK = ("MLP, 1 ms", "MLP, 10 ms")
+_FIGURES = ("median", "mean", "p99", "p99.9", "slow_per_1000")
 # What a rank's threads may use; gloo and the agent are not counted by OpenMP.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
 
@@ -61,30 +68,24 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="40 s: two workloads, two rounds")
-    parser.add_argument("--rounds", type=float, default=1.0, help="multiplies the rounds")
+    parser.add_argument("--quick", action="store_true", help="40 s: two workloads")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the time measured")
     parser.add_argument("--only", action="append", default=[], help="a workload's name; repeatable")
     parser.add_argument("--server", choices=("sink", "real"), default="sink")
-    parser.add_argument("--traincheck", action="store_true", help="beside it; two minutes more")
+    parser.add_argument("--traincheck", action="store_true", help="beside it; 2 to 3 minutes more")
     parser.add_argument("--json", metavar="FILE", help="write all figures there as well")
     options = parser.parse_args()
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         with served(options.server, folder) as (url, report):
             plan = Plan(
-                server=url, folder=folder, rounds=options.rounds, workloads=tuple(options.only)
+                server=url,
+                folder=folder,
+                scale=options.scale * (0.25 if options.quick else 1.0),
+                reattached=0 if options.quick else 2,
+                workloads=tuple(options.only or (_QUICK if options.quick else ())),
+                calls=200 if options.quick else 400,
             )
-            if options.quick:
-                plan = Plan(
-                    server=url,
-                    folder=folder,
-                    block=0.5,
-                    settle=0.55,
-                    rounds=0.0,
-                    reattached=0,
-                    workloads=tuple(options.only) or ("MLP, 1 ms", "MLP, 10 ms"),
-                    calls=200,
-                )
             results = json.loads(launch(options.ranks, plan))
             results["posted"] = report(list(results["workloads"].values()))
         if options.traincheck:
@@ -173,7 +174,7 @@ def launch(ranks: int, plan: Plan) -> str:
 
 def show(results: dict[str, Any]) -> None:
     """Prints the tables."""
-    head = f"{'':44}{'steps':>7} " + "".join(f"{name:>26}" for name in _FIGURES)
+    head = f"{'':44}{'steps':>7} " + "".join(f"{name:>25}" for name in _FIGURES)
     print(f"\nRatios to the same training without (95 % interval)\n{head}")
     for name, figures in results["workloads"].items():
         plain = figures["plain_ms"]
@@ -188,6 +189,9 @@ def show(results: dict[str, Any]) -> None:
         ):
             if arm in figures:
                 print(row(title, figures[arm]))
+        share, extra = (figures["processor"][k] for k in ("ratio", "step_path_us"))
+        told = f"step path {extra['value']:.1f} us [{extra['low']:.1f}, {extra['high']:.1f}]"
+        print(f"  {'agent, processor time':50}{interval(share, 4):>25}   {told}")
     for name, figures in results.get("traincheck", {}).items():
         if isinstance(figures, str):
             print(f"TrainCheck: {figures}")
@@ -212,10 +216,18 @@ def row(title: str, figures: dict[str, Any]) -> str:
     """One line of the table."""
     cells = ""
     for name in _FIGURES:
-        value, low, high = (figures[name][k] for k in ("value", "low", "high"))
-        digits = 4 if name == "median" else 2
-        cells += f"{f'{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]':>26}"
+        if figures[name] is None:
+            cells += f"{'too few steps':>25}"
+            continue
+        digits = 4 if name == "median" else 3 if name == "mean" else 2
+        cells += f"{interval(figures[name], digits):>25}"
     return f"  {title:42}{figures['steps']:>7} {cells}"
+
+
+def interval(figure: dict[str, float], digits: int) -> str:
+    """A value with its interval."""
+    value, low, high = (f"{figure[k]:.{digits}f}" for k in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
 
 
 def show_own(results: dict[str, Any]) -> None:

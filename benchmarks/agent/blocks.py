@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import random
@@ -19,35 +18,28 @@ import torch.distributed as dist
 from rankscope import agent
 
 from . import calls
-from .arms import Agent, Arm, Plain, TensorBoard, background_seconds
-from .figures import compared, relative
+from .arms import Agent, Arm, Background, Plain, TensorBoard
+from .figures import Round, Steps, compared, processor_share
 from .workloads import WORKLOADS, Trainer, Workload, fitted_batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How long everything takes; seconds.
+    """How long everything takes.
 
     Attributes:
         server: where the agent posts.
-        block: measured part of a block.
-        settle: part before it that is trained but not measured, for every arm alike: longer than
-            the half second between two posts, so that what the agent has still to send when its
-            block ends does not fall into the block of another arm, and its own share does fall
-            into its own.
-        rounds: multiplies the rounds of each workload.
+        folder: for files.
+        scale: multiplies the seconds of each workload.
         reattached: rounds with attaching and closing at each block; for the MLPs.
         workloads: names; empty for all.
         calls: steps during which `log` calls are measured.
-        folder: for files.
     """
 
     server: str
     folder: str
-    block: float = 1.2
-    settle: float = 0.6
-    rounds: float = 1.0
-    reattached: int = 3
+    scale: float = 1.0
+    reattached: int = 2
     workloads: tuple[str, ...] = ()
     calls: int = 400
 
@@ -55,6 +47,14 @@ class Plan:
 # The dense start of the agent is over after 8 steps, and its sampling is thinned by its own
 # measurements some dozens later.
 _WARM_UP_STEPS = 80
+# Blocks are short beside what other processes of the machine do, long beside what the first step
+# after a change of the trainer costs; that one is not measured.
+_BLOCK_SECONDS = 0.06
+# Where the agent is attached at each block: longer than the time between two posts, and the part
+# before it that is not measured.
+_LONG_SECONDS, _SETTLE_SECONDS = 1.2, 0.6
+# Less work of the agent's threads than this is no post, only a look at the clock.
+_HIT_SECONDS = 1e-5
 
 
 def run(plan: Plan) -> None:
@@ -83,14 +83,14 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
     # Three trainers, alike to the bit; which arm has which is changed half-way, because where
     # tensors happen to lie in memory can make a step slower by more than the agent does.
     trainers = [Trainer(workload, batch) for _ in range(3)]
-    step_seconds = _typical(trainers, workload)
-    steps = _Steps(plan, step_seconds)
-    rounds = max(2, round(workload.rounds * plan.rounds))
-    measured: list[dict[str, list[Any]]] = []
-    background = _Background()
+    # Odd, so that no block falls into the rhythm of a sampling at powers of two.
+    steps = max(5, round(_BLOCK_SECONDS / _typical(trainers, workload))) | 1
+    rounds: list[Round] = []
+    clock = _Clock()
     runs: list[str] = []
     order = random.Random(workload.name)  # the same on all ranks
     process_wide: list[str] = []
+    background = 0.0
     for half in range(2):
         slots = trainers[half:] + trainers[:half]
         runs.append(_run_id(workload, f"twin-{half}"))
@@ -98,51 +98,65 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
         watched = Agent(slots[1], plan.server, runs[-1])
         process_wide = watched.process_wide
         arms: dict[str, Arm] = {"plain": Plain(slots[0]), "agent": watched, "tensorboard": writer}
-        for arm in arms.values():
-            _train(arm, steps.warm_up)
-        for _ in range(rounds // 2 if half else rounds - rounds // 2):
+        for name, arm in arms.items():
+            clock.block(arm, 0, _WARM_UP_STEPS if name == "agent" else 10)
+        clock.background.look()
+        before = clock.background.seconds()
+        until = time.perf_counter() + workload.seconds * plan.scale / 2
+        while _still(until):
             sides = order.choice((("plain", "agent"), ("agent", "plain")))
-            blocks: dict[str, list[Any]] = {}
+            blocks: dict[str, list[Steps]] = {}
             for name in (*sides, "tensorboard", *reversed(sides)):
-                blocks.setdefault(name, []).append(
-                    _block(arms[name], steps, background if name == "agent" else None)
-                )
-            measured.append(blocks)
+                blocks.setdefault(name, []).append(clock.block(arms[name], steps, 2))
+            rounds.append({name: _joined(parts) for name, parts in blocks.items()})
+        background += clock.background.seconds() - before
         watched.close()
         writer.close()
+    rounds = _hit_on_any_rank(rounds)
+    again_runs, again = _reattached(plan, workload, trainers[0], _typical(trainers, workload))
+    if dist.get_rank() != 0:
+        return {}
+    plain = np.concatenate([r["plain"].seconds for r in rounds])
+    # Two unmeasured steps in each of the two blocks of a round are steps of the agent as well.
+    background /= sum(len(r["agent"].seconds) + 4 for r in rounds)
     figures: dict[str, Any] = {
         "workload": asdict(workload),
         "batch": batch,
         "tensors": trainers[0].tensors,
+        "rounds": len(rounds),
         "process_wide": process_wide,
-        "runs": runs,
-    }
-    reattached = _reattached(plan, workload, trainers[0], steps, runs)
-    if dist.get_rank() == 0:
-        ratios = relative(measured)
-        plain = np.concatenate([t for blocks in measured for t in blocks["plain"]])
-        figures["plain_ms"] = {
+        "runs": runs + again_runs,
+        "plain_ms": {
             "median": 1e3 * float(np.median(plain)),
             "p99": 1e3 * float(np.quantile(plain, 0.99)),
             "steps": len(plain),
-        }
-        for arm in ("agent", "tensorboard"):
-            figures[arm] = compared(ratios["plain"], ratios[arm])
-        if reattached:
-            ratios = relative(reattached)
-            figures["reattached"] = compared(ratios["plain"], ratios["agent"])
-        figures["background_us_per_step"] = background.per_step()
+        },
+        "agent": compared(rounds, "agent"),
+        "tensorboard": compared(rounds, "tensorboard"),
+        "processor": processor_share(rounds, background),
+        "background_us_per_step": 1e6 * background if clock.background.known else None,
+        "steps_hit_by_background": {
+            name: float(np.concatenate([r[name].hit for r in rounds]).mean()) for name in rounds[0]
+        },
+    }
+    if again:
+        figures["reattached"] = compared(again, "agent")
     return figures
 
 
 def _reattached(
-    plan: Plan, workload: Workload, trainer: Trainer, steps: _Steps, runs: list[str]
-) -> list[dict[str, list[Any]]]:
+    plan: Plan, workload: Workload, trainer: Trainer, step_seconds: float
+) -> tuple[list[str], list[Round]]:
     """The same trainer with and without; nothing of the agent is alive in the plain blocks."""
-    measured = []
+    measured: list[Round] = []
+    runs: list[str] = []
     order = random.Random(f"again {workload.name}")
+    steps = round(_LONG_SECONDS / step_seconds) | 1
+    settle = max(round(_SETTLE_SECONDS / step_seconds), _WARM_UP_STEPS)
+    clock = _Clock()
+    arm = Plain(trainer)
     for turn in range(plan.reattached if workload.kind == "mlp" else 0):
-        blocks: dict[str, list[Any]] = {"plain": [], "agent": []}
+        blocks: dict[str, list[Steps]] = {"plain": [], "agent": []}
         sides = order.choice((("plain", "agent"), ("agent", "plain")))
         for place, name in enumerate((*sides, *reversed(sides))):
             monitor = None
@@ -151,74 +165,85 @@ def _reattached(
                 monitor = agent.attach(
                     trainer.model, trainer.optimizer, server=plan.server, run=runs[-1]
                 )
-            arm = Plain(trainer)
-            _train(arm, steps.warm_up)
-            blocks[name].append(_block(arm, steps, None))
+            block = clock.block(arm, steps, settle)
+            # All that happens belongs to the arm in which it happens.
+            block.hit[:] = False
+            blocks[name].append(block)
             if monitor is not None:
                 monitor.close()
             dist.barrier()
-        measured.append(blocks)
-    return measured
+        # Every quarter of a mirrored round is a mirrored round: more of them to draw from.
+        quarters = {name: [_quarters(b) for b in parts] for name, parts in blocks.items()}
+        measured += [
+            {name: _joined([parts[q] for parts in split]) for name, split in quarters.items()}
+            for q in range(4)
+        ]
+    return runs, measured
 
 
-class _Steps:
-    """Numbers of steps, the same on all ranks; odd, so that no block falls into the rhythm of a
-    sampling at powers of two."""
-
-    def __init__(self, plan: Plan, step_seconds: float) -> None:
-        self.measured = max(5, round(plan.block / step_seconds)) | 1
-        self.settle = max(2, round(plan.settle / step_seconds)) | 1
-        self.warm_up = max(_WARM_UP_STEPS, self.settle)
-
-
-class _Background:
-    """Processor time of the agent's threads while its blocks are measured."""
+class _Clock:
+    """Trains blocks and measures their steps."""
 
     def __init__(self) -> None:
-        self._seconds: float | None = 0.0
-        self._steps = 0
+        self.background = Background()
 
-    def add(self, before: float | None, steps: int) -> None:
-        after = background_seconds()
-        if before is None or after is None or self._seconds is None:
-            self._seconds = None
-        else:
-            self._seconds += after - before
-        self._steps += steps
+    def block(self, arm: Arm, count: int, before: int) -> Steps:
+        """Trains `before` steps without and `count` steps with a measurement."""
+        seconds = np.empty(count)
+        hit = np.zeros(count, dtype=np.bool_)
+        clock, step, background = time.perf_counter, arm.step, self.background.seconds
+        arm.begin()
+        for _ in range(before):
+            step()
+        worked = first = background()
+        processor = time.process_time()
+        for i in range(count):
+            began = clock()
+            step()
+            seconds[i] = clock() - began
+            now = background()
+            hit[i] = now - worked > _HIT_SECONDS
+            worked = now
+        processor = time.process_time() - processor - (worked - first)
+        arm.end()
+        return Steps(seconds, hit, processor)
 
-    def per_step(self) -> float | None:
-        if self._seconds is None or not self._steps:
-            return None
-        return 1e6 * self._seconds / self._steps
+
+def _joined(parts: list[Steps]) -> Steps:
+    return Steps(
+        np.concatenate([p.seconds for p in parts]),
+        np.concatenate([p.hit for p in parts]),
+        sum(p.processor for p in parts),
+    )
 
 
-def _train(arm: Arm, count: int) -> None:
-    arm.begin()
-    for _ in range(count):
-        arm.step()
-    arm.end()
+def _quarters(steps: Steps) -> list[Steps]:
+    return [
+        Steps(seconds, hit)
+        for seconds, hit in zip(
+            np.array_split(steps.seconds, 4), np.array_split(steps.hit, 4), strict=True
+        )
+    ]
 
 
-def _block(arm: Arm, steps: _Steps, background: _Background | None) -> Any:
-    """Step times in seconds, float64 [n]."""
-    times = np.empty(steps.measured)
-    clock, step = time.perf_counter, arm.step
-    gc.collect()
-    dist.barrier()
-    arm.begin()
-    for _ in range(steps.settle):
-        step()
-    before = background_seconds() if background is not None else None
-    began = clock()
-    for i in range(steps.measured):
-        step()
-        now = clock()
-        times[i] = now - began
-        began = now
-    if background is not None:
-        background.add(before, steps.measured)
-    arm.end()
-    return times
+def _still(until: float) -> bool:
+    """Whether rank 0 has time left."""
+    left = torch.tensor([1 if time.perf_counter() < until else 0])
+    dist.broadcast(left, src=0)
+    return bool(left.item())
+
+
+def _hit_on_any_rank(rounds: list[Round]) -> list[Round]:
+    """The ranks wait for each other: a post of one is felt by all."""
+    told: list[Any] = [None] * dist.get_world_size()
+    mine = [{name: np.packbits(steps.hit) for name, steps in r.items()} for r in rounds]
+    dist.all_gather_object(told, mine)
+    for number, made in enumerate(rounds):
+        for name, steps in made.items():
+            count = len(steps.hit)
+            for theirs in told:
+                steps.hit |= np.unpackbits(theirs[number][name], count=count).astype(np.bool_)
+    return rounds
 
 
 def _typical(trainers: list[Trainer], workload: Workload) -> float:

@@ -1,75 +1,107 @@
 """Figures from the times of a noisy machine.
 
 Every step's time is divided by the median of the plain steps of the same round, so that a machine
-that is slow for ten seconds is slow for both sides. All figures are of these relative times, and
-their uncertainty comes from drawing whole rounds' blocks again (steps of one block are not
-independent of each other).
+that is slow for a second is slow for both sides. All figures are of these relative times, and their
+uncertainty comes from drawing whole rounds again: neighbouring steps are not independent.
+
+Blocks are shorter than the time between two posts of the agent, so the work of its threads falls
+into blocks of all arms. Each step knows whether it was hit by it. Steps without the agent count
+only where they were not, and the hit steps of the agent's own blocks stand for all: they get the
+weight that hit steps would have if the agent's blocks were the only ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Times = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 # A step is slow when it takes this much longer than the plain median.
 SLOW = 1.2
-_DRAWS = 600
+_DRAWS = 400
+_LEAST_STEPS = {"p99": 200, "p99.9": 2000}
 
 
-def relative(rounds: Sequence[dict[str, list[Times]]]) -> dict[str, list[list[Times]]]:
-    """Relative times: arm -> rounds -> blocks.
+@dataclass
+class Steps:
+    """Steps of one arm in one round.
 
-    Args:
-        rounds: for each round, arm -> its blocks, each the step times in seconds, [n].
+    Attributes:
+        seconds: of each step, [n].
+        hit: whether a thread of the agent worked during the step, on any rank, [n].
+        processor: processor time of rank 0's process in its blocks, without the agent's threads.
     """
-    made: dict[str, list[list[Times]]] = {}
-    for blocks in rounds:
-        median = float(np.median(np.concatenate(blocks["plain"])))
-        for arm, times in blocks.items():
-            made.setdefault(arm, []).append([t / median for t in times])
-    return made
+
+    seconds: Floats
+    hit: Bools
+    processor: float = 0.0
 
 
-def compared(plain: list[list[Times]], other: list[list[Times]], seed: int = 0) -> dict[str, Any]:
+Round = dict[str, Steps]
+
+
+def compared(rounds: Sequence[Round], arm: str, *, seed: int = 0) -> dict[str, Any]:
     """One arm against the plain one.
 
-    Args:
-        plain: relative times, rounds -> blocks.
-        other: the same of the arm.
-
     Returns:
-        For each figure its value and a 95 % interval: ratios of medians, of the 99th and of the
-        99.9th percentile, and how many steps in a thousand are slower than `SLOW` times the plain
-        median more than without it. And `steps`, of the arm.
+        For each figure its value and a 95 % interval: ratios of medians, of means, of the 99th and
+        of the 99.9th percentile, and how many steps in a thousand are slower than `SLOW` times the
+        plain median more than without it. A percentile that the steps are too few for is None. And
+        `steps`, of the arm.
     """
-    figures: dict[str, Callable[[Times, Times], float]] = {
-        "median": lambda a, b: float(np.median(b) / np.median(a)),
-        "p99": lambda a, b: float(np.quantile(b, 0.99) / np.quantile(a, 0.99)),
-        "p99.9": lambda a, b: float(np.quantile(b, 0.999) / np.quantile(a, 0.999)),
-        "slow_per_1000": lambda a, b: float(1e3 * ((b > SLOW).mean() - (a > SLOW).mean())),
-    }
-    a, b = _pooled(plain), _pooled(other)
-    drawn: dict[str, list[float]] = {name: [] for name in figures}
-    draw = np.random.default_rng(seed)
-    pieces_a, pieces_b = _pieces(plain), _pieces(other)
-    for _ in range(_DRAWS):
-        again_a = np.concatenate(
-            [pieces_a[i] for i in draw.integers(len(pieces_a), size=len(pieces_a))]
-        )
-        again_b = np.concatenate(
-            [pieces_b[i] for i in draw.integers(len(pieces_b), size=len(pieces_b))]
-        )
-        for name, figure in figures.items():
-            drawn[name].append(figure(again_a, again_b))
-    result: dict[str, Any] = {"steps": len(b)}
-    for name, figure in figures.items():
-        low, high = np.quantile(drawn[name], [0.025, 0.975])
-        result[name] = {"value": figure(a, b), "low": float(low), "high": float(high)}
-    return result
+    plain = [r["plain"].seconds / np.median(_clean(r["plain"])) for r in rounds]
+    other = [r[arm].seconds / np.median(_clean(r["plain"])) for r in rounds]
+    hits = {name: [r[name].hit for r in rounds] for name in rounds[0]}
+
+    def figures(chosen: npt.NDArray[np.int64]) -> dict[str, float]:
+        hit_plain = np.concatenate([hits["plain"][i] for i in chosen])
+        a = np.concatenate([plain[i] for i in chosen])[~hit_plain]
+        b = np.concatenate([other[i] for i in chosen])
+        hit = np.concatenate([hits[arm][i] for i in chosen])
+        if arm == "agent":
+            every = sum(int(hits[name][i].sum()) for name in hits for i in chosen)
+            weights = _weights(hit, every / len(hit))
+        else:
+            b, weights = b[~hit], np.ones(int((~hit).sum()))
+        ones = np.ones(len(a))
+        quantile = _quantile
+        return {
+            "median": quantile(b, weights, 0.5) / quantile(a, ones, 0.5),
+            "mean": float(np.average(b, weights=weights) / a.mean()),
+            "p99": quantile(b, weights, 0.99) / quantile(a, ones, 0.99),
+            "p99.9": quantile(b, weights, 0.999) / quantile(a, ones, 0.999),
+            "slow_per_1000": 1e3 * float(np.average(b > SLOW, weights=weights) - (a > SLOW).mean()),
+        }
+
+    count = sum(len(part) for part in other)
+    result: dict[str, Any] = {"steps": count}
+    return result | _with_intervals(figures, len(rounds), count, seed)
+
+
+def processor_share(rounds: Sequence[Round], background: float) -> dict[str, Any]:
+    """Processor time of rank 0 with the agent, its threads included, to that without.
+
+    What other processes take from this one is not in it, so it is the steadiest figure of all on a
+    busy machine; what the agent makes the other rank wait is not in it either.
+
+    Args:
+        rounds: rounds with the arms `plain` and `agent`.
+        background: seconds of the agent's threads for each of its steps.
+    """
+    plain = np.array([r["plain"].processor / len(r["plain"].seconds) for r in rounds])
+    with_it = np.array([r["agent"].processor / len(r["agent"].seconds) for r in rounds])
+
+    def figures(chosen: npt.NDArray[np.int64]) -> dict[str, float]:
+        middle = float(np.median(plain[chosen]))
+        extra = float(np.median(with_it[chosen] - plain[chosen]))
+        return {"ratio": 1 + (extra + background) / middle, "step_path_us": 1e6 * extra}
+
+    return _with_intervals(figures, len(rounds), len(rounds), 0)
 
 
 def quantiles(seconds: Sequence[float]) -> dict[str, float]:
@@ -78,10 +110,33 @@ def quantiles(seconds: Sequence[float]) -> dict[str, float]:
     return {"median_us": float(np.median(values)), "p99_us": float(np.quantile(values, 0.99))}
 
 
-def _pooled(rounds: list[list[Times]]) -> Times:
-    return np.concatenate([t for blocks in rounds for t in blocks])
+def _with_intervals(
+    figures: Callable[[npt.NDArray[np.int64]], dict[str, float]], rounds: int, steps: int, seed: int
+) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    drawn = [figures(draw.integers(rounds, size=rounds)) for _ in range(_DRAWS)]
+    result: dict[str, Any] = {}
+    for name, value in figures(np.arange(rounds)).items():
+        low, high = np.quantile([d[name] for d in drawn], [0.025, 0.975])
+        interval = {"value": value, "low": float(low), "high": float(high)}
+        result[name] = interval if steps >= _LEAST_STEPS.get(name, 0) else None
+    return result
 
 
-def _pieces(rounds: list[list[Times]]) -> list[Times]:
-    """Quarters of blocks: few blocks would make an interval of few values."""
-    return [piece for blocks in rounds for t in blocks for piece in np.array_split(t, 4)]
+def _clean(steps: Steps) -> Floats:
+    clean = steps.seconds[~steps.hit]
+    return clean if len(clean) else steps.seconds
+
+
+def _weights(hit: Bools, share: float) -> Floats:
+    """Weights that give hit steps the share that they would have in a run of the agent alone."""
+    seen = float(hit.mean())
+    if not 0 < seen < 1 or share >= 1:
+        return np.ones(len(hit))
+    return np.where(hit, share / seen, (1 - share) / (1 - seen))
+
+
+def _quantile(values: Floats, weights: Floats, share: float) -> float:
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    return float(values[order[np.searchsorted(reached, share * reached[-1])]])
