@@ -14,17 +14,30 @@ _TITLES = {
     "eval/loss": "evaluation loss",
     "eval/accuracy": "evaluation accuracy (fraction)",
     "rankscope/overhead": "agent overhead (share of step)",
+    "rankscope/interval/basic": "losses and times, every (steps)",
+    "rankscope/interval/signals": "norms, sampled every (steps)",
     "rankscope/interval/word": "words, sampled every (steps)",
-    "rankscope/interval/signals": "signals, sampled every (steps)",
     "rankscope/interval/full": "fingerprints, every (steps)",
+    "rankscope/interval/state": "optimizer state, every (steps)",
 }
+
+# Of what there is by tensor, too.
+_FAMILIES = {
+    "weight_norm": "weight norm (L2)",
+    "update_ratio": "update norm / weight norm",
+}
+
+_MAX_LENGTH = 36
 
 
 def axis_title(metric: str) -> str:
     """What the y axis of a metric says; the metric's own name where it is the user's."""
     if metric in _TITLES:
         return _TITLES[metric]
-    family, _, layer = metric.partition("/")
-    if layer and family in ("grad_norm", "grad_norm_local"):
-        return f"{_TITLES[family]}, {layer}"
-    return metric
+    family, _, rest = metric.partition("/")
+    if not rest:
+        return metric
+    title = _TITLES.get(family) or _FAMILIES.get(family)
+    # The axis of a small chart has no room for more; its heading has the whole name.
+    whole = f"{title}, {rest}" if title else metric
+    return whole if len(whole) <= _MAX_LENGTH else title or family

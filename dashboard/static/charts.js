@@ -8,10 +8,13 @@ const FIRST = [
   "loss", "accuracy", "grad_norm", "grad_norm_local", "grad_norm_preclip", "lr", "step_seconds",
   "samples_per_second", "eval/loss", "eval/accuracy",
 ];
-// A family such as grad_norm/<layer> with more members than this folds into one line, and so does
-// what the agent measures about itself.
+// A family such as val/<what> with more members than this folds into one line, and so do the numbers
+// of single tensors and what the agent measures about itself.
 const MAX_FAMILY = 4;
 const FOLDED = { "rankscope/": "What the agent measured about itself" };
+// A model has a thousand tensors: charts of so many are laid out at a time, and found by the filter.
+const PAGE = 12;
+const MAX_FOUND = 24;
 
 const place = (metric) => (FIRST.includes(metric) ? FIRST.indexOf(metric) : FIRST.length);
 const byPlace = (a, b) => place(a) - place(b) || a.localeCompare(b);
@@ -19,6 +22,8 @@ const byPlace = (a, b) => place(a) - place(b) || a.localeCompare(b);
 export class Charts {
   #cards = new Map();
   #metrics = [];
+  #byTensor = [];
+  #unfolded = new Map(); // family -> { shown, filter }
   #hovered = null;
 
   constructor({ run, state, onMark, onZoom, onReset, onHover }) {
@@ -30,31 +35,51 @@ export class Charts {
     });
   }
 
-  /** Brings the cards in line with the series that the run has by now and with the filter. */
-  setMetrics(names) {
+  /**
+   * Brings the cards in line with the series that the run has by now and with the filter.
+   * @param names of the series that are of no tensor
+   * @param byTensor { metric, table, tensors } each: <metric>/<tensor> are series, too
+   */
+  setMetrics(names, byTensor) {
     this.#metrics = [...names].sort(byPlace);
+    this.#byTensor = [...byTensor].sort((a, b) => byPlace(a.metric, b.metric) || a.table.localeCompare(b.table));
     this.arrange();
   }
 
   arrange() {
     const wanted = this.state.get("q").toLowerCase();
     const shown = this.#metrics.filter((m) => m.toLowerCase().includes(wanted));
-    const families = new Map();
+    const groups = new Map();
     for (const metric of shown) {
-      const family = metric.includes("/") && !metric.startsWith("eval/") ? `${metric.split("/")[0]}/` : metric;
-      families.set(family, [...(families.get(family) ?? []), metric]);
+      const group = metric.includes("/") && !metric.startsWith("eval/") ? `${metric.split("/")[0]}/` : metric;
+      groups.set(group, [...(groups.get(group) ?? []), metric]);
     }
     const flat = [];
     const folded = [];
-    for (const [family, members] of families) {
-      if ((members.length > MAX_FAMILY || FOLDED[family]) && !wanted) folded.push([family, members]);
-      else flat.push(...members);
+    for (const [group, members] of groups) {
+      if ((members.length > MAX_FAMILY || FOLDED[group]) && !wanted) {
+        folded.push({ key: group, title: FOLDED[group] ?? `${group}\u2026`, members });
+      } else flat.push(...members);
     }
-    this.#lay($("charts"), flat.sort(byPlace));
+    flat.sort(byPlace);
+    let hidden = 0;
+    for (const { metric, table, tensors } of this.#byTensor) {
+      const members = tensors.map((tensor) => `${metric}/${tensor}`);
+      if (!wanted) {
+        const of = table === "parameters" ? "" : ` of ${table}`;
+        folded.push({ key: `${metric}/${table}`, title: `${metric} by tensor${of}`, members });
+        continue;
+      }
+      const found = members.filter((m) => m.toLowerCase().includes(wanted) && !flat.includes(m));
+      const room = Math.max(0, MAX_FOUND - flat.length);
+      flat.push(...found.slice(0, room));
+      hidden += Math.max(0, found.length - room);
+    }
+    this.#lay($("charts"), flat);
     this.#fold(folded);
-    if (!shown.length && this.#metrics.length) {
-      $("charts").replaceChildren(el("p", { class: "muted" }, "No metric fits the filter."));
-    }
+    const any = this.#metrics.length || this.#byTensor.length;
+    if (!flat.length && wanted && any) $("charts").replaceChildren(el("p", { class: "muted" }, "No metric fits the filter."));
+    $("charts-more").textContent = hidden ? `${hidden.toLocaleString("en")} more fit the filter: name a tensor to narrow it down.` : "";
   }
 
   #lay(container, metrics) {
@@ -67,20 +92,52 @@ export class Charts {
 
   #fold(folded) {
     const box = $("families");
+    const key = ({ key, members }) => `${key}:${members.length}`;
+    if ([...box.children].map((d) => d.dataset.key).join() === folded.map(key).join()) return;
     const open = new Set([...box.querySelectorAll("details[open]")].map((d) => d.dataset.family));
-    if ([...box.children].map((d) => d.dataset.key).join() === folded.map(([f, m]) => `${f}:${m.length}`).join()) return;
     box.replaceChildren(
-      ...folded.map(([family, members]) => {
-        const grid = el("div", { class: "charts" });
-        this.#lay(grid, members);
-        return el(
+      ...folded.map((family) => {
+        const body = el("div", {});
+        const details = el(
           "details",
-          { class: "more", "data-family": family, "data-key": `${family}:${members.length}`, open: open.has(family) },
-          el("summary", {}, `${FOLDED[family] ?? `${family}\u2026`} (${members.length} series)`),
-          grid,
+          { class: "more", "data-family": family.key, "data-key": key(family), open: open.has(family.key) },
+          el("summary", {}, `${family.title} (${family.members.length.toLocaleString("en")} series)`),
+          body,
         );
+        // Charts are made when somebody looks.
+        const look = () => details.open && !body.children.length && this.#unfold(body, family);
+        details.addEventListener("toggle", look);
+        look();
+        return details;
       }),
     );
+  }
+
+  #unfold(body, { key, title, members }) {
+    if (!this.#unfolded.has(key)) this.#unfolded.set(key, { shown: PAGE, filter: "" });
+    const chosen = this.#unfolded.get(key);
+    const grid = el("div", { class: "charts" });
+    const more = el("button", { type: "button" });
+    const lay = () => {
+      const fitting = members.filter((m) => m.toLowerCase().includes(chosen.filter.toLowerCase()));
+      this.#lay(grid, fitting.slice(0, chosen.shown));
+      const left = fitting.length - chosen.shown;
+      more.hidden = left <= 0;
+      more.textContent = `Show ${Math.min(PAGE, left)} more of ${left.toLocaleString("en")}`;
+    };
+    const filter = el("input", {
+      type: "search", placeholder: "filter, for example conv1", autocomplete: "off", value: chosen.filter, "aria-label": `Which of ${title}`,
+      oninput: () => {
+        Object.assign(chosen, { filter: filter.value, shown: PAGE });
+        lay();
+      },
+    });
+    more.addEventListener("click", () => {
+      chosen.shown += PAGE;
+      lay();
+    });
+    lay();
+    body.replaceChildren(...(members.length > PAGE ? [el("label", { class: "field" }, "Which ", filter)] : []), grid, el("p", {}, more));
   }
 
   #card(metric) {

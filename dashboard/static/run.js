@@ -1,11 +1,12 @@
 // The page of one run.
 
+import { agentPanel } from "./agent.js";
 import { alertCard, families, fillAlerts } from "./alert_card.js";
 import { Problem, age, get, post, root, runPath } from "./api.js";
 import { Charts } from "./charts.js";
 import { checks } from "./checks.js";
 import { comparison } from "./comparison.js";
-import { $, badge, count, debounce, duration, el, fill, rankList, severitySign, show, stateBadge, throttle, verdictBadge } from "./dom.js";
+import { $, count, debounce, duration, el, fill, rankList, severitySign, show, stateBadge, throttle, verdictBadge } from "./dom.js";
 import { onKey, trouble } from "./frame.js";
 import { headline, settled, staleness } from "./headline.js";
 import { Live } from "./live.js";
@@ -122,7 +123,8 @@ $("chips").addEventListener("click", (event) => {
 const refreshCharts = throttle(CHARTS_MS, async () => {
   if (!facts || document.hidden) return;
   try {
-    charts.setMetrics((await everything(`${path}/metrics`)).map((metric) => metric.name));
+    const { items, families: byTensor } = await get(`${path}/metrics`, { tensors: "false" });
+    charts.setMetrics(items.map((metric) => metric.name), byTensor);
   } catch (error) {
     trouble(error);
   }
@@ -191,6 +193,7 @@ function tell() {
   show($("ranks-panel"), ranks.length > 0);
   $("config").textContent = JSON.stringify(about.config ?? {}, null, 2);
   show($("about"));
+  agentPanel(about);
   notes($("notes"), about);
 }
 
@@ -226,29 +229,23 @@ function tick() {
 const ago = (time) => (age(time) < 2 ? "just now" : `${duration(age(time))} ago`);
 const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
 
-/** What the agents said: their own faults first, and what they had to give up. */
+/** What the agents said, but for their own faults: these are in their panel. */
 function notes(node, about) {
-  const dropped = new Map();
-  for (const rank of about.rank_status) {
-    for (const [reason, n] of Object.entries(rank.dropped)) dropped.set(reason, (dropped.get(reason) ?? 0) + n);
-  }
-  const events = [...about.events].sort((a, b) => (b.kind === "agent.fault") - (a.kind === "agent.fault"));
-  const lost = [...dropped].filter(([, n]) => n > 0);
+  const events = about.events.filter((event) => event.kind !== "agent.fault");
   fill(
     node,
-    lost.length > 0 && el("p", { class: "is-warning" }, `Given up by the agents: ${lost.map(([why, n]) => `${count(n)} (${why})`).join(", ")}`),
     events.length > 0 && el(
       "div",
       { class: "scroll" },
       el(
         "table",
         { class: "fold" },
-        el("caption", {}, "What the agents said, faults first"),
+        el("caption", {}, "What the agents said"),
         el("thead", {}, el("tr", {}, ["Kind", "Rank", "Step", "Text"].map((t) => el("th", { scope: "col" }, t)))),
         el("tbody", {}, events.slice(0, MAX_EVENTS).map((event) => el(
           "tr",
           {},
-          el("th", { scope: "row" }, event.kind === "agent.fault" ? badge("fault", "warning", severitySign("warning")) : el("code", {}, event.kind)),
+          el("th", { scope: "row" }, el("code", {}, event.kind)),
           el("td", { "data-label": "Rank" }, event.rank),
           el("td", { "data-label": "Step" }, event.step < 0 ? "\u2013" : event.step),
           el("td", {}, event.text || JSON.stringify(event.data)),

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 
 from rankscope.agent.wire import codec
-from rankscope.agent.wire.batch import Batch, Column, Event, Hello, Print, TensorTable
+from rankscope.agent.wire.batch import Batch, Column, Event, Hello, Layers, Print, TensorTable
 
 TENSORS = TensorTable(
     names=("conv1.weight", "conv1.bias", "fc.weight"),
@@ -24,6 +24,14 @@ TENSORS = TensorTable(
     dtypes=("float32",) * 3,
     shards=("",) * 3,
 )
+EMA = TensorTable(
+    names=tuple(f"blocks.{n}.attention.weight" for n in range(40)),
+    shapes=((64, 64),) * 40,
+    dtypes=("float32",) * 40,
+    shards=("",) * 40,
+)
+# Every so many steps an agent posts its plan, and numbers for each tensor.
+TOLD_EVERY = 32
 DENSE_START = 8
 SAMPLED_EVERY = 8
 # No slash in it, as it is also a run id, which is one segment of a path.
@@ -40,6 +48,7 @@ class SyntheticRun:
         nan: (rank, step): one loss that is not a number.
         spike: (rank, step): one loss twenty times as large.
         silent: (rank, step): the last step this rank reports.
+        told: agents post their plans, a fault, what they gave up, and numbers for each tensor.
         hostile: names and texts with markup in them.
         state: how the ranks end.
         buckets: of a sketch.
@@ -54,6 +63,7 @@ class SyntheticRun:
     nan: tuple[int, int] | None = None
     spike: tuple[int, int] | None = None
     silent: tuple[int, int] | None = None
+    told: bool = False
     hostile: bool = False
     state: str = "finished"
     seconds_ago: float = 600.0
@@ -116,6 +126,8 @@ class SyntheticRun:
         columns = {
             metric: Column(steps, self.values(metric, rank)[part]) for metric in self.metrics
         }
+        if self.told:
+            columns |= self._plan(rank, steps[steps % TOLD_EVERY == 0])
         words = {
             stage: Column(
                 steps, np.array([self._word(stage, rank, s) for s in steps.tolist()], np.uint64)
@@ -142,7 +154,43 @@ class SyntheticRun:
                 if self._sampled(step)
                 for stage in ("reduced_gradient", "parameters")
             ),
+            layers=self._layers(rank, steps[steps % TOLD_EVERY == 0]) if self.told else (),
             events=self._events(rank) if seq == 0 else (),
+            dropped={"memory_full": 12} if self.told and rank == 1 else {},
+        )
+
+    def _plan(self, rank: int, steps: np.ndarray) -> dict[str, Column]:
+        dense = 2 if rank % 64 == 1 else 1
+        plan = {
+            "overhead": 0.006 + 0.0001 * (rank % 8),
+            "interval/basic": 1.0,
+            "interval/signals": 1.0,
+            "interval/word": 4.0 * dense,
+            "interval/full": 32.0 * dense,
+        }
+        return {
+            f"rankscope/{name}": Column(steps, np.full(len(steps), value))
+            for name, value in plan.items()
+            if len(steps)
+        }
+
+    def layer(self, tensor: int, steps: np.ndarray) -> np.ndarray:
+        """float64 [steps]: the gradient norm of a tensor, on every rank."""
+        return (1 + tensor) * np.exp(-np.asarray(steps) / 200)
+
+    def _layers(self, rank: int, steps: np.ndarray) -> tuple[Layers, ...]:
+        return tuple(
+            Layers(
+                step=step,
+                table=table,
+                metric=metric,
+                values=np.array([float(self.layer(t, step)) for t in range(count)]),
+            )
+            for step in steps.tolist()
+            for table, metric, count in (
+                ("parameters", "grad_norm", len(TENSORS.names)),
+                ("watched/ema", "weight_norm", len(EMA.names)),
+            )
         )
 
     def _hello(self, rank: int) -> Hello:
@@ -153,13 +201,14 @@ class SyntheticRun:
             local_rank=rank % 8,
             launcher="torchrun",
             wrapper="DistributedDataParallel",
-            tables={"parameters": TENSORS},
+            tables={"parameters": TENSORS} | ({"watched/ema": EMA} if self.told else {}),
             config={"optimizer": "SGD", "note": HOSTILE if self.hostile else "a fixture"},
         )
 
     def _events(self, rank: int) -> tuple[Event, ...]:
         if rank:
-            return ()
+            fault = HOSTILE if self.hostile else "clipping: RuntimeError: no such attribute"
+            return (Event(step=3, kind="agent.fault", text=fault),) if self.told else ()
         text = "the loss is read from the module CrossEntropyLoss"
         return (Event(step=0, kind="agent.note", text=HOSTILE if self.hostile else text),)
 

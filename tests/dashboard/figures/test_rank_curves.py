@@ -7,6 +7,7 @@ from rankscope.dashboard.figures import (
     MAX_LINES,
     Curve,
     Mark,
+    axis_title,
     rank_colors,
     rank_curves,
     smooth,
@@ -282,3 +283,19 @@ def luminance(color: str) -> float:
 def contrast(a: str, b: str) -> float:
     high, low = sorted([luminance(a), luminance(b)], reverse=True)
     return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize(
+    ("metric", "title"),
+    [
+        ("loss", "loss"),
+        ("grad_norm/fc.weight", "gradient norm (L2), fc.weight"),
+        ("grad_norm/blocks.12.attention.weight", "gradient norm (L2)"),
+        ("weight_norm/blocks.12.attention.weight", "weight norm (L2)"),
+        ("val/top5", "val/top5"),
+        ("something/that/has/a/very/long/name/indeed", "something"),
+        ("a_metric_of_the_user_that_has_a_long_name", "a_metric_of_the_user_that_has_a_long_name"),
+    ],
+)
+def test_what_the_axis_says(metric, title):
+    assert axis_title(metric) == title
