@@ -1,5 +1,6 @@
 """The probes: one family of signals a file. The order is that in which they are asked."""
 
+from rankscope.agent.probes.amp import Amp
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.batch import Batch
 from rankscope.agent.probes.buffers import Buffers
@@ -22,6 +23,7 @@ PROBES: tuple[type[Probe], ...] = (
     Loss,
     LearningRate,
     Settings,
+    Amp,
     LocalGradients,
     Gradients,
     GradientCosine,

@@ -1,0 +1,171 @@
+"""Mixed precision: the loss scale, and the steps that were skipped because of it.
+
+`GradScaler.step` decides whether the optimizer steps, and a skipped step calls no hook. So that
+method is wrapped, once a process, while a monitor listens, and given back after the last one.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.amp import GradScaler
+
+from rankscope.agent.probes.base import Context, Probe, StepFacts
+
+
+class Amp(Probe):
+    """`amp_scale`, `steps_skipped`, `optimizer_steps`.
+
+    Costs a microsecond a call of `GradScaler.step`, and on a device one small addition where the
+    optimizer is a fused one. They are posted where the tier `signals` is due.
+
+    `amp_scale` is the scale of this step, `steps_skipped` the number of steps since attach that a
+    GradScaler has skipped, `optimizer_steps` that of the steps which changed the parameters, those
+    before attach included. A fused optimizer decides on the device: its hooks are called for a
+    skipped step, too, and that step has a number of its own here; any other skipped step has none
+    (the next one that is not skipped takes it). Without a scaler of torch's own the first two are
+    not posted.
+    """
+
+    name = "amp"
+    sampled = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._own: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._scale: torch.Tensor | None = None
+        # Skipped steps that have no number, that have one, and that have one and are counted on
+        # the device.
+        self._unnumbered = 0
+        self._numbered = 0
+        self._on_device: torch.Tensor | None = None
+        self._stepping: Any = None  # the optimizer, while the scaler is at it
+        self._begun = -1
+        self.scaler_begins = context.guarded(self.name, self._scaler_begins)
+        self.scaler_ended = context.guarded(self.name, self._scaler_ended)
+
+    def start(self, facts: StepFacts) -> None:
+        """From now on every `GradScaler.step` of the process is seen."""
+        listen(self)
+
+    def after_step(self, facts: StepFacts) -> None:
+        """Posts the numbers."""
+        if not self.context.signals:
+            return
+        scalars, scale = facts.scalars, self._scale
+        numbered: float | torch.Tensor = self._numbered
+        if scale is not None:
+            # On a device it is copied before `update` changes it in place: both wait in line.
+            scalars["amp_scale"] = scale.item() if scale.is_cpu else scale
+            # A fused optimizer has this step's answer; it is counted once the scaler is done.
+            now = getattr(self._stepping, "found_inf", None)
+            for found in (self._on_device, now):
+                if found is not None:
+                    numbered = numbered + (found.item() if found.is_cpu else found)
+            scalars["steps_skipped"] = numbered + self._unnumbered
+        scalars["optimizer_steps"] = facts.step + 1 - numbered
+
+    def close(self) -> None:
+        """Listens no longer."""
+        unlisten(self)
+
+    def _scaler_begins(self, scaler: GradScaler, optimizer: Any) -> None:
+        self._stepping = None
+        if scaler.is_enabled() and self._is_own(optimizer):
+            self._stepping = optimizer
+            self._begun = self.context.step
+            self._scale = scaler._scale
+
+    def _scaler_ended(self, scaler: GradScaler, optimizer: Any) -> None:
+        if self._stepping is None:
+            return
+        self._stepping = None
+        if self.context.step == self._begun:
+            self._unnumbered += 1
+        elif getattr(optimizer, "_step_supports_amp_scaling", False):
+            states: Any = scaler._per_optimizer_states
+            found = list(states[id(optimizer)]["found_inf_per_device"].values())
+            if all(f.is_cpu for f in found):
+                self._numbered += any(f.item() for f in found)
+            elif found:
+                # Without waiting: the sum stays where it is. It is a new tensor each time, since
+                # the one before may be on its way to the host.
+                before = self._on_device
+                self._on_device = found[0].clone() if before is None else before + found[0]
+
+    def _is_own(self, optimizer: Any) -> bool:
+        known = self._own.get(optimizer)
+        if known is None:
+            mine = {id(p) for group in self.context.optimizer.param_groups for p in group["params"]}
+            known = self._own[optimizer] = optimizer is self.context.optimizer or any(
+                id(p) in mine for group in optimizer.param_groups for p in group["params"]
+            )
+        return known
+
+
+class ScalerListener(Protocol):
+    """Is told of each `GradScaler.step` of the process; must not raise."""
+
+    def scaler_begins(self, scaler: GradScaler, optimizer: Any) -> None:
+        """The scaler is about to step with the optimizer, or to skip that."""
+
+    def scaler_ended(self, scaler: GradScaler, optimizer: Any) -> None:
+        """It has done so; `update` is still to come."""
+
+
+_listeners: tuple[weakref.ref[Any], ...] = ()
+# What was there when the first listener came (torch's own, or another library's wrapper of it),
+# and what is there since.
+_original: Callable[..., Any] | None = None
+_wrapper: Callable[..., Any] | None = None
+
+
+def listen(listener: ScalerListener) -> None:
+    """Tells `listener` of every scaled step from now on; it is held weakly."""
+    global _listeners, _original, _wrapper
+    _listeners = (*_listeners, weakref.ref(listener, _forget))
+    if _original is None:
+        _original = GradScaler.step
+        _wrapper = _wrapped(_original)
+        GradScaler.step = _wrapper  # type: ignore[method-assign]
+
+
+def unlisten(listener: ScalerListener) -> None:
+    """Stops telling `listener`; with the last one gone, torch is as it was.
+
+    What another library has wrapped around ours meanwhile stays, with ours in it, which then does
+    nothing.
+    """
+    _keep(lambda ref: ref() is not listener)
+
+
+def _forget(gone: weakref.ref[Any]) -> None:
+    _keep(lambda ref: ref is not gone)
+
+
+def _keep(wanted: Callable[[weakref.ref[Any]], bool]) -> None:
+    global _listeners, _original
+    _listeners = tuple(ref for ref in _listeners if wanted(ref))
+    if not _listeners and _original is not None and GradScaler.__dict__.get("step") is _wrapper:
+        GradScaler.step = _original  # type: ignore[method-assign]
+        _original = None
+
+
+def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        listeners = [ref() for ref in _listeners]
+        for listener in listeners:
+            if listener is not None:
+                listener.scaler_begins(self, optimizer)
+        result = original(self, optimizer, *args, **kwargs)
+        for listener in listeners:
+            if listener is not None:
+                listener.scaler_ended(self, optimizer)
+        return result
+
+    return step
