@@ -263,14 +263,13 @@ def _backward_begins(tensors: Any, *others: Any) -> Any:
     # A backward pass inside a backward pass (reentrant checkpointing) starts from no loss.
     if torch._C._current_graph_task_id() != -1:
         return None
+    root: Root | None = None
     if type(tensors) is torch.Tensor and tensors.is_cpu and tensors.numel() == 1:
         # The ordinary case, by itself: every look at a tensor counts here.
         made_by = tensors.grad_fn
         if made_by is not None and type(made_by) not in SCALINGS:
-            root: Root | None = (tensors.item(), 1.0, made_by)
-        else:
-            root = read_root(tensors, _scaled)
-    else:
+            root = (tensors.item(), 1.0, made_by)
+    if root is None:
         root = read_root(tensors, _scaled)
     if root is None:
         return None

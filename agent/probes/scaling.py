@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ _one = torch.ones((), requires_grad=True, device="cpu")
 with torch.enable_grad():
     _QUOTIENT, _PRODUCT = type((_one / 1).grad_fn), type((_one * 1).grad_fn)
     _SUMS = frozenset((type(_one.sum().grad_fn), type(_one.sum(()).grad_fn)))
+    _HOOKS_ARE_SHOWN = hasattr((_one * 1).grad_fn._raw_saved_other, "unpack_hook")  # type: ignore[union-attr]
 # By class: that is had faster than a node's name.
 SCALINGS = frozenset((_QUOTIENT, _PRODUCT))
 _REDUCTION_SUM = 2
@@ -33,7 +34,9 @@ def sequence(node: Any) -> int:
     return number
 
 
-def read_root(tensors: Any, scaled: Iterable[tuple[int, float | torch.Tensor]] = ()) -> Root | None:
+def read_root(
+    tensors: Any, scaled: Collection[tuple[int, float | torch.Tensor]] = ()
+) -> Root | None:
     """Reads the loss off what `torch.autograd.backward` was given, without waiting for a device.
 
     Args:
@@ -55,7 +58,9 @@ def read_root(tensors: Any, scaled: Iterable[tuple[int, float | torch.Tensor]] =
     return _value(tensors), 1.0, node
 
 
-def _read_unusual(tensors: Any, scaled: Iterable[tuple[int, float | torch.Tensor]]) -> Root | None:
+def _read_unusual(
+    tensors: Any, scaled: Collection[tuple[int, float | torch.Tensor]]
+) -> Root | None:
     if isinstance(tensors, torch.Tensor):
         placements = getattr(tensors, "placements", None)
         if placements is None:
@@ -85,52 +90,59 @@ def _value(tensor: torch.Tensor) -> float | torch.Tensor:
     return tensor.detach().clone()
 
 
-def _unscaled(root: torch.Tensor, scaled: Iterable[tuple[int, float | torch.Tensor]]) -> Root:
+def _unscaled(root: torch.Tensor, scaled: Collection[tuple[int, float | torch.Tensor]]) -> Root:
     """Follows products and quotients with numbers down to the loss."""
     node: Any = root.grad_fn
     value: Any = _value(root)
-    before = dict(scaled)
+    before = dict(scaled) if scaled else None
     divisor = outer = 1.0
-    while type(node) in SCALINGS:
-        inputs = [f for f, _ in node.next_functions if f is not None]
-        if len(inputs) != 1:
+    while (kind := type(node)) in SCALINGS:
+        (below, _), (beside, _) = node.next_functions
+        mirrored = below is None  # a number times a loss
+        if mirrored:
+            below, beside = beside, below
+        if below is None or beside is not None or (mirrored and kind is _QUOTIENT):
             break
-        given = before.get(node._sequence_nr())
+        given = before.get(sequence(node)) if before else None
         if given is not None:
             # What a GradScaler was given, less what was done to the result.
             value = given / divisor
         else:
-            other = _operand(node)
+            other = _operand(node, mirrored)
             if other is None:
                 break
-            quotient = type(node) is _QUOTIENT
             if not other.is_cpu:
                 # Reading it would wait. Where it is a loss scale it is undone on the device.
-                scale = other.detach().reciprocal() if quotient else other.detach()
+                scale = other.detach().reciprocal() if kind is _QUOTIENT else other.detach()
                 value = value / torch.where(scale > _LARGEST_WEIGHT, scale, 1.0)
             else:
                 number = other.item()
                 if not number or not math.isfinite(number):
                     break  # a loss that is weighted with nothing is no scaled loss
-                factor = 1.0 / number if quotient else number
+                factor = 1.0 / number if kind is _QUOTIENT else number
                 if factor > _LARGEST_WEIGHT:
                     value = value / factor
                 else:
                     outer, divisor = divisor, divisor / factor
-        node = inputs[0]
+        node = below
     summed = type(node) in _SUMS or getattr(node, "_saved_reduction", 1) == _REDUCTION_SUM
     # A sum is first divided by the number of what it is the sum of: that is a mean.
     return value, outer if summed else divisor, node
 
 
-def _operand(node: Any) -> torch.Tensor | None:
+def _operand(node: Any, mirrored: bool) -> torch.Tensor | None:
     """The number of a product or quotient, where it can be had without running anybody's code.
 
     Hooks on saved tensors run when one is unpacked: under activation checkpointing that is the
-    user's forward pass once more.
+    user's forward pass once more. Where torch does not show whether there are any, a plain number
+    is still taken (it never has any), at the risk of a tensor that a checkpointed loss is divided
+    by.
     """
-    saved = getattr(node, "_raw_saved_other", None)
-    if saved is None or getattr(saved, "unpack_hook", saved) is not None:
-        return None
-    operand = saved.data
+    if not _HOOKS_ARE_SHOWN:
+        operand = node._saved_self if mirrored else node._saved_other
+    else:
+        saved = node._raw_saved_self if mirrored else node._raw_saved_other
+        if saved.unpack_hook is not None:
+            return None
+        operand = saved.data
     return operand if isinstance(operand, torch.Tensor) and operand.numel() == 1 else None

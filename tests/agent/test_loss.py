@@ -75,6 +75,35 @@ def test_a_grad_scaler_is_taken_out(watch, criterion, scale, divide):
         assert harness.value("loss") == pytest.approx(sum(losses) / divide, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        lambda loss: loss * 4096.0,
+        lambda loss: torch.tensor(4096.0) * loss,
+        lambda loss: loss / (1 / 4096),
+        lambda loss: (4096.0 * loss) / 2 * 2,
+    ],
+)
+def test_a_loss_scale_by_hand_is_taken_out(watch, scaled):
+    model = net()
+    harness = watch(model)
+    x, y = batch()
+    loss = functional.cross_entropy(model(x), y)
+    scaled(loss).backward()
+    harness.optimizer.step()
+    assert harness.value("loss") == pytest.approx(loss.item())
+
+
+def test_a_quotient_with_the_loss_below_is_what_it_is(watch):
+    model = net()
+    harness = watch(model)
+    x, y = batch()
+    root = torch.tensor(3000.0) / functional.cross_entropy(model(x), y)
+    root.backward()
+    harness.optimizer.step()
+    assert harness.value("loss") == root.item()
+
+
 def test_a_step_that_the_scaler_skips_leaves_no_loss_to_the_next(watch):
     model = net()
     harness = watch(model)
