@@ -4,6 +4,7 @@ from rankscope.agent.probes.amp import Amp
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.batch import Batch
 from rankscope.agent.probes.buffers import Buffers
+from rankscope.agent.probes.clipping import Clipping
 from rankscope.agent.probes.cosine import GradientCosine
 from rankscope.agent.probes.gradients import Gradients
 from rankscope.agent.probes.local_gradients import LocalGradients
@@ -24,6 +25,7 @@ PROBES: tuple[type[Probe], ...] = (
     LearningRate,
     Settings,
     Amp,
+    Clipping,
     LocalGradients,
     Gradients,
     GradientCosine,

@@ -1,0 +1,249 @@
+"""Gradient clipping: the norm before it, and the factor that it applied.
+
+The norm is what `clip_grad_norm_` has computed anyway. The functions that do the work are looked up
+in torch's module at each call, so wrapping them there is seen, too, by whoever has imported
+`clip_grad_norm_` before. They are wrapped once a process while a monitor listens, and given back.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.utils.clip_grad
+
+from rankscope.agent.probes.base import Context, Probe, StepFacts
+
+# What torch adds to the norm before it divides by it.
+_EPSILON = 1e-6
+
+
+class _Clip(NamedTuple):
+    """One call."""
+
+    step: int
+    most: float
+    norm: torch.Tensor
+    kind: float
+
+
+class Clipping(Probe):
+    """`grad_norm_preclip` and `clip_coefficient`, where torch's clipping by norm is called.
+
+    Costs two microseconds a call. The factor is computed by hand on a CPU; on a device that takes
+    three small kernels, at steps where the tier `signals` is due.
+
+    `grad_norm_preclip` is the L2 norm; where clipping goes by another norm there is none. Where the
+    parameters are clipped in several parts it is that of all of them, and the factor the smallest.
+    A norm of which each rank holds a part (FSDP) is not read: that would be a collective.
+    """
+
+    name = "clipping"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._calls: dict[int, _Clip] = {}
+        self._group: Any = None
+        self._own: frozenset[int] = frozenset()
+        self.clipped = context.guarded(self.name, self._clipped)
+
+    def start(self, facts: StepFacts) -> None:
+        """From now on every clipping of the process is seen."""
+        listen(self)
+
+    def after_step(self, facts: StepFacts) -> None:
+        """Hands over what was clipped for this step."""
+        if not self._calls:
+            return
+        calls = [c for c in self._calls.values() if c.step == facts.step]
+        self._calls = {}
+        norms = [held for c in calls if (held := _held(c.norm)) is not None]
+        if not calls or len(norms) < len(calls):
+            return
+        if all(n.is_cpu for n in norms):
+            _hosted(facts, [n.item() for n in norms], calls)
+        elif len(norms) == 1 or self.context.signals:
+            with torch.no_grad():
+                _distant(facts, norms, calls, whole=self.context.signals)
+
+    def close(self) -> None:
+        """Listens no longer."""
+        unlisten(self)
+
+    def _clipped(
+        self, parameters: Sequence[torch.Tensor], most: Any, norm: Any, kind: float
+    ) -> None:
+        if not isinstance(norm, torch.Tensor) or not parameters:
+            return
+        if self.context.parameters is not self._group:
+            self._group = self.context.parameters
+            self._own = frozenset(id(p) for p in self._group.tensors)
+        first, last = id(parameters[0]), id(parameters[-1])
+        if first in self._own or last in self._own:
+            # Called again for the same parameters (after a skipped step, say), it counts anew.
+            self._calls[first] = _Clip(self.context.step, float(most), norm.detach(), kind)
+
+
+def _hosted(facts: StepFacts, norms: list[float], calls: list[_Clip]) -> None:
+    if all(c.kind == 2.0 for c in calls):
+        facts.scalars["grad_norm_preclip"] = norms[0] if len(norms) == 1 else math.hypot(*norms)
+    factors = [c.most / (n + _EPSILON) for c, n in zip(calls, norms, strict=True)]
+    # Not `min` alone: what is not a number must stay.
+    facts.scalars["clip_coefficient"] = (
+        math.nan if any(f != f for f in factors) else min(*factors, 1.0)
+    )
+
+
+def _distant(
+    facts: StepFacts, norms: list[torch.Tensor], calls: list[_Clip], *, whole: bool
+) -> None:
+    if all(c.kind == 2.0 for c in calls):
+        facts.scalars["grad_norm_preclip"] = (
+            norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        )
+    if whole:
+        factors = [c.most / (n + _EPSILON) for c, n in zip(calls, norms, strict=True)]
+        smallest = factors[0] if len(factors) == 1 else torch.stack(factors).amin()
+        facts.scalars["clip_coefficient"] = smallest.clamp(max=1.0)
+
+
+def _held(norm: torch.Tensor) -> torch.Tensor | None:
+    """A norm as this rank has it; None where it has but a part."""
+    placements = getattr(norm, "placements", None)
+    if placements is None:
+        return norm
+    if not all(p.is_replicate() for p in placements):
+        return None
+    local: torch.Tensor = getattr(norm, "_local_tensor", norm)
+    return local
+
+
+class ClipListener(Protocol):
+    """Is told of each clipping by norm in the process; must not raise."""
+
+    def clipped(
+        self, parameters: Sequence[torch.Tensor], most: Any, norm: Any, kind: float
+    ) -> None:
+        """The gradients of `parameters`, whose norm was `norm`, have been clipped to `most`."""
+
+
+class _Wrapped(NamedTuple):
+    """A function of torch that was replaced."""
+
+    module: Any
+    name: str
+    original: Callable[..., Any]
+    wrapper: Callable[..., Any]
+
+
+_listeners: tuple[weakref.ref[Any], ...] = ()
+_wrapped: list[_Wrapped] = []
+# The last norm that torch computed and of which kind it was: who clips by it does not say so.
+_last: tuple[weakref.ref[torch.Tensor], float] | None = None
+
+
+def listen(listener: ClipListener) -> None:
+    """Tells `listener` of every clipping from now on; it is held weakly."""
+    global _listeners
+    _listeners = (*_listeners, weakref.ref(listener, _forget))
+    home = sys.modules["torch.nn.utils.clip_grad"]
+    if hasattr(home, "_clip_grads_with_norm_"):
+        _wrap(home, "_get_total_norm", _noting_kind)
+        _wrap(home, "_clip_grads_with_norm_", _telling)
+        # The name under which people call it by themselves.
+        _wrap(torch.nn.utils, "clip_grads_with_norm_", _telling)
+        _wrap(torch.nn.utils, "get_total_norm", _noting_kind)
+    else:
+        # Before torch 2.6 one function did it all; imported before, it is not seen.
+        _wrap(home, "clip_grad_norm_", _telling_all)
+        _wrap(torch.nn.utils, "clip_grad_norm_", _telling_all)
+
+
+def unlisten(listener: ClipListener) -> None:
+    """Stops telling `listener`; with the last one gone, torch is as it was.
+
+    What another library has put in place of ours meanwhile stays.
+    """
+    _keep(lambda ref: ref() is not listener)
+
+
+def _forget(gone: weakref.ref[Any]) -> None:
+    _keep(lambda ref: ref is not gone)
+
+
+def _keep(wanted: Callable[[weakref.ref[Any]], bool]) -> None:
+    global _listeners, _last
+    _listeners = tuple(ref for ref in _listeners if wanted(ref))
+    if _listeners:
+        return
+    _last = None
+    for one in tuple(_wrapped):
+        if getattr(one.module, one.name) is one.wrapper:
+            setattr(one.module, one.name, one.original)
+            _wrapped.remove(one)
+
+
+def _wrap(module: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    original = getattr(module, name, None)
+    if original is not None and not any(w.module is module and w.name == name for w in _wrapped):
+        made = wrapper(original)
+        _wrapped.append(_Wrapped(module, name, original, made))
+        setattr(module, name, made)
+
+
+def _noting_kind(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def total_norm(tensors: Any, norm_type: Any = 2.0, *args: Any, **kwargs: Any) -> Any:
+        global _last
+        norm = original(tensors, norm_type, *args, **kwargs)
+        if not torch.compiler.is_compiling():
+            _last = weakref.ref(norm), float(norm_type)
+        return norm
+
+    return total_norm
+
+
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(parameters, max_norm, total_norm, *args, **kwargs)
+        parameters = _listed(parameters)
+        result = original(parameters, max_norm, total_norm, *args, **kwargs)
+        known = _last is not None and _last[0]() is total_norm
+        _tell(parameters, max_norm, total_norm, _last[1] if known and _last else 2.0)
+        return result
+
+    return clip
+
+
+def _telling_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def clip(parameters: Any, max_norm: Any, norm_type: Any = 2.0, *args: Any, **kw: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(parameters, max_norm, norm_type, *args, **kw)
+        parameters = _listed(parameters)
+        norm = original(parameters, max_norm, norm_type, *args, **kw)
+        _tell(parameters, max_norm, norm, float(norm_type))
+        return norm
+
+    return clip
+
+
+def _listed(parameters: Any) -> Sequence[torch.Tensor]:
+    # A generator can be gone through only once.
+    if isinstance(parameters, torch.Tensor):
+        return [parameters]
+    return parameters if isinstance(parameters, list | tuple) else list(parameters)
+
+
+def _tell(parameters: Sequence[torch.Tensor], most: Any, norm: Any, kind: float) -> None:
+    for ref in _listeners:
+        listener = ref()
+        if listener is not None:
+            listener.clipped(parameters, most, norm, kind)
