@@ -35,7 +35,7 @@ setup(
         Extension(
             KERNEL,
             ["agent/fingerprint/kernel.c"],
-            extra_compile_args=["-O3", "-std=c11"],
+            extra_compile_args=["-O3", "-g0", "-std=c11"],
             optional=True,
         )
     ],

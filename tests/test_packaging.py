@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 REPOSITORY = Path(__file__).parent.parent
 FOLDERS = ("agent", "server", "dashboard", "migrations")
 # In these folders, and in no wheel.
-NOT_SHIPPED = {"agent/fingerprint/kernel.c"}
+NOT_SHIPPED: set[str] = set()
 # In no folder of the repository, and in each wheel that was built where there is a compiler.
 BUILT = {"rankscope/agent/fingerprint/_kernel.so"}
 

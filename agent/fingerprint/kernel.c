@@ -2,8 +2,8 @@
  *
  * What is computed is defined in constants.py and plan.py; portable.py computes the same in numpy.
  * The library knows nothing of Python and is called through ctypes, which releases the GIL.
- * Rows and blocks are treated while their bytes are in the first-level cache, so that memory is read
- * once for both results. Three versions of the two inner loops, chosen by what the CPU has.
+ * Rows and blocks are treated while their bytes are in the first-level cache, so that memory is
+ * read once for both results. Three versions of the two inner loops, chosen by what the CPU has.
  */
 
 #include <stdint.h>
@@ -19,23 +19,33 @@
 #define SIGN 0x80000000u
 #define AHEAD 4096  /* bytes that are asked of memory before they are needed */
 
+#ifdef __GNUC__
+/* What is inlined is compiled anew for the instructions of the function that it is inlined into. */
+#define INLINED static inline __attribute__((always_inline))
+#else
+#define INLINED static inline
+#endif
+
 /* What an element is; the same numbers are in values.py. */
 enum kind { F32, F64, BF16, F16, I8, U8, I16, U16, I32, U32, I64, U64, LOOKUP };
 
 typedef uint64_t digest_row(const char *words, const int32_t *table);
 typedef void sketch_block(const float *x, const int32_t *table, uint64_t hash, double *total);
+typedef void widen_half(const char *from, float *to);
+typedef void one_array(const char *from, int64_t count, int64_t kind, const float *lookup,
+                       const int32_t *table, uint64_t *digest, double *sketch);
 
 /* splitmix64 of a block's number: Steele, Lea & Flood 2014, "Fast splittable PRNGs". */
-static uint64_t block_hash(uint64_t block) {
+INLINED uint64_t block_hash(uint64_t block) {
     uint64_t z = (block + 1) * 0x9E3779B97F4A7C15ull;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
     return z ^ (z >> 31);
 }
 
-/* The top five bits of a hash choose the bit of the table that is the sign, the next one negates. */
-static int sign_shift(uint64_t hash) { return (int)(hash >> 59); }
-static uint64_t block_sign(uint64_t hash) { return (hash << 5) & 0x8000000000000000ull; }
+/* The top five bits of a hash choose the bit of the table that is the sign, the next negates. */
+INLINED int sign_shift(uint64_t hash) { return (int)(hash >> 59); }
+INLINED uint64_t block_sign(uint64_t hash) { return (hash << 5) & 0x8000000000000000ull; }
 
 static uint64_t digest_row_plain(const char *words, const int32_t *table) {
     uint64_t sum = 0;
@@ -48,38 +58,60 @@ static uint64_t digest_row_plain(const char *words, const int32_t *table) {
 }
 
 /* Element 64 g + 8 v + l of a block belongs to bucket 8 ((v + g) mod 8) + l, before the turn. */
-static void sketch_block_double(const double *x, const int32_t *table, uint64_t hash,
-                                double *total) {
+INLINED void sketch_block_double(double *x, const int32_t *table, uint64_t hash, double *total) {
     const int shift = sign_shift(hash);
     const uint64_t negate = block_sign(hash);
+    for (int j = 0; j < BLOCK; j++) {
+        uint64_t bits;
+        memcpy(&bits, x + j, 8);
+        bits ^= ((uint64_t)(((uint32_t)table[j] << shift) & SIGN) << 32) ^ negate;
+        memcpy(x + j, &bits, 8);
+    }
+    for (int u = 0; u < 8; u++)
+        for (int g = 0; g < 8; g++)
+            for (int l = 0; l < 8; l++) total[8 * u + l] += x[g * 64 + ((u - g) & 7) * 8 + l];
+}
+
+static void sketch_block_plain(const float *x, const int32_t *table, uint64_t hash, double *total) {
+    const int shift = sign_shift(hash);
+    const uint32_t negate = (uint32_t)(block_sign(hash) >> 32);
+    float turned[BLOCK];
+    for (int j = 0; j < BLOCK; j++) {
+        uint32_t bits;
+        memcpy(&bits, x + j, 4);
+        bits ^= (((uint32_t)table[j] << shift) & SIGN) ^ negate;
+        memcpy(turned + j, &bits, 4);
+    }
     for (int u = 0; u < 8; u++) {
         double sums[8] = {0};
-        for (int g = 0; g < 8; g++) {
-            const int first = g * 64 + ((u - g) & 7) * 8;
-            for (int l = 0; l < 8; l++) {
-                uint64_t bits;
-                memcpy(&bits, x + first + l, 8);
-                bits ^= ((uint64_t)(((uint32_t)table[first + l] << shift) & SIGN) << 32) ^ negate;
-                double value;
-                memcpy(&value, &bits, 8);
-                sums[l] += value;
-            }
-        }
+        for (int g = 0; g < 8; g++)
+            for (int l = 0; l < 8; l++) sums[l] += (double)turned[g * 64 + ((u - g) & 7) * 8 + l];
         for (int l = 0; l < 8; l++) total[8 * u + l] += sums[l];
     }
 }
 
-static void sketch_block_plain(const float *x, const int32_t *table, uint64_t hash, double *total) {
-    double wide[BLOCK];
-    for (int j = 0; j < BLOCK; j++) wide[j] = (double)x[j];
-    sketch_block_double(wide, table, hash, total);
+/* Subnormal numbers not by way of subnormal floats, which a trainer may take for zero. */
+static void widen_half_plain(const char *from, float *to) {
+    for (int j = 0; j < BLOCK; j++) {
+        uint16_t half;
+        memcpy(&half, from + 2 * j, 2);
+        const uint32_t rest = half & 0x7FFFu;
+        uint32_t bits = (rest << 13) + (112u << 23);
+        if (rest >= 0x7C00u) bits |= 0x7F800000u; /* infinity and NaN */
+        if (rest < 0x0400u) {
+            const float value = (float)(int32_t)rest * 5.9604644775390625e-8f; /* times 2^-24 */
+            memcpy(&bits, &value, 4);
+        }
+        bits |= (uint32_t)(half & 0x8000u) << 16;
+        memcpy(to + j, &bits, 4);
+    }
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define X86 1
 #include <immintrin.h>
 #define AVX512 __attribute__((target("avx512f,avx512dq")))
-#define AVX2 __attribute__((target("avx2")))
+#define AVX2 __attribute__((target("avx2,f16c")))
 
 AVX512 static uint64_t digest_row_avx512(const char *words, const int32_t *table) {
     __m512i sums[4];
@@ -89,7 +121,8 @@ AVX512 static uint64_t digest_row_avx512(const char *words, const int32_t *table
             const __m512i w = _mm512_loadu_si512(words + 4 * (j + 16 * i));
             const __m512i r = _mm512_loadu_si512(table + j + 16 * i);
             const __m512i even = _mm512_mul_epi32(w, r);
-            const __m512i odd = _mm512_mul_epi32(_mm512_srli_epi64(w, 32), _mm512_srli_epi64(r, 32));
+            const __m512i odd =
+                _mm512_mul_epi32(_mm512_srli_epi64(w, 32), _mm512_srli_epi64(r, 32));
             sums[2 * i] = _mm512_add_epi64(sums[2 * i], even);
             sums[2 * i + 1] = _mm512_add_epi64(sums[2 * i + 1], odd);
         }
@@ -126,6 +159,13 @@ AVX512 static void sketch_block_avx512(const float *x, const int32_t *table, uin
     }
 }
 
+AVX512 static void widen_half_avx512(const char *from, float *to) {
+    for (int j = 0; j < BLOCK; j += 16) {
+        const __m256i halves = _mm256_loadu_si256((const void *)(from + 2 * j));
+        _mm512_storeu_ps(to + j, _mm512_cvtph_ps(halves));
+    }
+}
+
 AVX2 static uint64_t digest_row_avx2(const char *words, const int32_t *table) {
     __m256i sums[4];
     uint64_t lanes[4];
@@ -135,7 +175,8 @@ AVX2 static uint64_t digest_row_avx2(const char *words, const int32_t *table) {
             const __m256i w = _mm256_loadu_si256((const void *)(words + 4 * (j + 8 * i)));
             const __m256i r = _mm256_loadu_si256((const void *)(table + j + 8 * i));
             const __m256i even = _mm256_mul_epi32(w, r);
-            const __m256i odd = _mm256_mul_epi32(_mm256_srli_epi64(w, 32), _mm256_srli_epi64(r, 32));
+            const __m256i odd =
+                _mm256_mul_epi32(_mm256_srli_epi64(w, 32), _mm256_srli_epi64(r, 32));
             sums[2 * i] = _mm256_add_epi64(sums[2 * i], even);
             sums[2 * i + 1] = _mm256_add_epi64(sums[2 * i + 1], odd);
         }
@@ -145,85 +186,55 @@ AVX2 static uint64_t digest_row_avx2(const char *words, const int32_t *table) {
     return lanes[0] + lanes[1] + lanes[2] + lanes[3];
 }
 
-/* Half of the buckets at a time: the sums of all do not fit into sixteen registers. */
+/* Half of the buckets at a time: the sums of all do not fit into sixteen registers. By way of
+ * memory, because floats are widened from there in one operation, and from registers in three. */
 AVX2 static void sketch_block_avx2(const float *x, const int32_t *table, uint64_t hash,
                                    double *total) {
     const __m128i shift = _mm_cvtsi32_si128(sign_shift(hash));
     const __m256i sign = _mm256_set1_epi32((int32_t)SIGN);
     const __m256d negate = _mm256_castsi256_pd(_mm256_set1_epi64x((int64_t)block_sign(hash)));
+    float turned[BLOCK];
+    for (int j = 0; j < BLOCK; j += 8) {
+        const __m256i random =
+            _mm256_sll_epi32(_mm256_loadu_si256((const void *)(table + j)), shift);
+        const __m256i y = _mm256_xor_si256(_mm256_loadu_si256((const void *)(x + j)),
+                                           _mm256_and_si256(random, sign));
+        _mm256_storeu_si256((void *)(turned + j), y);
+    }
     for (int half = 0; half < 8; half += 4) {
         __m256d sums[8];
-        for (int u = 0; u < 8; u++) sums[u] = _mm256_setzero_pd();
+        for (int i = 0; i < 8; i++) sums[i] = _mm256_setzero_pd();
 #pragma GCC unroll 8
         for (int g = 0; g < 8; g++) {
-#pragma GCC unroll 4
-            for (int u = 0; u < 4; u++) {
-                const int first = g * 64 + ((u + half - g) & 7) * 8;
-                const __m256i random =
-                    _mm256_sll_epi32(_mm256_loadu_si256((const void *)(table + first)), shift);
-                const __m256i y = _mm256_xor_si256(_mm256_loadu_si256((const void *)(x + first)),
-                                                   _mm256_and_si256(random, sign));
-                const __m128 lower = _mm_castsi128_ps(_mm256_castsi256_si128(y));
-                const __m128 upper = _mm_castsi128_ps(_mm256_extracti128_si256(y, 1));
-                sums[2 * u] = _mm256_add_pd(sums[2 * u], _mm256_cvtps_pd(lower));
-                sums[2 * u + 1] = _mm256_add_pd(sums[2 * u + 1], _mm256_cvtps_pd(upper));
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) {
+                const float *from = turned + g * 64 + ((i / 2 + half - g) & 7) * 8 + i % 2 * 4;
+                sums[i] = _mm256_add_pd(sums[i], _mm256_cvtps_pd(_mm_loadu_ps(from)));
             }
         }
-        for (int u = 0; u < 8; u++) {
-            double *to = total + 8 * half + 4 * u;
-            const __m256d signed_sum = _mm256_xor_pd(sums[u], negate);
+        for (int i = 0; i < 8; i++) {
+            double *to = total + 8 * half + 4 * i;
+            const __m256d signed_sum = _mm256_xor_pd(sums[i], negate);
             _mm256_storeu_pd(to, _mm256_add_pd(_mm256_loadu_pd(to), signed_sum));
         }
     }
 }
-#endif
 
-static digest_row *digest_of_row = digest_row_plain;
-static sketch_block *sketch_of_block = sketch_block_plain;
-
-/* Chooses the inner loops: 0 plain, 1 AVX2, 2 AVX-512, as far as the CPU has them. Returns which.
- * Not to be called while another thread computes. */
-int rankscope_choose(int wanted) {
-    digest_of_row = digest_row_plain;
-    sketch_of_block = sketch_block_plain;
-#ifdef X86
-    __builtin_cpu_init();
-    if (wanted >= 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
-        digest_of_row = digest_row_avx512;
-        sketch_of_block = sketch_block_avx512;
-        return 2;
+AVX2 static void widen_half_avx2(const char *from, float *to) {
+    for (int j = 0; j < BLOCK; j += 8) {
+        const __m128i halves = _mm_loadu_si128((const void *)(from + 2 * j));
+        _mm256_storeu_ps(to + j, _mm256_cvtph_ps(halves));
     }
-    if (wanted >= 1 && __builtin_cpu_supports("avx2")) {
-        digest_of_row = digest_row_avx2;
-        sketch_of_block = sketch_block_avx2;
-        return 1;
-    }
-#endif
-    (void)wanted;
-    return 0;
 }
+#endif
 
-static int size_of(int64_t kind) {
+INLINED int size_of(int64_t kind) {
     switch (kind) {
         case F64: case I64: case U64: return 8;
         case F32: case I32: case U32: return 4;
         case BF16: case F16: case I16: case U16: return 2;
         default: return 1;
     }
-}
-
-static float half_to_float(uint16_t half) {
-    const uint32_t sign = (uint32_t)(half & 0x8000u) << 16, rest = half & 0x7FFFu;
-    uint32_t bits = (rest << 13) + (112u << 23);
-    if (rest >= 0x7C00u) bits |= 0x7F800000u; /* infinity and NaN */
-    if (rest < 0x0400u) { /* 2^-24 units; not by way of denormals, which a trainer may flush */
-        const float value = (float)rest * 5.9604644775390625e-8f;
-        memcpy(&bits, &value, 4);
-    }
-    bits |= sign;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
 }
 
 #define WIDEN(to, type, expression)                     \
@@ -236,12 +247,13 @@ static float half_to_float(uint16_t half) {
 
 /* Adds one whole block of elements to the buckets `total`, which are turned already. Those from
  * `valid` on are bytes of zero, which need not be what the lookup has for the number zero. */
-static void add_block(const char *from, int64_t valid, int64_t kind, const float *lookup,
-                      const int32_t *table, uint64_t hash, double *total) {
+INLINED void add_block(const char *from, int64_t valid, int64_t kind, const float *lookup,
+                       const int32_t *table, uint64_t hash, double *total, sketch_block *add,
+                       widen_half *widen) {
     float narrow[BLOCK];
     double wide[BLOCK];
     switch (kind) {
-        case F32: sketch_of_block((const float *)(const void *)from, table, hash, total); return;
+        case F32: add((const float *)(const void *)from, table, hash, total); return;
         case BF16:
             for (int j = 0; j < BLOCK; j++) {
                 uint16_t element;
@@ -250,7 +262,7 @@ static void add_block(const char *from, int64_t valid, int64_t kind, const float
                 memcpy(&narrow[j], &bits, 4);
             }
             break;
-        case F16: WIDEN(narrow, uint16_t, half_to_float(element))
+        case F16: widen(from, narrow); break;
         case I8: WIDEN(narrow, int8_t, (float)element)
         case U8: WIDEN(narrow, uint8_t, (float)element)
         case I16: WIDEN(narrow, int16_t, (float)element)
@@ -265,11 +277,12 @@ static void add_block(const char *from, int64_t valid, int64_t kind, const float
     if (size_of(kind) >= 4)
         sketch_block_double(wide, table, hash, total);
     else
-        sketch_of_block(narrow, table, hash, total);
+        add(narrow, table, hash, total);
 }
 
-static void one_array(const char *from, int64_t count, int64_t kind, const float *lookup,
-                      const int32_t *table, uint64_t *digest, double *sketch) {
+INLINED void one_array_by(const char *from, int64_t count, int64_t kind, const float *lookup,
+                          const int32_t *table, uint64_t *digest, double *sketch,
+                          digest_row *digest_of_row, sketch_block *add, widen_half *widen) {
     const int64_t bytes = count * size_of(kind), step = BLOCK * size_of(kind);
     _Alignas(64) char padded[BLOCK * 8];
     double turned[2 * BUCKETS] = {0}; /* twice as long, so that no block is split by its turn */
@@ -295,17 +308,59 @@ static void one_array(const char *from, int64_t count, int64_t kind, const float
                 elements = memcpy(padded, elements, (size_t)(end - i));
             }
             add_block(elements, (end - i) / size_of(kind), kind, lookup, table,
-                      block_hash((uint64_t)block), turned + (TURN * block) % BUCKETS);
+                      block_hash((uint64_t)block), turned + (TURN * block) % BUCKETS, add, widen);
         }
     }
     *digest = sum;
     for (int k = 0; sketch && k < BUCKETS; k++) sketch[k] = turned[k] + turned[k + BUCKETS];
 }
 
+static void one_array_plain(const char *from, int64_t count, int64_t kind, const float *lookup,
+                            const int32_t *table, uint64_t *digest, double *sketch) {
+    one_array_by(from, count, kind, lookup, table, digest, sketch, digest_row_plain,
+                 sketch_block_plain, widen_half_plain);
+}
+
+#ifdef X86
+AVX2 static void one_array_avx2(const char *from, int64_t count, int64_t kind, const float *lookup,
+                                const int32_t *table, uint64_t *digest, double *sketch) {
+    one_array_by(from, count, kind, lookup, table, digest, sketch, digest_row_avx2,
+                 sketch_block_avx2, widen_half_avx2);
+}
+
+AVX512 static void one_array_avx512(const char *from, int64_t count, int64_t kind,
+                                    const float *lookup, const int32_t *table, uint64_t *digest,
+                                    double *sketch) {
+    one_array_by(from, count, kind, lookup, table, digest, sketch, digest_row_avx512,
+                 sketch_block_avx512, widen_half_avx512);
+}
+#endif
+
+static one_array *chosen = one_array_plain;
+
+/* Chooses the instructions: 0 plain, 1 AVX2, 2 AVX-512, as far as the CPU has them. Returns which.
+ * Not to be called while another thread computes. */
+int rankscope_choose(int wanted) {
+#ifdef X86
+    __builtin_cpu_init();
+    if (wanted >= 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
+        chosen = one_array_avx512;
+        return 2;
+    }
+    if (wanted >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+        chosen = one_array_avx2;
+        return 1;
+    }
+#endif
+    (void)wanted;
+    chosen = one_array_plain;
+    return 0;
+}
+
 /* Digests and sketches of `arrays` contiguous arrays.
  *
- * addresses, counts, kinds: of each array its first byte, elements and kind. A kind LOOKUP + i is of
- *     bytes whose values are in row i of `lookup`, float [., 256].
+ * addresses, counts, kinds: of each array its first byte, elements and kind. A kind LOOKUP + i is
+ *     of bytes whose values are in row i of `lookup`, float [., 256].
  * rows: where the results of each array go.
  * table: int32 [BLOCK].
  * digests: uint64 [.]. sketches: double [., BUCKETS], or NULL where none are wanted. */
@@ -313,8 +368,8 @@ void rankscope_prints(int64_t arrays, const uint64_t *addresses, const int64_t *
                       const int64_t *kinds, const int64_t *rows, const float *lookup,
                       const int32_t *table, uint64_t *digests, double *sketches) {
     for (int64_t i = 0; i < arrays; i++)
-        one_array((const char *)(uintptr_t)addresses[i], counts[i], kinds[i], lookup, table,
-                  digests + rows[i], sketches ? sketches + rows[i] * BUCKETS : NULL);
+        chosen((const char *)(uintptr_t)addresses[i], counts[i], kinds[i], lookup, table,
+               digests + rows[i], sketches ? sketches + rows[i] * BUCKETS : NULL);
 }
 
 /* Changes with the meaning of anything above, so that a library built before is not used. */
