@@ -15,9 +15,10 @@ plain arm would pay for it; and half-way the arms change trainers, because memor
 a percent. The agent has long passed its dense start by then. Its threads work in between, whatever
 block runs: steps hit by them are known by the threads' processor time and count for the agent.
 
-In the variant `re-attached` the agent is attached and closed around each block, on one and the same
-trainer, with blocks of 1.2 s; what attaching and the dense start cost is not in it. It needs no
-such correction and is much more at the mercy of a busy machine.
+`--reattached ROUNDS` adds a variant for the MLPs in which the agent is attached and closed around
+each of its blocks, on one and the same trainer, with blocks of 1.2 s; what attaching and the dense
+start cost is not in it. It needs no such correction, but a busy machine changes its pace within
+such blocks: a second opinion for a quiet one, with five rounds and more.
 
 `slow/1000` is the number of steps in a thousand that take more than 1.2 times the plain median,
 with the agent less without it. Processor time is that of rank 0's process, the agent's threads
@@ -31,8 +32,8 @@ it is a minimal HTTP sink at nice 19; `--server real` posts to `rankscope serve`
 temporary environment with the same torch: two to three minutes more. It changes torch for good, so
 it runs in a process of its own, one rank without DDP, in turns with a plain process.
 
-The full run takes about four minutes, `--quick` 40 s (its intervals are wide: for a look, not for a
-judgement).
+The full run takes less than four minutes on a quiet machine, `--quick` 40 s; its intervals are
+wide: for a look, not for a judgement.
 """
 
 from __future__ import annotations
@@ -72,9 +73,12 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the time measured")
     parser.add_argument("--only", action="append", default=[], help="a workload's name; repeatable")
     parser.add_argument("--server", choices=("sink", "real"), default="sink")
+    parser.add_argument("--reattached", type=int, default=0, metavar="ROUNDS")
     parser.add_argument("--traincheck", action="store_true", help="beside it; 2 to 3 minutes more")
     parser.add_argument("--json", metavar="FILE", help="write all figures there as well")
     options = parser.parse_args()
+    if 0 < options.reattached < 5:
+        parser.error("--reattached: fewer than 5 rounds give no interval")
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         with served(options.server, folder) as (url, report):
@@ -82,7 +86,7 @@ def main() -> None:
                 server=url,
                 folder=folder,
                 scale=options.scale * (0.25 if options.quick else 1.0),
-                reattached=0 if options.quick else 2,
+                reattached=options.reattached,
                 workloads=tuple(options.only or (_QUICK if options.quick else ())),
                 calls=200 if options.quick else 400,
             )

@@ -39,7 +39,7 @@ class Plan:
     server: str
     folder: str
     scale: float = 1.0
-    reattached: int = 2
+    reattached: int = 0
     workloads: tuple[str, ...] = ()
     calls: int = 400
 
@@ -84,7 +84,7 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
     # tensors happen to lie in memory can make a step slower by more than the agent does.
     trainers = [Trainer(workload, batch) for _ in range(3)]
     # Odd, so that no block falls into the rhythm of a sampling at powers of two.
-    steps = max(5, round(_BLOCK_SECONDS / _typical(trainers, workload))) | 1
+    steps = max(3, round(_BLOCK_SECONDS / _typical(trainers, workload))) | 1
     rounds: list[Round] = []
     clock = _Clock()
     runs: list[str] = []
@@ -107,18 +107,18 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
             sides = order.choice((("plain", "agent"), ("agent", "plain")))
             blocks: dict[str, list[Steps]] = {}
             for name in (*sides, "tensorboard", *reversed(sides)):
-                blocks.setdefault(name, []).append(clock.block(arms[name], steps, 2))
+                blocks.setdefault(name, []).append(clock.block(arms[name], steps, 1))
             rounds.append({name: _joined(parts) for name, parts in blocks.items()})
         background += clock.background.seconds() - before
         watched.close()
         writer.close()
     rounds = _hit_on_any_rank(rounds)
-    again_runs, again = _reattached(plan, workload, trainers[0], _typical(trainers, workload))
+    again_runs, again = _reattached(plan, workload, trainers[0], _typical([trainers[0]], workload))
     if dist.get_rank() != 0:
         return {}
     plain = np.concatenate([r["plain"].seconds for r in rounds])
-    # Two unmeasured steps in each of the two blocks of a round are steps of the agent as well.
-    background /= sum(len(r["agent"].seconds) + 4 for r in rounds)
+    # The unmeasured step of each of the two blocks of a round is a step of the agent as well.
+    background /= sum(len(r["agent"].seconds) + 2 for r in rounds)
     figures: dict[str, Any] = {
         "workload": asdict(workload),
         "batch": batch,
@@ -172,12 +172,7 @@ def _reattached(
             if monitor is not None:
                 monitor.close()
             dist.barrier()
-        # Every quarter of a mirrored round is a mirrored round: more of them to draw from.
-        quarters = {name: [_quarters(b) for b in parts] for name, parts in blocks.items()}
-        measured += [
-            {name: _joined([parts[q] for parts in split]) for name, split in quarters.items()}
-            for q in range(4)
-        ]
+        measured.append({name: _joined(parts) for name, parts in blocks.items()})
     return runs, measured
 
 
@@ -215,15 +210,6 @@ def _joined(parts: list[Steps]) -> Steps:
         np.concatenate([p.hit for p in parts]),
         sum(p.processor for p in parts),
     )
-
-
-def _quarters(steps: Steps) -> list[Steps]:
-    return [
-        Steps(seconds, hit)
-        for seconds, hit in zip(
-            np.array_split(steps.seconds, 4), np.array_split(steps.hit, 4), strict=True
-        )
-    ]
 
 
 def _still(until: float) -> bool:
