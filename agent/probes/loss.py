@@ -70,7 +70,7 @@ class Loss(Probe):
         self._computed: deque[_Computed] = deque(maxlen=_MAX_COMPUTED)
         self.passes: deque[Pass] = deque(maxlen=_MAX_PASSES)
         self.busy = False
-        self._before = 0  # passes there were when the step in progress began
+        self._before = -1  # passes there were when the step in progress began, where it was told
         self._single = isinstance(context.optimizer, torch.optim.LBFGS)
         self._accumulation = 0.0
         self._evaluation = Evaluation()
@@ -131,19 +131,32 @@ class Loss(Probe):
 
     def before_step(self, facts: StepFacts) -> None:
         """What comes now until the step has ended comes from a closure."""
+        self._forget_others()
         self._before = len(self.passes)
+
+    def _forget_others(self) -> None:
+        # Steps that nothing is due at end unnoticed.
+        passes, step = self.passes, self.context.step
+        while passes and passes[0][5] != step:
+            passes.popleft()
 
     def after_step(self, facts: StepFacts) -> None:
         """Means over the backward passes of the step."""
         passes = self.passes
+        if passes and passes[0][5] != self.context.step:
+            self._forget_others()
         if passes:
-            value, divisor, _, _, judged = passes[0]
+            value, divisor, _, _, judged, _ = passes[0]
             if len(passes) > 1 or divisor != 1.0:
-                value, judged = self._mean(own_passes(passes, self._before, self._single))
+                before = self._before
+                if before < 0:
+                    before = 0 if self._single else len(passes)
+                value, judged = self._mean(own_passes(passes, before, self._single))
             facts.scalars["loss"] = value
             if judged is not None and (ratio := judged.ratio()) is not None:
                 facts.scalars["accuracy"] = ratio
             passes.clear()
+        self._before = -1
         if self._seconds:
             facts.charge("signals", self._seconds)
             self._seconds = 0.0

@@ -58,9 +58,9 @@ _MAX_SCALED = 16
 
 
 # A backward pass: what it started from (value and divisor as in `scaling.Root`), whether no
-# sentinel had a gradient before, whether the gradient of one is another now, and the hits that go
-# with it.
-Pass = tuple[float | torch.Tensor, float, bool, bool, Hits | None]
+# sentinel had a gradient before, whether the gradient of one is another now, the hits that go with
+# it, and the step.
+Pass = tuple[float | torch.Tensor, float, bool, bool, Hits | None, int]
 
 
 class LossListener(Protocol):
@@ -68,8 +68,8 @@ class LossListener(Protocol):
 
     Attributes:
         core: the module whose mode tells training from evaluation.
-        sampling: has `signals`: whether losses are wanted in training mode at this step. Without
-            it nothing but `backward` is looked at.
+        sampling: has `signals`: whether losses are wanted in training mode at this step; without
+            it nothing but `backward` is looked at, and without `basic` nothing at all.
         sentinels: some of the parameters that the listener's optimizer moves.
         passes: gets every backward pass.
         busy: wants to be asked for the hits of a backward pass.
@@ -260,6 +260,12 @@ def _scale_called(scaled: Any, scaler: Any, plain: Any) -> None:
 
 
 def _backward_begins(tensors: Any, *others: Any) -> Any:
+    for ref in _listeners:
+        listener = ref()
+        if listener is not None and (listener.sampling.basic or listener.busy):
+            break
+    else:
+        return None
     # A backward pass inside a backward pass (reentrant checkpointing) starts from no loss.
     if torch._C._current_graph_task_id() != -1:
         return None
@@ -302,7 +308,8 @@ def _backward_ended(seen: Any) -> None:
                     break
         else:
             moved = _state(listener.sentinels) != state
-        listener.passes.append((value, divisor, state is None, moved, found))
+        step = listener.sampling.step
+        listener.passes.append((value, divisor, state is None, moved, found, step))
 
 
 def _state(sentinels: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:

@@ -352,6 +352,23 @@ def test_backwards_before_a_closure_belong_to_its_step(watch):
     assert harness.value("loss") == pytest.approx(sum(losses) / 2)
 
 
+def test_a_step_that_was_not_looked_at_leaves_nothing_to_the_next(watch):
+    model = net()
+    harness = watch(model)
+    probe, context = harness.loss, harness.context
+    x, y = batch()
+    for step, looked_at in enumerate((True, False, False, True)):
+        context.step, context.basic, context.signals = step, looked_at, looked_at
+        harness.probes = [probe] if looked_at else []
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        assert len(probe.passes) == looked_at
+        harness.optimizer.step()
+        harness.optimizer.zero_grad(set_to_none=False)
+    assert harness.value("loss") == loss.item()
+    assert not probe.passes
+
+
 def test_no_graph_is_kept(watch):
     model = net()
     watch(model)
