@@ -7,6 +7,7 @@ from rankscope.agent.probes.buffers import Buffers
 from rankscope.agent.probes.clipping import Clipping
 from rankscope.agent.probes.cosine import GradientCosine
 from rankscope.agent.probes.gradients import Gradients
+from rankscope.agent.probes.layers import LayerNorms
 from rankscope.agent.probes.local_gradients import LocalGradients
 from rankscope.agent.probes.loss import Loss
 from rankscope.agent.probes.optimizer import LearningRate
@@ -30,6 +31,7 @@ PROBES: tuple[type[Probe], ...] = (
     Gradients,
     GradientCosine,
     Parameters,
+    LayerNorms,
     OptimizerState,
     Buffers,
     RandomState,

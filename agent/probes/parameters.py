@@ -15,7 +15,11 @@ class Parameters(Probe):
     sampled steps digests and sketches tensor by tensor (tier `full`: one pass, twice as dear).
     Before the step after a due one the word is taken again: parameters that changed since were
     written by something else than the optimizer. That change is posted as a word of its own, 0
-    where there was none, so that ranks which all changed in the same way still agree.
+    where there was none, so that ranks which all changed in the same way still agree. Before a
+    sampled step sketches are taken, too: the same pass again.
+
+    Leaves, at sampled steps, `parameters_before` and `parameters`: fingerprints under way of before
+    and after the step.
     """
 
     name = "parameters"
@@ -31,20 +35,24 @@ class Parameters(Probe):
 
     def before_step(self, facts: StepFacts) -> None:
         """Whether the parameters are still those that the step before left."""
-        last = self._last
-        if last is None or last.step != facts.step - 1:
+        last, group, full = self._last, self.context.parameters, self.context.full
+        if last is not None and (last.step != facts.step - 1 or last.group is not group):
+            last = None
+        if last is None and not full:
             return
-        group = last.group
-        if self.context.parameters is not group:
-            return
-        with facts.charged("word"):
+        with facts.charged("full" if full else "word"):
             tensors = group.held()
             plan = group.plan(tensors)
-            pending = plan.begin(tensors, sketches=False)
+            pending = plan.begin(tensors, sketches=full)
+            if full:
+                facts.shared["parameters_before"] = pending
+            if last is None:
+                return
+            look = last
 
             def deliver() -> None:
                 now = plan.word(pending.result().digests)
-                facts.words["outside_optimizer"] = (now - last.word) % 2**64
+                facts.words["outside_optimizer"] = (now - look.word) % 2**64
 
             facts.when_ready(pending, deliver)
 
@@ -65,6 +73,8 @@ class Parameters(Probe):
         plan = group.plan(tensors)
         pending = plan.begin(tensors, sketches=sketches)
         look = self._last = _Look(group, of_step)
+        if sketches:
+            facts.shared[stage] = pending
 
         def deliver() -> None:
             prints = pending.result()

@@ -1,0 +1,132 @@
+"""What a step did to each tensor, against copies of the model."""
+
+import math
+
+import pytest
+import torch
+from support.probe_harness import Harness
+from torch import nn
+
+from rankscope.agent.probes.gradients import Gradients
+from rankscope.agent.probes.layers import LayerNorms
+from rankscope.agent.probes.parameters import Parameters
+
+PROBES = (Gradients, Parameters, LayerNorms)
+
+
+def model_of():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(300, 256), nn.Tanh(), nn.Linear(256, 8))
+
+
+def train(model, harness, seed=0):
+    harness.optimizer.zero_grad()
+    x = torch.randn(16, 300, generator=torch.Generator().manual_seed(seed))
+    model(x).square().sum().backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    harness.optimizer.step()
+    return before
+
+
+def layers(facts):
+    return {made.metric: made for made in facts.layers}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_norms_and_ratios_are_those_of_the_step(kind):
+    model = model_of()
+    harness = Harness(model, kind(model.parameters(), lr=1e-3), probes=PROBES)
+    for seed in range(3):
+        before = train(model, harness, seed)
+        facts, now = harness.steps[-1], list(model.parameters())
+        made = layers(facts)
+        assert {m.table for m in made.values()} == {"parameters"}
+        gradients = [float(p.grad.norm()) for p in now]
+        weights = [float(p.detach().norm()) for p in now]
+        moved = [float((p.detach() - b).norm()) for p, b in zip(now, before, strict=True)]
+        assert made["grad_norm"].values == pytest.approx(gradients, rel=1e-5)
+        assert made["weight_norm"].values == pytest.approx(weights, rel=1e-5)
+        ratios = [m / w for m, w in zip(moved, weights, strict=True)]
+        # The first tensor is large: its update is estimated.
+        assert made["update_ratio"].values[1:] == pytest.approx(ratios[1:], rel=1e-5)
+        assert made["update_ratio"].values[0] == pytest.approx(ratios[0], rel=0.36)
+        assert facts.scalars["weight_norm"] == pytest.approx(math.hypot(*weights), rel=1e-5)
+        assert facts.scalars["update_norm"] == pytest.approx(math.hypot(*moved), rel=0.36)
+        assert facts.scalars["update_ratio"] == pytest.approx(
+            facts.scalars["update_norm"] / math.hypot(*weights), rel=1e-5
+        )
+        assert facts.scalars["tensors_unchanged"] == 0
+    harness.close()
+
+
+def test_tensors_that_a_step_leaves_alone_are_counted():
+    model = model_of()
+    optimizer = torch.optim.SGD(
+        [
+            {"params": model[0].parameters(), "lr": 0.0},
+            {"params": [model[2].weight], "lr": 1e-3},
+            {"params": [model[2].bias], "lr": 1e-3},
+        ]
+    )
+    harness = Harness(model, optimizer, probes=PROBES)
+    x = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
+    # The last bias gets a gradient of zeros: nothing it should do.
+    (model[2].weight @ model[0](x).t()).sum().backward()
+    model[2].bias.grad = torch.zeros(8)
+    optimizer.step()
+    assert harness.steps[0].scalars["tensors_unchanged"] == 2
+    ratios = layers(harness.steps[0])["update_ratio"].values
+    assert ratios[0] == 0
+    assert ratios[1] == 0
+    assert ratios[2] > 0
+    harness.close()
+
+
+def test_zeros_that_stay_have_no_ratio_and_missing_gradients_no_norm():
+    model = model_of()
+    nn.init.zeros_(model[2].bias)
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=PROBES)
+    model[0](torch.ones(1, 300)).sum().backward()
+    harness.optimizer.step()
+    made = layers(harness.steps[0])
+    assert math.isnan(made["update_ratio"].values[3])
+    assert [math.isnan(v) for v in made["grad_norm"].values] == [False, False, True, True]
+    harness.close()
+
+
+def test_beyond_sixteen_mebibytes_updates_are_estimated():
+    torch.manual_seed(0)
+    model = nn.ParameterList(torch.randn(60_000) for _ in range(75))
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=PROBES)
+    sum((p * p).sum() for p in model).backward()
+    before = [p.detach().clone() for p in model]
+    harness.optimizer.step()
+    ratios = layers(harness.steps[0])["update_ratio"].values
+    exact = [
+        float((p.detach() - b).norm() / p.detach().norm())
+        for p, b in zip(model, before, strict=True)
+    ]
+    copied = (1 << 22) // 60_000
+    assert copied < 75
+    assert ratios[:copied] == pytest.approx(exact[:copied], rel=1e-5)
+    assert ratios[copied:] == pytest.approx(exact[copied:], rel=0.36)
+    assert ratios[copied:] != pytest.approx(exact[copied:], rel=1e-5)
+    harness.close()
+
+
+def test_one_unit_in_the_last_place_of_a_large_tensor_is_an_update():
+    model = model_of()
+
+    class Nudging(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            weight = model[0].weight
+            weight.view(-1)[1234] = torch.nextafter(weight.view(-1)[1234], torch.tensor(9.0))
+
+    harness = Harness(model, Nudging(model.parameters(), lr=0.0), probes=PROBES)
+    before = train(model, harness)
+    moved = float((model[0].weight.detach().double() - before[0].double()).norm())
+    assert moved > 0
+    assert harness.steps[0].scalars["update_norm"] == pytest.approx(moved, rel=1e-6)
+    assert harness.steps[0].scalars["tensors_unchanged"] == 3
+    harness.close()
