@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, LargeBinary, Select, case, func, select
 
 from rankscope.server.storage import schema
+from rankscope.server.storage.extent import extents
 from rankscope.server.storage.tables import load_tables
 
 
@@ -42,19 +43,9 @@ class _Entry:
 
 def list_families(connection: Connection, *, run: int) -> list[Family]:
     """All numbers of tensors of a run, by metric and table."""
-    layers = schema.layers
-    extent: dict[int, list[Any]] = {}
-    for row in connection.execute(
-        select(
-            layers.c.metric,
-            layers.c.rank,
-            func.min(layers.c.first_step).label("first"),
-            func.max(layers.c.last_step).label("last"),
-        )
-        .where(layers.c.run == run)
-        .group_by(layers.c.metric, layers.c.rank)
-    ):
-        extent.setdefault(row.metric, []).append(row)
+    extent: dict[int, list[Any]] = defaultdict(list)
+    for row in extents(connection, schema.layers, run=run, kind="layers"):
+        extent[row.number].append(row)
     entries: dict[tuple[str, str], list[_Entry]] = defaultdict(list)
     for entry in _entries(connection, run):
         if entry.number in extent:
@@ -71,8 +62,8 @@ def list_families(connection: Connection, *, run: int) -> list[Family]:
                     dict.fromkeys(name for entry in reversed(versions) for name in entry.names)
                 ),
                 ranks=tuple(sorted({row.rank for row in rows})),
-                first_step=min(row.first for row in rows),
-                last_step=max(row.last for row in rows),
+                first_step=min(row.first_step for row in rows),
+                last_step=max(row.last_step for row in rows),
             )
         )
     return families

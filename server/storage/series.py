@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Select, func, select, true
 
 from rankscope.agent.wire import Float64, Int64
 from rankscope.server.storage import layers, schema
+from rankscope.server.storage.extent import extents
 from rankscope.server.storage.packing import unpack, unpack_steps
 
 
@@ -46,21 +47,8 @@ class RankSeries:
 
 def list_metrics(connection: Connection, *, run: int) -> list[MetricRow]:
     """All scalars of a run, by name; those of single tensors are in `layers.list_families`."""
-    m, c = schema.metric, schema.chunk
-    rows = connection.execute(
-        select(
-            m.c.name,
-            c.c.rank,
-            func.min(c.c.first_step).label("first_step"),
-            func.max(c.c.last_step).label("last_step"),
-        )
-        .join(c, (c.c.run == m.c.run) & (c.c.metric == m.c.id))
-        .where(m.c.run == run, m.c.kind == "scalar")
-        .group_by(m.c.name, c.c.rank)
-        .order_by(m.c.name, c.c.rank)
-    ).all()
     found: dict[str, list[tuple[int, int, int]]] = {}
-    for row in rows:
+    for row in extents(connection, schema.chunk, run=run, kind="scalar"):
         found.setdefault(row.name, []).append((row.rank, row.first_step, row.last_step))
     return [
         MetricRow(
