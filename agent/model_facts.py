@@ -25,6 +25,22 @@ def plain_name(name: str) -> str:
             return name
 
 
+def core(model: torch.nn.Module) -> torch.nn.Module:
+    """The user's own module inside DDP, torch.compile and the like.
+
+    Its mode tells training from evaluation: people put the inner one into evaluation mode and
+    leave the wrapper as it is.
+    """
+    while True:
+        children = model._modules
+        inner = children.get("_orig_mod")
+        if inner is None and len(children) == 1:
+            inner = children.get("module")
+        if inner is None:
+            return model
+        model = inner
+
+
 def trainable_parameters(
     model: torch.nn.Module, optimizer: Any
 ) -> tuple[tuple[str, ...], tuple[torch.nn.Parameter, ...]]:

@@ -15,7 +15,7 @@ from rankscope.agent.probes.optimizer_state import OptimizerState
 from rankscope.agent.probes.parameters import Parameters
 from rankscope.agent.probes.rng import RandomState
 from rankscope.agent.probes.settings import Settings
-from rankscope.agent.probes.timing import Timing
+from rankscope.agent.probes.timing import CollectiveWait, Timing
 from rankscope.agent.probes.watched import WatchedModules
 
 # Timing first: what the others take must not count as the trainer's step.
@@ -28,6 +28,7 @@ PROBES: tuple[type[Probe], ...] = (
     Amp,
     Clipping,
     LocalGradients,
+    CollectiveWait,
     Gradients,
     GradientCosine,
     Parameters,

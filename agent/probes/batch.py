@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from rankscope.agent.fingerprint import FingerprintPlan
-from rankscope.agent.model_facts import held
-from rankscope.agent.probes.base import Context, Pending, Probe, StepFacts
+from rankscope.agent.model_facts import core, held
+from rankscope.agent.probes.arrival import Together
+from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.tables import readable
 from rankscope.agent.tensors import TensorGroup
 
@@ -41,6 +42,7 @@ class Batch(Probe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        self._core = core(context.model)
         self._plans = TensorGroup(_STAGE, (), ())
         self._waiting: list[tuple[FingerprintPlan, Any, int]] = []
         self._seen = 0
@@ -51,7 +53,7 @@ class Batch(Probe):
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """Digests what the model is given."""
-        if not self.context.signals or not module.training or not torch.is_grad_enabled():
+        if not self.context.signals or not self._core.training or not torch.is_grad_enabled():
             return
         began = time.perf_counter()
         given: list[torch.Tensor] = []
@@ -83,7 +85,7 @@ class Batch(Probe):
         def deliver() -> None:
             facts.words[_STAGE] = _combined(word, waiting)
 
-        facts.when_ready(_All([pending for _, pending, _ in waiting]), deliver)
+        facts.when_ready(Together(*(pending for _, pending, _ in waiting)), deliver)
 
     def _count(self, given: list[torch.Tensor]) -> None:
         first = given[0]
@@ -104,16 +106,6 @@ class Batch(Probe):
             self._word = _combined(self._word, [(plan, pending, size)])
         else:
             self._waiting.append((plan, pending, size))
-
-
-class _All:
-    """Ready when each of several is."""
-
-    def __init__(self, pending: list[Pending]) -> None:
-        self._pending = pending
-
-    def ready(self) -> bool:
-        return all(p.ready() for p in self._pending)
 
 
 def _combined(word: int, more: list[tuple[FingerprintPlan, Any, int]]) -> int:

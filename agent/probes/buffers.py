@@ -9,7 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.hooks import RootHook
-from rankscope.agent.model_facts import held, plain_name
+from rankscope.agent.model_facts import core, held, plain_name
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.tables import ChangingTable, readable
 from rankscope.agent.tensors import TensorGroup
@@ -33,6 +33,7 @@ class Buffers(Probe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        self._core = core(context.model)
         self._table = ChangingTable(context, _TABLE)
         self._plans = TensorGroup(_TABLE, (), ())
         self._taken: tuple[Any, Any, str] | None = None
@@ -45,7 +46,7 @@ class Buffers(Probe):
         if (
             not self.context.state
             or self._taken is not None
-            or not module.training
+            or not self._core.training
             or not torch.is_grad_enabled()
         ):
             return

@@ -1,4 +1,4 @@
-"""How long a step takes and how many samples it moves."""
+"""How long a step takes, what it waits for, and how many samples it moves."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import time
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
+from rankscope.agent.model_facts import core
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+
+# Parameters whose gradients are looked at to tell when the last one was there: the first of the
+# model, since gradients come in the opposite order.
+_LAST = 8
 
 
 def batch_size(args: tuple[Any, ...], kwargs: Any) -> int:
@@ -27,26 +33,39 @@ def batch_size(args: tuple[Any, ...], kwargs: Any) -> int:
 
 
 class Timing(Probe):
-    """`step_seconds` and `samples_per_second`; costs a clock reading a step.
+    """`step_seconds`, `data_seconds`, `compute_seconds` and `samples_per_second`.
+
+    Costs a clock reading a step and one a first forward pass, at steps where the tier `basic` is
+    due.
 
     A step lasts from the end of the optimizer step before it to its own, so waiting for data and
     for the other ranks is in it. Where steps are left out (tier `basic`), it is the mean since the
     last one. The first step, and the first after an evaluation phase, have no clear beginning.
+
+    `data_seconds` is the part before the step's first forward pass: the loader, the copy to the
+    device, and whatever else the trainer does between two steps. `compute_seconds` is the rest,
+    waiting in collectives (and for the data of further micro-batches) included. They are known
+    where the step before was looked at, too, and are times of the host: on a device, what a forward
+    pass costs may be waited for by the one after it.
     """
 
     name = "timing"
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        self._core = core(context.model)
         self._ended: float | None = None
+        self._begun: float | None = None
         self._last = -1
         self._samples = 0
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """Counts samples; an evaluation interrupts the clock."""
-        if not module.training:
+        if not self._core.training:
             self._ended = None
         elif torch.is_grad_enabled():
+            if self._begun is None:
+                self._begun = time.perf_counter()
             self._samples += batch_size(args, kwargs)
 
     def interrupted(self) -> None:
@@ -57,11 +76,79 @@ class Timing(Probe):
         """Closes the step."""
         now = time.perf_counter()
         step = facts.step
-        if self._ended is not None:
-            seconds = (now - self._ended) / (step - self._last)
-            facts.scalars["step_seconds"] = seconds
+        ended = self._ended
+        if ended is not None:
+            scalars = facts.scalars
+            steps = step - self._last
+            seconds = (now - ended) / steps
+            scalars["step_seconds"] = seconds
+            if self._begun is not None and steps == 1:
+                waited = scalars["data_seconds"] = self._begun - ended
+                scalars["compute_seconds"] = seconds - waited
             if self._samples and seconds > 0:
-                facts.scalars["samples_per_second"] = self._samples / seconds
+                scalars["samples_per_second"] = self._samples / seconds
         self._ended = now
+        self._begun = None
         self._last = step
         self._samples = 0
+
+
+class CollectiveWait(Probe):
+    """`wait_seconds`: how long a rank waits for the others, of `compute_seconds`.
+
+    Costs 3 microseconds for each of 8 parameters (tier `full`).
+
+    It is the time from the last gradient that this rank has computed to the beginning of the
+    optimizer step: the end of the reduction, and what the trainer does in between (clipping, say).
+    A rank that waits long is one that others keep waiting. Only under DistributedDataParallel on a
+    CPU: on a device the host waits for no collective, sharded models wait in the middle of the
+    backward pass, and wrappers of the optimizer wait in its step. Where the step is a closure the
+    optimizer begins before the gradients, and there is no such time either.
+    """
+
+    name = "wait"
+    sampled = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._hook = context.guarded(self.name, self._gradient_there)
+        self._handles: list[Any] = []
+        self._there: float | None = None
+
+    def prepare(self, facts: StepFacts) -> None:
+        """Puts the hooks for this step in place."""
+        if not self.context.full or not _waits(self.context.model):
+            return
+        with facts.charged("full"):
+            self._there = None
+            self._handles = [
+                p.register_hook(self._hook)
+                for p in self.context.parameters.tensors[:_LAST]
+                if p.requires_grad and p.is_cpu
+            ]
+
+    def before_step(self, facts: StepFacts) -> None:
+        """The reduction is over."""
+        if self._handles and self._there is not None:
+            facts.scalars["wait_seconds"] = time.perf_counter() - self._there
+
+    def after_step(self, facts: StepFacts) -> None:
+        """Takes the hooks off."""
+        if self._handles:
+            with facts.charged("full"):
+                self.close()
+
+    def close(self) -> None:
+        """Takes the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _gradient_there(self, gradient: torch.Tensor) -> None:
+        self._there = time.perf_counter()
+
+
+def _waits(model: torch.nn.Module) -> bool:
+    if not isinstance(model, DistributedDataParallel):
+        model = getattr(model, "_orig_mod", model)
+    return isinstance(model, DistributedDataParallel) and model.process_group.size() > 1

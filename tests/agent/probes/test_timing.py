@@ -1,0 +1,102 @@
+"""Where the time of a step goes, with real delays."""
+
+import time
+
+import pytest
+import torch
+from support.probe_harness import Harness
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rankscope.agent.probes.timing import CollectiveWait, Timing
+
+DELAY = 0.05
+
+
+@pytest.fixture
+def job():
+    model = nn.Linear(3, 2)
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=[Timing])
+    yield harness
+    harness.close()
+
+
+def train_step(harness, *, data=0.0, compute=0.0, micro_batches=1):
+    model = harness.context.model
+    time.sleep(data)
+    for _ in range(micro_batches):
+        model(torch.ones(4, 3)).sum().backward()
+    time.sleep(compute)
+    harness.optimizer.step()
+    return harness.steps[-1].scalars
+
+
+def test_a_step_is_split_at_its_first_forward(job):
+    assert train_step(job, data=DELAY) == {}
+    slow = train_step(job, data=DELAY)
+    busy = train_step(job, compute=DELAY, micro_batches=3)
+    for told in (slow, busy):
+        total = told["data_seconds"] + told["compute_seconds"]
+        assert total == pytest.approx(told["step_seconds"])
+    assert slow["data_seconds"] >= DELAY
+    assert busy["compute_seconds"] >= DELAY
+    assert busy["data_seconds"] < DELAY
+    assert busy["samples_per_second"] == pytest.approx(12 / busy["step_seconds"])
+
+
+def test_an_evaluation_is_no_waiting_for_data(job):
+    train_step(job)
+    job.context.model.eval()
+    with torch.no_grad():
+        job.context.model(torch.ones(4, 3))
+    job.context.model.train()
+    assert train_step(job) == {}
+    assert "data_seconds" in train_step(job)
+
+
+def test_a_forward_that_was_not_seen_leaves_the_step_whole(job):
+    train_step(job)
+    model = job.context.model
+    functional = nn.functional.linear(torch.ones(4, 3), model.weight, model.bias)
+    functional.sum().backward()
+    job.optimizer.step()
+    assert set(job.steps[-1].scalars) == {"step_seconds"}
+
+
+def worker(rank, folder, results):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    harness = Harness(model, optimizer, probes=[CollectiveWait])
+    for step in range(3):
+        loss = model(torch.ones(4, 3)).sum()
+        if rank == 1 and step == 2:
+            time.sleep(6 * DELAY)
+        loss.backward()
+        optimizer.step()
+    waited = [s.scalars.get("wait_seconds") for s in harness.steps]
+    harness.close()
+    hooks = [p._backward_hooks for p in model.parameters()]
+    results.put((rank, waited, [bool(h) for h in hooks]))
+    torch.distributed.destroy_process_group()
+
+
+def test_the_rank_that_is_kept_waiting_says_so(tmp_path):
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.Queue()
+    torch.multiprocessing.spawn(worker, (str(tmp_path), results), nprocs=2)
+    (_, first, hooks), (_, second, _) = sorted(results.get() for _ in range(2))
+    assert None not in first + second
+    assert first[2] >= 5 * DELAY
+    assert second[2] < first[2] - 3 * DELAY
+    assert hooks == [False, False]
+
+
+def test_without_other_ranks_nothing_is_waited_for():
+    model = nn.Linear(3, 2)
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=[CollectiveWait])
+    assert not model.weight._backward_hooks
+    assert train_step(harness) == {}
+    harness.close()
