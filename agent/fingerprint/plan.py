@@ -26,7 +26,9 @@ CountSketch, Charikar, Chen & Farach-Colton 2002). Element j of block b (of 512)
 and its sign is a bit of r_j, another one of 32 from block to block, times a sign of the block: with
 the same signs for each block, differences of low rank (every gradient of a linear layer is one)
 would project onto the same few numbers and their size would be misjudged. Buckets that turn from
-block to block share out columns of matrices, whatever the length of their rows.
+block to block share out columns of matrices, whatever the length of their rows. (Within one block
+they are turned by eights only: a difference of rank one of a matrix with 64 rows of 8 is known to
+12 %, not to 9 %.)
 """
 
 from __future__ import annotations
