@@ -74,6 +74,7 @@ class TorchMonitor(Monitor):
         self._before = self._moments(self._probes, "before_step")
         self._after = self._moments(self._probes, "after_step")
         every_step = tuple(p for p in self._probes if not p.sampled)
+        self._before_plain = self._moments(every_step, "before_step")
         self._after_plain = self._moments(every_step, "after_step")
         self._next_look = step  # the first step at which something may be due
         self._watched = True  # whether anything is due at the step in progress
@@ -148,6 +149,8 @@ class TorchMonitor(Monitor):
             self._look_for_parameters()
             self._before(self._facts)
             self._spent += time.perf_counter() - began
+        elif self._watched:
+            self._before_plain(self._facts)
 
     @contained
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
@@ -304,6 +307,8 @@ class TorchMonitor(Monitor):
             self._records.scalars(step, plain)
 
     def _arrived(self, step: int, values: dict[str, float]) -> None:
+        if math.isnan(values.get("accuracy", 0.0)):
+            del values["accuracy"]  # no target of the batch was to be judged
         self._records.scalars(step, values)
         # One sum in place of a question for each: it is not finite if one of them is not.
         if not math.isfinite(sum(values.values())):

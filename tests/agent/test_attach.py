@@ -271,7 +271,7 @@ def test_disabled_does_nothing():
 
 
 def test_the_public_names():
-    assert sorted(agent.__all__) == ["Monitor", "__version__", "attach"]
+    assert sorted(agent.__all__) == ["Monitor", "__version__", "attach", "start"]
     assert agent.Monitor is Monitor
 
 
