@@ -1,4 +1,4 @@
-"""Mixed precision: the loss scale, and the steps that were skipped because of it.
+"""Steps: those really executed, their backward passes, the loss scale and what it has skipped.
 
 `GradScaler.step` decides whether the optimizer steps, and a skipped step calls no hook. So that
 method is wrapped, once a process, while a monitor listens, and given back after the last one.
@@ -18,17 +18,18 @@ from rankscope.agent.probes.base import Context, Probe, StepFacts
 
 
 class Amp(Probe):
-    """`amp_scale`, `steps_skipped`, `optimizer_steps`.
+    """`amp_scale`, `steps_skipped`, `optimizer_steps`, `micro_steps`.
 
     Costs a microsecond a call of `GradScaler.step`, and on a device one small addition where the
     optimizer is a fused one. They are posted where the tier `signals` is due.
 
     `amp_scale` is the scale of this step, `steps_skipped` the number of steps since attach that a
     GradScaler has skipped, `optimizer_steps` that of the steps which changed the parameters, those
-    before attach included. A fused optimizer decides on the device: its hooks are called for a
-    skipped step, too, and that step has a number of its own here; any other skipped step has none
-    (the next one that is not skipped takes it). Without a scaler of torch's own the first two are
-    not posted.
+    before attach included, `micro_steps` the number of backward passes of this step.
+
+    A fused optimizer decides on the device: its hooks are called for a skipped step, too, and that
+    step has a number of its own here; any other skipped step has none (the next one that is not
+    skipped takes it). Without a scaler of torch's own the first two are not posted.
     """
 
     name = "amp"
@@ -68,6 +69,8 @@ class Amp(Probe):
                     numbered = numbered + (found.item() if found.is_cpu else found)
             scalars["steps_skipped"] = numbered + self._unnumbered
         scalars["optimizer_steps"] = facts.step + 1 - numbered
+        if "micro_steps" in facts.shared:
+            scalars["micro_steps"] = facts.shared["micro_steps"]
 
     def close(self) -> None:
         """Listens no longer."""

@@ -51,6 +51,8 @@ class Loss(Probe):
     thrown away again. Of a closure that is called several times the first call counts, as in what
     `step` returns.
 
+    Leaves `micro_steps`: the number of those backward passes.
+
     In evaluation mode the losses that no `backward` follows are averaged until training goes on,
     weighted by their batch sizes. Where several are computed, the one that is trained on counts.
 
@@ -147,11 +149,15 @@ class Loss(Probe):
             self._forget_others()
         if passes:
             value, divisor, _, _, judged, _ = passes[0]
+            count = 1
             if len(passes) > 1 or divisor != 1.0:
                 before = self._before
                 if before < 0:
                     before = 0 if self._single else len(passes)
-                value, judged = self._mean(own_passes(passes, before, self._single))
+                own = own_passes(passes, before, self._single)
+                value, judged = self._mean(own)
+                count = len(own)
+            facts.shared["micro_steps"] = count
             facts.scalars["loss"] = value
             if judged is not None and (ratio := judged.ratio()) is not None:
                 facts.scalars["accuracy"] = ratio

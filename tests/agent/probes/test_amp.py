@@ -9,6 +9,7 @@ from support.probe_harness import Harness
 from torch import nn
 
 from rankscope.agent.probes.amp import Amp
+from rankscope.agent.probes.loss import Loss
 
 SCALE = 1024.0
 KINDS = {"plain": {}, "fused": {"fused": True}}
@@ -17,12 +18,12 @@ KINDS = {"plain": {}, "fused": {"fused": True}}
 class Job:
     """Training with a GradScaler; a bad step has gradients that are not finite."""
 
-    def __init__(self, **options):
+    def __init__(self, probes=(Amp,), **options):
         torch.manual_seed(0)
         self.model = nn.Linear(3, 2)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1, **options)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=100)
-        self.harness = Harness(self.model, self.optimizer, probes=[Amp])
+        self.harness = Harness(self.model, self.optimizer, probes=probes)
 
     def step(self, bad=False, enabled=True):
         self.optimizer.zero_grad()
@@ -76,6 +77,23 @@ def test_without_a_scaler_only_the_steps_are_counted():
         job.model(torch.ones(2, 3)).sum().backward()
         job.optimizer.step()
         assert job.last == {"optimizer_steps": 1}
+    finally:
+        job.harness.close()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_the_backward_passes_of_a_step_are_counted_without_those_of_a_skipped_one(micro_batches):
+    job = Job(probes=(Loss, Amp))
+    try:
+        for bad in (False, True, False):
+            job.optimizer.zero_grad()
+            for _ in range(micro_batches):
+                x = torch.full((2, 3), float("inf") if bad else 1.0)
+                job.scaler.scale(job.model(x).sum() / micro_batches).backward()
+            job.scaler.step(job.optimizer)
+            job.scaler.update()
+            assert job.last["micro_steps"] == micro_batches
+        assert len(job.harness.steps) == 2
     finally:
         job.harness.close()
 
