@@ -48,6 +48,7 @@ class DeviceTensors:
         self._computed: torch.cuda.Event | None = None
         if self._cuda:
             self._side = torch.cuda.Stream(device)
+            self._home = torch.cuda.current_stream(device)
             mine = [tensors[row] for row in rows]
             self._triton = self._compiled(mine) if importlib.util.find_spec("triton") else None
         if self._triton is None:
@@ -73,6 +74,13 @@ class DeviceTensors:
                 self._launch(self._triton, mine, slot, wanted)
             else:
                 self._kernels_of_torch(mine, slot.digests, wanted)
+            if current != self._home:
+                # Were the plan dropped now, its memory could be the trainer's before it is written.
+                for written in (
+                    *slot.on_device(),
+                    *(self._triton.partials if self._triton else ()),
+                ):
+                    written.record_stream(current)
             slot.computed.record(current)
             self._computed = slot.computed
             self._side.wait_event(slot.computed)
@@ -144,7 +152,7 @@ class _Slot:
         if side is None:
             return
         self.addresses = torch.zeros(count, dtype=torch.int64, device=device)
-        for used_there in (self.digests, self.sketches):
+        for used_there in self.on_device():
             # So that a plan that is dropped gives the memory back after the copy, not before.
             used_there.record_stream(side)
         self.host_addresses = torch.zeros(count, dtype=torch.int64, pin_memory=True)
@@ -152,6 +160,10 @@ class _Slot:
         self.host_sketches = torch.zeros(count, BUCKETS, dtype=torch.float64, pin_memory=True)
         self.computed = torch.cuda.Event()
         self.copied = torch.cuda.Event()
+
+    def on_device(self) -> tuple[torch.Tensor, ...]:
+        """The memory of a CUDA device that is used here."""
+        return self.addresses, self.digests, self.sketches
 
     def taken_by(self, run: DeviceRun) -> DeviceRun:
         self._owner = weakref.ref(run)

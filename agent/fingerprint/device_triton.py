@@ -164,7 +164,11 @@ def _sketch_firsts(blocks: int) -> np.ndarray:
 
 
 class TritonKernels:
-    """Fingerprints of some tensors on one device, none of them empty."""
+    """Fingerprints of some tensors on one device, none of them empty.
+
+    Attributes:
+        partials: the memory that the kernels write on their way.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
         sizes = [t.numel() * t.element_size() for t in tensors]
@@ -193,6 +197,7 @@ class TritonKernels:
             )
             for dtype, members in by_type.items()
         }
+        self.partials = [t.partial for t in (self._digest_tiles, *self._sketch_tiles.values())]
 
     @torch.no_grad()
     def launch(
