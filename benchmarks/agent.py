@@ -8,8 +8,8 @@ rank 0, as ratios; absolute times belong to the machine.
 Three trainers of the same model live in one process: one plain, one with the agent (default
 settings, posting over HTTP), one with TensorBoard's `SummaryWriter.add_scalar` of the same scalars
 at every step. They train in blocks of 60 ms in mirrored order (plain, agent, TensorBoard, agent,
-plain, or with the first two exchanged, by chance), and a step's time is taken relative to the plain
-steps of its own round: what slows the machine for longer than a third of a second slows all arms.
+plain, or with the first two exchanged, by chance), and a step's time is taken relative to the pace
+of its own round: what slows the machine for longer than a third of a second slows all arms.
 While the agent's block does not run, what it has hooked process-wide is taken out of torch, or the
 plain arm would pay for it; and half-way the arms change trainers, because memory layout alone makes
 a percent. The agent has long passed its dense start by then. Its threads work in between, whatever
@@ -22,8 +22,9 @@ such blocks: a second opinion for a quiet one, with five rounds and more.
 
 `slow/1000` is the number of steps in a thousand that take more than 1.2 times the plain median,
 with the agent less without it. Processor time is that of rank 0's process, the agent's threads
-included: what other processes take is not in it. Intervals are 95 % bootstrap intervals over
-rounds.
+included: what other processes take is not in it. With RANKSCOPE_MODE=disabled in the environment
+both arms are plain, and every ratio should be 1: the benchmark's test of itself, and a measure of
+what it can tell on a machine. Intervals are 95 % bootstrap intervals over rounds.
 
 What is posted to takes time from the same cores without being a cost of the agent: so by default
 it is a minimal HTTP sink at nice 19; `--server real` posts to `rankscope serve` instead.

@@ -1,8 +1,10 @@
 """Figures from the times of a noisy machine.
 
-Every step's time is divided by the median of the plain steps of the same round, so that a machine
-that is slow for a second is slow for both sides. All figures are of these relative times, and their
-uncertainty comes from drawing whole rounds again: neighbouring steps are not independent.
+Every step's time is divided by the pace of its round, so that a machine that is slow for a second
+is slow for both sides: the geometric mean of the medians of both. (The plain median alone would be
+unfair: it would make the plain times keep closer together than the others, and two equal arms
+would differ in their slow steps.) All figures are of these relative times, and their uncertainty
+comes from drawing whole rounds again: neighbouring steps are not independent.
 
 Blocks are shorter than the time between two posts of the agent, so the work of its threads falls
 into blocks of all arms. Each step knows whether it was hit by it. Steps without the agent count
@@ -54,8 +56,9 @@ def compared(rounds: Sequence[Round], arm: str, *, seed: int = 0) -> dict[str, A
         plain median more than without it. A percentile that the steps are too few for is None. And
         `steps`, of the arm.
     """
-    plain = [r["plain"].seconds / np.median(_clean(r["plain"])) for r in rounds]
-    other = [r[arm].seconds / np.median(_clean(r["plain"])) for r in rounds]
+    pace = [np.sqrt(np.median(_clean(r["plain"])) * np.median(_clean(r[arm]))) for r in rounds]
+    plain = [r["plain"].seconds / unit for r, unit in zip(rounds, pace, strict=True)]
+    other = [r[arm].seconds / unit for r, unit in zip(rounds, pace, strict=True)]
     hits = {name: [r[name].hit for r in rounds] for name in rounds[0]}
 
     def figures(chosen: npt.NDArray[np.int64]) -> dict[str, float]:
@@ -70,12 +73,14 @@ def compared(rounds: Sequence[Round], arm: str, *, seed: int = 0) -> dict[str, A
             b, weights = b[~hit], np.ones(int((~hit).sum()))
         ones = np.ones(len(a))
         quantile = _quantile
+        middle = quantile(a, ones, 0.5)
+        slow = SLOW * middle
         return {
-            "median": quantile(b, weights, 0.5) / quantile(a, ones, 0.5),
+            "median": quantile(b, weights, 0.5) / middle,
             "mean": float(np.average(b, weights=weights) / a.mean()),
             "p99": quantile(b, weights, 0.99) / quantile(a, ones, 0.99),
             "p99.9": quantile(b, weights, 0.999) / quantile(a, ones, 0.999),
-            "slow_per_1000": 1e3 * float(np.average(b > SLOW, weights=weights) - (a > SLOW).mean()),
+            "slow_per_1000": 1e3 * float(np.average(b > slow, weights=weights) - (a > slow).mean()),
         }
 
     count = sum(len(part) for part in other)
