@@ -32,7 +32,7 @@ _SUBJECT = {
     "desync.parameters": "fingerprints of the parameters",
     "desync.gradients": "the norm or fingerprints of the reduced gradient",
     "desync.optimizer": "fingerprints of the optimizer's state",
-    "desync.hyperparameters": "the learning rate",
+    "desync.hyperparameters": "the learning rate or other settings of the optimizer",
 }
 
 # Compared by norm at steps at which they are not fingerprinted.
@@ -245,6 +245,8 @@ class Desync(Detector[DesyncState]):
                 for row, rank in enumerate(window.ranks)
                 if rates.present[row, column]
             }
+            if len(set(values.values())) == 1:
+                values = {}  # it is another setting that differs
         return Apart(
             first_step=first.step,
             seen_step=first.step,

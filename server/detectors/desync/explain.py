@@ -94,6 +94,9 @@ def periodic_finding(*, period: int, since: int, seen: int, last_step: int) -> F
     )
 
 
+_RESTORE_STATE = "Restore the optimizer on every rank, or broadcast its state after loading."
+
+
 def _detail(tensor: TensorDifference) -> dict[str, object]:
     return {
         "name": tensor.name,
@@ -133,6 +136,8 @@ def _what(incident: Apart) -> tuple[str, str]:
     if incident.kind == "desync.gradients":
         return "another gradient", "different gradients"
     if incident.kind == "desync.hyperparameters":
+        if not incident.values:
+            return "other optimizer settings", "different optimizer settings"
         return "another learning rate", "different learning rates"
     if incident.kind == "desync.optimizer":
         return "another optimizer state", "different optimizer states"
@@ -142,7 +147,7 @@ def _what(incident: Apart) -> tuple[str, str]:
 def _where(incident: Apart) -> str:
     if incident.values:
         return _values(incident)
-    names = [t.name for t in incident.tensors]
+    names = list(dict.fromkeys(t.name for t in incident.tensors))
     if not names:
         return ""
     if incident.everywhere:
@@ -259,6 +264,14 @@ def _gradients(incident: Apart) -> tuple[str, str]:
 
 
 def _hyperparameters(incident: Apart) -> tuple[str, str]:
+    if not incident.values:
+        return (
+            f"From step {incident.first_step} on the ranks step with different settings of the "
+            "optimizer, and their parameters part: built with other options on some ranks, "
+            "changed under a condition that differs between ranks, or restored on some ranks only.",
+            "Compare the series `hyperparameters/...` of the ranks, and set and restore the "
+            f"optimizer alike on every rank. {_restore(incident)}",
+        )
     return (
         f"From step {incident.first_step} on the ranks step with different learning rates, and "
         "their parameters part. A scheduler decided on a rank's own metric "
@@ -270,12 +283,19 @@ def _hyperparameters(incident: Apart) -> tuple[str, str]:
 
 
 def _optimizer(incident: Apart) -> tuple[str, str]:
+    state = (
+        "it was restored on some ranks only, or one rank's was corrupted. The parameters part with "
+        "the next update."
+    )
+    if set(incident.agreed) & {"reduced_gradient", "clipped_gradient"}:
+        cause = f"At step {incident.first_step} gradients agreed and the optimizer's state differs"
+        return f"{cause}: {state}", f"{_RESTORE_STATE} {_restore(incident)}"
+    since = "" if incident.last_equal is None else f", and agreed at step {incident.last_equal}"
     return (
-        f"At step {incident.first_step} gradients agreed and the optimizer's state differs: it was "
-        "restored on some ranks only, or one rank's was corrupted. The parameters part with the "
-        "next update.",
-        "Restore the optimizer on every rank, or broadcast its state after loading. "
-        f"{_restore(incident)}",
+        f"At step {incident.first_step} the optimizer's state differs{since}: {state} Gradients "
+        "were not sampled at this step: a reduction that failed would show like this, too.",
+        "Check `no_sync` and code that touches gradients on these ranks only. "
+        f"{_RESTORE_STATE} {_restore(incident)}",
     )
 
 
@@ -371,12 +391,17 @@ def _tensors(incident: Apart) -> str:
         return "Which tensors differ is not known yet; it is with the next full fingerprint."
     if incident.one_element:
         return ""
-    names = [t.name for t in incident.tensors]
+    names = [_named(t) for t in incident.tensors]
     looked = f"at step {incident.tensor_step}"
     of = f"{len(names)} of {count(incident.tensor_count, 'tensor')}"
     if incident.everywhere:
         return f"All {incident.tensor_count} tensors differ {looked}."
     return f"{of} {'differs' if len(names) == 1 else 'differ'} {looked}: {listing(names)}."
+
+
+def _named(tensor: TensorDifference) -> str:
+    _, _, part = tensor.table.partition("/")
+    return f"{part} of {tensor.name}" if part else tensor.name
 
 
 def _guilt(incident: Apart) -> str:

@@ -562,3 +562,49 @@ def test_local_buffers_hide_no_desync():
 
     assert found(alone) == found(beside)
     assert {a.kind for a in beside.alerts} - {a.kind for a in alone.alerts} == {"desync.buffers"}
+
+
+def differing(stage, *, agreed=(), tensors=(), lr=None):
+    """Three ranks that differ at step 5 in one link, and agree in others."""
+    ranks, zeros = np.arange(3), np.zeros(3)
+    labels = np.array([0, 0, 1])
+    comparisons = [Comparison(5, name, ranks, np.zeros(3, int), zeros, zeros) for name in agreed]
+    unknown = np.array([0, 0, np.nan])
+    comparisons.append(
+        Comparison(5, stage, ranks, labels, unknown, unknown, tensors=tensors, tensor_count=4)
+    )
+    rates = np.full((3, 1), 0.1) if lr is None else np.array(lr)[:, None]
+    window = Window(
+        world_size=3,
+        ranks=ranks,
+        steps=np.array([5]),
+        series={"lr": Series(rates, np.ones((3, 1), bool))},
+        comparisons=tuple(comparisons),
+        last_step=5,
+    )
+    detector = Desync()
+    [finding] = detector.advance(window, detector.start()).findings
+    return finding
+
+
+def test_a_state_that_differs_while_gradients_were_not_sampled():
+    tensors = tuple(
+        TensorDifference("w", (4,), (2,), 0.1, 0.1, buckets=3, table=f"optimizer/{name}")
+        for name in ("exp_avg", "exp_avg_sq")
+    )
+    unsampled = differing("optimizer_state", tensors=tensors)
+    assert "gradients agreed" not in unsampled.cause
+    assert "were not sampled" in unsampled.cause
+    assert "2 of 4 tensors differ at step 5: exp_avg of w and exp_avg_sq of w." in unsampled.cause
+    assert unsampled.tensors == ("w",)
+    assert unsampled.title.endswith("(w)")
+    sampled = differing("optimizer_state", agreed=("reduced_gradient",))
+    assert "gradients agreed" in sampled.cause
+
+
+def test_a_setting_that_is_not_the_learning_rate_is_not_called_so():
+    other = differing("hyperparameters")
+    assert other.title == "Rank 2 has other optimizer settings than the other ranks since step 5"
+    assert "learning rate" not in other.cause
+    rate = differing("hyperparameters", lr=[0.1, 0.1, 0.2])
+    assert rate.title.endswith("(0.2 instead of 0.1)")
