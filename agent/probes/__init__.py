@@ -1,5 +1,6 @@
 """The probes: one family of signals a file. The order is that in which they are asked."""
 
+from rankscope.agent.probes.activations import Activations
 from rankscope.agent.probes.amp import Amp
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.batch import Batch
@@ -10,6 +11,7 @@ from rankscope.agent.probes.gradients import Gradients
 from rankscope.agent.probes.layers import LayerNorms
 from rankscope.agent.probes.local_gradients import LocalGradients
 from rankscope.agent.probes.loss import Loss
+from rankscope.agent.probes.nonfinite import NonFinite
 from rankscope.agent.probes.optimizer import LearningRate
 from rankscope.agent.probes.optimizer_state import OptimizerState
 from rankscope.agent.probes.parameters import Parameters
@@ -33,6 +35,8 @@ PROBES: tuple[type[Probe], ...] = (
     GradientCosine,
     Parameters,
     LayerNorms,
+    NonFinite,
+    Activations,
     OptimizerState,
     Buffers,
     RandomState,

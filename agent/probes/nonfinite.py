@@ -1,0 +1,306 @@
+"""Where infinities and NaN come from: which gradients hold them, which module made the first."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from rankscope.agent.model_facts import plain_name
+from rankscope.agent.probes.arrival import Arrival
+from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.module_hook import ModuleHooks, is_compiled
+from rankscope.agent.probes.norms import gathered, stored
+from rankscope.agent.wire import Layers
+
+# What makes a closer look worth it.
+_ALARMING = frozenset(("loss", "grad_norm", "grad_norm_local"))
+# Steps that are looked at after one that was not finite.
+_WATCHED = 3
+# After so many finite steps the next one that is not is looked into again; so often in one run.
+_QUIET = 64
+_MOST_INCIDENTS = 16
+# Checks of one step; what runs longer than that is looked at in its first part.
+_MOST_CHECKS = 20_000
+_MOST_NAMES = 20
+
+
+class NonFinite(Probe):
+    """`grad_nonfinite` of each tensor, and events `nonfinite` that say where it began.
+
+    Costs nothing as long as loss and gradient norm are finite but one question at sampled steps. At
+    a step where one was not, the gradients' elements that are not finite are counted (on a device,
+    where that is known a step or two late: at the next steps). The three steps after it are sampled
+    whatever they cost, and hooks on all modules check inputs, outputs, parameters and the gradients
+    that come back, two operations each: the first that was not finite is reported. The hooks come
+    off with the step. At most 16 times in a run, and not again before 64 finite steps.
+    """
+
+    name = "nonfinite"
+    sampled = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._hooks = ModuleHooks()
+        self._names: list[str] = []
+        self._parameter_hooks: list[Any] = []
+        self._checks: list[_Check] = []
+        self._outputs: dict[int, tuple[weakref.ref[torch.Tensor], _Backward]] = {}
+        self._bad_step = -_QUIET - 1
+        self._watch_until = -1
+        self._incidents = 0
+        self.module_called = context.guarded(self.name, self._module_called)
+
+    def not_finite(self, step: int, names: list[str]) -> None:
+        """Has the next steps watched, and counts what is still there."""
+        alarming = sorted(_ALARMING.intersection(names))
+        if not alarming:
+            return
+        before, self._bad_step = self._bad_step, max(step, self._bad_step)
+        if step <= before + _QUIET or self._incidents >= _MOST_INCIDENTS:
+            return
+        self._incidents += 1
+        now = self.context.step
+        self._watch_until = now + _WATCHED
+        self.context.schedule.ask_dense(self._watch_until)
+        data: dict[str, Any] = {"scalars": alarming}
+        text = f"{' and '.join(alarming)} not finite"
+        # On a CPU it is known before the gradients are gone.
+        counts = self._counts_on_host() if step == now else {}
+        if counts:
+            data["gradients"] = dict(list(counts.items())[:_MOST_NAMES])
+            data["tensors"] = len(counts)
+            text += f"; {len(counts)} gradients hold such values: {', '.join(list(counts)[:5])}"
+            text += ", ..." if len(counts) > 5 else ""
+        self.context.event(step, "nonfinite", text, data)
+
+    def prepare(self, facts: StepFacts) -> None:
+        """Puts the hooks in place where the step is watched."""
+        if facts.step > self._watch_until:
+            return
+        model = self.context.model
+        if is_compiled(model):
+            return
+        with facts.charged("full"):
+            self._let_go()
+            found = list(model.named_modules())
+            self._names = [plain_name(n) or type(m).__name__ for n, m in found]
+            self._hooks.put_on(self, [m for _, m in found])
+            self._parameter_hooks = [
+                p.register_hook(self._guarded(_Backward(self._checks, name, parameter=key)))
+                for name, (_, m) in zip(self._names, found, strict=True)
+                for key, p in m._parameters.items()
+                if p is not None and p.requires_grad and p.is_leaf
+            ]
+
+    @torch.no_grad()
+    def _module_called(self, place: int, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if not module.training or len(self._checks) >= _MOST_CHECKS:
+            return
+        name = self._names[place]
+        inputs, outputs = list(_tensors(args)), list(_tensors(output))
+        own = [p for p in module._parameters.values() if p is not None]
+        if outputs:
+            self._checks.append(
+                _Check(name, "forward", _finite(outputs), _finite(inputs), _finite(own))
+            )
+        for tensor in inputs:
+            known, seen = self._outputs.get(id(tensor), (None, None))
+            if known is not None and seen is not None and known() is tensor:
+                seen.consumers.append(name)
+            elif tensor.requires_grad and not tensor.is_leaf:
+                self._watch_gradient(tensor, _Backward(self._checks, "", consumers=[name]))
+        for tensor in outputs:
+            known, _ = self._outputs.get(id(tensor), (None, None))
+            # A container passes on what a module inside it has made.
+            if tensor.requires_grad and (known is None or known() is not tensor):
+                self._watch_gradient(tensor, _Backward(self._checks, name))
+
+    def _watch_gradient(self, tensor: torch.Tensor, seen: _Backward) -> None:
+        tensor.register_hook(self._guarded(seen))
+        self._outputs[id(tensor)] = (weakref.ref(tensor), seen)
+
+    def _guarded(self, call: _Backward) -> Any:
+        return self.context.guarded(self.name, call)
+
+    def after_step(self, facts: StepFacts) -> None:
+        """Counts at sampled steps; says what the hooks have seen, and takes them off."""
+        if self._hooks:
+            with facts.charged("full"):
+                checks = self._checks
+                self._let_go()
+                self._report(facts, checks)
+        if self.context.full:
+            with facts.charged("full"):
+                self._count(facts)
+
+    def close(self) -> None:
+        """Takes the hooks off."""
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._hooks.take_off()
+        for handle in self._parameter_hooks:
+            handle.remove()
+        # A new list: hooks in graphs that live on write into the old one.
+        self._parameter_hooks, self._checks, self._outputs = [], [], {}
+
+    def _report(self, facts: StepFacts, checks: list[_Check]) -> None:
+        there = [
+            (row, column, flag)
+            for row, check in enumerate(checks)
+            for column, flag in enumerate((check.made, check.given, check.own))
+            if flag is not None
+        ]
+        if not there:
+            return
+        arrival = Arrival(gathered([flag for _, _, flag in there]))
+        step = facts.step
+
+        def deliver() -> None:
+            flags = np.ones((len(checks), 3), dtype=np.bool_)
+            flags[[r for r, _, _ in there], [c for _, c, _ in there]] = arrival.result() > 0
+            bad = np.flatnonzero(~flags[:, 0])
+            if len(bad) and self._watch_until >= 0:
+                check = checks[bad[0]]
+                _, inputs, own = (bool(flag) for flag in flags[bad[0]])
+                text, data = check.told(inputs_finite=inputs, parameters_finite=own)
+                self.context.event(step, "nonfinite", text, data)
+                self._watch_until = -1
+
+        facts.when_ready(arrival, deliver)
+
+    @torch.no_grad()
+    def _count(self, facts: StepFacts) -> None:
+        group, norms = self.context.parameters, facts.shared.get("gradient_norms")
+        if norms is None:
+            return
+        total = facts.scalars["grad_norm"]
+        assert isinstance(total, torch.Tensor)
+        if total.device.type == "cpu":
+            if bool(torch.isfinite(total)):
+                return
+        elif facts.step > self._watch_until:
+            return
+        counts = [(~torch.isfinite(t)).sum() for t in norms.tensors]
+        arrival = Arrival(gathered(counts))
+
+        def deliver() -> None:
+            values = np.full(len(group.names), np.nan)
+            values[norms.rows] = arrival.result()
+            if np.nansum(values) > 0:
+                facts.layers.append(
+                    Layers(
+                        step=facts.step, table=group.table, metric="grad_nonfinite", values=values
+                    )
+                )
+
+        facts.when_ready(arrival, deliver)
+
+    @torch.no_grad()
+    def _counts_on_host(self) -> dict[str, int]:
+        counts = {}
+        group = self.context.parameters
+        for name, parameter in zip(group.names, group.tensors, strict=True):
+            gradient = None if parameter.grad is None else stored(parameter.grad)
+            if gradient is not None and gradient.device.type == "cpu":
+                count = int((~torch.isfinite(gradient)).sum())
+                if count:
+                    counts[name] = count
+        return counts
+
+
+@dataclass(slots=True)
+class _Check:
+    """Whether something was finite, numbers on its device.
+
+    Attributes:
+        module: name of the module that made it.
+        direction: `forward` or `backward`.
+        made, given, own: whether what was made, what it was made of, and the module's parameters
+            were finite; None where there was nothing.
+        of: in backward: what the gradient is one of.
+    """
+
+    module: str
+    direction: str
+    made: torch.Tensor | None
+    given: torch.Tensor | None = None
+    own: torch.Tensor | None = None
+    of: str = ""
+
+    def told(self, *, inputs_finite: bool, parameters_finite: bool) -> tuple[str, dict[str, Any]]:
+        """The check as a sentence and as data, where `made` was not finite."""
+        data: dict[str, Any] = {"module": self.module, "pass": self.direction}
+        if self.direction == "backward":
+            data["gradient"] = self.of
+            text = f"the first value that is not finite: in backward, the gradient of {self.of}"
+            return (f"{text}, made by {self.module}" if self.module else text), data
+        text = f"the first value that is not finite: in forward, the output of {self.module}"
+        if not parameters_finite:
+            text += ", whose parameters are not finite"
+        elif not inputs_finite:
+            text += ", whose input is not finite: made before it, outside of any module"
+        data |= {"input_finite": inputs_finite, "parameters_finite": parameters_finite}
+        return text, data
+
+
+@dataclass(slots=True)
+class _Backward:
+    """Tensor hook: checks the gradient that comes back to a tensor.
+
+    Attributes:
+        checks: where it goes.
+        module: whose output or parameter the tensor is; empty for none.
+        parameter: name of the parameter in the module; empty for an output.
+        consumers: modules that took the tensor: what they pass back is its gradient.
+    """
+
+    checks: list[_Check]
+    module: str
+    parameter: str = ""
+    consumers: list[str] = field(default_factory=list)
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        if len(self.checks) >= _MOST_CHECKS:
+            return
+        with torch.no_grad():
+            finite = _finite([gradient])
+        if self.parameter:
+            maker, of = self.module, f"{self.module}.{self.parameter}"
+        else:
+            # Of modules in one another the inner one.
+            inner = [c for c in self.consumers if not any(_holds(c, d) for d in self.consumers)]
+            maker = " or ".join(dict.fromkeys(inner))
+            of = f"the output of {self.module}" if self.module else f"the input of {maker}"
+        self.checks.append(_Check(maker, "backward", finite, of=of))
+
+
+def _holds(outer: str, inner: str) -> bool:
+    return inner.startswith(f"{outer}.")
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of real or complex numbers in what a module takes or gives."""
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point() or value.is_complex():
+            yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _finite(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Whether all elements are finite, one number on their device; None for no elements."""
+    dense = [stored(t) for t in tensors]
+    found = [torch.isfinite(t).all() for t in dense if t is not None]
+    if len(found) > 1:
+        return gathered(found).all()
+    return found[0] if found else None
