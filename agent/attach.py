@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rankscope.agent import model_facts
+from rankscope.agent.configuration import configuration
 from rankscope.agent.connection import Connection
 from rankscope.agent.launcher import Identity, identify
 from rankscope.agent.monitor import Monitor, NullMonitor
@@ -90,7 +91,7 @@ def _monitor(
     connection = Connection(
         options,
         identity,
-        config=model_facts.configuration(model, optimizer),
+        config=configuration(model, optimizer),
         wrapper=model_facts.wrapper_of(model),
     )
     monitor = TorchMonitor(model, optimizer, connection=connection, step=step)

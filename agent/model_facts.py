@@ -1,10 +1,8 @@
-"""What can be read off a model and its optimizer at attach: names, tensors, configuration."""
+"""What can be read off a model and its optimizer at attach: names, tensors, steps."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -113,24 +111,3 @@ def first_step(optimizer: Any) -> int:
             if step is not None:
                 return int(step)
     return 0
-
-
-def configuration(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
-    """Facts that a person wants to see beside the run; JSON-able, and nothing secret."""
-    inner = getattr(model, "module", model)
-    groups = [
-        {k: v for k, v in group.items() if isinstance(v, bool | int | float | str)}
-        for group in optimizer.param_groups
-    ]
-    return {
-        # The script's name only: arguments and environment may hold secrets.
-        "script": Path(sys.argv[0]).name if sys.argv else "",
-        "model": type(inner).__name__,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "optimizer": type(optimizer).__name__,
-        "parameter_groups": groups,
-        "torch": torch.__version__,
-        "python": ".".join(str(n) for n in sys.version_info[:3]),
-        "device": str(next((p.device for p in model.parameters()), "cpu")),
-    }

@@ -1,0 +1,171 @@
+"""What a rank says of itself at attach: a fingerprint of model, optimizer, wrapper and versions.
+
+Ranks whose configurations differ do not train the same thing. JSON-able, and nothing secret: no
+arguments, no environment, no paths.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from rankscope.agent.git import commit_of
+from rankscope.agent.model_facts import core, plain_name
+
+_MAX_NAMES = 20
+_DDP_SETTINGS = (
+    "broadcast_buffers",
+    "find_unused_parameters",
+    "static_graph",
+    "gradient_as_bucket_view",
+    "require_backward_grad_sync",
+)
+
+
+def configuration(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
+    """Facts that a person wants to see beside the run, and that ranks can be compared by.
+
+    Costs about 5 microseconds a parameter, once.
+    """
+    parameters = [(plain_name(name), p) for name, p in model.named_parameters() if not _unsized(p)]
+    buffers = [(plain_name(name), b) for name, b in model.named_buffers() if not _unsized(b)]
+    trainable = [p.requires_grad for _, p in parameters]
+    script = _script()
+    return {
+        # The script's name only: arguments and environment may hold secrets.
+        "script": "" if script is None else script.name,
+        "git_commit": commit_of(Path.cwd() if script is None else script.parent),
+        "model": type(core(model)).__name__,
+        "parameters": sum(p.numel() for _, p in parameters),
+        "trainable_parameters": sum(p.numel() for _, p in parameters if p.requires_grad),
+        "parameter_tensors": len(parameters),
+        # Names, shapes, dtypes and their order: those of the whole tensors where they are sharded.
+        "parameters_digest": _layout(parameters),
+        "trainable_digest": _digest(str(int(t)) for t in trainable),
+        "frozen_tensors": trainable.count(False),
+        "buffers_digest": _layout(buffers),
+        "buffer_tensors": len(buffers),
+        "dtypes": dict(Counter(str(p.dtype).removeprefix("torch.") for _, p in parameters)),
+        "tied": _tied(model),
+        "training_mode": model.training,
+        "optimizer": type(optimizer).__name__,
+        "optimizer_tensors": _held_by(optimizer, parameters),
+        "parameter_groups": [
+            {k: v for k, v in group.items() if isinstance(v, bool | int | float | str)}
+            for group in optimizer.param_groups
+        ],
+        "data_parallel": _data_parallel(model),
+        "precision": _precision(),
+        "determinism": _determinism(),
+        "torch": torch.__version__,
+        "python": ".".join(str(n) for n in sys.version_info[:3]),
+        "numpy": np.__version__,
+        "cuda": torch.version.cuda or "",
+        "device": str(next((p.device for p in model.parameters()), "cpu")),
+        "device_name": _device_name(model),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _held_by(optimizer: Any, parameters: Sequence[tuple[str, torch.Tensor]]) -> dict[str, Any]:
+    """What the optimizer holds of the model, and the model of the optimizer.
+
+    An optimizer built before the model was moved, wrapped or given new heads holds tensors that
+    are not the model's any more, and moves nothing.
+    """
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    names = {id(p): name for name, p in parameters}
+    trained = [(name, p) for name, p in parameters if p.requires_grad]
+    missing = [name for name, p in trained if id(p) not in held]
+    return {
+        "count": len(held),
+        "of_the_model": sum(i in names for i in held) / len(held) if held else 0.0,
+        "share_of_trainable": 1.0 - len(missing) / len(trained) if trained else 0.0,
+        "missing": missing[:_MAX_NAMES],
+        "missing_count": len(missing),
+        "order_digest": _digest(
+            f"{index}:{names.get(id(p), '')}"
+            for index, group in enumerate(optimizer.param_groups)
+            for p in group["params"]
+        ),
+    }
+
+
+def _tied(model: torch.nn.Module) -> list[list[str]]:
+    """Names under which the model holds one and the same parameter."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found[id(parameter)].append(plain_name(name))
+    return [names for names in found.values() if len(names) > 1][:_MAX_NAMES]
+
+
+def _data_parallel(model: torch.nn.Module) -> dict[str, Any]:
+    """The settings of DistributedDataParallel; empty for other wrappers."""
+    ddp = getattr(model, "_orig_mod", model)
+    if not isinstance(ddp, DistributedDataParallel):
+        return {}
+    # A communication hook changes what is reduced: compression, or another group of ranks.
+    hooks = [getattr(hook, "__qualname__", type(hook).__name__) for hook, _ in ddp._comm_hooks]
+    return {
+        **{name: bool(getattr(ddp, name, False)) for name in _DDP_SETTINGS},
+        "communication_hooks": hooks,
+        "ignored": sorted(plain_name(n) for n in ddp.parameters_to_ignore)[:_MAX_NAMES],
+        "group_size": ddp.process_group.size(),
+        "backend": torch.distributed.get_backend(ddp.process_group),
+    }
+
+
+def _precision() -> dict[str, Any]:
+    return {
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "autocast": torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"),
+        "float32_matmul": torch.get_float32_matmul_precision(),
+        "cudnn_tf32": bool(torch.backends.cudnn.allow_tf32),
+    }
+
+
+def _determinism() -> dict[str, Any]:
+    return {
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cudnn_deterministic": bool(torch.backends.cudnn.deterministic),
+        "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
+    }
+
+
+def _device_name(model: torch.nn.Module) -> str:
+    device = next((p.device for p in model.parameters()), None)
+    if device is None or device.type != "cuda" or not torch.cuda.is_initialized():
+        return ""
+    name: str = torch.cuda.get_device_name(device)
+    return name
+
+
+def _script() -> Path | None:
+    """The file that was started; None in a notebook and at a prompt."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(path).absolute() if isinstance(path, str) else None
+
+
+def _layout(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    return _digest(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors)
+
+
+def _digest(texts: Iterable[str]) -> str:
+    hashed = hashlib.blake2b(digest_size=8)
+    for text in texts:
+        hashed.update(text.encode(errors="replace") + b"\n")
+    return hashed.hexdigest()
+
+
+def _unsized(tensor: torch.Tensor) -> bool:
+    # Lazy modules have no shape before their first forward pass.
+    return isinstance(tensor, UninitializedParameter | UninitializedBuffer)

@@ -1,0 +1,59 @@
+"""Which commit a folder is at, read off the repository's files without starting git."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+_MAX_REFERENCES = 100_000
+_MAX_LINKS = 5
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that is checked out around `folder`; empty where none can be read.
+
+    Knows worktrees and submodules. What has been changed since the commit is not looked at.
+    """
+    try:
+        for parent in (folder, *folder.parents):
+            entry = parent / ".git"
+            if entry.exists():
+                return _head(entry)
+    except (OSError, ValueError):
+        # Not readable, or no text: there is nothing to say.
+        return ""
+    return ""
+
+
+def _head(entry: Path) -> str:
+    repository = entry
+    if entry.is_file():
+        # A worktree's or a submodule's: a file that says where.
+        target = entry.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
+        repository = entry.parent / target
+    common = repository
+    if (repository / "commondir").is_file():
+        common = repository / (repository / "commondir").read_text(encoding="utf-8").strip()
+    value = (repository / "HEAD").read_text(encoding="utf-8").strip()
+    for _ in range(_MAX_LINKS):
+        if not value.startswith("ref:"):
+            break
+        value = _reference(value.removeprefix("ref:").strip(), repository, common)
+    return value if _COMMIT.fullmatch(value) else ""
+
+
+def _reference(name: str, repository: Path, common: Path) -> str:
+    for place in (repository, common):
+        path = place / name
+        if path.is_file():
+            return path.read_text(encoding="utf-8").strip()
+    packed = common / "packed-refs"
+    if not packed.is_file():
+        return ""
+    with packed.open(encoding="utf-8") as lines:
+        for _, line in zip(range(_MAX_REFERENCES), lines, strict=False):
+            commit, _, reference = line.strip().partition(" ")
+            if reference == name:
+                return commit
+    return ""
