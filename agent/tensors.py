@@ -63,3 +63,14 @@ class TensorGroup:
         if self._plan is None or not self._plan.fits(tensors):
             self._plan = FingerprintPlan(self.names, tensors)
         return self._plan
+
+
+def number(tensor: torch.Tensor) -> float | torch.Tensor:
+    """The number in a tensor of one element on a CPU; on a device, the tensor as it is.
+
+    Where it is on a device, to read it would wait: it is handed on, and read when it has arrived.
+    """
+    if not tensor.is_cpu:
+        return tensor.detach()
+    value: float = tensor.item()
+    return value

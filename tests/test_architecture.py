@@ -43,6 +43,7 @@ COLLECTIVES = {
     "send_object_list",
 }
 NAMED_WAITING = {
+    ("agent/tensors.py", "tensor.item()"): "on a CPU alone",
     ("agent/readout.py", "self._event.synchronize()"): "at the end of the run, after the last step",
     # `Pending.result`, which may wait; `begin` and `ready` do not.
     ("agent/fingerprint/device.py", "slot.copied.synchronize()"): "the results of a CUDA device",

@@ -15,6 +15,7 @@ import torch
 from torch.amp import GradScaler
 
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.tensors import number
 
 
 class Amp(Probe):
@@ -61,12 +62,12 @@ class Amp(Probe):
         numbered: float | torch.Tensor = self._numbered
         if scale is not None:
             # On a device it is copied before `update` changes it in place: both wait in line.
-            scalars["amp_scale"] = scale.item() if scale.is_cpu else scale
+            scalars["amp_scale"] = number(scale)
             # A fused optimizer has this step's answer; it is counted once the scaler is done.
             now = getattr(self._stepping, "found_inf", None)
             for found in (self._on_device, now):
                 if found is not None:
-                    numbered = numbered + (found.item() if found.is_cpu else found)
+                    numbered = numbered + number(found)
             scalars["steps_skipped"] = numbered + self._unnumbered
         scalars["optimizer_steps"] = facts.step + 1 - numbered
         if "micro_steps" in facts.shared:
@@ -93,7 +94,7 @@ class Amp(Probe):
             states: Any = scaler._per_optimizer_states
             found = list(states[id(optimizer)]["found_inf_per_device"].values())
             if all(f.is_cpu for f in found):
-                self._numbered += any(f.item() for f in found)
+                self._numbered += any(bool(number(f)) for f in found)
             elif found:
                 # Without waiting: the sum stays where it is. It is a new tensor each time, since
                 # the one before may be on its way to the host.

@@ -18,6 +18,7 @@ import torch
 import torch.nn.utils.clip_grad
 
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.tensors import number
 
 # What torch adds to the norm before it divides by it.
 _EPSILON = 1e-6
@@ -66,7 +67,7 @@ class Clipping(Probe):
         if not calls or len(norms) < len(calls):
             return
         if all(n.is_cpu for n in norms):
-            _hosted(facts, [n.item() for n in norms], calls)
+            _hosted(facts, [float(number(n)) for n in norms], calls)
         elif len(norms) == 1 or self.context.signals:
             with torch.no_grad():
                 _distant(facts, norms, calls, whole=self.context.signals)

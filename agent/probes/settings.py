@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.tensors import number
 
 _STAGE = "hyperparameters"
 # Not settings: what they are for. The learning rate has a series of its own.
@@ -95,7 +96,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _number(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) else value
+    return number(value) if isinstance(value, torch.Tensor) else value
 
 
 def _canonical(value: Any) -> bytes:
