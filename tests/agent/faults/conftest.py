@@ -1,0 +1,89 @@
+"""A trainer that is watched by an agent with a fault in it, and a real collector at the far end."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import saboteur
+from support.collector import Collector
+
+from rankscope import agent
+from rankscope.agent.wire import Event
+
+CLOSE_SECONDS = 5.0
+# For a machine that has other things to do than to wake us up in time.
+SLACK_SECONDS = 0.5
+
+
+@pytest.fixture(scope="session")
+def alone() -> str:
+    """What the training comes to without the agent."""
+    return saboteur.train().digest
+
+
+class House:
+    """Trains with the agent, and says what came of it."""
+
+    def __init__(self, collector: Collector, spool: Path, alone: str) -> None:
+        self.collector = collector
+        self.spool = spool
+        self._alone = alone
+        self.monitors: list[Any] = []
+        self.options: dict[str, Any] = {}
+
+    def attach(self, model: Any, optimizer: Any) -> Any:
+        given = {"server": self.collector.url, "run": "run", "spool": self.spool} | self.options
+        self.monitors.append(agent.attach(model, optimizer, **given))
+        return self.monitors[-1]
+
+    def train(self, **changes: Any) -> saboteur.Outcome:
+        """Trains; fails where anything differs from a training without the agent."""
+        outcome = saboteur.train(self.attach, **changes)
+        if "steps" not in changes:
+            assert outcome.digest == self._alone
+        assert outcome.close_seconds < CLOSE_SECONDS + SLACK_SECONDS
+        return outcome
+
+    @property
+    def faults(self) -> list[Event]:
+        """What the server was told of faults in the agent."""
+        events = [event for batch in self.collector.batches for event in batch.events]
+        return [event for event in events if event.kind == "agent.fault"]
+
+    def told_once(self, part: str, words: str) -> None:
+        """The server was told of one fault, in that part."""
+        texts = [event.text for event in self.faults]
+        assert len(texts) == 1, texts
+        assert texts[0].startswith(f"{part}: "), texts
+        assert words in texts[0]
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as made:
+        yield made
+
+
+@pytest.fixture
+def house(collector: Collector, tmp_path: Path, alone: str) -> Iterator[House]:
+    made = House(collector, tmp_path / "spool", alone)
+    yield made
+    for monitor in made.monitors:
+        monitor.close()
+    gc.collect()
+
+
+@pytest.fixture
+def hang(request: pytest.FixtureRequest) -> Callable[..., saboteur.Hang]:
+    """Makes functions that hang until the test is over."""
+
+    def make(original: Callable[..., Any] | None = None) -> saboteur.Hang:
+        made = saboteur.Hang(original)
+        request.addfinalizer(made.release)
+        return made
+
+    return make
