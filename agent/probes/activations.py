@@ -98,19 +98,21 @@ class Activations(Probe):
             self._group = Modules("activations", names, self._modules)
             self.context.announce(self._group)
 
-    def prepare(self, facts: StepFacts) -> None:
-        """Puts the hooks in place."""
-        if self.context.full and self._modules:
-            with facts.charged("full"):
-                self._seconds = 0.0
+    def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Puts the hooks in place; the calls of each module are counted from the first again.
+
+        Not before: of a compiled model no forward pass is seen, and to find hooks on its modules
+        would have it compiled anew.
+        """
+        if self._hooks:
+            self._called = [0] * len(self._modules)
+        elif self.context.full and self._modules and module.training:
+            began = time.perf_counter()
+            if not is_compiled(self.context.model):
                 self._calls = [[] for _ in self._modules]
                 self._called = [0] * len(self._modules)
                 self._hooks.put_on(self, self._modules)
-
-    def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Another forward pass: the calls of each module are counted from the first again."""
-        if self._hooks:
-            self._called = [0] * len(self._modules)
+            self._seconds = time.perf_counter() - began
 
     @torch.no_grad()
     def _module_called(self, place: int, module: nn.Module, args: Any, output: Any) -> None:

@@ -11,14 +11,9 @@ import torch
 from rankscope.agent.model_facts import held
 from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts
-from rankscope.agent.probes.norms import gathered, tensor_norms
+from rankscope.agent.probes.norms import gathered, small_enough, tensor_norms
 from rankscope.agent.tensors import TensorGroup
 from rankscope.agent.wire import Float64, Layers
-
-# Up to this many elements a tensor is copied before the step, and its update known exactly; but no
-# more than this many elements of all tensors together (16 MiB of float32).
-_SMALL = 1 << 16
-_ALL_SMALL = 1 << 22
 
 
 class LayerNorms(Probe):
@@ -28,8 +23,9 @@ class LayerNorms(Probe):
     the norms of the gradients and the sketches are those that other probes have taken.
 
     The update is what the step added: update_norm = |new - old|, update_ratio = |new - old| / |new|
-    (NaN where both are zero). Of tensors up to 65,536 elements it is exact, of larger ones
-    estimated from the difference of the sketches before and after, with a standard error of 9 %.
+    (NaN where both are zero). Of tensors up to 65,536 elements it is exact, for which copies of up
+    to 16 MiB are kept; of larger ones it is estimated from the difference of the sketches before
+    and after, with a standard error of 9 %.
     `tensors_unchanged` is the number of tensors whose bits the step left as they were although
     their gradient is not zero.
     """
@@ -39,85 +35,117 @@ class LayerNorms(Probe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._before: _Before | None = None
+        self._copies: _Copies | None = None
+        self._copied = False
 
     @torch.no_grad()
     def before_step(self, facts: StepFacts) -> None:
         """Copies the small tensors."""
-        if not self.context.full:
-            self._before = None
+        self._copied = self.context.full
+        if not self._copied:
             return
         with facts.charged("full"):
             group = self.context.parameters
-            rows, left = [], _ALL_SMALL
             tensors = [held(p) for p in group.tensors]
-            for row, tensor in enumerate(tensors):
-                size = tensor.numel()
-                if size <= _SMALL and size <= left and tensor.element_size() > 1:
-                    rows.append(row)
-                    left -= size
-            # In one call, unlike `clone`.
-            kept = torch._foreach_mul([tensors[row] for row in rows], 1.0) if rows else ()
-            self._before = _Before(group, rows, list(kept))
+            copies = self._copies
+            if copies is None or copies.group is not group or not copies.fit(tensors):
+                copies = self._copies = _Copies(group, tensors)
+            copies.take(tensors)
 
     @torch.no_grad()
     def after_step(self, facts: StepFacts) -> None:
         """Measures what the step did."""
-        before, self._before = self._before, None
+        copies, copied = self._copies, self._copied
+        self._copied = False
         group = self.context.parameters
-        if before is None or before.group is not group or not self.context.full:
+        if not copied or copies is None or copies.group is not group or not self.context.full:
             return
         with facts.charged("full"):
             tensors = [held(p) for p in group.tensors]
-            if before.kept:
-                torch._foreach_sub_(before.kept, [tensors[row] for row in before.rows])
             found = _Found(
-                rows=before.rows,
+                rows=copies.rows,
                 gradients=facts.shared.get("gradient_norms"),
                 old=facts.shared.get("parameters_before"),
                 new=facts.shared.get("parameters"),
                 count=len(tensors),
             )
-            numbers = tensor_norms(tensors) + tensor_norms(before.kept)
+            numbers = gathered(tensor_norms(tensors + copies.differences(tensors)))
+            found.weights = Arrival(numbers)
             if found.gradients is not None:
-                numbers += found.gradients.norms.unbind()
-            found.arrival = Arrival(gathered(numbers))
+                found.pushes = Arrival(found.gradients.norms)
 
             def deliver() -> None:
                 _deliver(facts, group, found)
 
-            facts.when_ready(Together(found.arrival, found.old, found.new), deliver)
+            facts.when_ready(Together(found.weights, found.pushes, found.old, found.new), deliver)
 
 
-@dataclass(frozen=True, slots=True)
-class _Before:
-    """Copies of the small parameters before a step."""
+class _Copies:
+    """The small parameters as they were before a step.
 
-    group: TensorGroup
-    rows: list[int]
-    kept: list[torch.Tensor]
+    The memory is kept: to ask for it anew costs four times the copying.
+
+    Attributes:
+        group: of which they are.
+        rows: positions of the small ones in the group.
+    """
+
+    def __init__(self, group: TensorGroup, tensors: list[torch.Tensor]) -> None:
+        self.group = group
+        # 8-bit numbers have no difference.
+        self.rows = [row for row in small_enough(tensors) if tensors[row].element_size() > 1]
+        self._kept = [torch.empty_like(tensors[row]) for row in self.rows]
+
+    def fit(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether the tensors are of the shapes, types and places of the copies."""
+        return all(
+            k.shape == tensors[row].shape
+            and k.dtype == tensors[row].dtype
+            and k.device == tensors[row].device
+            for row, k in zip(self.rows, self._kept, strict=True)
+        )
+
+    def take(self, tensors: list[torch.Tensor]) -> None:
+        """Copies them as they are now."""
+        if self.rows:
+            torch._foreach_copy_(self._kept, [tensors[row] for row in self.rows])
+
+    def differences(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies less what the tensors are now, in the memory of the copies."""
+        if self.rows:
+            torch._foreach_sub_(self._kept, [tensors[row] for row in self.rows])
+        return self._kept
 
 
 @dataclass(slots=True)
 class _Found:
-    """What was read off one step: norms of weights, of small updates and of gradients arrive."""
+    """What was read off one step.
+
+    Attributes:
+        rows: positions of the small tensors.
+        gradients: `GradientNorms`, where there are any.
+        old, new: fingerprints of the parameters.
+        count: of tensors.
+        weights: norms of the parameters and of the small ones' updates.
+        pushes: norms of the gradients.
+    """
 
     rows: list[int]
     gradients: Any
     old: Any
     new: Any
     count: int
-    arrival: Arrival | None = None
+    weights: Arrival | None = None
+    pushes: Arrival | None = None
 
 
 def _deliver(facts: StepFacts, group: TensorGroup, found: _Found) -> None:
-    assert found.arrival is not None
-    arrived = found.arrival.result()
-    count, exact = found.count, len(found.rows)
-    weights = arrived[:count]
+    assert found.weights is not None
+    count = found.count
+    weights, small_updates = np.split(found.weights.result(), [count])
     gradients = np.full(count, np.nan)
-    if found.gradients is not None:
-        gradients[found.gradients.rows] = arrived[count + exact :]
+    if found.pushes is not None:
+        gradients[found.gradients.rows] = found.pushes.result()
         facts.layers.append(_layers(facts, group, "grad_norm", gradients))
     facts.layers.append(_layers(facts, group, "weight_norm", weights))
     facts.scalars["weight_norm"] = _length(weights)
@@ -126,7 +154,7 @@ def _deliver(facts: StepFacts, group: TensorGroup, found: _Found) -> None:
     old, new = found.old.result(), found.new.result()
     with np.errstate(all="ignore"):  # parameters that are not finite
         updates = np.sqrt(((new.sketches - old.sketches) ** 2).sum(axis=1))
-        updates[found.rows] = arrived[count : count + exact]
+        updates[found.rows] = small_updates
         facts.layers.append(_layers(facts, group, "update_ratio", updates / weights))
     total = _length(updates)
     facts.scalars["update_norm"] = total

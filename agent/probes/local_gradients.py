@@ -13,13 +13,10 @@ from rankscope.agent.model_facts import held
 from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.gradients import Fingerprints, GradientRows
-from rankscope.agent.probes.norms import gathered, tensor_norms, written_out
+from rankscope.agent.probes.norms import gathered, small_enough, tensor_norms, written_out
 from rankscope.agent.tensors import TensorGroup
 from rankscope.agent.wire import Float64
 
-# Up to this many elements a gradient is copied, and summed up over micro-batches; of a larger one
-# only the sketch is kept.
-_SMALL = 1 << 16
 _HALF = frozenset((torch.bfloat16, torch.float16))
 # Wrappers whose tensor hooks do not fire, or fire on something else than the parameter.
 _SHARDING = frozenset(("FSDPModule", "FullyShardedDataParallel"))
@@ -29,7 +26,8 @@ class LocalGradients(Probe):
     """`grad_norm_local`, and sketches of the local gradient (stage `local_gradient`).
 
     Tier `full`. Costs about 5 microseconds a parameter and micro-batch, and two passes over the
-    gradients. At other steps nothing is hooked.
+    gradients. At other steps nothing is hooked. Small gradients are copied into memory that is
+    kept (up to 16 MiB); of those of more than 65,536 elements only sketches are kept.
 
     Tensor hooks on the parameters see each micro-batch before it is reduced, with `no_sync` and
     without. A step's local gradient is their sum, so that the mean of all ranks' sketches is the
@@ -37,8 +35,8 @@ class LocalGradients(Probe):
     a sum of our own mean nothing. A parameter that got no gradient has a sketch of zeros; one whose
     gradient cannot be read (placed otherwise than its parameter) one of NaN, and there is no norm.
 
-    Where several micro-batches make a step, tensors of more than 65,536 elements enter the norm by
-    the norm of their sketch, each with a standard error of 9 %.
+    Where several micro-batches make a step, the large ones enter the norm by the norm of their
+    sketch, each with a standard error of 9 %.
 
     Under a `GradScaler` what is seen is scaled: to be divided by `amp_scale`. Under FSDP no hook
     sees the local gradient: the probe says so and does nothing.
@@ -58,6 +56,8 @@ class LocalGradients(Probe):
         self._sums: list[_Sum | None] = []
         self._elsewhere: list[bool] = []
         self._plans: dict[int, FingerprintPlan] = {}
+        self._small: set[int] = set()
+        self._copies: dict[int, torch.Tensor] = {}
         self._available = True
         self._seconds = 0.0
 
@@ -102,6 +102,8 @@ class LocalGradients(Probe):
         self._group = group
         self._rows = GradientRows(group)
         self._plans = {}
+        self._copies = {}
+        self._small = set(small_enough([held(p) for p in group.tensors]))
         # Where a framework adds gradients up in memory of its own, `grad` tells nothing.
         self._elsewhere = [hasattr(p, "main_grad") for p in group.tensors]
         guarded = self.context.guarded
@@ -128,14 +130,22 @@ class LocalGradients(Probe):
         values = written_out(gradient)
         if values is None or values.shape != held(parameter).shape or _misplaced(gradient):
             found.known = False
-        elif values.numel() <= _SMALL:
-            found.add_small(values)
+        elif row in self._small:
+            found.add_small(values, self._copy(row, values))
         else:
             plan = self._plans.get(row)
             if plan is None or not plan.fits([values]):
                 plan = self._plans[row] = FingerprintPlan((group.names[row],), (values,))
             found.add_large(values, plan)
         self._seconds += time.perf_counter() - began
+
+    def _copy(self, row: int, values: torch.Tensor) -> torch.Tensor:
+        """Memory for a copy; kept, since to ask for it anew costs four times the copying."""
+        dtype = torch.float32 if values.dtype in _HALF else values.dtype
+        copy = self._copies.get(row)
+        if copy is None or copy.dtype != dtype or copy.device != values.device:
+            copy = self._copies[row] = torch.empty(values.shape, dtype=dtype, device=values.device)
+        return copy
 
     @torch.no_grad()
     def _say(self, facts: StepFacts, sums: list[_Sum | None]) -> None:
@@ -200,13 +210,11 @@ class _Sum:
         self._waiting: list[Pending] = []
         self._sketch: Float64 | None = None
 
-    def add_small(self, values: torch.Tensor) -> None:
-        if self.values is not None:
-            self.values += values
-        elif values.dtype in _HALF:
-            self.values = values.to(torch.float32)
+    def add_small(self, values: torch.Tensor, copy: torch.Tensor) -> None:
+        if self.values is None:
+            self.values = copy.copy_(values)
         else:
-            self.values = values.clone()
+            self.values += values
 
     def add_large(self, values: torch.Tensor, plan: FingerprintPlan) -> None:
         first = self._sketch is None and not self._waiting

@@ -32,12 +32,13 @@ _MOST_NAMES = 20
 class NonFinite(Probe):
     """`grad_nonfinite` of each tensor, and events `nonfinite` that say where it began.
 
-    Costs nothing as long as loss and gradient norm are finite but one question at sampled steps. At
-    a step where one was not, the gradients' elements that are not finite are counted (on a device,
+    Costs nothing as long as loss and gradient norm are finite but a question or two a step. At a
+    step where one was not, the gradients' elements that are not finite are counted (on a device,
     where that is known a step or two late: at the next steps). The three steps after it are sampled
-    whatever they cost, and hooks on all modules check inputs, outputs, parameters and the gradients
-    that come back, two operations each: the first that was not finite is reported. The hooks come
-    off with the step. At most 16 times in a run, and not again before 64 finite steps.
+    whatever they cost, and hooks on all modules of a model that is not compiled check inputs,
+    outputs, parameters and the gradients that come back, two operations each: the first that was
+    not finite is reported. The hooks come off with the step. At most 16 times in a run, and not
+    again before 64 finite steps.
     """
 
     name = "nonfinite"
@@ -78,24 +79,26 @@ class NonFinite(Probe):
             text += ", ..." if len(counts) > 5 else ""
         self.context.event(step, "nonfinite", text, data)
 
-    def prepare(self, facts: StepFacts) -> None:
-        """Puts the hooks in place where the step is watched."""
-        if facts.step > self._watch_until:
+    def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Puts the hooks in place where the step is watched.
+
+        Not before: of a compiled model no forward pass is seen, and to find hooks on its modules
+        would have it compiled anew.
+        """
+        if self.context.step > self._watch_until or self._hooks or not module.training:
             return
         model = self.context.model
         if is_compiled(model):
             return
-        with facts.charged("full"):
-            self._let_go()
-            found = list(model.named_modules())
-            self._names = [plain_name(n) or type(m).__name__ for n, m in found]
-            self._hooks.put_on(self, [m for _, m in found])
-            self._parameter_hooks = [
-                p.register_hook(self._guarded(_Backward(self._checks, name, parameter=key)))
-                for name, (_, m) in zip(self._names, found, strict=True)
-                for key, p in m._parameters.items()
-                if p is not None and p.requires_grad and p.is_leaf
-            ]
+        found = list(model.named_modules())
+        self._names = [plain_name(n) or type(m).__name__ for n, m in found]
+        self._hooks.put_on(self, [m for _, m in found])
+        self._parameter_hooks = [
+            p.register_hook(self._guarded(_Backward(self._checks, name, parameter=key)))
+            for name, (_, m) in zip(self._names, found, strict=True)
+            for key, p in m._parameters.items()
+            if p is not None and p.requires_grad and p.is_leaf
+        ]
 
     @torch.no_grad()
     def _module_called(self, place: int, module: torch.nn.Module, args: Any, output: Any) -> None:

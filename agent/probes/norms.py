@@ -8,10 +8,26 @@ import torch
 
 from rankscope.agent.model_facts import held
 
+# Up to this many elements a tensor is copied where one has to be kept for a while, up to this many
+# of all tensors together (16 MiB of float32).
+SMALL = 1 << 16
+ALL_SMALL = 1 << 22
+
 # A sparse gradient is written out for a moment where it has to be; not beyond this many elements.
 _MAX_WRITTEN_OUT = 16 * 2**20
 # What float32 holds without loss.
 _NARROW = frozenset((torch.float32, torch.bfloat16, torch.float16))
+
+
+def small_enough(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Positions of the tensors that may be copied."""
+    rows, left = [], ALL_SMALL
+    for row, tensor in enumerate(tensors):
+        size = tensor.numel()
+        if size <= SMALL and size <= left:
+            rows.append(row)
+            left -= size
+    return rows
 
 
 def tensor_norms(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -113,6 +113,8 @@ def test_hooks_are_there_in_sampled_steps_only_and_copies_are_silent():
     model = nn.Sequential(identity(4), nn.ReLU())
     harness = harness_of(model, dense_steps=1)
     harness.context.schedule._masks = (0, 0, 0, 3, 3)
+    assert not model[1]._forward_hooks
+    model(torch.ones(1, 4))
     assert len(model[1]._forward_hooks) == 1
     twin = copy.deepcopy(model)
     twin(torch.ones(1, 4))
@@ -121,11 +123,14 @@ def test_hooks_are_there_in_sampled_steps_only_and_copies_are_silent():
     buffer.seek(0)
     loaded = torch.load(buffer, weights_only=False)
     assert torch.equal(loaded(torch.ones(1, 4)), torch.ones(1, 4))
-    assert harness.probes[0]._called == [0]
+    assert harness.probes[0]._called == [1]
     hooked = []
     for _ in range(5):
+        loss = model(torch.ones(1, 4)).sum()
         hooked.append(len(model[1]._forward_hooks))
-        step(model, harness, torch.ones(1, 4))
+        loss.backward()
+        harness.optimizer.step()
+        assert not model[1]._forward_hooks
     assert hooked == [1, 0, 0, 0, 1]
     assert [len(s.layers) for s in harness.steps] == hooked
     # An evaluation is no training.
@@ -147,4 +152,17 @@ def test_a_compiled_model_is_left_alone():
     assert harness.announced == {}
     step(model, harness, torch.ones(1, 4))
     assert harness.steps[0].layers == []
+    harness.close()
+
+
+def test_a_model_is_not_compiled_anew_for_the_hooks():
+    torch._dynamo.reset()
+    inner = nn.Sequential(identity(4), nn.ReLU())
+    compiled = torch.compile(inner, backend="eager")
+    harness = harness_of(inner, dense_steps=2)
+    harness.context.schedule._masks = (0, 0, 0, 3, 3)
+    torch._dynamo.utils.counters.clear()
+    for _ in range(6):
+        step(compiled, harness, torch.ones(1, 4))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     harness.close()

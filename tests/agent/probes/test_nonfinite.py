@@ -50,8 +50,10 @@ class Net(nn.Module):
         self.middle = Middle()
         self.last = nn.Linear(4, 2)
         self.outside = False
+        self.hooked = 0
 
     def forward(self, x):
+        self.hooked = hooks(self)
         x = self.first(x)
         if self.outside:
             x = x * math.nan
@@ -104,11 +106,12 @@ def test_the_module_that_broke_in_forward_is_named(net, harness):
     train_until_broken(net, harness)
     net.middle.broken = "forward"
     step(net, harness)
-    assert hooks(net) > 0
+    assert net.hooked == 0
     (first,) = harness.events
     assert first[:2] == (4, "nonfinite")
     assert first[3]["scalars"] == ["grad_norm", "loss"]
     step(net, harness)
+    assert net.hooked > 0
     _, second = harness.events
     assert second[0] == 5
     assert second[3] == {
@@ -207,12 +210,34 @@ def test_the_hooks_change_nothing_and_stay_on_no_copy(net, harness):
     net.middle.broken = "backward"
     step(net, harness)
     net.middle.broken = ""
+    loss = net(torch.ones(2, 3)).square().mean()
     assert hooks(net) > 0
+    checks = len(harness.probes[-1]._checks)
+    assert checks
     twin = copy.deepcopy(net)
     twin(torch.ones(2, 3)).square().mean().backward()
-    assert harness.probes[-1]._checks == []
-    step(net, harness)
+    assert len(harness.probes[-1]._checks) == checks
+    harness.optimizer.zero_grad()
+    loss.backward()
+    assert len(harness.probes[-1]._checks) > checks
+    harness.optimizer.step()
+    assert hooks(net) == 0
     for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
         assert torch.equal(ours.grad, theirs.grad)
     harness.close()
     assert hooks(net) == 0
+
+
+def test_the_probe_does_not_have_a_model_compiled_anew(net):
+    torch._dynamo.reset()
+    compiled = torch.compile(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), backend="eager")
+    inner = compiled._orig_mod
+    harness = Harness(inner, NoStep(inner.parameters()), probes=PROBES)
+    torch._dynamo.utils.counters.clear()
+    for factor in (1.0, 1.0, math.inf, 1.0, 1.0):
+        compiled(torch.ones(2, 3) * factor).sum().backward()
+        harness.optimizer.step()
+        harness.optimizer.zero_grad()
+    assert len(harness.events) == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    harness.close()
