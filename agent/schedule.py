@@ -1,9 +1,8 @@
 """Which step is looked at how closely: nested powers of two, thinned to an overhead budget.
 
-A tier with exponent k is due at steps divisible by 2^k (the tier `state` one step earlier). Ranks
-choose k on their own, from what they measure of themselves; two ranks then still share every step
-divisible by the larger 2^k, with no agreement needed (design, section 3). Pure: it is told what
-things cost and never looks at a clock.
+A tier with exponent k is due at steps divisible by 2^k. Ranks choose k on their own, from what they
+measure of themselves; two ranks then still share every step divisible by the larger 2^k, with no
+agreement needed (design, section 3). Pure: it is told what things cost and never looks at a clock.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from collections import deque
 
 # From cheap to dear: loss, learning rate and timing; gradient norm and accuracy; one digest of the
 # whole model; the links of the chain tensor by tensor; what changes slowly (optimizer state,
-# buffers, random state). Where a tier is due, those before it are; only `state` keeps to itself.
+# buffers, random state). Where a tier is due, those before it are: which link broke first is only
+# seen where all of them are looked at.
 TIERS = ("basic", "signals", "word", "full", "state")
 
 # What each tier may take of the budget that the one before it left over.
 _SHARES = {"basic": 0.6, "signals": 0.5, "word": 0.4, "full": 0.7, "state": 1.0}
-# `state` is due one step before the others, so that no step carries everything.
-_OFFSETS = {"basic": 0, "signals": 0, "word": 0, "full": 0, "state": 1}
 # What is done at every step is a cost of the median step, which must not show it: at most this
 # share of it for all tiers together.
 _EVERY_STEP = 0.0045
@@ -78,7 +76,7 @@ class Schedule:
             return True
         if tier == "basic" and step < self._dense_basic_end:
             return True
-        return (step + _OFFSETS[tier]) % (1 << self._exponents[tier]) == 0
+        return step % (1 << self._exponents[tier]) == 0
 
     def plan(self, step: int) -> tuple[bool, bool, bool, bool, bool]:
         """Whether each of `TIERS` is due at a step, in their order."""
@@ -90,18 +88,15 @@ class Schedule:
             not step & signals,
             not step & word,
             not step & full,
-            not (step + 1) & state,
+            not step & state,
         )
 
     def next_due(self, step: int) -> int:
         """First step after `step` at which a tier is due."""
         if step + 1 < self._dense_basic_end or step < self._dense_until:
             return step + 1
-        intervals = {tier: 1 << exponent for tier, exponent in self._exponents.items()}
-        return min(
-            step + interval - (step + _OFFSETS[tier]) % interval
-            for tier, interval in intervals.items()
-        )
+        interval = 1 << self._exponents[TIERS[0]]
+        return step + interval - step % interval
 
     def note(self, step: int, *, step_seconds: float, base: float, tiers: dict[str, float]) -> None:
         """Takes what a step cost.
@@ -150,8 +145,7 @@ class Schedule:
                 current += 1
             while current > 0 and _fits(cost, current - 1, allowance * _ROOM, every_step * _ROOM):
                 current -= 1
-            if tier != "state":
-                least = current = max(current, least)
+            least = current = max(current, least)
             if current == 0:
                 every_step -= cost
             self._exponents[tier] = current

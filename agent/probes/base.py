@@ -85,8 +85,7 @@ class Context:
             JSON-able.
         step: the step in progress.
         basic, signals, word, full, state: whether these sampling tiers are due at the step in
-            progress. Where one of the first four is due, so are those before it; `state` keeps to
-            itself.
+            progress. Where one of them is due, so are those before it.
     """
 
     def __init__(
