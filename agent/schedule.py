@@ -21,6 +21,8 @@ _SHARES = {"basic": 0.6, "signals": 0.5, "word": 0.4, "full": 0.7, "state": 1.0}
 # What is done at every step is a cost of the median step, which must not show it: at most this
 # share of it for all tiers together.
 _EVERY_STEP = 0.0045
+# What the tier `signals` may take of a step in the first steps of a run.
+_DENSE_SHARE = 0.02
 # Where what is done at every step has used up the budget, sampling still gets this share of it.
 _LEAST = 0.25
 _MAX_EXPONENT = 10
@@ -39,7 +41,9 @@ class Schedule:
         overhead: largest share of the step time that all probes together may take, in (0, 1].
         first_step: first step of this attempt.
         dense_steps: number of steps from there at which everything is due, whatever it costs.
-        dense_basic_steps: the same for the tier `basic`: a short run is recorded whole.
+        dense_basic_steps: the same for the tier `basic`: a short run is recorded whole. Its tier
+            `signals`, too, as long as it takes no more than 2 % of the step: it tells at which step
+            the ranks' gradients parted.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class Schedule:
     ) -> None:
         self._overhead = overhead
         self._dense_end = first_step + dense_steps
-        self._dense_basic_end = first_step + dense_basic_steps
+        self._dense_basic_end = self._dense_signals_end = first_step + dense_basic_steps
         self._dense_until = -1
         self._exponents = dict.fromkeys(TIERS, 0)
         self._costs: dict[str, deque[float]] = {t: deque(maxlen=_WINDOW) for t in TIERS}
@@ -76,6 +80,8 @@ class Schedule:
             return True
         if tier == "basic" and step < self._dense_basic_end:
             return True
+        if tier == "signals" and step < self._dense_signals_end:
+            return True
         return step % (1 << self._exponents[tier]) == 0
 
     def plan(self, step: int) -> tuple[bool, bool, bool, bool, bool]:
@@ -85,7 +91,7 @@ class Schedule:
         basic, signals, word, full, state = self._masks
         return (
             not step & basic or step < self._dense_basic_end,
-            not step & signals,
+            not step & signals or step < self._dense_signals_end,
             not step & word,
             not step & full,
             not step & state,
@@ -150,6 +156,8 @@ class Schedule:
                 every_step -= cost
             self._exponents[tier] = current
             left -= cost / (1 << current)
+            if tier == "signals" and cost > _DENSE_SHARE * step_seconds:
+                self._dense_signals_end = 0
         self._masks = self._as_masks()
 
     def _as_masks(self) -> tuple[int, int, int, int, int]:
