@@ -230,7 +230,7 @@ class TorchMonitor(Monitor):
                 self._readout.poll()
             # Nothing but scalars was put into the facts.
             if PLAIN.issuperset(map(type, facts.scalars.values())):
-                self._records.scalars(facts.step, facts.scalars)
+                self._arrived(facts.step, facts.scalars)
             else:
                 self._scalars(facts.step, facts.scalars)
         self._account(facts, seconds, began)
@@ -304,9 +304,9 @@ class TorchMonitor(Monitor):
                 lambda values: self._arrived(step, dict(zip(names, values, strict=True))),
             )
         if plain:
-            self._records.scalars(step, plain)
+            self._arrived(step, plain)
 
-    def _arrived(self, step: int, values: dict[str, float]) -> None:
+    def _arrived(self, step: int, values: dict[str, Any]) -> None:
         if math.isnan(values.get("accuracy", 0.0)):
             del values["accuracy"]  # no target of the batch was to be judged
         self._records.scalars(step, values)
