@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from rankscope import agent
+from rankscope.agent.fingerprint import Pending
+from rankscope.agent.probes.arrival import Arrival
 
 
 def net():
@@ -98,3 +100,35 @@ def test_a_value_that_is_not_finite_is_followed_to_where_it_was_made(tmp_path):
     counts = [m for b in batches for m in b.layers if m.metric == "grad_nonfinite"]
     assert counts
     assert all(m.values.sum() > 0 for m in counts)
+
+
+def test_what_a_device_computes_late_arrives_as_well(tmp_path, monkeypatch):
+    at_once = attached(net(), 12, tmp_path / "at once", broken_at=10)
+
+    def later(self):
+        self.asked = getattr(self, "asked", 0) + 1
+        return self.asked > 3
+
+    for kind in (Arrival, Pending):
+        monkeypatch.setattr(kind, "ready", later)
+    late = attached(net(), 12, tmp_path / "late", broken_at=10)
+
+    def numbers(batches, names):
+        return {
+            (name, int(step)): float(value)
+            for b in batches
+            for name, column in b.columns.items()
+            for step, value in zip(column.steps, column.values, strict=True)
+            if name in names
+        }
+
+    names = {"weight_norm", "update_ratio", "tensors_unchanged", "grad_cosine"}
+    first = numbers(at_once, names)
+    assert {name for name, _ in first} == names
+    # Which steps are sampled depends on the clock; the first eight always are.
+    dense = {key: value for key, value in first.items() if key[1] < 9}
+    assert len(dense) == 4 * 8 - 1
+    second = numbers(late, names)
+    assert {key: second[key] for key in dense} == dense
+    layers = {(m.step, m.metric) for b in late for m in b.layers}
+    assert {(1, "update_ratio"), (1, "dead_units"), (8, "grad_norm")} <= layers

@@ -232,3 +232,53 @@ def test_where_no_hook_sees_the_local_gradient_nothing_wrong_is_said():
     assert "grad_norm_local" not in harness.steps[-1].scalars
     assert {p.stage for p in harness.steps[-1].prints} == {"reduced_gradient"}
     harness.close()
+
+
+def test_a_model_sharded_in_earnest(tmp_path):
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        fully_shard(model, mesh=mesh)
+        harness = harness_of(model)
+        model(torch.ones(2, 6)).square().sum().backward()
+        local = [p.grad._local_tensor for p in model.parameters()]
+        expected = sketches(local)
+        harness.optimizer.step()
+        found = print_of(harness.steps[0], "reduced_gradient")
+        assert found.digests.tolist() == expected.digests.tolist()
+        norm = sum(float(g.square().sum()) for g in local) ** 0.5
+        assert harness.value("grad_norm") == pytest.approx(norm, rel=1e-5)
+        assert {p.stage for p in harness.steps[0].prints} == {"reduced_gradient"}
+        assert "not available" in harness.notes[0]
+        harness.close()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_tensor_parallel_gradients_are_those_of_the_shard(tmp_path):
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        parallelize_module(model, mesh, {"0": ColwiseParallel()})
+        harness = harness_of(model)
+        model(torch.ones(2, 6)).square().sum().backward()
+        expected = sketches([p.grad._local_tensor for p in model.parameters()])
+        harness.optimizer.step()
+        found = print_of(harness.steps[0], "local_gradient")
+        assert found.sketches == pytest.approx(expected.sketches, rel=1e-9)
+        assert harness.value("grad_norm_local") == pytest.approx(harness.value("grad_norm"))
+        harness.close()
+    finally:
+        torch.distributed.destroy_process_group()
