@@ -24,13 +24,8 @@ from rankscope.agent.tensors import number
 _EPSILON = 1e-6
 
 
-class _Clip(NamedTuple):
-    """One call."""
-
-    step: int
-    most: float
-    norm: torch.Tensor
-    kind: float
+# One call: its step, the norm that was allowed, the norm that was found, and of which kind it is.
+_Clip = tuple[int, float, torch.Tensor, float]
 
 
 class Clipping(Probe):
@@ -59,18 +54,45 @@ class Clipping(Probe):
 
     def after_step(self, facts: StepFacts) -> None:
         """Hands over what was clipped for this step."""
-        if not self._calls:
+        found = self._calls
+        if not found:
             return
-        calls = [c for c in self._calls.values() if c.step == facts.step]
-        self._calls = {}
-        norms = [held for c in calls if (held := _held(c.norm)) is not None]
-        if not calls or len(norms) < len(calls):
-            return
+        step, scalars = facts.step, facts.scalars
+        calls = [c for c in found.values() if c[0] == step]
+        found.clear()
+        if len(calls) == 1 and calls[0][2].is_cpu:
+            # The ordinary case.
+            _, most, norm, kind = calls[0]
+            value = float(number(norm))
+            if kind == 2.0:
+                scalars["grad_norm_preclip"] = value
+            factor = most / (value + _EPSILON)
+            scalars["clip_coefficient"] = 1.0 if factor > 1.0 else factor
+        elif calls:
+            self._combined(scalars, calls)
+
+    def _combined(self, scalars: dict[str, float | torch.Tensor], calls: list[_Clip]) -> None:
+        known = all(c[3] == 2.0 for c in calls)
+        norms = [c[2] for c in calls]
         if all(n.is_cpu for n in norms):
-            _hosted(facts, [float(number(n)) for n in norms], calls)
-        elif len(norms) == 1 or self.context.signals:
-            with torch.no_grad():
-                _distant(facts, norms, calls, whole=self.context.signals)
+            values = [float(number(n)) for n in norms]
+            if known:
+                scalars["grad_norm_preclip"] = math.hypot(*values)
+            factors = [c[1] / (n + _EPSILON) for c, n in zip(calls, values, strict=True)]
+            # Not `min` alone: what is not a number must stay.
+            unknown = any(f != f for f in factors)
+            scalars["clip_coefficient"] = math.nan if unknown else min(*factors, 1.0)
+            return
+        signals = self.context.signals
+        with torch.no_grad():
+            if known and len(norms) == 1:
+                scalars["grad_norm_preclip"] = norms[0]
+            elif known and signals:
+                scalars["grad_norm_preclip"] = torch.linalg.vector_norm(torch.stack(norms))
+            if signals:
+                distant = [c[1] / (c[2] + _EPSILON) for c in calls]
+                smallest = distant[0] if len(distant) == 1 else torch.stack(distant).amin()
+                scalars["clip_coefficient"] = smallest.clamp(max=1.0)
 
     def close(self) -> None:
         """Listens no longer."""
@@ -79,38 +101,18 @@ class Clipping(Probe):
     def _clipped(
         self, parameters: Sequence[torch.Tensor], most: Any, norm: Any, kind: float
     ) -> None:
-        if not isinstance(norm, torch.Tensor) or not parameters:
+        if not self.context.basic or not isinstance(norm, torch.Tensor) or not parameters:
             return
         if self.context.parameters is not self._group:
             self._group = self.context.parameters
             self._own = frozenset(id(p) for p in self._group.tensors)
-        first, last = id(parameters[0]), id(parameters[-1])
-        if first in self._own or last in self._own:
+        first = id(parameters[0])
+        if first not in self._own and id(parameters[-1]) not in self._own:
+            return
+        whole = norm if type(norm) is torch.Tensor else _held(norm)
+        if whole is not None:
             # Called again for the same parameters (after a skipped step, say), it counts anew.
-            self._calls[first] = _Clip(self.context.step, float(most), norm.detach(), kind)
-
-
-def _hosted(facts: StepFacts, norms: list[float], calls: list[_Clip]) -> None:
-    if all(c.kind == 2.0 for c in calls):
-        facts.scalars["grad_norm_preclip"] = norms[0] if len(norms) == 1 else math.hypot(*norms)
-    factors = [c.most / (n + _EPSILON) for c, n in zip(calls, norms, strict=True)]
-    # Not `min` alone: what is not a number must stay.
-    facts.scalars["clip_coefficient"] = (
-        math.nan if any(f != f for f in factors) else min(*factors, 1.0)
-    )
-
-
-def _distant(
-    facts: StepFacts, norms: list[torch.Tensor], calls: list[_Clip], *, whole: bool
-) -> None:
-    if all(c.kind == 2.0 for c in calls):
-        facts.scalars["grad_norm_preclip"] = (
-            norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-        )
-    if whole:
-        factors = [c.most / (n + _EPSILON) for c, n in zip(calls, norms, strict=True)]
-        smallest = factors[0] if len(factors) == 1 else torch.stack(factors).amin()
-        facts.scalars["clip_coefficient"] = smallest.clamp(max=1.0)
+            self._calls[first] = (self.context.step, float(most), whole.detach(), kind)
 
 
 def _held(norm: torch.Tensor) -> torch.Tensor | None:
@@ -200,10 +202,9 @@ def _wrap(module: Any, name: str, wrapper: Callable[..., Any]) -> None:
 def _noting_kind(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def total_norm(tensors: Any, norm_type: Any = 2.0, *args: Any, **kwargs: Any) -> Any:
-        global _last
         norm = original(tensors, norm_type, *args, **kwargs)
         if not torch.compiler.is_compiling():
-            _last = weakref.ref(norm), float(norm_type)
+            _note(norm, norm_type)
         return norm
 
     return total_norm
@@ -216,8 +217,7 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(parameters, max_norm, total_norm, *args, **kwargs)
         parameters = _listed(parameters)
         result = original(parameters, max_norm, total_norm, *args, **kwargs)
-        known = _last is not None and _last[0]() is total_norm
-        _tell(parameters, max_norm, total_norm, _last[1] if known and _last else 2.0)
+        _tell(parameters, max_norm, total_norm)
         return result
 
     return clip
@@ -230,7 +230,8 @@ def _telling_all(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(parameters, max_norm, norm_type, *args, **kw)
         parameters = _listed(parameters)
         norm = original(parameters, max_norm, norm_type, *args, **kw)
-        _tell(parameters, max_norm, norm, float(norm_type))
+        _note(norm, norm_type)
+        _tell(parameters, max_norm, norm)
         return norm
 
     return clip
@@ -243,7 +244,13 @@ def _listed(parameters: Any) -> Sequence[torch.Tensor]:
     return parameters if isinstance(parameters, list | tuple) else list(parameters)
 
 
-def _tell(parameters: Sequence[torch.Tensor], most: Any, norm: Any, kind: float) -> None:
+def _note(norm: Any, kind: Any) -> None:
+    global _last
+    _last = weakref.ref(norm), float(kind)
+
+
+def _tell(parameters: Sequence[torch.Tensor], most: Any, norm: Any) -> None:
+    kind = _last[1] if _last is not None and _last[0]() is norm else 2.0
     for ref in _listeners:
         listener = ref()
         if listener is not None:

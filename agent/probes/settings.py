@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ _STAGE = "hyperparameters"
 _NO_SETTINGS = frozenset(("params", "param_names"))
 _NO_SERIES = frozenset(("lr",))
 _MAX_GROUPS = 64
+_PLAIN = frozenset((bool, int, float, str, type(None)))
 
 
 class Settings(Probe):
@@ -45,7 +45,7 @@ class Settings(Probe):
         if not self.context.signals:
             return
         with facts.charged("signals"):
-            now = [dict(_plain(group)) for group in self.context.optimizer.param_groups]
+            now = [_plain(group) for group in self.context.optimizer.param_groups]
             if now != self._seen:
                 self._post(facts, now)
                 self._seen = now
@@ -68,35 +68,36 @@ class Settings(Probe):
 
 def word_of(groups: list[dict[str, Any]]) -> int:
     """64-bit hash of the settings of all groups."""
-    hashed = hashlib.blake2b(digest_size=8)
+    parts: list[bytes] = []
     for settings in groups:
-        hashed.update(struct.pack("<I", len(settings)))
+        parts.append(struct.pack("<I", len(settings)))
         for key in sorted(settings):
-            text = _canonical(settings[key])
-            hashed.update(struct.pack("<II", len(key.encode()), len(text)) + key.encode() + text)
-    return int.from_bytes(hashed.digest(), "little")
+            name, text = key.encode(), _canonical(settings[key])
+            parts += (struct.pack("<II", len(name), len(text)), name, text)
+    hashed = hashlib.blake2b(b"".join(parts), digest_size=8).digest()
+    return int.from_bytes(hashed, "little")
 
 
-def _plain(group: Any) -> Iterator[tuple[str, Any]]:
+def _plain(group: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for key, value in group.items():
-        if key in _NO_SETTINGS:
+        if type(value) in _PLAIN:
+            found[key] = value
+        elif key in _NO_SETTINGS:
             continue
-        if isinstance(value, tuple | list):
+        elif isinstance(value, tuple | list):
             for index, item in enumerate(value):
-                if _is_plain(item):
-                    yield f"{key}.{index}", _number(item)
-        elif _is_plain(value):
-            yield str(key), _number(value)
+                _add(found, f"{key}.{index}", item)
+        else:
+            _add(found, key, value)
+    return found
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.device.type == "cpu" and value.numel() == 1 and type(value) is torch.Tensor
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _number(value: Any) -> Any:
-    return number(value) if isinstance(value, torch.Tensor) else value
+def _add(found: dict[str, Any], key: str, value: Any) -> None:
+    if type(value) is torch.Tensor and value.is_cpu and value.numel() == 1:
+        found[key] = number(value)
+    elif isinstance(value, bool | int | float | str) or value is None:
+        found[key] = value
 
 
 def _canonical(value: Any) -> bytes:

@@ -13,6 +13,7 @@ from rankscope.agent.tensors import TensorGroup
 
 # What the other end takes; beyond it a table's name would cost the whole batch.
 _LONGEST = 200
+_ORDINARY = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 class ChangingTable:
@@ -57,9 +58,5 @@ def readable(tensor: torch.Tensor) -> bool:
     Not those of sparse tensors and of tensors on no device, nor what subclasses (quantised state,
     say) keep in tensors of their own.
     """
-    local = model_facts.held(tensor)
-    return (
-        local.layout is torch.strided
-        and local.device.type != "meta"
-        and type(local) in (torch.Tensor, torch.nn.Parameter)
-    )
+    local = tensor if type(tensor) in _ORDINARY else model_facts.held(tensor)
+    return local.layout is torch.strided and not local.is_meta and type(local) in _ORDINARY

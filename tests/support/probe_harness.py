@@ -12,6 +12,9 @@ from rankscope.agent.tracked import Tracked
 class Harness:
     """Drives probes with the framework's own hooks and keeps what they say.
 
+    Args:
+        sampled: tells of a step whether all tiers are due; as a `Schedule` has it if not given.
+
     Attributes:
         steps: facts of each step that has ended.
         start: facts of the moment of attach.
@@ -20,8 +23,12 @@ class Harness:
         events: (step, kind, text, data).
     """
 
-    def __init__(self, model, optimizer, *, probes=PROBES, overhead=1.0, dense_steps=8):
+    def __init__(
+        self, model, optimizer, *, probes=PROBES, overhead=1.0, dense_steps=8, sampled=None
+    ):
         schedule = Schedule(overhead=overhead, dense_steps=dense_steps)
+        if sampled is not None:
+            schedule.plan = lambda step: (True, *(sampled(step),) * 4)
         self.tracked = Tracked(model, optimizer)
         self.announced = {}
         self.notes = []
