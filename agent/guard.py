@@ -8,13 +8,17 @@ possible, and never the user's call. `KeyboardInterrupt` and `SystemExit` pass.
 from __future__ import annotations
 
 import functools
+import logging
 import traceback
+import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+
+_log = logging.getLogger("rankscope")
 
 # Called with (probe, fault) for whatever is contained, before it is reported. The test suite puts
 # a function here that turns contained faults into failures.
@@ -84,9 +88,9 @@ class Probe:
             try:
                 self._report(self.name, describe(fault))
             except Exception:  # noqa: BLE001
-                # The report itself failed: there is nobody left to tell, and the trainer must not
-                # be the one.
+                # The report itself failed: the trainer must not be the one who is told.
                 self.enabled = False
+                _log_fault(self.name, fault)
 
 
 class Moments:
@@ -128,16 +132,60 @@ def contained(method: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
+def process_wide(
+    name: str,
+) -> Callable[[Callable[Given, Result]], Callable[Given, Result | None]]:
+    """Makes a function never raise that is called for no monitor in particular.
+
+    For what is put into functions of the framework, which every model of the process goes through.
+    What fails there is told by every monitor there is.
+
+    Args:
+        name: of the probe that answers for it.
+    """
+
+    def decorated(function: Callable[Given, Result]) -> Callable[Given, Result | None]:
+        @functools.wraps(function)
+        def guarded(*args: Given.args, **kwargs: Given.kwargs) -> Result | None:
+            try:
+                return function(*args, **kwargs)
+            except Exception as fault:  # noqa: BLE001
+                guards = list(_guards)
+                for guard in guards:
+                    guard.probe(name).contain(fault)
+                if not guards:
+                    _log_fault(name, fault)
+                return None
+
+        return guarded
+
+    return decorated
+
+
+def attempt(function: Callable[[], Result], *, name: str) -> Result | None:
+    """What the function returns, or None where it fails; for what runs before there is a guard."""
+    try:
+        return function()
+    except Exception as fault:  # noqa: BLE001
+        for observer in observers:
+            observer(name, fault)
+        _log_fault(name, fault)
+        return None
+
+
 class Guard:
-    """The probes of one monitor.
+    """The probes of one monitor, or of its sender.
 
     Args:
         report: told (probe, text) once for each probe that fails.
+        everywhere: whether it is also told of what fails for the process as a whole.
     """
 
-    def __init__(self, report: Callable[[str, str], None]) -> None:
+    def __init__(self, report: Callable[[str, str], None], *, everywhere: bool = False) -> None:
         self._report = report
         self._probes: dict[str, Probe] = {}
+        if everywhere:
+            _guards.add(self)
 
     def probe(self, name: str, *, tolerance: int = 1) -> Probe:
         """The probe of that name, made on first use; `tolerance` counts then only.
@@ -156,18 +204,40 @@ class Guard:
         probe = self._probes.get(name)
         return probe is None or probe.enabled
 
+    def retire(self) -> None:
+        """All is over: what could not be taken back, a hook for example, does nothing any more."""
+        _guards.discard(self)
+        for probe in list(self._probes.values()):
+            probe.enabled = False
+
     @property
     def faults(self) -> dict[str, int]:
         """Number of contained faults by probe, without those that have none."""
         return {name: probe.faults for name, probe in list(self._probes.items()) if probe.faults}
 
 
-def describe(fault: BaseException) -> str:
-    """One line: type, message and the innermost place."""
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def _log_fault(name: str, fault: Exception) -> None:
+    try:
+        text = "rankscope: a part of the agent failed, training goes on: %s: %s"
+        _log.warning(text, name, describe(fault))
+    except Exception:  # noqa: BLE001 - a handler of the trainer's logging
+        return
+
+
+def message_of(fault: BaseException) -> str:
+    """Type and message."""
     try:
         text = str(fault)
     except Exception:  # noqa: BLE001 - any class may have a broken __str__
         text = "(its message cannot be read)"
+    return f"{type(fault).__name__}: {text}"
+
+
+def describe(fault: BaseException) -> str:
+    """One line: type, message and the innermost place."""
     frames = traceback.extract_tb(fault.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(fault).__name__}: {text}{place}".replace("\n", " ")[:1000]
+    return f"{message_of(fault)}{place}".replace("\n", " ")[:1000]

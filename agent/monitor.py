@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rankscope.agent import last_words
 from rankscope.agent.connection import Connection
-from rankscope.agent.guard import Guard
+from rankscope.agent.guard import Guard, message_of
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.whereabouts import phase_of
 from rankscope.agent.wire import Event
@@ -16,9 +18,13 @@ from rankscope.agent.wire import Event
 if TYPE_CHECKING:
     from rankscope.agent.tensors import TensorGroup
 
+_log = logging.getLogger("rankscope")
+
 # Types of scalars that need no reading.
 PLAIN = frozenset((float, int, bool))
 
+# How long `close` may take.
+_CLOSE_SECONDS = 5.0
 # Steps between two posts of what the agent measures of itself.
 _REPORT_INTERVAL = 32
 
@@ -44,7 +50,7 @@ class Monitor:
         self._thread = threading.get_ident()
         self._step = step  # the step in progress
         self._reported = step
-        self._guard = Guard(self._report)
+        self._guard = Guard(self._report, everywhere=True)
         # A value that cannot be recorded is no reason to stop recording the others.
         self._bookkeeping = self._guard.probe("records", tolerance=1000)
         self._schedule = Schedule(overhead=connection.options.overhead, first_step=step)
@@ -83,8 +89,7 @@ class Monitor:
 
     def close(self) -> None:
         """Ends the monitor: sends what is left (within 5 s) and takes every hook back."""
-        last_words.remove(self._speak)
-        self._speak("finished", "")
+        self._leave("finished", "")
 
     def __enter__(self) -> Any:
         return self
@@ -93,8 +98,7 @@ class Monitor:
         if error is None:
             self.close()
         else:
-            last_words.remove(self._speak)
-            self._speak("failed", f"{type(error).__name__}: {error}"[:2000])
+            self._leave("failed", message_of(error)[:2000])
 
     @property
     def phase(self) -> str:
@@ -138,6 +142,9 @@ class Monitor:
             )
 
     def _report(self, probe: str, text: str) -> None:
+        if self._records.stopped:
+            _log.warning("a part of the agent failed at its end: %s: %s", probe, text)
+            return
         self._records.event(Event(step=self._step, kind="agent.fault", text=f"{probe}: {text}"))
 
     def _note(self, text: str) -> None:
@@ -147,11 +154,23 @@ class Monitor:
         if self.closed:
             return
         self.closed = True
-        self._end(state)
+        # One by one: what fails must not keep the others from being done.
+        began = time.monotonic()
+        with self._bookkeeping:
+            self._end(state)
         with self._bookkeeping:
             self._records.complete(self._step - 1)
-        self._connection.sender.close(state=state, error=error)
-        self.on_close()
+        with self._bookkeeping:
+            left = _CLOSE_SECONDS - (time.monotonic() - began)
+            self._connection.sender.close(state=state, error=error, timeout=max(left, 1.0))
+        with self._bookkeeping:
+            self.on_close()
+        self._guard.retire()
+
+    def _leave(self, state: str, error: str) -> None:
+        with self._bookkeeping:
+            last_words.remove(self._speak)
+        self._speak(state, error)
 
 
 class NullMonitor:

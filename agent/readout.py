@@ -7,12 +7,16 @@ when the event behind the copy has passed, a step or two later: never a synchron
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
 
 from rankscope.agent.probes.base import Pending
+
+# How long the end of a run waits for a device that still computes, in seconds.
+_LONGEST_WAIT = 2.0
 
 
 class _Copy:
@@ -74,13 +78,25 @@ class Readout:
 
     def poll(self) -> None:
         """Delivers what has arrived since."""
-        while self._waiting and self._waiting[0][0].ready():
-            self._waiting.popleft()[1]()
-
-    def finish(self) -> None:
-        """Waits for what is still under way; for the end of the run only."""
         while self._waiting:
-            self._waiting.popleft()[1]()
+            pending, deliver = self._waiting[0]
+            try:
+                if not pending.ready():
+                    return
+            except BaseException:
+                # It would fail again, and everything behind it would wait for ever.
+                self._waiting.popleft()
+                raise
+            self._waiting.popleft()
+            deliver()
+
+    def finish(self, seconds: float = _LONGEST_WAIT) -> None:
+        """Waits for what is still under way, so long; for the end of the run only."""
+        until = time.monotonic() + seconds
+        self.poll()
+        while self._waiting and time.monotonic() < until:
+            time.sleep(0.001)
+            self.poll()
 
     @torch.no_grad()
     def _copy(self, values: Sequence[torch.Tensor], device: torch.device) -> _Copy:

@@ -59,6 +59,10 @@ class Records:
     Args:
         limit: facts (scalars, words, events) that may wait; beyond it the oldest are dropped.
         print_bytes: bytes of prints that may wait; beyond it the oldest are dropped.
+
+    Attributes:
+        stopped: nothing is taken any more.
+        replaced: values that a later one of the same series and step has replaced.
     """
 
     def __init__(self, limit: int = 200_000, *, print_bytes: int = 64 * 2**20) -> None:
@@ -80,13 +84,13 @@ class Records:
         self._target = 0
         # So few entries cannot hold too much, and need not be counted at every step.
         self._free = limit // 1000
-        self._stopped = False
+        self.stopped = False
         self.replaced = 0
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
         """Values of metrics at a step; the mapping is not to be changed afterwards."""
         # As `_hand`, without the call: this is done at every step.
-        if self._stopped:
+        if self.stopped:
             self.lose("closed", len(values))
             return
         thread = get_ident()
@@ -128,7 +132,7 @@ class Records:
 
     def stop(self) -> None:
         """Take nothing any more: nobody is left to drain it. What still comes is counted."""
-        self._stopped = True
+        self.stopped = True
 
     def lose(self, reason: str, count: int) -> None:
         """Count what is given up."""
@@ -218,7 +222,7 @@ class Records:
         )
 
     def _hand(self, entry: _Entry, weight: int) -> None:
-        if self._stopped:
+        if self.stopped:
             self.lose("closed", weight)
             return
         thread = get_ident()

@@ -6,7 +6,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +27,8 @@ from rankscope.agent.wire import Event
 # and the root hook and the loss probe inside the trainer's calls where a step is looked at.
 _UNSEEN = 5e-6
 _UNSEEN_BASIC = 20e-6
+
+Kind = TypeVar("Kind", bound=Probe)
 
 # Number of graph nodes that this thread has made.
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
@@ -63,11 +65,14 @@ class TorchMonitor(Monitor):
         )
         self._announce(self._tracked.group)
         self._roles: weakref.WeakKeyDictionary[Any, Role] = weakref.WeakKeyDictionary()
-        self._probes = tuple(probe(self._context) for probe in PROBES)
-        self._loss = next(p for p in self._probes if isinstance(p, Loss))
-        self._watched_modules = next(p for p in self._probes if isinstance(p, WatchedModules))
-        self._timing = next(p for p in self._probes if isinstance(p, Timing))
-        self._parameters = next(p for p in self._probes if isinstance(p, Parameters))
+        self._probes = self._made()
+        self._loss = self._found(Loss)
+        self._watched_modules = self._found(WatchedModules)
+        self._timing = self._found(Timing)
+        self._parameters = self._found(Parameters)
+        self._evaluated: Callable[[], Mapping[str, Any] | None] = lambda: None
+        if self._loss is not None:
+            self._evaluated = self._guarded(Loss.name, self._loss.evaluation)
         self._forward = self._moments(self._probes, "forward")
         self._prepare = self._moments(self._probes, "prepare")
         self._not_finite = self._moments(self._probes, "not_finite")
@@ -80,7 +85,8 @@ class TorchMonitor(Monitor):
         self._watched = True  # whether anything is due at the step in progress
         self._sampled = True  # whether the sampled probes are asked at the step in progress
         self._moments(self._probes, "start")(self._facts)
-        self._hand_over(self._facts)
+        with self._bookkeeping:
+            self._hand_over(self._facts)
         self._facts = StepFacts(step)
         self._prepare(self._facts)
         self._root_handle = model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
@@ -102,8 +108,9 @@ class TorchMonitor(Monitor):
             module: must hold the same on every rank.
             name: for its tensors, which are called `<name>.<tensor>`.
         """
-        with self._bookkeeping:
-            self._watched_modules.add(name, module)
+        with self._guard.probe(WatchedModules.name):
+            if self._watched_modules is not None:
+                self._watched_modules.add(name, module)
 
     def replicas(self, key: str, tensors: str = "*") -> None:
         """Declares which ranks hold replicas, where it cannot be read off the tensors.
@@ -130,7 +137,8 @@ class TorchMonitor(Monitor):
         """The model is called, for training or for evaluation, at a step that is looked at."""
         if module.training and not self._forward_begun and torch.is_grad_enabled():
             self._forward_begun = True
-            self._training_goes_on()
+            with self._bookkeeping:
+                self._training_goes_on()
         self._forward(module, args, kwargs)
 
     @contained
@@ -146,7 +154,8 @@ class TorchMonitor(Monitor):
         self._stepping = optimizer
         if self._sampled:
             began = time.perf_counter()
-            self._look_for_parameters()
+            with self._bookkeeping:
+                self._look_for_parameters()
             self._before(self._facts)
             self._spent += time.perf_counter() - began
         elif self._watched:
@@ -159,11 +168,14 @@ class TorchMonitor(Monitor):
             # Inside the step of a wrapper, or none of ours; if it moves parameters that are
             # watched, what changed is no work of ours to judge.
             if self._stepping is None and self._role(optimizer) is Role.OTHER:
-                self._parameters.disturbed()
+                if self._parameters is not None:
+                    self._parameters.disturbed()
             return
         self._stepping = None
         if self._watched:
-            self._end_watched_step()
+            # The steps must be counted on, or this rank's would no longer be those of the others.
+            with self._bookkeeping:
+                self._end_watched_step()
         self._step = step = self._step + 1
         self._sequence = _sequence_number()
         if step < self._next_look:
@@ -177,6 +189,17 @@ class TorchMonitor(Monitor):
         # A graph that has grown since the last step ended: the next one is in progress.
         begun = self._forward_begun or _sequence_number() != self._sequence
         return self._step if begun else max(self._step - 1, 0)
+
+    def _made(self) -> tuple[Probe, ...]:
+        made: list[Probe] = []
+        for probe in PROBES:
+            with self._guard.probe(probe.name):
+                made.append(probe(self._context))
+        return tuple(made)
+
+    def _found(self, kind: type[Kind]) -> Kind | None:
+        """The probe of a kind; None where it could not be made."""
+        return next((p for p in self._probes if isinstance(p, kind)), None)
 
     def _role(self, optimizer: torch.optim.Optimizer) -> Role:
         role = self._roles.get(optimizer)
@@ -198,9 +221,10 @@ class TorchMonitor(Monitor):
             self._records.complete(done)
 
     def _end_evaluation(self) -> None:
-        means = self._loss.evaluation()
+        means = self._evaluated()
         if means:
-            self._timing.interrupted()
+            if self._timing is not None:
+                self._timing.interrupted()
             self._scalars(max(self._step - 1, 0), means)
 
     def _look_for_parameters(self) -> None:
@@ -215,9 +239,12 @@ class TorchMonitor(Monitor):
     def _end_watched_step(self) -> None:
         began = time.perf_counter()
         facts = self._facts
+        if facts.step != self._step:
+            return  # what is due was not found out, because something failed
         if not self._forward_begun:
             # The root module's forward was not seen (another module is called, or a compiled one).
-            self._training_goes_on()
+            with self._bookkeeping:
+                self._training_goes_on()
         self._forward_begun = False
         if self._sampled:
             self._after(facts)
@@ -264,10 +291,11 @@ class TorchMonitor(Monitor):
             self._root_handle.remove()
 
     def _hand_over(self, facts: StepFacts) -> None:
-        readout, scalars = self._readout, facts.scalars
+        readout = self._readout
         if readout.waiting:
-            readout.poll()
-        self._scalars(facts.step, scalars)
+            with self._bookkeeping:
+                readout.poll()
+        self._scalars(facts.step, facts.scalars)
         self._hand_over_prints(facts)
         for pending, deliver in facts.later:
             readout.when_ready(pending, deliver)
@@ -335,11 +363,15 @@ class TorchMonitor(Monitor):
 
     def _end(self, state: str) -> None:
         self._watched = self._sampled = False
-        hooks.unwatch_steps(self)
-        self._root_handle.remove()
-        self._moments(self._probes, "close")()
+        with self._bookkeeping:
+            hooks.unwatch_steps(self)
+        with self._bookkeeping:
+            self._root_handle.remove()
         with self._bookkeeping:
             self._end_evaluation()
+        with self._bookkeeping:
+            self._moments(self._probes, "close")()
+        with self._bookkeeping:
             if state == "finished":
                 # A failing process may be stuck on its device: what is still there is given up.
                 self._readout.finish()

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.nn.utils.clip_grad
 
+from rankscope.agent.guard import process_wide
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.tensors import number
 
@@ -244,11 +245,13 @@ def _listed(parameters: Any) -> Sequence[torch.Tensor]:
     return parameters if isinstance(parameters, list | tuple) else list(parameters)
 
 
+@process_wide(Clipping.name)
 def _note(norm: Any, kind: Any) -> None:
     global _last
     _last = weakref.ref(norm), float(kind)
 
 
+@process_wide(Clipping.name)
 def _tell(parameters: Sequence[torch.Tensor], most: Any, norm: Any) -> None:
     kind = _last[1] if _last is not None and _last[0]() is norm else 2.0
     for ref in _listeners:

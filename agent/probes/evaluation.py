@@ -190,13 +190,11 @@ class OutputHook:
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any
     ) -> None:
-        """Tells the probe; once the model turns out to return a bare tensor, never again."""
+        """Tells the probe, which takes the hook off once it knows what the model returns."""
         listener = None if self._listener is None else self._listener()
         if listener is None or torch.compiler.is_compiling():
             return
         listener.model_returned(output, args, kwargs)
-        if type(output) is torch.Tensor:
-            self.remove()
 
     def remove(self) -> None:
         """Takes the hook back."""

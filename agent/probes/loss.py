@@ -117,6 +117,8 @@ class Loss(Probe):
     def _model_returned(self, output: Any, args: tuple[Any, ...], kwargs: Any) -> None:
         if not self.core.training:
             self._evaluation.add_output(output, args, kwargs)
+        if type(output) is torch.Tensor:
+            self._unhook()  # a bare tensor says nothing, and the next one will not either
 
     def _hits_of_pass(self, node: int) -> Hits | None:
         # Losses that are trained on are none of an evaluation, whatever the model's mode is.

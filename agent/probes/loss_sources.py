@@ -25,6 +25,7 @@ import torch
 from torch.amp import GradScaler
 from torch.nn import functional
 
+from rankscope.agent.guard import process_wide
 from rankscope.agent.probes.base import Context
 from rankscope.agent.probes.classification import Hits
 from rankscope.agent.probes.scaling import SCALINGS, Root, read_root, sequence
@@ -221,6 +222,7 @@ def _scalers() -> list[type]:
 def _teller(name: str, code: CodeType) -> Callable[..., None]:
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
+    @process_wide("loss")
     def told(output: Any, *values: Any) -> None:
         for ref in _listeners:
             listener = ref()
@@ -247,6 +249,7 @@ def _is_real(output: torch.Tensor) -> bool:
     )
 
 
+@process_wide("loss")
 def _scale_called(scaled: Any, scaler: Any, plain: Any) -> None:
     if (
         type(scaled) is torch.Tensor
@@ -259,6 +262,7 @@ def _scale_called(scaled: Any, scaler: Any, plain: Any) -> None:
         _scaled.append((sequence(scaled.grad_fn), value))
 
 
+@process_wide("loss")
 def _backward_begins(tensors: Any, *others: Any) -> Any:
     for ref in _listeners:
         listener = ref()
@@ -292,6 +296,7 @@ def _backward_begins(tensors: Any, *others: Any) -> Any:
     return root, states
 
 
+@process_wide("loss")
 def _backward_ended(seen: Any) -> None:
     (value, divisor, node), states = seen
     for ref in _listeners:

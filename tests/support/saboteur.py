@@ -29,6 +29,7 @@ AGENT = Path(agent.__file__).parent
 STEPS = 12
 # Steps after which the trainer evaluates.
 EVALUATED = 5
+OVERFLOWS = 3
 
 
 class Net(nn.Module):
@@ -67,11 +68,23 @@ def train(
     *,
     steps: int = STEPS,
     each: Callable[[int], None] = lambda step: None,
+    parallel: bool = False,
 ) -> Outcome:
-    """Trains for some steps, watched where `attach` is given; what the trainer is left with."""
+    """Trains for some steps, watched where `attach` is given; what the trainer is left with.
+
+    Args:
+        attach: returns the monitor.
+        steps: of the optimizer, those skipped included.
+        each: called after each step.
+        parallel: with DistributedDataParallel and a loss scale, and one step that overflows; the
+            process group must be there.
+    """
     torch.manual_seed(0)
     data = torch.Generator().manual_seed(1)
-    model = Net()
+    model: nn.Module = Net()
+    if parallel:
+        model = nn.parallel.DistributedDataParallel(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=parallel)
     average = torch.optim.swa_utils.AveragedModel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4)
@@ -90,9 +103,13 @@ def train(
             x = torch.randn(8, 6, generator=data)
             y = torch.randint(0, 3, (8,), generator=data)
             loss = criterion(model(x), y) / 2
-            loss.backward()
+            if parallel and step == OVERFLOWS:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         scheduler.step()
         average.update_parameters(model)
         outcome.losses.append(loss.item())

@@ -1,0 +1,112 @@
+"""Every function of the agent that the training thread enters fails once, in turn.
+
+Which ones these are is found by watching a training; so a new function is tested from the day it is
+there. The fault is raised at the function's entry, as if its first line had failed. As a probe that
+failed is switched off, several trainings are needed to get through all of its functions; in each of
+them nearly every probe fails.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from support import saboteur
+
+from rankscope import agent
+
+pytestmark = pytest.mark.contained
+
+# Nothing can guard its own first line: where a guard stands, and what it is made of.
+DOORS = {
+    # What the user calls.
+    "monitor.py:Monitor.log",
+    "monitor.py:Monitor.mark",
+    "monitor.py:Monitor.close",
+    "monitor.py:Monitor._leave",
+    "monitor.py:Monitor._speak",
+    "torch_monitor.py:TorchMonitor.watch",
+    # What torch calls, which does no more than to call what is guarded.
+    "hooks.py:RootHook.__call__",
+    "hooks.py:_before_step",
+    "hooks.py:_after_step",
+    "probes/amp.py:_wrapped.<locals>.step",
+    "probes/amp.py:_wrapped.<locals>.step.<locals>.<listcomp>",
+    "probes/clipping.py:_noting_kind.<locals>.total_norm",
+    "probes/clipping.py:_telling.<locals>.clip",
+    "probes/evaluation.py:OutputHook.__call__",
+    "probes/module_hook.py:ModuleHook.__call__",
+    # Goes through the user's own iterator: what fails there is the user's.
+    "probes/clipping.py:_listed",
+    # How a fault is told. See `test_monitor_faults.py` for what happens when that fails.
+    "monitor.py:Monitor._report",
+    "records.py:Records.event",
+    "records.py:Records._hand",
+    "records.py:Records._make_room",
+}
+MOST_TRAININGS = 80
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    """A process group of this process alone."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def guarded(name):
+    return not (name in DOORS or name.startswith("guard.py:"))
+
+
+@pytest.mark.parametrize("parallel", [False, True], ids=["plain", "parallel"])
+def test_each_fails_once_and_the_training_is_the_same(
+    house, collector, caplog, monkeypatch, one_rank, parallel
+):
+    alone = saboteur.train(parallel=parallel).digest
+
+    def trained(tracer, run):
+        def attach(model, optimizer):
+            monitor = house.attach(model, optimizer)
+            tracer.__enter__()  # what `attach` itself does is another test's
+            return monitor
+
+        house.options = {"run": run}
+        caplog.clear()
+        contained = []
+        note = lambda probe, fault: contained.append(probe)  # noqa: E731
+        agent.guard.observers.append(note)
+        try:
+            with caplog.at_level(logging.WARNING):
+                outcome = saboteur.train(attach, parallel=parallel)
+        except saboteur.Sabotage as fault:
+            pytest.fail(f"a fault in {fault} of the agent reached the trainer")
+        finally:
+            tracer.__exit__()
+            agent.guard.observers.remove(note)
+        assert outcome.digest == alone, tracer.failed
+        # As at the end of the process, where closing itself has failed.
+        house.monitors[-1]._connection.sender.close()
+        events = [e.text for b in collector.batches if b.run == run for e in b.events]
+        texts = [text for text in events if "Sabotage" in text]
+        # What fails when all has been said is logged.
+        texts += [r.getMessage() for r in caplog.records if "Sabotage" in r.getMessage()]
+        for probe in contained:
+            told = [t for t in texts if f" {probe}: Sabotage" in f" {t}"]
+            assert len(told) == 1, (probe, told, tracer.failed)
+        assert len(texts) == len(set(contained)), (texts, contained)
+
+    calm = saboteur.Tracer()
+    trained(calm, "calm")
+    waiting = {name for name in calm.entered if guarded(name)}
+    assert len(waiting) > 200
+    for training in range(MOST_TRAININGS):
+        tracer = saboteur.Tracer(waiting)
+        trained(tracer, f"run{training}")
+        waiting = tracer.pending
+        if not tracer.failed:
+            break
+    # A few are entered only now and then, as memory is freed.
+    assert len(waiting) < 5, waiting
