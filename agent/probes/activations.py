@@ -13,7 +13,7 @@ from rankscope.agent.model_facts import plain_name
 from rankscope.agent.probes.arrival import Arrival
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.module_hook import ModuleHooks, is_compiled
-from rankscope.agent.probes.norms import gathered
+from rankscope.agent.probes.norms import on_one_device
 from rankscope.agent.tensors import TensorGroup
 from rankscope.agent.wire import Layers, TensorTable
 
@@ -54,8 +54,8 @@ class Modules(TensorGroup):
 class Activations(Probe):
     """`dead_units` of ReLU and ReLU6, `saturated_units` of Tanh and Sigmoid modules.
 
-    Tier `full`: two or three operations over each output during sampled steps, and 5 microseconds
-    a call. At other steps nothing is hooked.
+    Tier `full`: two or three operations over each output during sampled steps, and 25 microseconds
+    a module. At other steps nothing is hooked.
 
     A unit is what one output number of the layer before the module is: a feature, or a channel of a
     convolution with all its positions. It is dead where it was 0, saturated where it was within 1 %
@@ -143,15 +143,15 @@ class Activations(Probe):
             rows = [row for row, seen in enumerate(calls) if seen]
             if not rows:
                 return
-            units = [sum(active.numel() for active in calls[row]) for row in rows]
-            counts = [
-                torch.stack([active.sum() for active in calls[row]]).sum().double() for row in rows
-            ]
-            arrival = Arrival(gathered(counts))
+            units = np.array([sum(active.numel() for active in calls[row]) for row in rows])
+            arrival = Arrival(
+                torch.cat(on_one_device([active for row in rows for active in calls[row]]))
+            )
 
             def deliver() -> None:
                 idle = np.full(len(calls), np.nan)
-                idle[rows] = 1.0 - arrival.result() / np.array(units)
+                active = np.add.reduceat(arrival.result(), np.cumsum(units) - units)
+                idle[rows] = 1.0 - active / units
                 relu = np.array([isinstance(m, _RELUS) for m in self._modules])
                 for metric, mine in (("dead_units", relu), ("saturated_units", ~relu)):
                     values = np.where(mine, idle, np.nan)

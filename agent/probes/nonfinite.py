@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -185,7 +186,7 @@ class NonFinite(Probe):
         total = facts.scalars["grad_norm"]
         assert isinstance(total, torch.Tensor)
         if total.device.type == "cpu":
-            if bool(torch.isfinite(total)):
+            if math.isfinite(float(total)):
                 return
         elif facts.step > self._watch_until:
             return

@@ -49,12 +49,17 @@ def tensor_norms(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def gathered(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
     """Tensors of one element side by side, [n]; where they are on several devices, on one."""
-    places = {n.device for n in numbers}
+    return torch.stack(on_one_device(numbers))
+
+
+def on_one_device(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors themselves, or copies where they are on several devices."""
+    places = {t.device for t in tensors}
     if len(places) > 1:
         # From the host to a device nothing has to wait; the other way it would.
         place = next(p for p in places if p.type != "cpu")
-        numbers = [n.to(place, non_blocking=True) for n in numbers]
-    return torch.stack(list(numbers))
+        return [t.to(place, non_blocking=True) for t in tensors]
+    return list(tensors)
 
 
 def stored(gradient: torch.Tensor) -> torch.Tensor | None:
