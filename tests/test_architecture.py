@@ -44,6 +44,14 @@ COLLECTIVES = {
 }
 NAMED_WAITING = {
     ("agent/tensors.py", "tensor.item()"): "on a CPU alone",
+    # Each behind a look at where the tensor is.
+    ("agent/probes/classification.py", "tensor.item()"): "on a CPU alone",
+    ("agent/probes/evaluation.py", "tensor.item()"): "on a CPU alone",
+    ("agent/probes/loss_sources.py", "plain.item()"): "on a CPU alone",
+    ("agent/probes/loss_sources.py", "tensors.item()"): "on a CPU alone",
+    ("agent/probes/scaling.py", "tensor.item()"): "on a CPU alone",
+    ("agent/probes/scaling.py", "other.item()"): "on a CPU alone",
+    ("agent/probes/arrival.py", "self._event.synchronize()"): "what has been waited for by `ready`",
     ("agent/readout.py", "self._event.synchronize()"): "at the end of the run, after the last step",
     # `Pending.result`, which may wait; `begin` and `ready` do not.
     ("agent/fingerprint/device.py", "slot.copied.synchronize()"): "the results of a CUDA device",

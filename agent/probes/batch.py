@@ -28,7 +28,7 @@ _MAX_TENSORS = 1000
 class Batch(Probe):
     """The word `batch`, and `samples` and `tokens` of the step.
 
-    Costs one pass over what the root module is given (tier `signals`), at the moment it is given:
+    Costs one pass over what the root module is given (tier `word`), at the moment it is given:
     a trainer may use the same memory for the next batch. Elsewhere two instructions a forward pass.
 
     The word covers all tensors in the arguments of the root module, in order; under accumulation
@@ -53,7 +53,7 @@ class Batch(Probe):
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """Digests what the model is given."""
-        if not self.context.signals or not self._core.training or not torch.is_grad_enabled():
+        if not self.context.word or not self._core.training or not torch.is_grad_enabled():
             return
         began = time.perf_counter()
         given: list[torch.Tensor] = []
@@ -72,7 +72,7 @@ class Batch(Probe):
         """Hands over what the micro-batches of the step were."""
         if not self._seen:
             return
-        facts.charge("signals", self._seconds)
+        facts.charge("word", self._seconds)
         waiting, word = self._waiting, self._word
         facts.scalars["samples"] = self._samples
         if self._tokens:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rankscope.agent.model_facts import core
 from rankscope.agent.probes import loss_sources
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.classification import Hits, hits_of
@@ -65,7 +66,7 @@ class Loss(Probe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self.core = _core(context.model)
+        self.core = core(context.model)
         self.sampling = context
         self.sentinels = _sentinels(context)
         self._group = context.parameters
@@ -238,21 +239,6 @@ def own_passes(passes: Sequence[Pass], before: int, single: bool) -> list[Pass]:
 
 def _double(value: float | torch.Tensor) -> float | torch.Tensor:
     return value.reshape(()).double() if isinstance(value, torch.Tensor) else value
-
-
-def _core(model: torch.nn.Module) -> torch.nn.Module:
-    """The user's own module inside DDP, torch.compile and the like.
-
-    People put the inner one into evaluation mode and leave the wrapper as it is.
-    """
-    while True:
-        children = model._modules
-        inner = children.get("_orig_mod")
-        if inner is None and len(children) == 1:
-            inner = children.get("module")
-        if inner is None:
-            return model
-        model = inner
 
 
 def _sentinels(context: Context) -> tuple[torch.Tensor, ...]:
