@@ -5,40 +5,11 @@ import io
 
 import pytest
 import torch
+from support.ddp_buffers import made, train_step, word, worker
 from support.probe_harness import Harness
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.probes.buffers import Buffers
-
-
-class Net(nn.Module):
-    """Statistics, an integer counter, and a mask of whole numbers."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-        self.norm = nn.BatchNorm1d(3)
-        self.register_buffer("mask", torch.tensor([1, 0, 1]))
-        self.register_buffer("scratch", torch.zeros(2), persistent=False)
-        self.seen = None
-
-    def forward(self, x):
-        # What the forward pass begins with.
-        self.seen = [b.clone() for b in self.buffers()]
-        return self.norm(self.linear(x)) * self.mask
-
-
-def made():
-    torch.manual_seed(0)
-    return Net()
-
-
-def train_step(model, optimizer, seed):
-    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
-    optimizer.zero_grad()
-    model(x).square().sum().backward()
-    optimizer.step()
 
 
 def run(model, steps=3, between=None):
@@ -51,10 +22,6 @@ def run(model, steps=3, between=None):
     finally:
         harness.close()
     return harness
-
-
-def word(harness, step=-1):
-    return harness.steps[step].words["buffers"]
 
 
 def test_every_buffer_has_a_fingerprint():
@@ -129,21 +96,6 @@ def test_a_model_without_buffers_says_nothing():
         harness.close()
     assert harness.steps[0].words == {}
     assert harness.announced == {}
-
-
-def worker(rank, folder, results):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
-    model = DistributedDataParallel(made())
-    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.01), probes=[Buffers])
-    for step in range(3):
-        train_step(model, harness.optimizer, 10 * step + rank)
-    ended = [b.tolist() for b in model.module.buffers()]
-    hooks = len(model.module._forward_pre_hooks)
-    harness.close()
-    results.put((rank, [word(harness, i) for i in range(3)], ended, hooks))
-    torch.distributed.destroy_process_group()
 
 
 def test_under_ddp_it_is_what_was_broadcast(tmp_path):
