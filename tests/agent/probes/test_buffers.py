@@ -8,6 +8,7 @@ import torch
 from support.ddp_buffers import made, train_step, word, worker
 from support.probe_harness import Harness
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.probes.buffers import Buffers
 
