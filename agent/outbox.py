@@ -46,6 +46,7 @@ class Outbox:
         memory_bytes: how much waits in memory before it goes to disk.
         disk_bytes: how much may wait on disk before the oldest is given up.
         lose: told (reason, points) of whatever is given up.
+        trouble: told in words of each write that fails.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class Outbox:
         memory_bytes: int = 16 * 2**20,
         disk_bytes: int = 512 * 2**20,
         lose: Callable[[str, int], None],
+        trouble: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._folder = folder
         self._entries: deque[Entry] = deque()
         self._memory_bytes = memory_bytes
         self._disk_bytes = disk_bytes
         self._lose = lose
+        self._trouble = trouble
         self._in_memory = 0
         self._on_disk = 0
         self.disk_problem = ""
@@ -139,7 +142,7 @@ class Outbox:
             piece = Entry(
                 half.seq,
                 content,
-                half.points + len(half.prints) if entry.own else 0,
+                weight_of(half) if entry.own else 0,
                 len(content),
                 half.hello is not None,
                 entry.folder,
@@ -176,6 +179,7 @@ class Outbox:
             written = entry.folder.write(entry.seq, entry.body)
         except OSError as error:
             self.disk_problem = str(error)
+            self._trouble(self.disk_problem)
             return False
         self._in_memory -= entry.size
         entry.body, entry.size = None, written
@@ -222,15 +226,26 @@ class Outbox:
             self._in_memory -= entry.size
 
 
+def weight_of(batch: wire.Batch) -> int:
+    """Number of points and prints in a batch."""
+    return batch.points + len(batch.prints)
+
+
 def halve(batch: wire.Batch) -> tuple[wire.Batch, wire.Batch] | None:
     """Two batches that together say what one did; None where there is nothing to share out.
 
     Always the same two, so that an agent and a later `rankscope sync` that split the same batch
-    give the server the same identities. Each thing in the batch (the hello, every point, print and
-    event) has a place; the right half's sequence number carries the place of its first in the upper
-    32 bits, so that pieces of pieces never meet.
+    give the server the same identities. Each thing in the batch (the hello, every point, print,
+    row of layers and event) has a place; the right half's sequence number carries the place of its
+    first in the upper 32 bits, so that pieces of pieces never meet.
     """
-    size = (batch.hello is not None) + batch.points + len(batch.prints) + len(batch.events)
+    size = (
+        (batch.hello is not None)
+        + sum(len(c.steps) for c in (*batch.columns.values(), *batch.words.values()))
+        + len(batch.prints)
+        + len(batch.layers)
+        + len(batch.events)
+    )
     if size < 2:
         return None
     room = size // 2
@@ -238,7 +253,8 @@ def halve(batch: wire.Batch) -> tuple[wire.Batch, wire.Batch] | None:
     left_columns, right_columns, left = _share(batch.columns, room - first)
     left_words, right_words, left = _share(batch.words, left)
     prints = min(left, len(batch.prints))
-    events = min(left - prints, len(batch.events))
+    layers = min(left - prints, len(batch.layers))
+    events = min(left - prints - layers, len(batch.events))
     # Only both halves together tell all about their steps, so the first must not say so; how the
     # process ended is the last thing to say.
     return (
@@ -250,6 +266,7 @@ def halve(batch: wire.Batch) -> tuple[wire.Batch, wire.Batch] | None:
             columns=left_columns,
             words=left_words,
             prints=batch.prints[:prints],
+            layers=batch.layers[:layers],
             events=batch.events[:events],
         ),
         replace(
@@ -259,6 +276,7 @@ def halve(batch: wire.Batch) -> tuple[wire.Batch, wire.Batch] | None:
             columns=right_columns,
             words=right_words,
             prints=batch.prints[prints:],
+            layers=batch.layers[layers:],
             events=batch.events[events:],
         ),
     )

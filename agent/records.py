@@ -190,25 +190,30 @@ class Records:
                 self._target = left = 0
                 break
             self._target = max(self._target - 1, 0)
-            self._taken += _weight(kind, content)
-            if kind == "scalars":
-                self._sort_scalars(columns, step, content)
-                size += len(content)
-            elif kind == "word":
-                self._sort_word(words, step, content, extra)
-                size += 1
-            elif kind == "layers":
-                layers.append(content)
-                size += 1 + len(content.values) // 2
-            elif kind == "event":
-                self._sort_event(events, content)
-                size += 1
-            elif content:
-                try:
-                    prints.append(content.pop())
-                except IndexError:
-                    continue
-                size += 1 + _bytes_of(prints[-1]) // 16
+            weight = _weight(kind, content)
+            self._taken += weight
+            try:
+                if kind == "scalars":
+                    self._sort_scalars(columns, step, content)
+                    size += weight
+                elif kind == "word":
+                    self._sort_word(words, step, content, extra)
+                    size += 1
+                elif kind == "layers":
+                    layers.append(content)
+                    size += weight
+                elif kind == "event":
+                    self._sort_event(events, content)
+                    size += 1
+                elif content:
+                    try:
+                        prints.append(content.pop())
+                    except IndexError:
+                        continue
+                    size += 1 + _bytes_of(prints[-1]) // 16
+            except (TypeError, ValueError, OverflowError, AttributeError):
+                # One thing that is not what it should be must not cost all that was sorted.
+                self.lose("unsendable", weight)
         if not self._target:
             self._through = self._promised
         return Drained(

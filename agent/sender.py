@@ -22,10 +22,10 @@ from rankscope.agent.delivery import Counters, Delivery, Pace
 from rankscope.agent.guard import Guard, describe
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
-from rankscope.agent.outbox import Outbox
+from rankscope.agent.outbox import Outbox, halve, weight_of
 from rankscope.agent.records import Drained, Records
 from rankscope.agent.spool import SpoolFolder, folder_of, folders_of_rank
-from rankscope.agent.tensorboard import EventWriter
+from rankscope.agent.tensorboard import EventThread
 from rankscope.agent.transport import Transport
 
 __all__ = ["Counters", "Pace", "Sender"]
@@ -35,6 +35,10 @@ _log = logging.getLogger("rankscope")
 _BATCHES_A_ROUND = 20
 # How long the training thread is let go on between two pieces of our work.
 _PAUSE_SECONDS = 0.0005
+# How often a batch may fail to be encoded in halves, quarters and so on before the rest is given
+# up, and how many hellos may.
+_FAILED_ENCODINGS = 64
+_HELLOS_LOST = 3
 # The part of the time for closing that is kept for writing to disk what could not be sent.
 _TO_SPILL = 0.1
 
@@ -91,10 +95,13 @@ class Sender:
         self._hello = self._guard.probe("hello", tolerance=3)(hello)
         self._phase = self._guard.probe("phase")(phase)
         self._prepare = self._guard.probe("prepare")(prepare)
+        # What cannot be encoded is left out; the next batch is another one.
+        self._encoder = self._guard.probe("encoder", tolerance=sys.maxsize)
+        self._hellos_lost = 0
 
         folder = folder_of(options.spool, identity.run, identity.rank, self._session)
         self._folders = [SpoolFolder(folder)]
-        self._outbox = Outbox(self._folders[0], lose=records.lose)
+        self._outbox = Outbox(self._folders[0], lose=records.lose, trouble=self._report_spool)
         # Held while facts become batches and batches change place; never during a request.
         self._turn = threading.RLock()
         self._delivery = Delivery(
@@ -105,7 +112,7 @@ class Sender:
             tell=self._tell,
             on_connected=self._guard.probe("connected")(on_connected),
         )
-        self._events: EventWriter | None = None
+        self._events: EventThread | None = None
         self._seq = 0
         self._through_step = -1
         self._next_batch = self._next_heartbeat = 0.0
@@ -148,6 +155,7 @@ class Sender:
         except RuntimeError:
             # No thread can start any more (interpreter shutdown, limit of the system): `close`
             # then writes to the spool what was handed over.
+            self._report_fault("sender", "no thread can be started; what is recorded is spooled")
             return
         self._thread = thread
         _close_at_exit_of_child()
@@ -182,12 +190,10 @@ class Sender:
         # has not sent is written to disk from here, the batch in question included. Should that
         # one have arrived after all, the server knows it again by its number.
         left = max(0.0, self._deadline - time.monotonic())
-        if not self._finished and self._turn.acquire(timeout=left):
-            try:
-                with self._rounds:
-                    self._finish(stuck=thread is not None and thread.is_alive())
-            finally:
-                self._turn.release()
+        if not self._finished:
+            if thread is not None and thread.is_alive():
+                self._report_fault("sender", f"has not come back: it is {_place_of(thread)}")
+            _within(left, self._finish_from_here)
         self._closed.set()
 
     # ------------------------------------------------------------------------------- sender thread
@@ -205,9 +211,24 @@ class Sender:
             if not self._finished:
                 self._wake.wait(pause)
 
+            if self._final is not None and self._rounds.faults != faults:
+                # There is no next time: what can be saved is saved.
+                with self._turn:
+                    self._finish()
+
+    def _finish_from_here(self) -> None:
+        left = max(0.0, self._deadline - time.monotonic())
+        if self._turn.acquire(timeout=left):
+            try:
+                self._finish(stuck=self._thread is not None and self._thread.is_alive())
+            finally:
+                self._turn.release()
+
     def _round(self) -> None:
         if self._final is not None:
             self._collect()
+            # Before the last batch, which can still tell what fails there.
+            self._close_events()
             with self._turn:
                 self._put_final()
             self._delivery.run(self._last_post, closing=True)
@@ -261,13 +282,15 @@ class Sender:
         self._next_heartbeat = now + self._pace.heartbeat
         self._through_step = max(self._through_step, drained.through_step)
         identity = self._identity
+        # Whatever becomes of the batch: the server takes no two of the same number.
+        seq, self._seq = self._seq, self._seq + 1
         batch = wire.Batch(
             project=self._options.project,
             run=identity.run,
             rank=identity.rank,
             session=self._session,
             attempt=identity.attempt,
-            seq=self._seq,
+            seq=seq,
             world_size=identity.world_size,
             sent_at=time.time(),
             through_step=self._through_step,
@@ -282,13 +305,27 @@ class Sender:
             events=drained.events,
             dropped=self._records.dropped,
         )
-        self._outbox.put(
-            batch.seq,
-            wire.encode(batch),
-            points=batch.points + len(batch.prints) + len(batch.layers),
-            hello=batch.hello is not None,
-        )
-        self._seq += 1
+        self._append(batch, [_FAILED_ENCODINGS])
+
+    def _append(self, batch: wire.Batch, tries: list[int]) -> None:
+        """Encodes a batch; where that fails, its halves, until only what cannot be is left out."""
+        body = None
+        with self._encoder:
+            body = wire.encode(batch)
+        if body is not None:
+            hello = batch.hello is not None
+            self._outbox.put(batch.seq, body, points=weight_of(batch), hello=hello)
+            return
+        tries[0] -= 1
+        halves = halve(batch) if tries[0] > 0 else None
+        if halves is not None:
+            for half in halves:
+                self._append(half, tries)
+            return
+        self._records.lose("unsendable", weight_of(batch) + len(batch.events))
+        if batch.hello is not None:
+            self._hellos_lost += 1
+            self._delivery.hello_wanted = self._hellos_lost < _HELLOS_LOST
 
     def _put_final(self) -> None:
         """Append what is left and, once, how this process ended."""
@@ -317,8 +354,13 @@ class Sender:
             return
         with probe:
             if self._events is None:
-                self._events = EventWriter(self._options.tensorboard, self._identity.rank)
+                self._events = EventThread(self._options.tensorboard, self._identity.rank, probe)
             self._events.write(drained.columns)
+
+    def _close_events(self) -> None:
+        with self._guard.probe("tensorboard"):
+            if self._events is not None:
+                self._events.close()
 
     def _finish(self, *, stuck: bool = False) -> None:
         """Put what is left on disk and let go of everything; the turn is held.
@@ -330,16 +372,19 @@ class Sender:
             return
         self._finished = True
         self._delivery.stopped = True
-        self._put_final()
-        self._outbox.spill()
-        self._tell_what_is_left()
+        # One by one: what fails must not keep the others from being done.
+        with self._rounds:
+            self._put_final()
+        with self._rounds:
+            self._outbox.spill()
+        with self._rounds:
+            self._tell_what_is_left()
         for folder in self._folders:
-            folder.close()
+            with self._rounds:
+                folder.close()
         if not stuck:
-            self._delivery.close()
-            with self._guard.probe("tensorboard"):
-                if self._events is not None:
-                    self._events.close()
+            with self._rounds:
+                self._delivery.close()
 
     # ----------------------------------------------------------------------------------- reporting
 
@@ -363,6 +408,9 @@ class Sender:
         if kind in self._told:
             return
         self._told.add(kind)
+        if kind in ("away", "refused", "too_large"):
+            # For the page of the run, once the server is there: it explains what is missing there.
+            self._event(f"server: {text}")
         identity = self._identity
         if kind == "away":
             text = (
@@ -379,26 +427,58 @@ class Sender:
             self._on_problem(f"rankscope: {text}")
 
     def _report_fault(self, probe: str, text: str) -> None:
-        self._records.event(
-            wire.Event(step=self._through_step, kind="agent.fault", text=f"{probe}: {text}")
-        )
+        self._event(f"{probe}: {text}")
         self._tell(
             f"fault {probe}", f"a part of the agent failed, training goes on: {probe}: {text}"
         )
 
-    def _new_transport(self) -> Transport:
-        return Transport(
-            self._options.server,
-            self._options.token,
-            connect_timeout=self._pace.connect_timeout,
-            read_timeout=self._pace.read_timeout,
-        )
+    def _report_spool(self, text: str) -> None:
+        if "fault spool" not in self._told:
+            self._report_fault("spool", f"cannot be written: {text}")
+
+    def _event(self, text: str) -> None:
+        if self._records.stopped:
+            return  # all has been said; it is in the log
+        step = max(self._through_step, 0)
+        self._records.event(wire.Event(step=step, kind="agent.fault", text=text[:1000]))
+
+    def _new_transport(self) -> Transport | None:
+        # None where there can be none: a proxy of a kind that is not known, say.
+        transport: Transport | None = None
+        with self._guard.probe("transport"):
+            transport = Transport(
+                self._options.server,
+                self._options.token,
+                connect_timeout=self._pace.connect_timeout,
+                read_timeout=self._pace.read_timeout,
+            )
+        return transport
 
     def forget(self) -> None:
         """Become harmless: this is a forked child, and everything here belongs to its parent."""
         self._records.stop()
         for folder in self._folders:
             folder.forget_lock()
+
+
+def _place_of(thread: threading.Thread) -> str:
+    """Where a thread is, for a person."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None:
+        return "nowhere"
+    return f"in {frame.f_code.co_name} at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _within(seconds: float, what: Callable[[], None]) -> None:
+    """Does something that may hang on a disk, and goes on without it after so long."""
+    thread = threading.Thread(target=what, name="rankscope-last", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        # At the interpreter's shutdown no thread starts any more.
+        what()
+        return
+    thread.join(seconds)
 
 
 def _sendable(config: Mapping[str, Any]) -> Mapping[str, Any]:

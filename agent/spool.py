@@ -81,6 +81,16 @@ class SpoolFolder:
         Raises:
             OSError: disk full, no right to write, ...
         """
+        try:
+            return self._write(seq, body)
+        except FileNotFoundError:
+            # Somebody has cleaned up and taken our folder along.
+            self.forget_lock()
+            if not self.acquire():
+                raise
+            return self._write(seq, body)
+
+    def _write(self, seq: int, body: bytes) -> int:
         path = self.path(seq)
         beside = path.with_suffix(".part")
         try:

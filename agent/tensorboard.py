@@ -1,22 +1,79 @@
 """Optional: a rank's scalars as TensorBoard events, in a folder of its own below the chosen one.
 
-Runs in the sender thread. The record writer of the `tensorboard` package is used rather than its
-`EventFileWriter`: that one starts a further thread, and imports TensorFlow wherever it is
+Written by a thread of its own, because such a folder is often on a network file system, and one
+that hangs must not keep the sender from telling the server. The record writer of the `tensorboard`
+package is used rather than its `EventFileWriter`: that one imports TensorFlow wherever it is
 installed, which has no business in somebody's PyTorch trainer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rankscope.agent.guard import Probe
 from rankscope.agent.wire import Column
 
 _FLUSH_SECONDS = 5.0
+# Batches that may wait for the disk: half a minute's.
+_MOST_WAITING = 64
+_CLOSE_SECONDS = 1.0
+
+
+class EventThread:
+    """An `EventWriter` in a thread of its own; only `close` waits for its disk, and not for long.
+
+    Args:
+        folder: as for `EventWriter`.
+        rank: as for `EventWriter`.
+        probe: answers for what fails in the thread.
+    """
+
+    def __init__(self, folder: Path, rank: int, probe: Probe) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._probe = probe
+        self._waiting: queue.Queue[Mapping[str, Column] | None] = queue.Queue(_MOST_WAITING)
+        self._thread = threading.Thread(target=self._run, name="rankscope-tensorboard", daemon=True)
+        self._thread.start()
+
+    def write(self, columns: Mapping[str, Column]) -> None:
+        """Has the points of some metrics written.
+
+        Raises:
+            TimeoutError: the disk does not keep up.
+        """
+        try:
+            self._waiting.put_nowait(columns)
+        except queue.Full:
+            raise TimeoutError(f"{self._folder} does not take what is written to it") from None
+
+    def close(self) -> None:
+        """Has the file closed after what was written, and waits for that a little.
+
+        Raises:
+            TimeoutError: it takes longer.
+        """
+        try:
+            self._waiting.put_nowait(None)
+        except queue.Full:
+            return  # `write` has told, or will have nothing to tell
+        self._thread.join(_CLOSE_SECONDS)
+        if self._thread.is_alive():
+            raise TimeoutError(f"{self._folder} has not taken all that was written to it")
+
+    def _run(self) -> None:
+        with self._probe:
+            with contextlib.closing(EventWriter(self._folder, self._rank)) as writer:
+                while (columns := self._waiting.get()) is not None:
+                    writer.write(columns)
 
 
 class EventWriter:

@@ -304,7 +304,7 @@ def things(batch: wire.Batch) -> list[object]:
         for name, column in columns.items():
             points = zip(column.steps, column.values, strict=True)
             found += [(kind, name, step, value.tobytes()) for step, value in points]
-    return [*found, *map(id, batch.prints), *map(id, batch.events)]
+    return [*found, *map(id, batch.prints), *map(id, batch.layers), *map(id, batch.events)]
 
 
 def pieces(batch: wire.Batch) -> list[wire.Batch]:
