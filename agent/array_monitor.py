@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
 from typing import Any
 
-import torch
+import numpy as np
 
-from rankscope.agent.arrays import Arrays, as_tensor, flat
+from rankscope.agent.arrays import ArrayGroup, Arrays, read
 from rankscope.agent.connection import Connection
+from rankscope.agent.fingerprint.array_plan import HostArray, numbers
 from rankscope.agent.monitor import Monitor
-from rankscope.agent.readout import Readout
 from rankscope.agent.schedule import TIERS
-from rankscope.agent.tensors import TensorGroup
-
-_STAGES = {"parameters": "parameters", "gradients": "reduced_gradient"}
+from rankscope.agent.wire import Print
 
 
 class ArrayMonitor(Monitor):
@@ -25,8 +23,8 @@ class ArrayMonitor(Monitor):
         self, *, connection: Connection, step: int, parameters: Arrays | None = None
     ) -> None:
         super().__init__(connection, step=step)
-        self._readout = Readout()
-        self._groups: dict[str, TensorGroup] = {}
+        self._groups: dict[str, ArrayGroup] = {}
+        self._part = ""
         self._ended: float | None = None
         if parameters is not None:
             with self._guard.probe("parameters"):
@@ -61,13 +59,10 @@ class ArrayMonitor(Monitor):
         step = self._step
         basic, signals, word, full, _ = self._schedule.plan(step)
         tiers: dict[str, float] = {}
-        with self._bookkeeping:
-            given = {"loss": loss, "accuracy": accuracy, **scalars}
-            values = {name: v for name, v in given.items() if v is not None}
-            if self._ended is not None:
-                values["step_seconds"] = began - self._ended
-            if basic or scalars:
-                self._scalars(step, values)
+        if basic or scalars:
+            given = {"loss": loss, "accuracy": accuracy, **scalars} if basic else scalars
+            with self._bookkeeping:
+                self._scalars(step, {name: v for name, v in given.items() if v is not None})
         charged = time.perf_counter()
         if word and parameters is not None:
             with self._guard.probe("parameters"):
@@ -81,12 +76,21 @@ class ArrayMonitor(Monitor):
                 self._gradients(step, "grad_norm_local", "local_gradient", local_gradients, full)
             tiers["signals"] = time.perf_counter() - charged
         with self._bookkeeping:
-            self._records.complete(step - 1)
             self._account(step, began, tiers)
+            self._records.complete(step - 1)
         self._step = step + 1
 
-    def _step_of_log(self) -> int:
-        return self._step
+    def replicas(self, key: str) -> None:
+        """Declares which ranks hold replicas: those that give the same key.
+
+        Without it all ranks must agree on arrays of the same name and shape. To be called before
+        the first step.
+
+        Args:
+            key: the same on all replicas and on no other rank.
+        """
+        self._part = key
+        self._groups.clear()
 
     def _gradients(
         self, step: int, metric: str, stage: str, arrays: Arrays | None, full: bool
@@ -94,72 +98,40 @@ class ArrayMonitor(Monitor):
         if arrays is None:
             return
         if full:
-            tensors = self._take(step, stage, "gradients", arrays, sketches=True)
+            held = self._take(step, stage, "gradients", arrays, sketches=True)
         else:
-            tensors = [as_tensor(a) for a in _named(arrays).values()]
-        squares = [torch.linalg.vector_norm(t.double()).square() for t in tensors]
-        norm = torch.stack([s.to(squares[0].device) for s in squares]).sum().sqrt()
-        self._scalars(step, {metric: norm})
+            held = read(arrays)
+        squares = sum(float(np.square(numbers(a)).sum()) for a in held.values())
+        self._scalars(step, {metric: math.sqrt(squares)})
 
     def _take(
         self, step: int, stage: str, table: str, arrays: Arrays, *, sketches: bool
-    ) -> list[torch.Tensor]:
-        named = _named(arrays)
-        tensors = [as_tensor(a) for a in named.values()]
+    ) -> dict[str, HostArray]:
+        held = read(arrays)
         group = self._groups.get(table)
-        if group is None or group.names != tuple(named):
-            version = 0 if group is None else int(group.table.partition("@")[2] or 0) + 1
+        if group is None or not group.fits(held):
+            version = 0 if group is None else int(group.name.partition("@")[2] or 0) + 1
             name = f"{table}@{version}" if version else table
-            group = self._groups[table] = TensorGroup(name, tuple(named), tensors)
-            self._announce(group)
-        plan = group.plan(tensors)
-        pending = plan.begin(tensors, sketches=sketches)
-
-        def deliver() -> None:
-            prints = pending.result()
-            if stage not in ("local_gradient", "reduced_gradient"):
-                self._records.word(step, stage, plan.word(prints.digests))
-            if sketches:
-                self._records.fingerprint(group.prints(step, stage, prints))
-
-        if pending.ready() and not self._readout.waiting:
-            deliver()
-        else:
-            self._readout.when_ready(pending, deliver)
-        return tensors
-
-    def _scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
-        plain: dict[str, float] = {}
-        distant: dict[str, torch.Tensor] = {}
-        for name, value in scalars.items():
-            if isinstance(value, torch.Tensor):
-                distant[name] = value
-            else:
-                plain[name] = float(value)
-        if plain:
-            self._records.scalars(step, plain)
-        if distant:
-            names = tuple(distant)
-            self._readout.push(
-                tuple(distant.values()),
-                lambda values: self._records.scalars(step, dict(zip(names, values, strict=True))),
+            group = self._groups[table] = ArrayGroup.of(name, held, self._part)
+            self._connection.announce(name, group.table)
+        digests, sketched = group.plan.compute(tuple(held.values()), sketches=sketches)
+        if table == "parameters":
+            self._records.word(step, stage, group.plan.word(digests))
+        if sketches:
+            fingerprint = Print(
+                step=step, stage=stage, table=group.name, digests=digests, sketches=sketched
             )
+            self._records.fingerprint(fingerprint)
+        return held
 
     def _account(self, step: int, began: float, tiers: dict[str, float]) -> None:
-        self._readout.poll()
         now = time.perf_counter()
         if self._ended is not None:
+            # From the end of the step before to the end of this one, without what was done here.
+            seconds = began - self._ended
+            if self._schedule.due(TIERS[0], step):
+                self._records.scalars(step, {"step_seconds": seconds})
             tiers[TIERS[0]] = max(now - began - sum(tiers.values()), 0.0)
-            self._schedule.note(step, step_seconds=now - self._ended, base=0.0, tiers=tiers)
+            self._schedule.note(step, step_seconds=seconds, base=0.0, tiers=tiers)
         self._ended = now
         self._report_sampling(step)
-
-    def _end(self, state: str) -> None:
-        with self._bookkeeping:
-            if state == "finished":
-                self._readout.finish()
-            self._readout.poll()
-
-
-def _named(arrays: Arrays) -> dict[str, Any]:
-    return flat(arrays() if callable(arrays) else arrays)

@@ -1,22 +1,16 @@
-"""Arrays of any framework as tensors, without a copy where there need not be one."""
+"""Arrays of any framework under names, as they are given to `monitor.step`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
+from rankscope.agent.fingerprint.array_plan import ArrayPlan, HostArray, host_array
+from rankscope.agent.wire import TensorTable
 
 # A tree of arrays by name, or a function that makes it: called only at steps that are sampled.
 Arrays = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-
-# numpy has no such types of its own: frameworks bring theirs, which torch knows by another name.
-_FOREIGN = {
-    "bfloat16": (np.int16, torch.bfloat16),
-    "float8_e4m3fn": (np.int8, torch.float8_e4m3fn),
-    "float8_e5m2": (np.int8, torch.float8_e5m2),
-}
 
 
 def flat(arrays: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
@@ -39,34 +33,40 @@ def flat(arrays: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def as_tensor(array: Any) -> torch.Tensor:
-    """What a numpy, JAX, TensorFlow or torch array holds, in the memory of the host or its device.
+def read(arrays: Arrays) -> dict[str, HostArray]:
+    """The arrays in the memory of the host, under dotted names."""
+    given = arrays() if callable(arrays) else arrays
+    return {name: host_array(array) for name, array in flat(given).items()}
 
-    Raises:
-        TypeError: it is no array of numbers.
+
+@dataclass(frozen=True, slots=True)
+class ArrayGroup:
+    """Arrays that are fingerprinted together, again and again.
+
+    Attributes:
+        name: of the table that their fingerprints refer to.
+        table: as it is told to the server.
     """
-    if isinstance(array, torch.Tensor):
-        return array.detach()
-    host = np.asarray(array)
-    if not host.flags.writeable:
-        # torch warns of memory that it could write to and must not; we never write.
-        host = _readable(host)
-    foreign = _FOREIGN.get(host.dtype.name)
-    if foreign is not None:
-        return torch.from_numpy(host.view(foreign[0])).view(foreign[1])
-    return torch.from_numpy(host)
 
+    name: str
+    table: TensorTable
+    plan: ArrayPlan
 
-def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    interface = dict(array.__array_interface__)
-    address, _ = interface["data"]
-    interface["data"] = (address, False)
-    return np.asarray(_Lent(interface, array)).view(array.dtype)
+    def fits(self, arrays: Mapping[str, HostArray]) -> bool:
+        """Whether the arrays are still those of the table."""
+        return (
+            self.table.names == tuple(arrays)
+            and self.table.shapes == tuple(a.shape for a in arrays.values())
+            and self.table.dtypes == tuple(a.dtype for a in arrays.values())
+        )
 
-
-class _Lent:
-    """Memory of another array, which it keeps alive."""
-
-    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
-        self.__array_interface__ = interface
-        self._owner = owner
+    @classmethod
+    def of(cls, name: str, arrays: Mapping[str, HostArray], part: str = "") -> ArrayGroup:
+        """The group of some arrays; `part` says which part of the model this rank holds."""
+        table = TensorTable(
+            names=tuple(arrays),
+            shapes=tuple(a.shape for a in arrays.values()),
+            dtypes=tuple(a.dtype for a in arrays.values()),
+            shards=(part,) * len(arrays),
+        )
+        return cls(name, table, ArrayPlan(tuple(arrays)))

@@ -1,5 +1,21 @@
-"""Small numbers that stand for large tensors: a digest decides equality, a sketch decides size."""
+"""Small numbers that stand for large tensors: a digest decides equality, a sketch decides size.
 
-from rankscope.agent.fingerprint.plan import FingerprintPlan, Pending, Prints
+`FingerprintPlan` is for torch's tensors and needs torch; `array_plan` is for arrays and does not:
+so the names here are loaded on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankscope.agent.fingerprint.plan import FingerprintPlan as FingerprintPlan
+    from rankscope.agent.fingerprint.plan import Pending as Pending
+    from rankscope.agent.fingerprint.plan import Prints as Prints
 
 __all__ = ["FingerprintPlan", "Pending", "Prints"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("rankscope.agent.fingerprint.plan"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
