@@ -23,16 +23,35 @@ import numpy as np
 
 from rankscope.agent import wire
 from rankscope.agent.wire import STAGES
-from rankscope.server import compare
+from rankscope.server import compare, conservation
+from rankscope.server.conservation import Sums
 from rankscope.server.pending import Pending, superseded_from
 from rankscope.server.replicas import REPLICATED, Replicas
 from rankscope.server.storage.evaluation import ColumnPart, Life, NewData, PrintPart
-from rankscope.server.window import Comparison, Int64, RankLife, Series, Window
+from rankscope.server.window import (
+    Comparison,
+    Int64,
+    Occurrence,
+    RankLife,
+    Reduction,
+    Series,
+    Window,
+)
 
 # Numbers that must be the same on all ranks after a step, the link they speak for, and how exactly.
 COMPARED_SERIES = (
     ("grad_norm", "reduced_gradient", compare.NORM_TOLERANCE),
     ("lr", "hyperparameters", 1e-12),
+)
+
+# What detectors look at as it is: what goes into a step, and what must change in it.
+WATCHED_WORDS = (
+    "batch",
+    "parameters",
+    "rng/torch",
+    "rng/cuda",
+    "rng/numpy",
+    "rng/python",
 )
 
 # How long a rank may hold up the others: one that has never been seen, and one that fell silent
@@ -66,7 +85,7 @@ class Aligner:
 
     def __init__(self, metrics: Collection[str]) -> None:
         self.metrics = frozenset(metrics) | {name for name, _, _ in COMPARED_SERIES}
-        self.stages = frozenset(REPLICATED)
+        self.stages = frozenset((*REPLICATED, *WATCHED_WORDS, "local_gradient"))
         self._wanted = frozenset(metrics)
         self.last_step = -1
         self.late = 0
@@ -85,6 +104,10 @@ class Aligner:
         self._replicas = Replicas()
         self._world_size = 1
         self._config: Mapping[str, Any] = {}
+        self._configs: dict[int, Mapping[str, Any]] = {}
+        self._events: list[Occurrence] = []
+        # What the last reduction looked at came to, for each replica class.
+        self._sums: dict[tuple[int, ...], Sums] = {}
         self._more = False
 
     def add(self, data: NewData) -> None:
@@ -113,6 +136,8 @@ class Aligner:
         self._replicas.learn(data.tables)
         self._world_size = data.world_size
         self._config = data.config
+        self._configs = {**self._configs, **data.configs}
+        self._events += data.events
         self._more = data.more
 
     def windows(self, now: float) -> Iterator[Window]:
@@ -217,14 +242,25 @@ class Aligner:
     def _window(self, steps: Int64, through: int, now: float) -> Window:
         ranks = np.array(sorted(self._lives), dtype=np.int64)
         series: dict[str, Series] = {}
+        words: dict[str, Series] = {}
         comparisons: tuple[Comparison, ...] = ()
+        reductions: tuple[Reduction, ...] = ()
         if len(steps):  # else nothing that waits is complete
             for name in sorted({metric for metric, _ in self._series}):
                 aligned = self._aligned(self._series, name, ranks, steps, through, np.float64)
                 if aligned is not None:
                     series[name] = aligned
-            comparisons = self._comparisons(series, ranks, steps, through, now)
+            for stage in sorted({stage for stage, _ in self._words}):
+                aligned = self._aligned(self._words, stage, ranks, steps, through, np.uint64)
+                if aligned is not None:
+                    words[stage] = aligned
+            reductions = self._reductions(ranks, through)
+            comparisons = self._comparisons(series, words, ranks, steps, through, now)
         self.last_step = max(self.last_step, through)
+        events = sorted(
+            (e for e in self._events if e.step <= self.last_step), key=lambda e: (e.step, e.rank)
+        )
+        self._events = [e for e in self._events if e.step > self.last_step]
         return Window(
             world_size=self._world_size,
             ranks=ranks,
@@ -235,6 +271,10 @@ class Aligner:
             now=now,
             last_step=self.last_step,
             config=self._config,
+            words={name: words[name] for name in WATCHED_WORDS if name in words},
+            reductions=reductions,
+            configs=self._configs,
+            events=tuple(events),
         )
 
     def _aligned(
@@ -260,8 +300,66 @@ class Aligner:
 
     # ----------------------------------------------------------------------------- the comparisons
 
+    def _reductions(self, ranks: Int64, through: int) -> tuple[Reduction, ...]:
+        """What the reductions of these steps gave, where all that went in is known."""
+        found = []
+        for key in sorted(k for k in self._prints if k[0] <= through and k[1] == "local_gradient"):
+            local = self._take_prints(key)
+            reduced = self._prints.get((key[0], "reduced_gradient"), {})
+            made = self._reduction(
+                key[0], ranks, local, {r: p.print for (r, _), p in reduced.items()}
+            )
+            if made is not None:
+                found.append(made)
+        return tuple(found)
+
+    def _reduction(
+        self,
+        step: int,
+        ranks: Int64,
+        local: Mapping[int, Mapping[str, wire.Print]],
+        reduced: Mapping[int, wire.Print],
+    ) -> Reduction | None:
+        members = ranks[self._replicas.rows("parameters", ranks)]
+        taken = [int(r) for r in members if local.get(int(r)) and int(r) in reduced]
+        if len(members) < 2 or len(taken) < len(members):
+            return None  # a sum of which a part is missing
+        name, first = next(iter(local[taken[0]].items()))
+        went_in = [local[rank][name].sketches for rank in taken if name in local[rank]]
+        sketches = [
+            s for s in went_in if s is not None and s.shape == first.digests.shape + s.shape[1:]
+        ]
+        came_out = reduced[taken[0]]
+        if len(sketches) < len(taken) or came_out.sketches is None:
+            return None
+        if came_out.sketches.shape != sketches[0].shape:
+            return None
+        digests = np.stack([reduced[rank].digests for rank in taken])
+        if not bool((digests == digests[0]).all()):
+            return Reduction(step=step, ranks=members, tensor_count=len(digests[0]), agreed=False)
+        table = self._table(taken[0], first)
+        stacked = np.stack(sketches)
+        before = self._sums.get(tuple(taken))
+        made = conservation.balance(
+            step,
+            members,
+            stacked,
+            came_out.sketches,
+            compare.joined_table({name: table}),
+            dtypes=table.dtypes,
+            before=before if before is not None and before.step == step - 1 else None,
+        )
+        self._sums[tuple(taken)] = Sums(step, stacked.mean(axis=0), came_out.sketches)
+        return made
+
     def _comparisons(
-        self, series: Mapping[str, Series], ranks: Int64, steps: Int64, through: int, now: float
+        self,
+        series: Mapping[str, Series],
+        all_words: Mapping[str, Series],
+        ranks: Int64,
+        steps: Int64,
+        through: int,
+        now: float,
     ) -> tuple[Comparison, ...]:
         found: dict[tuple[int, str], Comparison] = {}
         for metric, stage, tolerance in COMPARED_SERIES:
@@ -269,9 +367,8 @@ class Aligner:
                 by_value = partial(compare.compare_values, tolerance=tolerance)
                 self._compare(found, series[metric], stage, by_value, ranks, steps)
         of_words: dict[tuple[int, str], Comparison] = {}
-        for stage in sorted({stage for stage, _ in self._words}):
-            words = self._aligned(self._words, stage, ranks, steps, through, np.uint64)
-            if words is not None:
+        for stage, words in all_words.items():
+            if stage in REPLICATED:
                 self._compare(of_words, words, stage, compare.compare_words, ranks, steps)
         found |= of_words
         for key in sorted(k for k in self._prints if k[0] <= through):

@@ -26,11 +26,12 @@ class Series:
     """One metric, aligned.
 
     Attributes:
-        values: float64 [R, S]; NaN is a value that the trainer had, not a missing one.
+        values: float64 [R, S] (uint64 for words); NaN is a value that the trainer had, not a
+            missing one.
         present: bool [R, S]: where the rank did post a value. `values` is 0 elsewhere.
     """
 
-    values: Float64
+    values: npt.NDArray[Any]
     present: Bool
 
 
@@ -98,6 +99,73 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
+class Misreduced:
+    """One tensor whose reduced gradient is not the mean of what went in.
+
+    Attributes:
+        relative: its distance from what it should be, over the size of what went in.
+        how: what it is instead: `nothing`, the mean times another `factor`, the mean of the step
+            before (`stale`), that of another tensor (`swapped`), without the parts of some ranks
+            (`ranks`), with other weights of the ranks (`weights`), or something `other`.
+        factor: where `how` is so: times what the other tensors have.
+        partner: the other tensor.
+        ranks: whose part is missing, or whose part is that of the other tensor; empty for all.
+        buckets: number of sketch buckets that differ; few of many: a part of the tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    relative: float
+    how: str
+    factor: float = 1.0
+    partner: str = ""
+    ranks: tuple[int, ...] = ()
+    buckets: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """What came out of one step's reduction beside what went into it.
+
+    Attributes:
+        ranks: int64 [R], whose gradients went in.
+        known: number of tensors of which both sides are known and not all zeros.
+        unknown: names of tensors that could not be looked at.
+        ratio: times what the mean is reduced gradients are, for most tensors; clipping and loss
+            scales are in it. NaN where there is no such factor.
+        wrong: tensors that do not have it, of `wrong_count`.
+        pattern: without a ratio, what the whole is: `weights` of the ranks, `accumulated` (the
+            reduced gradient of the step before and this step's mean), `stale` (the mean of the
+            step before), or `other`; empty with a ratio.
+        weights: what the pattern's parts count; of `weights`, one for each rank.
+        agreed: whether the ranks agree on what came out; nothing else is known where they do not.
+    """
+
+    step: int
+    ranks: Int64
+    tensor_count: int
+    known: int = 0
+    unknown: tuple[str, ...] = ()
+    ratio: float = float("nan")
+    wrong_count: int = 0
+    wrong: tuple[Misreduced, ...] = ()
+    pattern: str = ""
+    weights: tuple[float, ...] = ()
+    agreed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """Something that a rank told once (`wire.Event`)."""
+
+    rank: int
+    step: int
+    kind: str
+    text: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class RankLife:
     """When and how a rank was last heard of. Times are the server's, in seconds since 1970.
 
@@ -106,6 +174,7 @@ class RankLife:
         last_step: last step it reported as complete, -1 before the first.
         longest_gap: longest time between two of its posts so far, seconds.
         typical_gap: median time between its posts, seconds.
+        attempt: number of its process, counted from 0.
     """
 
     rank: int
@@ -119,6 +188,7 @@ class RankLife:
     heartbeat_seconds: float = 5.0
     longest_gap: float = 0.0
     typical_gap: float = 0.0
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +205,12 @@ class Window:
         now: time of the evaluation, seconds since 1970.
         last_step: last step evaluated with this window, -1 before the first.
         config: what the ranks said of themselves at attach (`Hello.config` of the lowest rank).
+        words: stage or other name -> uint64 values at `steps`, for what is not compared by itself:
+            batches, random states, the parameters.
+        reductions: of these steps, in their order.
+        configs: what each rank said of itself at attach, as far as it is known.
+        events: what ranks told once, of all steps up to `last_step`, each once.
+        unpaired: ranks of which no other one holds a replica.
     """
 
     world_size: int
@@ -146,3 +222,8 @@ class Window:
     now: float = 0.0
     last_step: int = -1
     config: Mapping[str, Any] = field(default_factory=dict)
+    words: Mapping[str, Series] = field(default_factory=dict)
+    reductions: tuple[Reduction, ...] = ()
+    configs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    events: tuple[Occurrence, ...] = ()
+    unpaired: tuple[int, ...] = ()

@@ -182,19 +182,7 @@ class _Run:
 
     def _page(self, row: RunRow, data: NewData, now: float, listening_since: float) -> None:
         lives = lives_since(data.lives, listening_since)
-        self._aligner.add(
-            NewData(
-                arrival=data.arrival,
-                more=data.more,
-                columns=data.columns,
-                words=data.words,
-                prints=data.prints,
-                lives=lives,
-                tables=data.tables,
-                world_size=data.world_size,
-                config=data.config,
-            )
-        )
+        self._aligner.add(replace(data, lives=lives))
         reported = {entry.life.rank: entry.life.last_step for entry in data.lives}
         news = data.arrival > self._arrival
         changed: dict[str, Alert] = {}

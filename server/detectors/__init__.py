@@ -15,6 +15,7 @@ from rankscope.server.detectors.loss import (
     LossSpike,
 )
 from rankscope.server.detectors.rank import RankLossOutlier, RankSilent
+from rankscope.server.detectors.reduction import ReductionWrong
 
 # What a user reads about a detector is its docstring; its first paragraph needs no heading.
 SECTIONS = ("Statistic:", "Severity:", "Evidence:", "Source:")
@@ -28,6 +29,7 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     LossOscillating,
     RankLossOutlier,
     RankSilent,
+    ReductionWrong,
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,12 @@ from rankscope.server.storage.alerts import alert_from_row, alert_to_row
 from rankscope.server.storage.attempts import newest_attempts
 from rankscope.server.storage.packing import unpack, unpack_steps
 from rankscope.server.storage.tables import load_tables
-from rankscope.server.window import RankLife
+from rankscope.server.window import Occurrence, RankLife
 
 # A run that says nothing for this long is looked at no more, until a rank posts again.
 _FORGET_SECONDS = 24 * 3600.0
+# Events that detectors look at.
+_EVENTS = ("nonfinite",)
 # Fingerprints of large models are large: a page has no more than this of them, and a batch.
 _PAGE_BYTES = 64 * 2**20
 
@@ -80,6 +82,8 @@ class NewData:
         more: whether there is more than the limit let through.
         tables: tensor tables by rank and name, of the newest attempts of the ranks whose tables
             are news; a rank's is all of them.
+        configs: what ranks said of themselves at attach, of those where it is news.
+        events: what ranks told once, as far as detectors ask for it.
     """
 
     arrival: int
@@ -91,6 +95,8 @@ class NewData:
     tables: Mapping[int, Mapping[str, wire.TensorTable]]
     world_size: int
     config: Mapping[str, Any]
+    configs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    events: tuple[Occurrence, ...] = ()
 
 
 def runs_to_evaluate(connection: Connection, *, now: float) -> list[RunRow]:
@@ -173,6 +179,8 @@ def load_new(
         tables=_tables(connection, run, [row for row in newest if _is_news(row, after)]),
         world_size=head.world_size,
         config=head.config,
+        configs=_configs(connection, run, [row for row in newest if _is_news(row, after)]),
+        events=_events(connection, run, after, arrival),
     )
 
 
@@ -229,6 +237,7 @@ def _life(row: Any) -> Life:
             heartbeat_seconds=row.heartbeat_seconds,
             longest_gap=row.longest_gap,
             typical_gap=row.typical_gap,
+            attempt=row.attempt,
         ),
         attempt=row.attempt,
         through_step=row.through_step,
@@ -250,6 +259,27 @@ def _tables(
     return {
         row.rank: {name: tables[version] for name, version in row.tables.items()} for row in newest
     }
+
+
+def _configs(
+    connection: Connection, run: int, newest: Sequence[Row[Any]]
+) -> dict[int, Mapping[str, Any]]:
+    if not newest:
+        return {}
+    a = schema.attempt
+    wanted = {(row.rank, row.attempt) for row in newest}
+    rows = connection.execute(select(a.c.rank, a.c.attempt, a.c.config).where(a.c.run == run))
+    return {row.rank: row.config for row in rows if (row.rank, row.attempt) in wanted}
+
+
+def _events(connection: Connection, run: int, after: int, until: int) -> tuple[Occurrence, ...]:
+    e = schema.event
+    rows = connection.execute(
+        select(e)
+        .where(e.c.run == run, e.c.arrival > after, e.c.arrival <= until, e.c.kind.in_(_EVENTS))
+        .order_by(e.c.arrival, e.c.n)
+    )
+    return tuple(Occurrence(row.rank, row.step, row.kind, row.text, row.data) for row in rows)
 
 
 def load_alerts(connection: Connection, *, run: int) -> list[Alert]:

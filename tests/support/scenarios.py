@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from support.chain import chain
 from support.traces import Trace
 
 from rankscope.agent import wire
@@ -427,6 +428,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         overflowing,
         two_sides,
         apart,
+        chain,
         silence,
     )
 }

@@ -1,0 +1,96 @@
+"""A condition that is looked at now and then: from when to when it held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from rankscope.server.detectors.incident import Incident
+
+Facts = TypeVar("Facts")
+
+
+@dataclass(slots=True, kw_only=True)
+class Episode(Incident, Generic[Facts]):
+    """Something wrong while it lasts.
+
+    Attributes:
+        facts: what its detector knows of it.
+        holding: whether the last observation found it; it is taken to go on until one does not.
+        seen: number of observations that found it.
+    """
+
+    facts: Facts
+    holding: bool = True
+    seen: int = 1
+
+
+@dataclass(slots=True)
+class Watch(Generic[Facts]):
+    """Follows one condition over the steps at which it can be judged.
+
+    Attributes:
+        clear_after: steps without it after which it is over.
+        judged, found: observations so far, and those that found it.
+    """
+
+    clear_after: int = 8
+    judged: int = 0
+    found: int = 0
+    current: Episode[Facts] | None = None
+    _ended: list[Episode[Facts]] = field(default_factory=list)
+
+    def bad(self, step: int, facts: Facts, *, first_step: int | None = None) -> Episode[Facts]:
+        """An observation that found it; `facts` count where an episode begins.
+
+        Args:
+            first_step: since when, where it began before this observation.
+        """
+        self.judged += 1
+        self.found += 1
+        known = self.current
+        if known is not None and not known.holding and known.over(step):
+            self._ended.append(known)
+            known = None
+        if known is None:
+            known = self.current = Episode(
+                first_step=step if first_step is None else first_step,
+                seen_step=step,
+                last_step=step,
+                clear_after=self.clear_after,
+                facts=facts,
+            )
+            return known
+        known.holding = True
+        known.last_step = max(known.last_step, step)
+        known.seen += 1
+        return known
+
+    def good(self, step: int) -> None:
+        """An observation that did not find it."""
+        self.judged += 1
+        known = self.current
+        if known is None:
+            return
+        if known.holding:
+            known.holding = False
+            # Nothing showed before this step that it was over.
+            known.last_step = max(known.last_step, step - 1)
+        elif known.over(step):
+            self._ended.append(known)
+            self.current = None
+
+    def take(self, last_step: int) -> Iterator[Episode[Facts]]:
+        """Episodes to be told of after a window: those that ended in it, and the current one."""
+        yield from self._ended
+        self._ended = []
+        if self.current is not None:
+            if self.current.holding:
+                self.current.last_step = max(self.current.last_step, last_step)
+            yield self.current
+
+    def open(self, step: int) -> Episode[Facts] | None:
+        """The episode that is not over at a step."""
+        known = self.current
+        return None if known is None or (not known.holding and known.over(step)) else known

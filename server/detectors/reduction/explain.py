@@ -1,0 +1,208 @@
+"""What a person is told of a reduction that gave something else than the mean."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.episode import Episode
+from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
+from rankscope.server.window import Misreduced, Reduction
+
+_MAX_DETAILS = 16
+_RESTORE = (
+    "All ranks have taken the same wrong steps: go on from a checkpoint before step {step} where "
+    "that matters."
+)
+
+
+@dataclass(slots=True)
+class Trouble:
+    """What was found at the first observation of an episode.
+
+    Attributes:
+        expected: factor that clipping and loss scale leave.
+        factor: times what the gradient is the mean, these taken out.
+        pattern: `factor`, `ranks`, `stale`, `nothing`, `swapped` or `other`.
+        lost: ranks whose part is missing everywhere.
+        tensors: those that are wrong; empty for all.
+        observed: observations that found it.
+    """
+
+    reduction: Reduction
+    expected: float
+    factor: float = 1.0
+    pattern: str = ""
+    lost: tuple[int, ...] = ()
+    tensors: tuple[Misreduced, ...] = ()
+    observed: int = 1
+
+
+def finding_of(episode: Episode[Trouble]) -> Finding:
+    """The finding of an episode as it stands."""
+    trouble = episode.facts
+    made, step = trouble.reduction, episode.first_step
+    everyone = tuple(int(r) for r in made.ranks)
+    cause, remedy = _explain(trouble, step)
+    mild = trouble.pattern in ("nothing", "other")
+    guilty = tuple(sorted({*trouble.lost, *(r for t in trouble.tensors for r in t.ranks)}))
+    return Finding(
+        kind="reduction.wrong",
+        severity="warning" if mild else "critical",
+        title=_title(trouble, step),
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        # One and the same factor is what all ranks did.
+        ranks=guilty or everyone,
+        tensors=tuple(t.name for t in trouble.tensors),
+        stage="reduced_gradient",
+        cause=sentences(cause, _where(trouble), _often(episode)),
+        remedy=sentences(remedy, _RESTORE.format(step=step)),
+        clear_after=episode.clear_after,
+        evidence={
+            "pattern": trouble.pattern,
+            "factor": trouble.factor,
+            "ratio": made.ratio,
+            "expected_ratio": trouble.expected,
+            "observed": trouble.observed,
+            "ranks_in_it": len(everyone),
+            "wrong_count": made.wrong_count if trouble.tensors else made.known,
+            "tensor_count": made.tensor_count,
+            "weights": list(made.weights),
+            "tensor_details": [_detail(t) for t in trouble.tensors[:_MAX_DETAILS]],
+        },
+    )
+
+
+def _title(trouble: Trouble, step: int) -> str:
+    since = f"since step {step}"
+    if trouble.pattern == "factor":
+        return f"The reduced gradient is {number(trouble.factor)} times the mean {since}"
+    if trouble.pattern == "ranks" and trouble.lost:
+        return f"The reduced gradient lacks what {ranks(trouble.lost)} put in {since}"
+    which = _named(trouble.tensors)
+    what = {
+        "stale": "is that of the step before",
+        "nothing": "is zero although gradients went in",
+        "swapped": "holds that of another tensor",
+        "ranks": "lacks the part of some ranks",
+        "factor": "has another factor than the rest",
+    }.get(trouble.pattern, "is not the mean of what went in")
+    return f"The reduced gradient{which} {what} {since}"
+
+
+def _named(tensors: tuple[Misreduced, ...]) -> str:
+    if not tensors:
+        return ""
+    more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+    return f" of {_shortened(tensors[0].name)}{more}"
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 40 else f"...{name[-37:]}"
+
+
+def _explain(trouble: Trouble, step: int) -> tuple[str, str]:
+    made = trouble.reduction
+    size = len(made.ranks)
+    match trouble.pattern:
+        case "factor" if trouble.tensors:
+            return (
+                f"In some tensors the ranks' gradients were divided by {size} once more or once "
+                "less than in the others.",
+                "Check the code that reduces or scales these tensors' gradients by hand.",
+            )
+        case "factor" if trouble.factor > 1:
+            return (
+                f"The reduced gradient is {number(trouble.factor)} times the mean of the ranks' "
+                f"own gradients, in every tensor: they were added up and not divided by the "
+                f"{size} ranks. The learning rate is in effect {number(trouble.factor)} times "
+                "what is set.",
+                f"Divide by the world size after `all_reduce(SUM)`, or use `ReduceOp.AVG`. If the "
+                f"sum is meant (losses that are already divided by the samples of all {size} "
+                "ranks), silence this kind.",
+            )
+        case "factor":
+            return (
+                f"The reduced gradient is {number(trouble.factor)} times the mean of the ranks' "
+                f"own gradients, in every tensor: they were divided by the {size} ranks twice. "
+                f"The learning rate is in effect one {size}th of what is set.",
+                "DistributedDataParallel and `ReduceOp.AVG` divide already: remove the division "
+                "by the world size from the loss or from the gradients.",
+            )
+        case "ranks":
+            lost = trouble.lost or trouble.tensors[0].ranks
+            return (
+                f"What {ranks(lost)} put into the reduction of step {step} is not in what came "
+                "out, although all ranks received the same: these ranks reduced zeros, something "
+                "else, or in another group, or a buffer was reused before its reduction was done.",
+                "Check on these ranks that gradients are written before they are reduced and that "
+                "asynchronous handles are waited for; check the process group.",
+            )
+        case "stale":
+            return (
+                f"What was applied at step {step} is the reduced gradient of the step before: the "
+                "optimizer stepped before the reduction was finished, or on a buffer that had not "
+                "been filled again.",
+                "Wait for the handles of asynchronous reductions before `optimizer.step()`; turn "
+                "off overlapping of communication to confirm.",
+            )
+        case "nothing":
+            return (
+                "Gradients went into the reduction and zeros were applied: the result was lost or "
+                "cleared, or these parameters are held back on purpose.",
+                "Check what is done with these tensors' gradients between `backward` and "
+                "`optimizer.step()`.",
+            )
+        case "swapped":
+            first = trouble.tensors[0]
+            whose = f"of {ranks(first.ranks)} " if first.ranks else ""
+            return (
+                f"What came out for {first.name} holds the gradient {whose}of {first.partner}, "
+                "which has the same shape: tensors were reduced, or copied back from a flat "
+                "buffer, in another order than they were put in.",
+                "Reduce in one fixed order on every rank, sorted by name, and not in the order "
+                "of a set or of the gradients' arrival.",
+            )
+        case _:
+            return (
+                "What was applied is no longer the mean of what the ranks computed: not a "
+                "multiple of it, not without some rank, not another tensor's. Parts were lost or "
+                "spoilt in the reduction, or something has begun to change gradients afterwards.",
+                "Check what touches gradients between `backward` and `optimizer.step()`; if "
+                "nothing does, suspect the collective library or the links (run its own tests).",
+            )
+
+
+def _where(trouble: Trouble) -> str:
+    if not trouble.tensors:
+        made = trouble.reduction
+        return f"All {made.known} tensors that could be looked at show it."
+    partial = [t for t in trouble.tensors if t.how == "other" and 0 < t.buckets <= 16]
+    if partial:
+        names = listing([t.name for t in partial], most=4)
+        return f"In {names} only a part of the elements is wrong."
+    names = listing([t.name for t in trouble.tensors], most=4)
+    hows = Counter(t.how for t in trouble.tensors)
+    verb = "is" if len(trouble.tensors) == 1 else "are"
+    wrong = f"{names} {verb} wrong, of {count(trouble.reduction.known, 'tensor')}"
+    return f"{wrong}." if len(hows) == 1 else f"{wrong}, in {len(hows)} ways."
+
+
+def _often(episode: Episode[Trouble]) -> str:
+    return "" if episode.seen == 1 else f"It was seen at {count(episode.seen, 'checked step')}."
+
+
+def _detail(tensor: Misreduced) -> dict[str, object]:
+    return {
+        "name": tensor.name,
+        "shape": list(tensor.shape),
+        "relative": tensor.relative,
+        "instead": tensor.how,
+        "factor": tensor.factor,
+        "partner": tensor.partner,
+        "ranks": list(tensor.ranks),
+        "buckets": tensor.buckets,
+    }

@@ -1,0 +1,499 @@
+"""A small data-parallel training of which every link is posted, through the server's own aligner.
+
+Every fault is done to the arrays themselves; what is posted is computed from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rankscope.agent import wire
+from rankscope.server import detectors
+from rankscope.server.align import Aligner
+from rankscope.server.detectors.runner import Evaluation
+from rankscope.server.storage.evaluation import ColumnPart, Life, NewData, PrintPart
+from rankscope.server.window import Occurrence, RankLife, Window
+
+NAMES = ("embed.weight", "first.weight", "second.weight", "first.bias", "head.weight", "head.bias")
+SHAPES = ((20, 8), (8, 8), (8, 8), (8,), (10, 8), (10,))
+BUCKETS = 32
+_RANDOM = np.random.default_rng(11)
+_SIGNS = _RANDOM.choice([-1.0, 1.0], 4096)
+_PLACES = _RANDOM.integers(0, BUCKETS, 4096)
+_WEIGHTS = _RANDOM.integers(0, 2**63, 4096, dtype=np.uint64) | np.uint64(1)
+
+Tensors = list[np.ndarray]
+
+
+def word(*parts: Any) -> int:
+    """A digest of something."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
+
+
+def digests(values: Tensors) -> np.ndarray:
+    return np.array(
+        [
+            (
+                v.astype(np.float32).ravel().view(np.uint32).astype(np.uint64) * _WEIGHTS[: v.size]
+            ).sum(dtype=np.uint64)
+            for v in values
+        ],
+        dtype=np.uint64,
+    )
+
+
+def model_word(values: Tensors) -> int:
+    return int((digests(values) * _WEIGHTS[: len(values)]).sum(dtype=np.uint64))
+
+
+def sketches(values: Tensors) -> np.ndarray:
+    """The same random numbers for every tensor, as the agent's are."""
+    return np.stack(
+        [
+            np.bincount(
+                _PLACES[: v.size],
+                weights=_SIGNS[: v.size] * v.astype(np.float32).ravel().astype(np.float64),
+                minlength=BUCKETS,
+            )
+            for v in values
+        ]
+    )
+
+
+@dataclass
+class Said:
+    """What one rank says of one step."""
+
+    scalars: dict[str, float] = field(default_factory=dict)
+    words: dict[str, int] = field(default_factory=dict)
+    prints: list[wire.Print] = field(default_factory=list)
+    events: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+
+    def print(self, step: int, stage: str, values: Tensors, table: str = "parameters") -> None:
+        known = digests(values)
+        self.prints.append(
+            wire.Print(
+                step=step,
+                stage=stage,
+                table=table,
+                digests=np.zeros_like(known) if stage == "local_gradient" else known,
+                sketches=sketches(values),
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Posted:
+    """A run as its ranks posted it.
+
+    Attributes:
+        said: said[step][rank].
+        configs: of each rank.
+        tables: of each rank.
+        began: first step of each process of the ranks.
+    """
+
+    said: list[list[Said]]
+    configs: list[Mapping[str, Any]]
+    tables: list[Mapping[str, wire.TensorTable]]
+    began: tuple[int, ...] = (0,)
+
+    @property
+    def ranks(self) -> int:
+        return len(self.configs)
+
+    def permuted(self, order: Iterable[int]) -> Posted:
+        """Rank i of the result is rank order[i] of this one."""
+        rows = list(order)
+        return replace(
+            self,
+            said=[[step[r] for r in rows] for step in self.said],
+            configs=[self.configs[r] for r in rows],
+            tables=[self.tables[r] for r in rows],
+        )
+
+    def without(self, *names: str) -> Posted:
+        """The same run, of which some scalars, words and stages were not posted."""
+        return replace(
+            self,
+            said=[
+                [
+                    Said(
+                        {k: v for k, v in said.scalars.items() if k not in names},
+                        {k: v for k, v in said.words.items() if k not in names},
+                        [p for p in said.prints if p.stage not in names],
+                        said.events,
+                    )
+                    for said in step
+                ]
+                for step in self.said
+            ],
+        )
+
+    def windows(self, cuts: Iterable[int] = ()) -> Iterator[Window]:
+        """Windows that end before the given steps, and one with the rest."""
+        aligner = Aligner(Evaluation(detectors.build()).needs)
+        edges = [0, *sorted({c for c in cuts if 0 < c < len(self.said)}), len(self.said)]
+        for low, high in zip(edges, edges[1:], strict=False):
+            aligner.add(self._data(low, high))
+            yield from aligner.windows(1000.0 + high)
+
+    def _data(self, low: int, high: int) -> NewData:
+        columns: list[ColumnPart] = []
+        words: list[ColumnPart] = []
+        prints: list[PrintPart] = []
+        events: list[Occurrence] = []
+        attempt = sum(b <= high - 1 for b in self.began) - 1
+        for rank in range(self.ranks):
+            for number in range(len(self.began)):
+                until = self.began[number + 1] if number + 1 < len(self.began) else len(self.said)
+                span = range(max(low, self.began[number]), min(high, until))
+                said = [(step, self.said[step][rank]) for step in span]
+                for target, kind, dtype in (
+                    (columns, "scalars", np.float64),
+                    (words, "words", np.uint64),
+                ):
+                    series: dict[str, list[tuple[int, Any]]] = {}
+                    for step, one in said:
+                        for name, value in getattr(one, kind).items():
+                            series.setdefault(name, []).append((step, value))
+                    target += [
+                        ColumnPart(
+                            rank,
+                            number,
+                            name,
+                            np.array([s for s, _ in points], np.int64),
+                            np.array([v for _, v in points], dtype),
+                        )
+                        for name, points in series.items()
+                    ]
+                prints += [PrintPart(rank, number, p) for _, one in said for p in one.prints]
+                events += [Occurrence(rank, s, *e) for s, one in said for e in one.events]
+        through = high - 1
+        return NewData(
+            arrival=high,
+            more=False,
+            columns=tuple(columns),
+            words=tuple(words),
+            prints=tuple(prints),
+            lives=tuple(
+                Life(
+                    RankLife(r, 1000.0, 1000.0 + high, through, attempt=attempt),
+                    attempt,
+                    through,
+                    1000.0,
+                )
+                for r in range(self.ranks)
+            ),
+            tables=dict(enumerate(self.tables)),
+            world_size=self.ranks,
+            config=self.configs[0],
+            configs=dict(enumerate(self.configs)),
+            events=tuple(events),
+        )
+
+
+def config_of(**more: Any) -> dict[str, Any]:
+    """What a rank says of itself."""
+    return {
+        "script": "train.py",
+        "git_commit": "3f5a9c",
+        "model": "Net",
+        "parameters_digest": "aa",
+        "trainable_digest": "bb",
+        "frozen_tensors": 0,
+        "parameter_tensors": len(NAMES),
+        "optimizer": "SGD",
+        "optimizer_tensors": {
+            "count": len(NAMES),
+            "of_the_model": 1.0,
+            "share_of_trainable": 1.0,
+            "missing": [],
+            "missing_count": 0,
+            "order_digest": "cc",
+        },
+        "parameter_groups": [{"lr": 0.05, "momentum": 0.9, "weight_decay": 0.0}],
+        "data_parallel": {"communication_hooks": [], "group_size": 4, "backend": "gloo"},
+        "torch": "2.13.0",
+        "python": "3.11.9",
+        "numpy": "2.1.0",
+        "threads": 1,
+    } | more
+
+
+def table_of(shards: str = "") -> wire.TensorTable:
+    count = len(NAMES)
+    return wire.TensorTable(NAMES, SHAPES, ("float32",) * count, (shards,) * count)
+
+
+def chain(
+    seed: int,
+    *,
+    fault: str = "none",
+    ranks: int = 4,
+    rank: int = 2,
+    at: int = 24,
+    steps: int = 80,
+    every: int = 4,
+    dense: int = 10,
+    epoch: int = 20,
+    clip: float = 0.0,
+    amp: float = 0.0,
+    tensor: str = "first.weight",
+    groups: int = 1,
+    without: tuple[str, ...] = (),
+) -> Posted:
+    """A training of `ranks` ranks in which something goes wrong from step `at` on.
+
+    Args:
+        every: steps from one full look to the next after the first `dense`.
+        epoch: batches of each rank until all have been seen.
+        clip: largest norm of the gradient; 0 for no clipping.
+        amp: loss scale; 0 for none.
+        groups: so many ranks share a batch and a part of every tensor, as in tensor parallelism.
+        without: scalars, words and stages that are not posted.
+    """
+    random = np.random.default_rng(seed)
+    target = NAMES.index(tensor)
+    start = [random.standard_normal(s).astype(np.float32) for s in SHAPES]
+    held = [[t.copy() for t in start] for _ in range(ranks)]
+    velocity = [[np.zeros_like(t) for t in start] for _ in range(ranks)]
+    executed, skipped = [0] * ranks, [0] * ranks
+    scale = amp
+    previous: Tensors | None = None
+    before: Tensors | None = None
+    run: list[list[Said]] = []
+    orders: dict[int, np.ndarray] = {}
+    for step in range(steps):
+        hit = step >= at
+        full = step < dense or step % every == 0
+        turn, place = divmod(step, epoch)
+        if turn not in orders:
+            orders[turn] = (
+                np.random.default_rng((seed, 0 if fault == "same-order" else turn))
+                .permutation(epoch * ranks)
+                .reshape(epoch, ranks)
+            )
+        ids = [int(orders[turn][place, r]) for r in range(ranks)]
+        if fault == "restart-replays" and hit:
+            again = step - at
+            ids = [int(orders[again // epoch][again % epoch, r]) for r in range(ranks)]
+        if fault == "duplicated" and hit:
+            ids = [ids[0]] * ranks
+        if fault == "pair-duplicated" and hit:
+            ids[rank] = ids[(rank + 1) % ranks]
+        if fault == "once-duplicated" and step == at:
+            ids[rank] = ids[(rank + 1) % ranks]
+        if fault == "synthetic":
+            ids = [0] * ranks
+        if fault == "own-constant":
+            ids = list(range(ranks))
+        if fault == "overlap" and hit:
+            # Every rank shuffles for itself.
+            ids = [
+                int(np.random.default_rng((seed, turn, r)).permutation(epoch * ranks)[place])
+                for r in range(ranks)
+            ]
+        ids = [ids[r - r % groups] for r in range(ranks)]
+        local = []
+        for r in range(ranks):
+            noise = np.random.default_rng((seed, ids[r], r if fault == "synthetic" else 0))
+            local.append(
+                [(0.05 * t + noise.standard_normal(t.shape)).astype(np.float32) for t in held[r]]
+            )
+        if fault == "bad-shard" and hit:
+            local[rank] = [8 * g for g in local[rank]]
+        if fault == "nonfinite" and step == at:
+            local[rank][target].ravel()[3] = np.nan
+        entering = [[g.copy() for g in tensors] for tensors in local]
+        if fault == "lost-rank" and hit:
+            entering[rank] = [np.zeros_like(g) for g in entering[rank]]
+        if fault == "lost-rank-tensor" and hit:
+            entering[rank][target] = np.zeros_like(entering[rank][target])
+        if fault == "weighted":
+            for r in range(ranks):
+                share = np.float32(2 * (r + 1) / (ranks + 1))
+                entering[r] = [g * share for g in entering[r]]
+        reduced = [
+            np.mean([tensors[i] for tensors in entering], axis=0, dtype=np.float32)
+            for i in range(len(NAMES))
+        ]
+        factor = np.float32(
+            {"sum": ranks, "twice": 1 / ranks, "by-hand": 0.37 + 0.1 * np.sin(step)}.get(fault, 1)
+            if hit or fault == "by-hand"
+            else 1
+        )
+        reduced = [g * factor for g in reduced]
+        mean = [g.copy() for g in reduced]
+        if fault == "swapped" and hit:
+            reduced[1], reduced[2] = reduced[2], reduced[1]
+        if fault == "mixed" and hit:
+            for one, other in ((1, 2), (2, 1)):
+                reduced[one] = mean[one] + (
+                    entering[rank][other] - entering[rank][one]
+                ) / np.float32(ranks)
+        if fault == "nothing" and hit:
+            reduced[target] = np.zeros_like(reduced[target])
+        if fault == "stale" and hit and before is not None:
+            reduced = [g.copy() for g in before]
+        if fault == "tail" and hit:
+            reduced[target].ravel()[-8:] = entering[0][target].ravel()[-8:]
+        if fault in ("noise-added", "noise-always") and (hit or fault == "noise-always"):
+            reduced = [
+                g + np.float32(0.1) * random.standard_normal(g.shape).astype(np.float32)
+                for g in reduced
+            ]
+        if fault == "accumulating" and hit and previous is not None:
+            reduced = [g + p for g, p in zip(reduced, previous, strict=True)]
+        before = mean
+        norm = float(np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in reduced)))
+        coefficient = min(1.0, clip / norm) if clip and np.isfinite(norm) else 1.0
+        applied = [[g * np.float32(coefficient) for g in reduced] for _ in range(ranks)]
+        if fault == "one-clips" and hit:
+            applied = [
+                [g * np.float32(0.1 if r == rank else 1.0) for g in reduced] for r in range(ranks)
+            ]
+        rate = 0.05
+        if fault == "schedule":
+            rate = 0.05 * 0.97 ** (step * ranks)
+        if fault == "slow-schedule":
+            rate = 0.05 * 0.97**step
+        row: list[Said] = []
+        overflow = fault in ("amp-collapse", "amp-search") and (
+            hit if fault == "amp-collapse" else step < 3
+        )
+        for r in range(ranks):
+            said = Said()
+            alone = fault == "skips" and r == rank and step == at
+            stuck = fault == "frozen" and hit
+            if fault == "one-frozen" and hit:
+                stuck = r == rank
+            unchanged = 0
+            if overflow or alone:
+                skipped[r] += 1
+                unchanged = len(NAMES)
+            else:
+                executed[r] += 1
+                for i, gradient in enumerate(applied[r]):
+                    velocity[r][i] = np.float32(0.9) * velocity[r][i] + gradient
+                    still = stuck or (fault == "one-tensor-frozen" and hit and i == target)
+                    if still:
+                        unchanged += 1
+                        continue
+                    held[r][i] = held[r][i] - np.float32(rate) * velocity[r][i]
+            if overflow and scale:
+                scale_now = scale
+                if r == ranks - 1:
+                    scale = max(scale / 2, 2**-20)
+            else:
+                scale_now = scale
+            posted_norm = float(
+                np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in applied[r]))
+            )
+            said.scalars |= {
+                "loss": float(2 * np.exp(-0.02 * step) + 0.05 * ids[r] / epoch / ranks),
+                "lr": rate,
+                "grad_norm": posted_norm,
+                "grad_norm_local": float(
+                    np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in local[r]))
+                ),
+                "optimizer_steps": float(executed[r]),
+                "micro_steps": 1.0,
+            }
+            if fault == "resumed-elsewhere":
+                said.scalars["optimizer_steps"] += 0 if r == rank else 1200
+            if clip or fault == "one-clips":
+                said.scalars["grad_norm_preclip"] = norm
+            if clip or (fault == "one-clips" and r == rank):
+                said.scalars["clip_coefficient"] = (
+                    0.1 if fault == "one-clips" and hit else coefficient
+                )
+            if amp:
+                said.scalars |= {"amp_scale": scale_now, "steps_skipped": float(skipped[r])}
+                if fault == "one-scale" and hit and r == rank:
+                    said.scalars["amp_scale"] = scale_now / 2
+            said.words |= {
+                "batch": word(ids[r]),
+                "outside_optimizer": 0,
+                "parameters": model_word(held[r]),
+                "rng/torch": word("rng", step, 0 if fault == "same-rng" else r),
+                "hyperparameters": word(rate),
+            }
+            if full:
+                said.scalars["tensors_unchanged"] = float(unchanged)
+                if previous is not None:
+                    one = np.concatenate([g.ravel() for g in reduced]).astype(np.float64)
+                    two = np.concatenate([g.ravel() for g in previous]).astype(np.float64)
+                    said.scalars["grad_cosine"] = float(
+                        one @ two / np.linalg.norm(one) / np.linalg.norm(two)
+                    )
+                shown = local[r] if not amp else [g * np.float32(scale_now) for g in local[r]]
+                said.print(step, "local_gradient", shown)
+                said.print(step, "reduced_gradient", applied[r])
+                said.print(step, "optimizer_state", velocity[r], "optimizer/momentum")
+                said.print(step, "parameters", held[r])
+            if fault == "nonfinite" and step == at:
+                said.events.append(
+                    (
+                        "nonfinite",
+                        "grad_norm not finite; 1 gradients hold such values",
+                        {"scalars": ["grad_norm"], "gradients": {tensor: 1}, "tensors": 1},
+                    )
+                )
+                if r == rank:
+                    said.events.append(
+                        (
+                            "nonfinite",
+                            "the first value that is not finite",
+                            {
+                                "module": "first",
+                                "pass": "forward",
+                                "input_finite": True,
+                                "parameters_finite": True,
+                            },
+                        )
+                    )
+            row.append(said)
+        previous = reduced
+        run.append(row)
+    configs = [config_of() for _ in range(ranks)]
+    if fault == "other-learning-rate":
+        configs[rank] = config_of(parameter_groups=[{"lr": 0.1, "momentum": 0.9}])
+    if fault == "other-commit":
+        configs[rank] = config_of(git_commit="9e01bb")
+    if fault == "other-threads":
+        configs[rank] = config_of(threads=7)
+    if fault == "other-trainable":
+        configs[rank] = config_of(trainable_digest="dd", frozen_tensors=2)
+    if fault in ("holds-others", "holds-most"):
+        missing = list(NAMES) if fault == "holds-others" else ["head.weight", "head.bias"]
+        held_share = 0.0 if fault == "holds-others" else 1.0
+        configs = [
+            config_of(
+                optimizer_tensors={
+                    "count": len(NAMES) if held_share == 0 else len(NAMES) - 2,
+                    "of_the_model": held_share,
+                    "share_of_trainable": 1 - len(missing) / len(NAMES),
+                    "missing": missing,
+                    "missing_count": len(missing),
+                    "order_digest": "cc",
+                }
+            )
+        ] * ranks
+    tables = [
+        {
+            "parameters": table_of("" if groups == 1 else f"Shard(0)@{r % groups}/{groups}"),
+            "optimizer/momentum": table_of(
+                "" if groups == 1 else f"Shard(0)@{r % groups}/{groups}"
+            ),
+        }
+        for r in range(ranks)
+    ]
+    began = (0, at) if fault in ("restart-replays", "restarts") else (0,)
+    made = Posted(run, configs, tables, began)
+    return made.without(*without) if without else made
