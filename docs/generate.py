@@ -12,6 +12,8 @@ from pathlib import Path
 
 from rankscope.agent.cli import COMMANDS
 from rankscope.agent.options import OPTIONS
+from rankscope.agent.probes import PROBES
+from rankscope.agent.schedule import TIERS
 from rankscope.server.demo.faults import DEFAULT_FAULT, FAULTS
 from rankscope.server.detectors import DETECTORS
 
@@ -49,6 +51,39 @@ def detectors() -> str:
             lines += ["", f'<a id="{_anchor(kind)}"></a>']
         lines += ["", f"## {', '.join(detector.kinds)}", ""]
         lines += _as_markdown(inspect.getdoc(detector) or "")
+    return "\n".join(lines) + "\n"
+
+
+def signals() -> str:
+    """What the agent records: the docstrings of the probes."""
+    lines = [
+        "# What the agent records",
+        "",
+        _NOTICE,
+        "",
+        "Each family of signals is a probe in a file of its own (`agent/probes/`). A probe that",
+        "fails is switched off, told once on the run's page, and leaves the others alone.",
+        "",
+        "What is recorded at every step and what is sampled is decided by five tiers, from cheap",
+        f"to dear: {', '.join(f'`{t}`' for t in TIERS)}. A tier with the interval 2^k is due at",
+        "steps divisible by 2^k, together with all tiers before it. The agent measures what each tier",
+        "costs and chooses the intervals so that all of them together stay within `overhead` of",
+        "the step time, and what is done at every step within 0.45 % of it. The first 8 steps of a",
+        "process are sampled whole, losses and rates of the first 1,024 steps are recorded",
+        "whatever the interval, and the server asks for everything where it has found something.",
+        "The run's page shows the intervals in force.",
+        "",
+        "Losses are averaged over a step's micro-batches. Series with a tensor in their name",
+        "(`grad_norm/conv1.weight`) are one number a tensor. Words and fingerprints are not shown",
+        "themselves: the server compares them between the ranks.",
+        "",
+        "On a device nothing waits: what it computes is copied beside the training and posted a",
+        "step or two later. (Devices other than CUDA have no such copies, and do wait, at sampled",
+        "steps.) `agent.start` reads arrays where the caller has them, at sampled steps: that",
+        "waits for their device.",
+    ]
+    for probe in PROBES:
+        lines += ["", f"## {probe.name}", "", *_as_markdown(inspect.getdoc(probe) or "")]
     return "\n".join(lines) + "\n"
 
 
@@ -104,6 +139,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     README: readme,
     DOCS / "detectors.md": detectors,
     DOCS / "reference.md": reference,
+    DOCS / "signals.md": signals,
 }
 
 
