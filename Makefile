@@ -8,10 +8,11 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test check fix demo docs screenshot clean
+.PHONY: help install test check fix demo faultlab docs screenshot clean
 
 help:
 	@echo "make demo        train on 4 ranks, break one, watch Rankscope find it; ARGS=\"--list-faults\""
+	@echo "make faultlab    break trainings in every known way and score what is said; ARGS=\"--list\""
 	@echo "make test        the whole test suite; ARGS=\"tests/wire -x\" goes to pytest"
 	@echo "make check       format, lint, types, who may import whom"
 	@echo "make fix         mend what ruff can mend by itself"
@@ -51,6 +52,9 @@ fix: $(STAMP)
 
 demo: $(STAMP)
 	@$(BIN)/rankscope demo $(ARGS)
+
+faultlab: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faultlab $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

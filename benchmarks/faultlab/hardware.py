@@ -1,0 +1,58 @@
+"""3g: what faulty memory and faulty arithmetic do."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.faultlab.case import Expected, register
+from benchmarks.faultlab.training import Training
+
+# High bits of the mantissa: too little to see in the loss, and far above rounding.
+_BIT = 1 << 20
+
+
+def flip(tensor: torch.Tensor, index: int) -> None:
+    """Flips one bit of one element."""
+    tensor.detach().view(torch.int32).view(-1)[index % tensor.numel()] ^= _BIT
+
+
+@register
+class F60(Training):
+    """A bit flips in a weight."""
+
+    id = "F60"
+    what = "one bit of one weight of one rank flips between two steps"
+
+    def before_step(self) -> None:
+        if self.is_guilty and self.step == self.at:
+            flip(self.parameter(self.tensor), 7 * self.at)
+
+    def expected(self) -> Expected:
+        return Expected(
+            kinds=("desync.parameters",),
+            stages=("outside_optimizer",),
+            ranks=self.odd_one(),
+            tensors=frozenset({self.tensor}),
+            step=self.at,
+        )
+
+
+@register
+class F62(Training):
+    """A bit flips in the optimizer's state."""
+
+    id = "F62"
+    what = "one bit of AdamW's second moment of one rank flips between two steps"
+
+    def before_step(self) -> None:
+        if self.is_guilty and self.step == self.at:
+            flip(self.optimizer.state[self.parameter(self.tensor)]["exp_avg_sq"], 7 * self.at)
+
+    def expected(self) -> Expected:
+        return Expected(
+            kinds=("desync.optimizer",),
+            stages=("optimizer_state",),
+            ranks=self.odd_one(),
+            tensors=frozenset({self.tensor}),
+            step=self.at,
+        )
