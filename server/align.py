@@ -275,6 +275,11 @@ class Aligner:
             reductions=reductions,
             configs=self._configs,
             events=tuple(events),
+            classes=tuple(
+                tuple(int(r) for r in ranks[rows])
+                for rows in self._replicas.classes("parameters", ranks)
+            ),
+            begins={rank: tuple(sorted(b.values())) for rank, b in self._begins.items()},
         )
 
     def _aligned(
@@ -305,24 +310,26 @@ class Aligner:
         found = []
         for key in sorted(k for k in self._prints if k[0] <= through and k[1] == "local_gradient"):
             local = self._take_prints(key)
-            reduced = self._prints.get((key[0], "reduced_gradient"), {})
-            made = self._reduction(
-                key[0], ranks, local, {r: p.print for (r, _), p in reduced.items()}
-            )
-            if made is not None:
-                found.append(made)
+            reduced = {
+                rank: made.print
+                for (rank, _), made in self._prints.get((key[0], "reduced_gradient"), {}).items()
+            }
+            for rows in self._replicas.classes("parameters", ranks):
+                if len(rows) > 1:
+                    made = self._reduction(key[0], ranks[rows], local, reduced)
+                    if made is not None:
+                        found.append(made)
         return tuple(found)
 
     def _reduction(
         self,
         step: int,
-        ranks: Int64,
+        members: Int64,
         local: Mapping[int, Mapping[str, wire.Print]],
         reduced: Mapping[int, wire.Print],
     ) -> Reduction | None:
-        members = ranks[self._replicas.rows("parameters", ranks)]
         taken = [int(r) for r in members if local.get(int(r)) and int(r) in reduced]
-        if len(members) < 2 or len(taken) < len(members):
+        if len(taken) < len(members):
             return None  # a sum of which a part is missing
         name, first = next(iter(local[taken[0]].items()))
         went_in = [local[rank][name].sketches for rank in taken if name in local[rank]]
@@ -362,23 +369,39 @@ class Aligner:
         now: float,
     ) -> tuple[Comparison, ...]:
         found: dict[tuple[int, str], Comparison] = {}
+        # What is not the same everywhere, class by class.
+        parts: dict[tuple[int, str], dict[int, Comparison]] = {}
         for metric, stage, tolerance in COMPARED_SERIES:
             if metric in series:
                 by_value = partial(compare.compare_values, tolerance=tolerance)
-                self._compare(found, series[metric], stage, by_value, ranks, steps)
+                self._compare(found, parts, series[metric], stage, by_value, ranks, steps)
         of_words: dict[tuple[int, str], Comparison] = {}
         for stage, words in all_words.items():
             if stage in REPLICATED:
-                self._compare(of_words, words, stage, compare.compare_words, ranks, steps)
+                self._compare(of_words, parts, words, stage, compare.compare_words, ranks, steps)
         found |= of_words
         for key in sorted(k for k in self._prints if k[0] <= through):
-            members = ranks[self._replicas.rows(key[1], ranks)].tolist()
             taken = self._take_prints(key)
-            prints = {rank: taken[rank] for rank in members if rank in taken}
-            made = self._with_prints(key, found.get(key), prints, exact=key in of_words)
-            if made is not None:
-                found[key] = made
-        self._tell_missing(found, ranks[self._replicas.rows("parameters", ranks)].tolist(), now)
+            known, whole = parts.get(key, {}), found.get(key)
+            made: list[Comparison] = []
+            for number, rows in enumerate(self._replicas.classes(key[1], ranks)):
+                members = ranks[rows]
+                prints = {rank: taken[rank] for rank in members.tolist() if rank in taken}
+                of_class = known.get(number)
+                if of_class is None and whole is not None and whole.equal and len(members) > 1:
+                    of_class = compare.agreed(*key, members)
+                compared = self._with_prints(key, of_class, prints, exact=key in of_words)
+                if compared is not None:
+                    made.append(compared)
+            if made:
+                found[key] = compare.merged(made)
+        paired = [
+            int(ranks[row])
+            for rows in self._replicas.classes("parameters", ranks)
+            if len(rows) > 1
+            for row in rows.tolist()
+        ]
+        self._tell_missing(found, sorted(paired), now)
         chain = {stage: n for n, stage in enumerate(STAGES)}
         ordered = sorted(found, key=lambda k: (k[0], chain[k[1]]))
         return tuple(found[key] for key in ordered)
@@ -386,30 +409,46 @@ class Aligner:
     def _compare(
         self,
         found: dict[tuple[int, str], Comparison],
+        parts: dict[tuple[int, str], dict[int, Comparison]],
         aligned: Series,
         stage: str,
         compared: Callable[[int, str, Int64, Any], Comparison],
         ranks: Int64,
         steps: Int64,
     ) -> None:
-        """Compares one number a rank and step, at all steps at which two or more have one."""
-        members = self._replicas.rows(stage, ranks)
-        if len(members) < 2:
+        """Compares one number a rank and step, at all steps at which two replicas have one."""
+        classes = {
+            number: rows
+            for number, rows in enumerate(self._replicas.classes(stage, ranks))
+            if len(rows) > 1
+        }
+        same = np.ones(len(steps), dtype=bool)
+        some = np.zeros(len(steps), dtype=bool)
+        for rows in classes.values():
+            values, present = aligned.values[rows], aligned.present[rows]
+            counts = present.sum(axis=0)
+            same &= compare.same_columns(values, present) & (counts == len(rows))
+            some |= counts > 1
+        if not some.any():
             return
-        values, present = aligned.values[members], aligned.present[members]
-        counts = present.sum(axis=0)
-        same = compare.same_columns(values, present) & (counts == len(members))
         # What all ranks agree on, which is nearly always all of it, shares its arrays.
-        agreed = compare.agreed(0, stage, ranks[members])
-        for column in np.flatnonzero(counts > 1).tolist():
+        everyone = np.sort(np.concatenate(list(classes.values())))
+        agreed = compare.agreed(0, stage, ranks[everyone])
+        for column in np.flatnonzero(some).tolist():
             step = int(steps[column])
             if same[column]:
                 found[step, stage] = replace(agreed, step=step)
-            else:
-                rows = present[:, column]
-                found[step, stage] = compared(
-                    step, stage, ranks[members][rows], values[rows, column]
-                )
+                parts.pop((step, stage), None)
+                continue
+            of_step: dict[int, Comparison] = {}
+            for number, rows in classes.items():
+                there = rows[aligned.present[rows, column]]
+                if len(there) > 1:
+                    values = aligned.values[there, column]
+                    of_step[number] = compared(step, stage, ranks[there], values)
+            # Words come after norms, and are the ones that count.
+            parts[step, stage] = of_step
+            found[step, stage] = compare.merged(list(of_step.values()))
 
     def _with_prints(
         self,

@@ -123,6 +123,50 @@ def agreed(step: int, stage: str, ranks: Int64, tensor_count: int = 0) -> Compar
     )
 
 
+def merged(parts: Sequence[Comparison]) -> Comparison:
+    """One comparison of several replica classes at one step and stage.
+
+    Where some are not equal, it speaks of these alone: each has a reference of its own, and what is
+    the same in another class means nothing.
+
+    Args:
+        parts: at least one, in the order of the classes.
+    """
+    apart = [part for part in parts if not part.equal]
+    if len(parts) == 1 or len(apart) == 1:
+        return (apart or [*parts])[0]
+    if not apart:
+        everyone = np.sort(np.concatenate([part.ranks for part in parts]))
+        told = max(part.tensor_count for part in parts)
+        return agreed(parts[0].step, parts[0].stage, everyone, told)
+    ranks = np.concatenate([part.ranks for part in apart])
+    clusters, free = [], 1
+    for part in apart:
+        clusters.append(np.where(part.clusters > 0, part.clusters + free - 1, 0))
+        free += int(part.clusters.max())
+    order = np.argsort(ranks, kind="stable")
+    tensors: dict[tuple[str, str], TensorDifference] = {}
+    for part in apart:
+        for tensor in part.tensors:
+            known = tensors.get((tensor.table, tensor.name))
+            if known is not None:
+                worse = max(known, tensor, key=lambda t: np.nan_to_num(t.relative, nan=-1.0))
+                everywhere = tuple(sorted({*known.ranks, *tensor.ranks}))
+                tensor = replace(worse, ranks=everywhere)
+            tensors[tensor.table, tensor.name] = tensor
+    return Comparison(
+        step=apart[0].step,
+        stage=apart[0].stage,
+        ranks=ranks[order],
+        clusters=np.concatenate(clusters)[order],
+        distance=np.concatenate([part.distance for part in apart])[order],
+        relative=np.concatenate([part.relative for part in apart])[order],
+        decided=all(part.decided for part in apart),
+        tensors=tuple(tensors.values()),
+        tensor_count=max(part.tensor_count for part in apart),
+    )
+
+
 def compare_prints(
     step: int, stage: str, ranks: Int64, prints: Sequence[wire.Print], table: LabelledTable
 ) -> Comparison:

@@ -247,7 +247,7 @@ def _fit(basis: Float64, target: Float64) -> tuple[Float64, float]:
 
     The rest is relative to the target.
     """
-    fitted: Float64 = np.linalg.lstsq(basis.T, target, rcond=None)[0]
+    fitted: Float64 = np.asarray(np.linalg.lstsq(basis.T, target, rcond=None)[0], np.float64)
     whole = _norm(target)
     return fitted, _norm(target - fitted @ basis) / whole if whole > 0 else np.inf
 

@@ -37,14 +37,14 @@ class Replicas:
         # Tables are compared once, when they come; ranks that hold the same share a number.
         self._numbers: dict[tuple[object, ...], int] = {}
         self._keys: dict[tuple[int, str], _Key] = {}
-        self._rows: dict[tuple[str, bytes], Int64] = {}
+        self._classes: dict[tuple[str, bytes], tuple[Int64, ...]] = {}
 
     def learn(self, tables: Mapping[int, Mapping[str, wire.TensorTable]]) -> None:
         """Takes all tables of some ranks, as they hold from now on."""
         if not tables:
             return
         self._tables |= tables
-        self._rows.clear()
+        self._classes.clear()
         numbers: dict[int, int] = {}
         for rank, of_rank in tables.items():
             by_name = {}
@@ -61,23 +61,42 @@ class Replicas:
         """A table of a rank; None where it has not told of it."""
         return self._tables.get(rank, {}).get(name)
 
-    def rows(self, stage: str, ranks: Int64) -> Int64:
-        """Rows of the largest set of ranks that hold replicas of what a link speaks of."""
-        held = self._rows.get((stage, ranks.tobytes()))
+    def classes(self, stage: str, ranks: Int64) -> tuple[Int64, ...]:
+        """Rows of ranks that hold replicas of what a link speaks of, one array a replica class.
+
+        The largest class comes first, of equally large ones that with the lowest rank. A rank that
+        is alone with what it holds is a class, too.
+        """
+        held = self._classes.get((stage, ranks.tobytes()))
         if held is not None:
             return held
-        rows = self._largest(np.arange(len(ranks)), ranks, "parameters")
+        found = self._split(np.arange(len(ranks)), ranks, "parameters")
         prefix = _TABLES.get(stage)
         if prefix is not None:
-            known = [row for row in rows.tolist() if self._keys.get((int(ranks[row]), prefix))]
-            largest = self._largest(np.array(known, dtype=np.int64), ranks, prefix)
-            # Who has not told what it holds is taken to hold what most do.
-            rows = np.array(sorted({*rows.tolist()} - {*known} | {*largest.tolist()}), np.int64)
-        self._rows[stage, ranks.tobytes()] = rows
-        return rows
+            parts = []
+            for rows in found:
+                known = [row for row in rows.tolist() if self._keys.get((int(ranks[row]), prefix))]
+                split = self._split(np.array(known, dtype=np.int64), ranks, prefix)
+                # Who has not told what it holds is taken to hold what most do.
+                silent = {*rows.tolist()} - {*known}
+                most = {*split[0].tolist()} if split else set()
+                parts += [np.array(sorted(silent | most), np.int64), *split[1:]]
+            found = sorted(parts, key=_size)
+        made = tuple(found)
+        self._classes[stage, ranks.tobytes()] = made
+        return made
 
-    def _largest(self, rows: Int64, ranks: Int64, prefix: str) -> Int64:
+    def rows(self, stage: str, ranks: Int64) -> Int64:
+        """Rows of the largest set of ranks that hold replicas of what a link speaks of."""
+        classes = self.classes(stage, ranks)
+        return classes[0] if classes else np.zeros(0, np.int64)
+
+    def _split(self, rows: Int64, ranks: Int64, prefix: str) -> list[Int64]:
         classes: dict[_Key, list[int]] = defaultdict(list)
         for row in rows.tolist():
             classes[self._keys.get((int(ranks[row]), prefix))].append(row)
-        return np.array(max(classes.values(), key=len, default=[]), dtype=np.int64)
+        return sorted((np.array(held, np.int64) for held in classes.values()), key=_size)
+
+
+def _size(rows: Int64) -> tuple[int, int]:
+    return -len(rows), int(rows[0]) if len(rows) else -1

@@ -210,7 +210,9 @@ class Window:
         reductions: of these steps, in their order.
         configs: what each rank said of itself at attach, as far as it is known.
         events: what ranks told once, of all steps up to `last_step`, each once.
-        unpaired: ranks of which no other one holds a replica.
+        classes: ranks that hold replicas of the same tensors, the largest set first; a rank that
+            is alone with what it holds is a set of its own. Empty: all of `ranks` are one.
+        begins: first step of each of a rank's processes, ascending.
     """
 
     world_size: int
@@ -226,4 +228,10 @@ class Window:
     reductions: tuple[Reduction, ...] = ()
     configs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     events: tuple[Occurrence, ...] = ()
-    unpaired: tuple[int, ...] = ()
+    classes: tuple[tuple[int, ...], ...] = ()
+    begins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def replicas(self) -> tuple[tuple[int, ...], ...]:
+        """Sets of ranks that hold the same tensors; each rank is in one."""
+        return self.classes or (tuple(int(r) for r in self.ranks),)
