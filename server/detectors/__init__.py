@@ -7,6 +7,7 @@ from typing import Any
 
 from rankscope.agent import wire
 from rankscope.server.detectors.base import Detector
+from rankscope.server.detectors.data import Duplicated, Overlap, Replayed
 from rankscope.server.detectors.desync import Buffers, Desync
 from rankscope.server.detectors.loss import (
     LossDiverging,
@@ -30,6 +31,9 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     RankLossOutlier,
     RankSilent,
     ReductionWrong,
+    Duplicated,
+    Replayed,
+    Overlap,
 )
 
 

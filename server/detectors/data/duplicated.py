@@ -1,0 +1,226 @@
+"""Ranks that train on the same batches although each should have its own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.wording import count, listing, ranks, sentences
+from rankscope.server.window import Window
+
+Groups = tuple[tuple[int, ...], ...]
+
+_GRACE = 20
+# Observations on end with the same batches on the same ranks: fewer where all ranks have one.
+_SOME, _ALL = 4, 2
+
+
+@dataclass(slots=True)
+class Same:
+    """Ranks with the same batches.
+
+    Attributes:
+        groups: those with one batch.
+        size: ranks that should have different ones.
+        losses: whether their losses were the same to the last bit as well; None: not posted.
+    """
+
+    groups: Groups
+    size: int
+    losses: bool | None
+
+
+@dataclass(slots=True)
+class DuplicatedState:
+    """What is remembered.
+
+    Attributes:
+        judged: steps at which two or more replicas had posted their batches.
+        constant: those at which a rank's own batch was the one before it.
+        groups, streak, since: ranks with the same batch, at so many observations on end.
+        last: batch of each rank at its last observation.
+    """
+
+    steps: int = 0
+    judged: int = 0
+    constant: int = 0
+    ranks: int = 0
+    groups: Groups = ()
+    streak: int = 0
+    since: int = 0
+    last: dict[int, int] = field(default_factory=dict)
+    watch: Watch[Same] = field(default_factory=lambda: Watch(clear_after=8))
+
+
+class Duplicated(Detector[DuplicatedState]):
+    """Data-parallel ranks that train on the same batches: their work is done several times over.
+
+    Statistic:
+        Equal digests of the batch on ranks that hold replicas of the same tensors (ranks of one
+        tensor-parallel group share a batch and hold different parts). All replicas alike at two
+        steps on end, or some of them at four. A rank whose batch is the one before it has synthetic
+        input, or all of the data in one batch, and is not judged. Over after 8 steps without.
+
+    Severity:
+        Warning; critical where all ranks have the same batch.
+
+    Evidence:
+        `groups` (ranks with one batch), `distinct` (batches that there are), `ranks_in_it`,
+        `losses_equal` (their losses are the same to the last bit), `observed`.
+
+    Source:
+        huggingface/datasets#5360 and a dozen like it: a loader without a distributed sampler.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("data.duplicated",)
+    wants: ClassVar[tuple[str, ...]] = ("loss",)
+    min_ranks: ClassVar[int] = 2
+
+    def start(self) -> DuplicatedState:
+        """No batch yet."""
+        return DuplicatedState()
+
+    def advance(self, window: Window, state: DuplicatedState) -> Outcome:
+        """Goes through the batches step by step."""
+        state.steps += len(window.steps)
+        words = window.words.get("batch")
+        classes = [c for c in window.replicas if len(c) > 1]
+        if words is not None and classes:
+            rows = {int(rank): row for row, rank in enumerate(window.ranks)}
+            paired = np.array(sorted(rows[r] for c in classes for r in c))
+            for column in np.flatnonzero(words.present[paired].sum(axis=0) > 1).tolist():
+                there = words.present[:, column]
+                now = {
+                    int(rank): int(words.values[row, column])
+                    for row, rank in enumerate(window.ranks)
+                    if there[row]
+                }
+                self._step(window, state, column, classes, now)
+        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        return Outcome({"data.duplicated": _check(window, state, bool(classes))}, findings)
+
+    def _step(
+        self,
+        window: Window,
+        state: DuplicatedState,
+        column: int,
+        classes: list[tuple[int, ...]],
+        now: dict[int, int],
+    ) -> None:
+        step = int(window.steps[column])
+        last, state.last = state.last, {**state.last, **now}
+        state.judged += 1
+        state.ranks = max(state.ranks, len(now))
+        if any(last.get(rank) == batch for rank, batch in now.items()):
+            state.constant += 1
+            state.streak, state.groups = 0, ()
+            return
+        groups: list[tuple[int, ...]] = []
+        size = 0
+        for members in classes:
+            by_batch: dict[int, list[int]] = defaultdict(list)
+            for rank in members:
+                if rank in now:
+                    by_batch[now[rank]].append(rank)
+            size = max(size, len(members))
+            groups += [tuple(same) for same in by_batch.values() if len(same) > 1]
+        found = tuple(sorted(groups))
+        if not found:
+            state.streak, state.groups = 0, ()
+            state.watch.good(step)
+            return
+        again = found == state.groups
+        state.streak = state.streak + 1 if again else 1
+        state.since = state.since if again else step
+        state.groups = found
+        everyone = found == tuple(sorted(classes))
+        if state.streak >= (_ALL if everyone else _SOME) or state.watch.open(step) is not None:
+            same = Same(found, size, _losses(window, column, found))
+            state.watch.bad(step, same, first_step=state.since)
+
+
+def _losses(window: Window, column: int, groups: Groups) -> bool | None:
+    losses = window.series.get("loss")
+    if losses is None:
+        return None
+    rows = {int(rank): row for row, rank in enumerate(window.ranks)}
+    for group in groups:
+        held = [rows[r] for r in group]
+        if not losses.present[held, column].all():
+            return None
+        if len(set(losses.values[held, column].tolist())) > 1:
+            return False
+    return True
+
+
+def _finding(episode: Episode[Same]) -> Finding:
+    same = episode.facts
+    guilty = tuple(sorted(r for group in same.groups for r in group))
+    whole = all(len(group) == same.size for group in same.groups)
+    step = episode.first_step
+    shared = listing([ranks(group) for group in same.groups], most=4)
+    losses = {
+        True: "Their losses are the same to the last bit as well.",
+        False: "Their losses differ all the same: dropout or augmentation is each rank's own.",
+    }
+    return Finding(
+        kind="data.duplicated",
+        severity="critical" if whole else "warning",
+        title=f"{ranks(guilty).capitalize()} train on the same batches since step {step}",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=guilty,
+        stage="batch",
+        cause=sentences(
+            f"At each step, {shared} {'each ' if len(same.groups) > 1 else ''}got one and the same "
+            f"batch: {count(len(same.groups[0]), 'rank')} do the work of one, and the batch is "
+            "smaller than it looks.",
+            losses.get(same.losses, "") if same.losses is not None else "",
+        ),
+        remedy=(
+            "Give each rank its own part of the data: `DistributedSampler` in the `DataLoader`, "
+            "`split_dataset_by_node` or shards by rank for an iterable data set, with the same "
+            "seed on all ranks. If ranks share a batch on purpose, silence this kind."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "groups": [list(group) for group in same.groups],
+            "distinct": same.size - sum(len(g) - 1 for g in same.groups),
+            "ranks_in_it": same.size,
+            "losses_equal": same.losses,
+            "observed": episode.seen,
+        },
+    )
+
+
+def _check(window: Window, state: DuplicatedState, replicas: bool) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode).title}.")
+    if not replicas:
+        return Check(
+            Status.NOT_APPLICABLE,
+            "No two ranks hold the same tensors, so which should have batches of their own is not "
+            "known.",
+        )
+    if not state.judged:
+        if state.steps < _GRACE:
+            return Check(Status.INSUFFICIENT_DATA, "No batches have been compared yet.")
+        return Check(Status.MISSING_INPUT, "No two ranks post digests of their batches.")
+    if 2 * state.constant > state.judged:
+        return Check(
+            Status.NOT_APPLICABLE,
+            "A rank's batch is the one before it at most steps: synthetic input, or all of the "
+            "data in one batch.",
+        )
+    return Check(
+        Status.OK,
+        f"{count(state.ranks, 'rank')} had batches of their own at "
+        f"{count(state.judged - state.constant, 'compared step')}.",
+    )

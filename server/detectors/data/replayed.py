@@ -1,0 +1,225 @@
+"""Batches that come again in the order in which they came before."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.wording import count, ranks, sentences
+from rankscope.server.window import Window
+
+_GRACE = 20
+# So many observations on end that repeat earlier ones at one distance.
+_RUN = 3
+# Remembered observations; what lies further back is not recognised.
+_MEMORY = 65_536
+
+
+@dataclass(slots=True)
+class Repeat:
+    """A sequence that came before.
+
+    Attributes:
+        distance: observations between the two.
+        earlier: step of what its first batch repeats.
+        restarted: ranks whose process had begun right before it; empty: an ordinary epoch.
+        length: observations of it so far.
+        ranks: those whose batches were looked at.
+    """
+
+    distance: int
+    earlier: int
+    restarted: tuple[int, ...]
+    length: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class ReplayedState:
+    """What is remembered: digests of all ranks' batches together, and when they were seen."""
+
+    steps: int = 0
+    judged: int = 0
+    constant: int = 0
+    seen: dict[bytes, int] = field(default_factory=dict)
+    order: deque[bytes] = field(default_factory=deque)
+    at: deque[int] = field(default_factory=deque)
+    forgotten: int = 0
+    run: int = 0
+    distance: int = 0
+    since: int = 0
+    since_index: int = 0
+    last: bytes = b""
+    epochs: Watch[Repeat] = field(default_factory=lambda: Watch(clear_after=64))
+    restarts: Watch[Repeat] = field(default_factory=lambda: Watch(clear_after=8))
+
+
+class Replayed(Detector[ReplayedState]):
+    """Batches that come again in the same order: an epoch like the one before, or a resumed run
+    that begins with its data anew.
+
+    Statistic:
+        Digests of the batches of all ranks, as one sequence: three on end that were seen before,
+        each as many observations ago as the others. Where ranks had just started again, the data
+        are replayed; else the order of an epoch is repeated. Batches that are all the same have no
+        order. Over 64 steps (8 after a restart) after the last batch of the sequence.
+
+    Severity:
+        Info for an order repeated from epoch to epoch, which may be meant; warning for data
+        replayed after a restart.
+
+    Evidence:
+        `distance` (observations from one to the other), `earlier_step`, `length` (observations
+        that repeat), `restarted` (ranks).
+
+    Source:
+        pytorch/pytorch#31771 (`set_epoch` not called), and loaders that are not restored:
+        huggingface/accelerate#4203.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("data.replayed",)
+
+    def start(self) -> ReplayedState:
+        """No batch yet."""
+        return ReplayedState()
+
+    def advance(self, window: Window, state: ReplayedState) -> Outcome:
+        """Goes through the batches step by step."""
+        state.steps += len(window.steps)
+        words = window.words.get("batch")
+        if words is not None:
+            whole = words.present.all(axis=0) & (len(window.ranks) == window.world_size)
+            for column in np.flatnonzero(whole).tolist():
+                # Ranks in any order: renumbering them is no other sequence.
+                held = np.sort(words.values[:, column]).tobytes()
+                digest = hashlib.blake2b(held, digest_size=8).digest()
+                self._step(window, state, int(window.steps[column]), digest)
+        findings = [
+            _finding(episode)
+            for watch in (state.epochs, state.restarts)
+            for episode in watch.take(window.last_step)
+        ]
+        return Outcome({"data.replayed": _check(window, state)}, tuple(findings))
+
+    def _step(self, window: Window, state: ReplayedState, step: int, digest: bytes) -> None:
+        index = state.forgotten + len(state.order)
+        earlier = state.seen.get(digest)
+        state.judged += 1
+        state.constant += digest == state.last
+        state.last = digest
+        if earlier is not None and index - earlier > 1:
+            distance = index - earlier
+            if state.run and distance == state.distance:
+                state.run += 1
+            else:
+                state.run, state.distance, state.since, state.since_index = 1, distance, step, index
+        else:
+            state.run = 0
+        state.seen[digest] = index
+        state.order.append(digest)
+        state.at.append(step)
+        if len(state.order) > _MEMORY:
+            gone = state.order.popleft()
+            state.at.popleft()
+            if state.seen.get(gone) == state.forgotten:
+                del state.seen[gone]
+            state.forgotten += 1
+        if state.run < _RUN:
+            state.epochs.good(step)
+            state.restarts.good(step)
+            return
+        first = state.since_index - state.distance - state.forgotten
+        before = state.since_index - 1 - state.forgotten
+        previous = state.at[before] if before >= 0 else -1
+        restarted = tuple(
+            rank
+            for rank, begins in sorted(window.begins.items())
+            if any(previous < begin <= state.since for begin in begins[1:])
+        )
+        repeat = Repeat(
+            distance=state.distance,
+            earlier=state.at[first] if first >= 0 else -1,
+            restarted=restarted,
+            length=state.run,
+            ranks=tuple(int(r) for r in window.ranks),
+        )
+        watch, other = state.epochs, state.restarts
+        if restarted:
+            watch, other = other, watch
+        episode = watch.bad(step, repeat, first_step=state.since)
+        episode.facts.length = max(episode.facts.length, state.run)
+        other.good(step)
+
+
+def _finding(episode: Episode[Repeat]) -> Finding:
+    repeat, step = episode.facts, episode.first_step
+    if repeat.restarted:
+        who = ranks(repeat.restarted)
+        verb = "has" if len(repeat.restarted) == 1 else "have"
+        title = f"Batches are replayed since the restart at step {step}"
+        cause = sentences(
+            f"{who.capitalize()} {verb} begun anew at step {step}, and the batches since then are "
+            f"those of step {repeat.earlier} on, in the same order: the model was resumed and the "
+            "data were not.",
+            f"{repeat.length:,} batches have been used twice so far.",
+        )
+        remedy = (
+            "Save the position in the data with the checkpoint and restore it (a stateful "
+            "loader, or skip the batches that were used), or seed the sampler with the epoch."
+        )
+    else:
+        title = f"Batches come in the same order again since step {step}"
+        cause = (
+            f"From step {step} on, every rank gets the batches of step {repeat.earlier} on once "
+            f"more, in the same order, {count(repeat.distance, 'checked step')} apart: an epoch "
+            "is not shuffled, or shuffled like the one before it."
+        )
+        remedy = (
+            "Call `sampler.set_epoch(epoch)` before each epoch (a `DistributedSampler` shuffles "
+            "by seed and epoch), or set `shuffle=True`. Nothing, if the order is meant."
+        )
+    return Finding(
+        kind="data.replayed",
+        key="restart" if repeat.restarted else "epoch",
+        severity="warning" if repeat.restarted else "info",
+        title=title,
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=repeat.restarted or repeat.ranks,
+        stage="batch",
+        cause=cause,
+        remedy=remedy,
+        clear_after=episode.clear_after,
+        evidence={
+            "distance": repeat.distance,
+            "earlier_step": repeat.earlier,
+            "length": repeat.length,
+            "restarted": list(repeat.restarted),
+        },
+    )
+
+
+def _check(window: Window, state: ReplayedState) -> Check:
+    for watch in (state.restarts, state.epochs):
+        episode = watch.open(window.last_step)
+        if episode is not None:
+            return Check(Status.OPEN, f"{_finding(episode).title}.")
+    if not state.judged:
+        if state.steps < _GRACE:
+            return Check(Status.INSUFFICIENT_DATA, "No batches have been seen yet.")
+        return Check(Status.MISSING_INPUT, "No step has the digests of all ranks' batches.")
+    if 2 * state.constant > state.judged:
+        return Check(
+            Status.NOT_APPLICABLE, "The batches are all the same: they have no order to repeat."
+        )
+    return Check(
+        Status.OK,
+        f"No sequence of batches came a second time in {count(state.judged, 'checked step')}.",
+    )
