@@ -11,10 +11,12 @@ import torch
 from rankscope.agent import model_facts
 from rankscope.agent.configuration import configuration
 from rankscope.agent.connection import Connection
+from rankscope.agent.guard import attempt
 from rankscope.agent.launcher import Identity, identify
 from rankscope.agent.monitor import Monitor, NullMonitor
 from rankscope.agent.options import Options, resolve
 from rankscope.agent.torch_monitor import TorchMonitor
+from rankscope.agent.wire import Event
 
 _monitors: weakref.WeakKeyDictionary[Any, TorchMonitor | NullMonitor] = weakref.WeakKeyDictionary()
 
@@ -66,8 +68,16 @@ def attach(
     if resolved.mode == "disabled":
         monitor = NullMonitor(identity.run, identity.rank)
     else:
+        if not model_facts.trainable_parameters(model, optimizer)[1]:
+            raise ValueError(
+                "attach(model, optimizer): neither has a parameter that requires a gradient; "
+                "attach after the model is built and its parameters are unfrozen"
+            )
         first = model_facts.first_step(optimizer) if step is None else step
-        monitor = _monitor(model, optimizer, resolved, identity, first)
+        # Nobody's training ends because something is wrong with the agent.
+        monitor = attempt(
+            lambda: _monitor(model, optimizer, resolved, identity, first), name="attach"
+        ) or NullMonitor(identity.run, identity.rank)
     _monitors[optimizer] = monitor
     return monitor
 
@@ -83,17 +93,16 @@ def _torch_distributed() -> tuple[int, int] | None:
 def _monitor(
     model: torch.nn.Module, optimizer: Any, options: Options, identity: Identity, step: int
 ) -> TorchMonitor:
-    if not model_facts.trainable_parameters(model, optimizer)[1]:
-        raise ValueError(
-            "attach(model, optimizer): neither has a parameter that requires a gradient; attach "
-            "after the model is built and its parameters are unfrozen"
-        )
-    connection = Connection(
-        options,
-        identity,
-        config=configuration(model, optimizer),
-        wrapper=model_facts.wrapper_of(model),
+    faults: list[str] = []
+    # Models are of all kinds; what can be said of one is not worth the whole agent.
+    config = attempt(
+        lambda: configuration(model, optimizer), name="configuration", report=faults.append
     )
+    connection = Connection(
+        options, identity, config=config or {}, wrapper=model_facts.wrapper_of(model)
+    )
+    for text in faults:
+        connection.records.event(Event(step=step, kind="agent.fault", text=text))
     monitor = TorchMonitor(model, optimizer, connection=connection, step=step)
     # A closed monitor must not keep the model and the optimizer alive.
     monitor.on_close = lambda: _forget(monitor)

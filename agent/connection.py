@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -20,6 +21,12 @@ from rankscope.agent.wire import Hello, TensorTable
 
 _logger = logging.getLogger("rankscope")
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _say(text: str) -> None:
+    # A daemon may have no stderr, or a closed one: no reason to go unwatched.
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(text)
 
 
 class HasPhase(Protocol):
@@ -70,7 +77,7 @@ class Connection:
 
         def connected() -> None:
             if identity.rank == 0 and not identity.fresh:
-                sys.stderr.write(address)
+                _say(address)
 
         # Every rank meets the same absent server: one of them says so. A rank that alone cannot
         # reach it is missed by the server instead.
@@ -79,7 +86,7 @@ class Connection:
             _logger.log(level, "%s", identity.warning)
         if identity.fresh:
             # Nobody knows an id that was made up here: it is told whether or not a server answers.
-            sys.stderr.write(address)
+            _say(address)
         self.sender = Sender(
             self.records,
             options=options,

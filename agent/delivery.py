@@ -122,6 +122,10 @@ class Delivery:
             return float("inf")
         return self._retry_at
 
+    def use(self, transport: Transport | None) -> None:
+        """Post by this one from now on."""
+        self._transport = transport
+
     def run(self, until: float, *, closing: bool = False) -> None:
         """Post what waits, as long as the server takes it.
 

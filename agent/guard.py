@@ -162,14 +162,26 @@ def process_wide(
     return decorated
 
 
-def attempt(function: Callable[[], Result], *, name: str) -> Result | None:
-    """What the function returns, or None where it fails; for what runs before there is a guard."""
+def attempt(
+    function: Callable[[], Result],
+    *,
+    name: str,
+    report: Callable[[str], None] = lambda text: None,
+) -> Result | None:
+    """What the function returns, or None where it fails; for what runs before there is a guard.
+
+    Args:
+        function: what is attempted.
+        name: of the part, in the log.
+        report: is told, too.
+    """
     try:
         return function()
     except Exception as fault:  # noqa: BLE001
         for observer in observers:
             observer(name, fault)
         _log_fault(name, fault)
+        report(f"{name}: {describe(fault)}")
         return None
 
 

@@ -120,7 +120,8 @@ class Monitor:
 
     def _begin(self) -> None:
         self._connection.sender.start()
-        last_words.add(self._speak)
+        with self._bookkeeping:
+            last_words.add(self._speak)
 
     def _announce(self, group: TensorGroup) -> None:
         self._connection.announce(group.table, group.described())

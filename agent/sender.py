@@ -89,6 +89,9 @@ class Sender:
         self._pace = pace or Pace()
         self._pid = os.getpid()
         self._told: set[str] = set()
+        self._transport_missing = False
+        self._next_transport = 0.0
+        self._through_step = -1
         self._guard = Guard(self._report_fault)
         # Batches must go on whatever happens, so this one is never disabled.
         self._rounds = self._guard.probe("sender", tolerance=sys.maxsize)
@@ -106,7 +109,7 @@ class Sender:
         self._turn = threading.RLock()
         self._delivery = Delivery(
             self._outbox,
-            self._new_transport() if options.mode == "online" else None,
+            self._new_transport(),
             pace=self._pace,
             turn=self._turn,
             tell=self._tell,
@@ -114,7 +117,6 @@ class Sender:
         )
         self._events: EventThread | None = None
         self._seq = 0
-        self._through_step = -1
         self._next_batch = self._next_heartbeat = 0.0
 
         self._wake = threading.Event()
@@ -225,6 +227,11 @@ class Sender:
                 self._turn.release()
 
     def _round(self) -> None:
+        now = time.monotonic()
+        if self._transport_missing and (now >= self._next_transport or self._final is not None):
+            # A process that is out of file descriptors for a moment has none to begin with.
+            self._next_transport = now + self._pace.longest_backoff
+            self._delivery.use(self._new_transport())
         if self._final is not None:
             self._collect()
             # Before the last batch, which can still tell what fails there.
@@ -235,7 +242,6 @@ class Sender:
             with self._turn:
                 self._finish()
             return
-        now = time.monotonic()
         if now >= self._next_batch:
             away = self._delivery.away
             self._next_batch = now + (self._pace.batch_away if away else self._pace.batch)
@@ -444,14 +450,17 @@ class Sender:
 
     def _new_transport(self) -> Transport | None:
         # None where there can be none: a proxy of a kind that is not known, say.
+        if self._options.mode != "online":
+            return None
         transport: Transport | None = None
-        with self._guard.probe("transport"):
+        with self._guard.probe("transport", tolerance=sys.maxsize):
             transport = Transport(
                 self._options.server,
                 self._options.token,
                 connect_timeout=self._pace.connect_timeout,
                 read_timeout=self._pace.read_timeout,
             )
+        self._transport_missing = transport is None
         return transport
 
     def forget(self) -> None:

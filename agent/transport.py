@@ -10,8 +10,10 @@ from __future__ import annotations
 import datetime
 import email.utils
 import http.client
+import io
 import ipaddress
 import json
+import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import urllib3
+import urllib3.connection
 
 from rankscope.agent import wire
 
@@ -101,6 +104,8 @@ class Transport:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
         self._pool = _pool(server)
+        # The key is the scheme; each of these knows how long a whole answer may take.
+        self._pool.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
 
     def post(self, body: bytes, *, at_most: float | None = None) -> Outcome:
         """Post one encoded batch.
@@ -141,6 +146,58 @@ class Transport:
         except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
             return Away(_describe(error, connect, read))
         return _outcome(response.status, response.headers, text)
+
+
+class _Bounded(io.RawIOBase):
+    """What a server sends, for so long as its socket's timeout says, all in all.
+
+    The timeout of a socket begins anew with each byte; a server that sends a byte a second would
+    keep the sender for ever.
+    """
+
+    def __init__(self, raw: Any, socket: Any) -> None:
+        self._raw = raw
+        self._socket = socket
+        self._seconds = socket.gettimeout()
+        self._until = time.monotonic() + (self._seconds or 0.0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self._seconds is not None:
+            left = self._until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the answer took too long")
+            self._socket.settimeout(left)
+        found: int | None = self._raw.readinto(buffer)
+        return found
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Answer(http.client.HTTPResponse):
+    def __init__(self, sock: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp = io.BufferedReader(_Bounded(self.fp.detach(), sock))
+
+
+class _HTTPConnection(urllib3.connection.HTTPConnection):
+    response_class = _Answer
+
+
+class _HTTPSConnection(urllib3.connection.HTTPSConnection):
+    response_class = _Answer
+
+
+class _HTTPPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _HTTPConnection
+
+
+class _HTTPSPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _HTTPSConnection
 
 
 def _pool(server: str) -> urllib3.PoolManager:

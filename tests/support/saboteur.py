@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import socket
+import struct
 import sys
 import threading
 import time
@@ -219,6 +221,120 @@ class Once:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else lambda *a, **k: self(instance, *a, **k)
+
+
+# ----------------------------------------------------------------------------------- bad servers
+
+
+class BadServer:
+    """Accepts connections and does with each what `behave` says, until it is left.
+
+    Attributes:
+        url: where it listens.
+        connections: number of connections taken.
+    """
+
+    def __init__(self, behave: Callable[[socket.socket, threading.Event], None]) -> None:
+        self._behave = behave
+        self._stopping = threading.Event()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._threads: list[threading.Thread] = []
+        self.connections = 0
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+
+    def __enter__(self) -> BadServer:
+        self._threads.append(threading.Thread(target=self._accept))
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopping.set()
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
+            self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                connection.settimeout(0.2)
+                self._behave(connection, self._stopping)
+            except OSError:
+                return  # the agent went away
+
+
+def is_silent(connection: socket.socket, stopping: threading.Event) -> None:
+    """Accepts and never answers."""
+    stopping.wait()
+
+
+def drips(connection: socket.socket, stopping: threading.Event) -> None:
+    """Answers for ever, a byte now and then, so that no read ever waits long."""
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+    while not stopping.wait(0.05):
+        connection.sendall(b"x")
+
+
+def drips_body(connection: socket.socket, stopping: threading.Event) -> None:
+    """The same with a proper beginning."""
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n")
+    while not stopping.wait(0.05):
+        connection.sendall(b" ")
+
+
+def babbles(connection: socket.socket, stopping: threading.Event) -> None:
+    """Answers what is no HTTP."""
+    connection.recv(65536)
+    connection.sendall(bytes(range(256)) * 300)
+
+
+def serves_a_page(connection: socket.socket, stopping: threading.Event) -> None:
+    """Answers 200 and a page, as the login page of a network does."""
+    connection.recv(65536)
+    page = b"<html>please log in" + b" " * 100_000
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
+
+
+def breaks(connection: socket.socket, stopping: threading.Event) -> None:
+    """Answers 500."""
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+
+def promises_too_much(connection: socket.socket, stopping: threading.Event) -> None:
+    """Announces more than it sends, and goes away."""
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{}")
+
+
+def slams_the_door(connection: socket.socket, stopping: threading.Event) -> None:
+    """Resets each connection."""
+    option = struct.pack("ii", 1, 0)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, option)
+
+
+BAD = (
+    is_silent,
+    drips,
+    drips_body,
+    babbles,
+    serves_a_page,
+    breaks,
+    promises_too_much,
+    slams_the_door,
+)
 
 
 # ----------------------------------------------------------------- every function of the agent once

@@ -76,7 +76,13 @@ def house(
 ) -> Iterator[House]:
     # Ten times as fast as in earnest, so that a short training has many rounds of the sender.
     quick = functools.partial(
-        Pace, batch=0.04, batch_away=0.04, heartbeat=0.2, first_backoff=0.02, longest_backoff=0.1
+        Pace,
+        batch=0.04,
+        batch_away=0.04,
+        heartbeat=0.2,
+        read_timeout=0.5,
+        first_backoff=0.02,
+        longest_backoff=0.1,
     )
     monkeypatch.setattr(sender, "Pace", quick)
     made = House(collector, tmp_path / "spool", alone)
