@@ -20,6 +20,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from rankscope.agent.dynamo import (
+    in_one_graph,
+    leave_alone,
+    outside_graph,
+    traced_as_constant,
+)
+
 
 class ForwardListener(Protocol):
     """Is told of a module's forward; must not raise."""
@@ -38,6 +45,9 @@ class StepListener(ForwardListener, Protocol):
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
+
+    def step_unseen(self) -> None:
+        """Some optimizer's step is compiled in such a way that it will not be told of."""
 
 
 class RootHook:
@@ -94,21 +104,45 @@ def _living() -> tuple[weakref.ref[Any], ...]:
     return tuple(r for r in _steppers if r() is not None)
 
 
-# A compiled `optimizer.step` is traced with its hooks: in there is nothing to see, and to look
-# would break the graph.
+# A compiled `optimizer.step` is traced with its hooks: the graph ends there (torch ends it a few
+# lines further on anyway), so that they are called. Where it may not end, they see nothing.
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
+    if not (torch.compiler.is_compiling() and _cannot_be_called()):
+        _tell_before(optimizer)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if not (torch.compiler.is_compiling() and in_one_graph()):
+        _tell_after(optimizer)
+
+
+@traced_as_constant
+def _cannot_be_called() -> bool:
+    if not in_one_graph():
+        return False
+    for reference in _steppers:
+        listener = reference()
+        if listener is not None:
+            listener.step_unseen()
+    return True
+
+
+@outside_graph
+def _tell_before(optimizer: torch.optim.Optimizer) -> None:
     for reference in _steppers:
         listener = reference()
         if listener is not None:
             listener.step_begins(optimizer)
 
 
-def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
+@outside_graph
+def _tell_after(optimizer: torch.optim.Optimizer) -> None:
     for reference in _steppers:
         listener = reference()
         if listener is not None:
             listener.step_ended(optimizer)
+
+
+leave_alone(_before_step)
+leave_alone(_after_step)
+leave_alone(RootHook.__call__)

@@ -12,6 +12,7 @@ import torch
 
 from rankscope.agent import hooks
 from rankscope.agent.connection import Connection
+from rankscope.agent.dynamo import frames_traced, leave_alone, outside_graph
 from rankscope.agent.guard import Moments, contained
 from rankscope.agent.monitor import PLAIN, Monitor
 from rankscope.agent.probes import PROBES, Context, Probe, StepFacts
@@ -47,9 +48,11 @@ class TorchMonitor(Monitor):
         self._forward_begun = False
         self._facts = StepFacts(step)
         self._sequence = _sequence_number()
+        self._traced = frames_traced()
         self._reported = step
         self._stepping: Any = None  # the outermost optimizer that steps now
         self._spent = 0.0
+        self._unseen_told = False
 
         self._tracked = Tracked(model, optimizer)
         self._context = Context(
@@ -178,16 +181,30 @@ class TorchMonitor(Monitor):
                 self._end_watched_step()
         self._step = step = self._step + 1
         self._sequence = _sequence_number()
+        self._traced = frames_traced()
         if step < self._next_look:
             self._context.step = step
         else:
             self._look_ahead(step)
 
+    @contained
+    def step_unseen(self) -> None:
+        """An optimizer's step is compiled into a graph from which nothing is called."""
+        if not self._unseen_told:
+            self._unseen_told = True
+            self._note(
+                "an optimizer's step is compiled into one graph (fullgraph=True), where nobody can "
+                "look on: such steps are not seen and not counted"
+            )
+
     # ------------------------------------------------------------------------------------- inside
 
     def _step_of_log(self) -> int:
         # A graph that has grown since the last step ended: the next one is in progress.
-        begun = self._forward_begun or _sequence_number() != self._sequence
+        # Tracing makes graphs, too: where it is what comes after a compiled step, none is.
+        begun = self._forward_begun or (
+            _sequence_number() != self._sequence and frames_traced() == self._traced
+        )
         return self._step if begun else max(self._step - 1, 0)
 
     def _made(self) -> tuple[Probe, ...]:
@@ -359,7 +376,7 @@ class TorchMonitor(Monitor):
         self._records.event(Event(step=step, kind=kind, text=text, data=data))
 
     def _guarded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        return self._guard.probe(name)(call)
+        return leave_alone(self._guard.probe(name)(call))
 
     def _end(self, state: str) -> None:
         self._watched = self._sampled = False
@@ -376,3 +393,8 @@ class TorchMonitor(Monitor):
                 # A failing process may be stuck on its device: what is still there is given up.
                 self._readout.finish()
             self._readout.poll()
+
+
+# Called in the middle of a compiled train step, say.
+for _method in (Monitor.log, Monitor.mark, Monitor.close, Monitor._leave):
+    outside_graph(_method)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from rankscope.agent.dynamo import leave_alone
 from rankscope.agent.probes.classification import CLASS_INDEX_LOSSES, Hits
 from rankscope.agent.probes.timing import batch_size
 
@@ -207,6 +208,9 @@ class OutputHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (getattr, (contextlib.nullcontext(), "__exit__"))
+
+
+leave_alone(OutputHook.__call__)
 
 
 def _value(tensor: torch.Tensor) -> float | torch.Tensor:

@@ -25,6 +25,7 @@ import torch
 from torch.amp import GradScaler
 from torch.nn import functional
 
+from rankscope.agent.dynamo import leave_alone
 from rankscope.agent.guard import process_wide
 from rankscope.agent.probes.base import Context
 from rankscope.agent.probes.classification import Hits
@@ -315,6 +316,10 @@ def _backward_ended(seen: Any) -> None:
             moved = _state(listener.sentinels) != state
         step = listener.sampling.step
         listener.passes.append((value, divisor, state is None, moved, found, step))
+
+
+# All that `process_wide` makes: what is put into torch is called below compiled functions, too.
+leave_alone(_backward_begins)
 
 
 def _state(sentinels: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from rankscope.agent.dynamo import leave_alone
+
 
 class CallListener(Protocol):
     """Is told of module calls; must not raise."""
@@ -43,6 +45,9 @@ class ModuleHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (getattr, (contextlib.nullcontext(), "__exit__"))
+
+
+leave_alone(ModuleHook.__call__)
 
 
 class ModuleHooks:
