@@ -143,9 +143,10 @@ def _finding(episode: Episode[Shared]) -> Finding:
         ranks=guilty,
         stage="batch",
         cause=(
-            f"{shared.repeats:,} batches since step {step} had been another rank's before, {percent(share)} of all, while no rank has "
-            "had one of its own twice: the ranks' parts of the data overlap, and so others are "
-            "not seen at all. Each rank shuffles with a seed of its own."
+            f"{shared.repeats:,} batches since step {step} had been another rank's before, "
+            f"{percent(share)} of all, while no rank has had one of its own twice: the ranks' "
+            "parts of the data overlap, and so others are not seen at all. Each rank shuffles "
+            "with a seed of its own."
         ),
         remedy=(
             "Give the sampler the same seed on all ranks: `DistributedSampler(seed=...)` and "

@@ -61,8 +61,9 @@ class ReplayedState:
 
 
 class Replayed(Detector[ReplayedState]):
-    """Batches that come again in the same order: an epoch like the one before, or a resumed run
-    that begins with its data anew.
+    """Batches that come again in the order in which they came before.
+
+    An epoch is like the one before it, or a resumed run begins with its data anew.
 
     Statistic:
         Digests of the batches of all ranks, as one sequence: three on end that were seen before,
