@@ -62,7 +62,7 @@ def meet(
                     "rank": batch.rank,
                     "session": batch.session,
                     "attempt": number,
-                    "last_seq": batch.seq,
+                    "last_seq": place(batch.seq),
                     "started_at": received_at,
                     "first_seen": received_at,
                     "last_seen": received_at,
@@ -77,14 +77,14 @@ def meet(
         )
     else:
         number = known.attempt
-        # Batches may overtake each other: the last word is that of the highest number.
-        news = _said(batch) if batch.seq > known.last_seq else {}
+        # Batches may overtake each other: the last word is that of the last in order.
+        news = _said(batch) if place(batch.seq) > known.last_seq else {}
         connection.execute(
             update(t)
             .where(t.c.run == run, t.c.rank == batch.rank, t.c.session == batch.session)
             .values(
                 {
-                    "last_seq": max(known.last_seq, batch.seq),
+                    "last_seq": max(known.last_seq, place(batch.seq)),
                     "last_seen": max(known.last_seen, received_at),
                     "sent_at": max(known.sent_at, batch.sent_at),
                     "last_step": max(known.last_step, last_step(batch)),
@@ -99,10 +99,19 @@ def meet(
     return Met(
         number=number,
         latest=all(row.attempt <= number for row in rows)
-        and (known is None or batch.seq > known.last_seq),
+        and (known is None or place(batch.seq) > known.last_seq),
         hello_wanted=batch.hello is None and (known is None or known.hello_arrival is None),
         tables=tables,
     )
+
+
+def place(seq: int) -> int:
+    """Where a batch stands among those of its process.
+
+    The pieces of one that had to be split have its number in the lower 32 bits and their own in the
+    upper ones; they stand where it stood, and not behind all that came after it.
+    """
+    return min((seq & 0xFFFFFFFF) << 32 | seq >> 32, 2**63 - 1)
 
 
 def last_step(batch: wire.Batch) -> int:

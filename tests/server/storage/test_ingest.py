@@ -75,6 +75,15 @@ def test_the_run_ends_when_all_its_ranks_have(engine):
     assert state() == "running"
 
 
+def test_a_piece_of_an_early_batch_is_not_the_last_word(engine):
+    for seq in (0, 5 << 32, 1):
+        store(engine, batch(seq))
+    store(engine, batch(seq=2, state="finished"))
+    store(engine, batch(seq=7 << 32))  # of the first one, and late
+    with engine.connect() as connection:
+        assert runs.find_run(connection, "r").state == "finished"
+
+
 def test_an_unknown_session_is_asked_for_its_hello(engine):
     assert store(engine, batch(seq=5)).hello_wanted
     hello = wire.Hello(started_at=1.0, config={"lr": math.nan})
