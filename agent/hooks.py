@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from rankscope.agent import scripting
 from rankscope.agent.dynamo import (
     in_one_graph,
     leave_alone,
@@ -55,6 +56,7 @@ class RootHook:
 
     # torch.jit looks at the names of a module's hooks.
     __name__ = "rankscope_root_hook"
+    of_rankscope = True
 
     def __init__(self, listener: ForwardListener | None = None) -> None:
         self._listener = None if listener is None else weakref.ref(listener)
@@ -64,7 +66,7 @@ class RootHook:
     ) -> None:
         """Tells the monitor, if it still lives and this is not a copy."""
         listener = None if self._listener is None else self._listener()
-        if listener is not None and not torch.compiler.is_compiling():
+        if listener is not None and not (torch.compiler.is_compiling() or torch._C._is_tracing()):
             listener.root_forward(module, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RootHook:
@@ -88,6 +90,7 @@ def watch_steps(listener: StepListener) -> None:
     if not _handles:
         _handles.append(register_optimizer_step_pre_hook(_before_step))
         _handles.append(register_optimizer_step_post_hook(_after_step))
+        scripting.begin()
 
 
 def unwatch_steps(listener: StepListener) -> None:
@@ -98,6 +101,7 @@ def unwatch_steps(listener: StepListener) -> None:
         for handle in _handles:
             handle.remove()
         _handles.clear()
+        scripting.end()
 
 
 def _living() -> tuple[weakref.ref[Any], ...]:

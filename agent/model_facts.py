@@ -103,11 +103,11 @@ def wrapper_of(model: torch.nn.Module) -> str:
 
 
 def first_step(optimizer: Any) -> int:
-    """Steps that the optimizer has taken before, read off its state; 0 for a fresh one."""
+    """Steps that the optimizer has taken before, read off its state; 0 for a fresh one.
+
+    Those of the parameter that has taken most: others may have been frozen for a while.
+    """
     state = getattr(optimizer, "state", None) or {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            step = state.get(parameter, {}).get("step")
-            if step is not None:
-                return int(step)
-    return 0
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    steps = [state.get(p, {}).get("step") for p in every]
+    return max((int(step) for step in steps if step is not None), default=0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 from fnmatch import fnmatchcase
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -38,13 +40,20 @@ class Tracked:
         self.group = self._found(_TABLE)
 
     def changed(self) -> bool:
-        """Whether a parameter was replaced, added, frozen or unfrozen; some 50 ns a parameter."""
-        for place, name, parameter, trainable in self._places:
-            if place.get(name) is not parameter or parameter.requires_grad is not trainable:
+        """Whether a parameter or module was replaced or added, a parameter frozen or unfrozen.
+
+        Some 50 ns a parameter or module.
+        """
+        for parameter, trainable in self._trainable:
+            if parameter.requires_grad is not trainable:
+                return True
+        for place, known in self._places:
+            if len(place) != len(known) or not all(map(is_, place.values(), known)):
                 return True
         groups = self._optimizer.param_groups
-        return len(groups) != len(self._counts) or any(
-            len(group["params"]) != count for group, count in zip(groups, self._counts, strict=True)
+        return len(groups) != len(self._groups) or any(
+            len(group["params"]) != len(known) or not all(map(is_, group["params"], known))
+            for group, known in zip(groups, self._groups, strict=True)
         )
 
     def renew(self) -> str:
@@ -82,13 +91,13 @@ class Tracked:
 
     def _found(self, table: str) -> TensorGroup:
         names, parameters = model_facts.trainable_parameters(self._model, self._optimizer)
-        self._places = [
-            (module._parameters, name, parameter, parameter.requires_grad)
-            for module in self._model.modules()
-            for name, parameter in module._parameters.items()
-            if parameter is not None
-        ]
-        self._counts = [len(group["params"]) for group in self._optimizer.param_groups]
+        places: list[dict[str, Any]] = []
+        for module in self._model.modules():
+            places += [p for p in (module._parameters, module._modules) if p]
+        self._places = [(place, tuple(place.values())) for place in places]
+        self._groups = [tuple(group["params"]) for group in self._optimizer.param_groups]
+        seen = dict.fromkeys((*self._model.parameters(), *chain.from_iterable(self._groups)))
+        self._trainable = [(parameter, parameter.requires_grad) for parameter in seen]
         return TensorGroup(table, names, parameters, parts=self._parts(names))
 
     def _parts(self, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -181,6 +181,7 @@ class OutputHook:
 
     # torch.jit looks at the names of a module's hooks.
     __name__ = "rankscope_output_hook"
+    of_rankscope = True
 
     def __init__(self, listener: Any = None, module: torch.nn.Module | None = None) -> None:
         self._listener = None if listener is None else weakref.ref(listener)
@@ -193,7 +194,7 @@ class OutputHook:
     ) -> None:
         """Tells the probe, which takes the hook off once it knows what the model returns."""
         listener = None if self._listener is None else self._listener()
-        if listener is None or torch.compiler.is_compiling():
+        if listener is None or torch.compiler.is_compiling() or torch._C._is_tracing():
             return
         listener.model_returned(output, args, kwargs)
 

@@ -27,6 +27,7 @@ class ModuleHook:
 
     # torch.jit looks at the names of a module's hooks.
     __name__ = "rankscope_module_hook"
+    of_rankscope = True
 
     def __init__(self, listener: CallListener | None = None, place: int = 0) -> None:
         self._listener = None if listener is None else weakref.ref(listener)
@@ -34,7 +35,7 @@ class ModuleHook:
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Tells the probe, if it still lives and this is not a copy."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or torch._C._is_tracing():
             return
         listener = None if self._listener is None else self._listener()
         if listener is not None:
