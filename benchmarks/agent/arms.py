@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -44,6 +45,14 @@ class ProcessWide:
 
     def __init__(self) -> None:
         self._before = {owner: dict(vars(owner)) for owner in self._OWNERS}
+        # A function may also keep its place and be given other code.
+        self._code_before = {
+            f: f.__code__
+            for before in self._before.values()
+            for f in before.values()
+            if type(f) is FunctionType
+        }
+        self._codes: list[tuple[FunctionType, Any, Any]] = []
         self._changes: list[tuple[Any, str, Any, Any]] = []
         self._dicts = [
             (name, table)
@@ -61,11 +70,18 @@ class ProcessWide:
             now = dict(vars(owner))
             for name in before.keys() | now.keys():
                 old, new = before.get(name, _MISSING), now.get(name, _MISSING)
+                # What is new and nobody's but the agent's own costs nothing where it lies.
+                if old is _MISSING and name.startswith("_rankscope"):
+                    continue
                 if old is not new and name not in ("__abstractmethods__", "_abc_impl"):
                     self._changes.append((owner, name, old, new))
         for (name, table), known in zip(self._dicts, self._hooks_before, strict=True):
             self._hooks += [(name, table, key, table[key]) for key in table if key not in known]
+        self._codes = [
+            (f, code, f.__code__) for f, code in self._code_before.items() if f.__code__ is not code
+        ]
         patched = [f"{o.__name__}.{name}" for o, name, _, _ in self._changes]
+        patched += [f"{f.__module__}.{f.__qualname__}" for f, _, _ in self._codes]
         return sorted(patched + [name for name, _, _, _ in self._hooks])
 
     def switch(self, active: bool) -> None:
@@ -79,6 +95,8 @@ class ProcessWide:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+        for function, old_code, new_code in self._codes:
+            function.__code__ = new_code if active else old_code
         for _, table, key, hook in self._hooks:
             if active:
                 table[key] = hook

@@ -45,8 +45,11 @@ class Plan:
 
 
 # The dense start of the agent is over after 8 steps, and its sampling is thinned by its own
-# measurements some dozens later.
+# measurements some dozens later. On short steps, where even losses are sampled, that begins after
+# 1,024 steps.
 _WARM_UP_STEPS = 80
+_WARM_UP_SHORT_STEPS = 1150
+_SHORT_SECONDS = 0.018
 # Blocks are short beside what other processes of the machine do, long beside what the first step
 # after a change of the trainer costs; that one is not measured.
 _BLOCK_SECONDS = 0.06
@@ -84,7 +87,9 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
     # tensors happen to lie in memory can make a step slower by more than the agent does.
     trainers = [Trainer(workload, batch) for _ in range(3)]
     # Odd, so that no block falls into the rhythm of a sampling at powers of two.
-    steps = max(3, round(_BLOCK_SECONDS / _typical(trainers, workload))) | 1
+    typical = _typical(trainers, workload)
+    steps = max(3, round(_BLOCK_SECONDS / typical)) | 1
+    warm_up = _WARM_UP_SHORT_STEPS if typical < _SHORT_SECONDS else _WARM_UP_STEPS
     rounds: list[Round] = []
     clock = _Clock()
     runs: list[str] = []
@@ -99,7 +104,7 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
         process_wide = watched.process_wide
         arms: dict[str, Arm] = {"plain": Plain(slots[0]), "agent": watched, "tensorboard": writer}
         for name, arm in arms.items():
-            clock.block(arm, 0, _WARM_UP_STEPS if name == "agent" else 10)
+            clock.block(arm, 0, warm_up if name == "agent" else 10)
         clock.background.look()
         before = clock.background.seconds()
         until = time.perf_counter() + workload.seconds * plan.scale / 2
