@@ -84,7 +84,8 @@ class Aligner:
     """
 
     def __init__(self, metrics: Collection[str]) -> None:
-        self.metrics = frozenset(metrics) | {name for name, _, _ in COMPARED_SERIES}
+        compared = {name for name, _, _ in COMPARED_SERIES}
+        self.metrics = frozenset(metrics) | compared | {"grad_norm_preclip"}
         self.stages = frozenset((*REPLICATED, *WATCHED_WORDS, "local_gradient"))
         self._wanted = frozenset(metrics)
         self.last_step = -1
@@ -375,6 +376,7 @@ class Aligner:
             if metric in series:
                 by_value = partial(compare.compare_values, tolerance=tolerance)
                 self._compare(found, parts, series[metric], stage, by_value, ranks, steps)
+        self._told_from_clipping(found, series, ranks, steps)
         of_words: dict[tuple[int, str], Comparison] = {}
         for stage, words in all_words.items():
             if stage in REPLICATED:
@@ -394,7 +396,13 @@ class Aligner:
                 if compared is not None:
                     made.append(compared)
             if made:
-                found[key] = compare.merged(made)
+                # Gradients are fingerprinted as they were applied.
+                clipped = (key[0], "clipped_gradient")
+                stage = "clipped_gradient" if clipped in found else key[1]
+                if key[1] != "reduced_gradient" or clipped not in found:
+                    found[key] = compare.merged(made)
+                else:
+                    found[clipped] = replace(compare.merged(made), stage=stage)
         paired = [
             int(ranks[row])
             for rows in self._replicas.classes("parameters", ranks)
@@ -405,6 +413,38 @@ class Aligner:
         chain = {stage: n for n, stage in enumerate(STAGES)}
         ordered = sorted(found, key=lambda k: (k[0], chain[k[1]]))
         return tuple(found[key] for key in ordered)
+
+    def _told_from_clipping(
+        self,
+        found: dict[tuple[int, str], Comparison],
+        series: Mapping[str, Series],
+        ranks: Int64,
+        steps: Int64,
+    ) -> None:
+        """Where gradients differ as they were applied, but not before clipping, that link broke.
+
+        A rank that posts no norm before clipping has not clipped.
+        """
+        applied, before = series.get("grad_norm"), series.get("grad_norm_preclip")
+        if applied is None or before is None:
+            return
+        for key in [k for k, c in found.items() if k[1] == "reduced_gradient" and not c.equal]:
+            column = int(np.searchsorted(steps, key[0]))
+            rows = np.flatnonzero(np.isin(ranks, found[key].ranks) & applied.present[:, column])
+            if not before.present[rows, column].any():
+                continue
+            norms = np.where(
+                before.present[rows, column],
+                before.values[rows, column],
+                applied.values[rows, column],
+            )
+            # Clipping adds the squares up in another order than the norm of what was applied.
+            reduced = compare.compare_values(
+                *key, ranks[rows], norms, tolerance=10 * compare.NORM_TOLERANCE
+            )
+            if reduced.equal:
+                found[key[0], "clipped_gradient"] = replace(found[key], stage="clipped_gradient")
+                found[key] = reduced
 
     def _compare(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 from rankscope.agent import wire
 from rankscope.server.detectors.base import Detector
 from rankscope.server.detectors.data import Duplicated, Overlap, Replayed
-from rankscope.server.detectors.desync import Buffers, Desync
+from rankscope.server.detectors.desync import Buffers, Config, Desync, Progress
 from rankscope.server.detectors.loss import (
     LossDiverging,
     LossNonFinite,
@@ -17,6 +17,7 @@ from rankscope.server.detectors.loss import (
 )
 from rankscope.server.detectors.rank import RankLossOutlier, RankSilent
 from rankscope.server.detectors.reduction import ReductionWrong
+from rankscope.server.detectors.update import ScheduleMismatch, UpdateMissing
 
 # What a user reads about a detector is its docstring; its first paragraph needs no heading.
 SECTIONS = ("Statistic:", "Severity:", "Evidence:", "Source:")
@@ -34,6 +35,10 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     Duplicated,
     Replayed,
     Overlap,
+    UpdateMissing,
+    ScheduleMismatch,
+    Config,
+    Progress,
 )
 
 

@@ -361,6 +361,8 @@ def chain(
         rate = 0.05
         if fault == "schedule":
             rate = 0.05 * 0.97 ** (step * ranks)
+        if fault == "ended-schedule":
+            rate = 0.05 * max(0.0, 1 - step / 20)
         if fault == "slow-schedule":
             rate = 0.05 * 0.97**step
         row: list[Said] = []
@@ -370,7 +372,7 @@ def chain(
         for r in range(ranks):
             said = Said()
             alone = fault == "skips" and r == rank and step == at
-            stuck = fault == "frozen" and hit
+            stuck = fault in ("frozen", "holds-others-frozen") and hit
             if fault == "one-frozen" and hit:
                 stuck = r == rank
             unchanged = 0
@@ -466,13 +468,15 @@ def chain(
         configs[rank] = config_of(parameter_groups=[{"lr": 0.1, "momentum": 0.9}])
     if fault == "other-commit":
         configs[rank] = config_of(git_commit="9e01bb")
+    if fault == "other-torch":
+        configs[rank] = config_of(torch="2.12.1")
     if fault == "other-threads":
         configs[rank] = config_of(threads=7)
     if fault == "other-trainable":
         configs[rank] = config_of(trainable_digest="dd", frozen_tensors=2)
-    if fault in ("holds-others", "holds-most"):
-        missing = list(NAMES) if fault == "holds-others" else ["head.weight", "head.bias"]
-        held_share = 0.0 if fault == "holds-others" else 1.0
+    if fault in ("holds-others", "holds-others-frozen", "holds-most"):
+        missing = ["head.weight", "head.bias"] if fault == "holds-most" else list(NAMES)
+        held_share = 1.0 if fault == "holds-most" else 0.0
         configs = [
             config_of(
                 optimizer_tensors={

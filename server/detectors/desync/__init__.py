@@ -5,6 +5,8 @@ hide what happens to the parameters.
 """
 
 from rankscope.server.detectors.desync.buffers import Buffers
+from rankscope.server.detectors.desync.config import Config
 from rankscope.server.detectors.desync.detector import Desync
+from rankscope.server.detectors.desync.progress import Progress
 
-__all__ = ["Buffers", "Desync"]
+__all__ = ["Buffers", "Config", "Desync", "Progress"]

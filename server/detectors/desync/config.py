@@ -1,0 +1,256 @@
+"""Ranks that were started with different code, models, optimizers or libraries."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.wording import count, listing, ranks, sentences
+from rankscope.server.window import Window
+
+# What ranks say of themselves: how much it matters that it is the same, and how a person calls it.
+# What belongs to a model must agree among those that hold the same tensors only. Settings of the
+# optimizer are compared step by step (`desync.hyperparameters`).
+_OF_THE_MODEL = {
+    "model": ("critical", "class of the model"),
+    "parameters_digest": ("critical", "names, shapes or order of the parameters"),
+    "trainable_digest": ("critical", "which parameters are trained"),
+    "buffers_digest": ("warning", "names or shapes of the buffers"),
+    "optimizer": ("critical", "class of the optimizer"),
+    "optimizer_tensors/order_digest": ("critical", "what the optimizer holds, or in which order"),
+    "training_mode": ("warning", "training or evaluation mode"),
+    "tied": ("warning", "which parameters are tied"),
+    "data_parallel/broadcast_buffers": ("warning", "broadcast_buffers"),
+    "data_parallel/find_unused_parameters": ("warning", "find_unused_parameters"),
+    "data_parallel/static_graph": ("warning", "static_graph"),
+    "data_parallel/require_backward_grad_sync": ("warning", "require_backward_grad_sync"),
+    "data_parallel/communication_hooks": ("critical", "communication hooks"),
+    "data_parallel/ignored": ("critical", "parameters that DDP ignores"),
+    "data_parallel/group_size": ("critical", "size of the process group"),
+    "data_parallel/backend": ("warning", "backend"),
+}
+_OF_THE_JOB = {
+    "git_commit": ("warning", "commit of the code"),
+    "script": ("warning", "script"),
+    "precision/default_dtype": ("warning", "default dtype"),
+    "precision/autocast": ("warning", "autocast"),
+    "precision/float32_matmul": ("info", "precision of float32 products"),
+    "precision/cudnn_tf32": ("info", "TF32 in cuDNN"),
+    "determinism/deterministic_algorithms": ("info", "deterministic algorithms"),
+    "torch": ("info", "version of torch"),
+    "python": ("info", "version of Python"),
+    "numpy": ("info", "version of numpy"),
+    "cuda": ("info", "version of CUDA"),
+    "device": ("info", "kind of device"),
+    "device_name": ("info", "device"),
+}
+_GRACE = 20
+_DETAILS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting that is not the same everywhere.
+
+    Attributes:
+        values: value, as JSON -> ranks that have it; the most frequent first.
+        decided: whether most ranks have the first.
+    """
+
+    key: str
+    severity: str
+    called: str
+    values: tuple[tuple[str, tuple[int, ...]], ...]
+    decided: bool
+
+    @property
+    def guilty(self) -> tuple[int, ...]:
+        """Ranks that have another value than most; all of them where there is no majority."""
+        others = self.values[1:] if self.decided else self.values
+        return tuple(sorted(rank for _, held in others for rank in held))
+
+
+@dataclass(slots=True)
+class ConfigState:
+    """What is remembered: the configurations last compared, and what came of that."""
+
+    steps: int = 0
+    compared: int = 0
+    known: Mapping[int, Mapping[str, Any]] | None = None
+    settings: tuple[Setting, ...] = ()
+    first_step: int = 0
+
+
+class Config(Detector[ConfigState]):
+    """Ranks that were not started alike: other code, another model, other libraries.
+
+    Statistic:
+        What each process says of itself at attach, compared as text: what belongs to the model
+        among ranks that hold the same tensors, code and libraries among all. It stands until the
+        ranks are started again. Settings of the optimizer are `desync.hyperparameters`.
+
+    Severity:
+        That of the worst difference: critical for model, optimizer, trained parameters and what is
+        reduced; warning for code and modes; info for versions and devices.
+
+    Evidence:
+        `settings`: for each, its values and the ranks that have them.
+
+    Source:
+        pytorch/pytorch#32426 and others: a node with another checkout or another file.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("desync.config",)
+    min_ranks: ClassVar[int] = 2
+
+    def start(self) -> ConfigState:
+        """Nothing known yet."""
+        return ConfigState()
+
+    def advance(self, window: Window, state: ConfigState) -> Outcome:
+        """Compares, once all ranks have said what they are, and after a restart."""
+        state.steps += len(window.steps)
+        configs = {r: c for r, c in window.configs.items() if c}
+        whole = len(configs) == window.world_size and len(window.ranks) == window.world_size
+        if whole and len(window.steps) and configs != state.known:
+            state.known = configs
+            state.compared = len(configs)
+            state.settings = _differences(window, configs)
+            newest = [begins[-1] for begins in window.begins.values() if begins]
+            state.first_step = min(newest, default=int(window.steps[0]))
+        findings: tuple[Finding, ...] = ()
+        if state.settings:
+            findings = (_finding(state.settings, state.first_step, window.last_step),)
+        return Outcome({"desync.config": _check(window, state)}, findings)
+
+
+def _differences(window: Window, configs: Mapping[int, Mapping[str, Any]]) -> tuple[Setting, ...]:
+    found = []
+    for key, (severity, called) in _OF_THE_MODEL.items():
+        for members in window.replicas:
+            if len(members) > 1:
+                found.append(_difference(key, severity, called, configs, members))
+    everyone = tuple(int(r) for r in window.ranks)
+    for key, (severity, called) in _OF_THE_JOB.items():
+        found.append(_difference(key, severity, called, configs, everyone))
+    return tuple(setting for setting in found if setting is not None)
+
+
+def _difference(
+    key: str,
+    severity: str,
+    called: str,
+    configs: Mapping[int, Mapping[str, Any]],
+    members: tuple[int, ...],
+) -> Setting | None:
+    values: dict[str, list[int]] = defaultdict(list)
+    for rank in members:
+        value = _value(configs[rank], key)
+        if value is not None:
+            values[value].append(rank)
+    if len(values) < 2:
+        return None
+    ordered = sorted(values.items(), key=lambda item: (-len(item[1]), item[0]))
+    decided = len(ordered[0][1]) > len(ordered[1][1]) and len(members) > 2
+    return Setting(key, severity, called, tuple((v, tuple(r)) for v, r in ordered), decided)
+
+
+def _value(config: Mapping[str, Any], key: str) -> str | None:
+    """A setting as text; None where the rank did not say it."""
+    part: Any = config
+    for name in key.split("/"):
+        if not isinstance(part, Mapping) or name not in part:
+            return None
+        part = part[name]
+    if key == "device":
+        part = str(part).split(":")[0]  # each rank has its own
+    return part if isinstance(part, str) else json.dumps(part, sort_keys=True, default=str)
+
+
+def _finding(settings: tuple[Setting, ...], step: int, last_step: int) -> Finding:
+    order = ("critical", "warning", "info")
+    ranked = sorted(settings, key=lambda s: order.index(s.severity))
+    worst = ranked[0]
+    decided = all(s.decided for s in ranked)
+    guilty = tuple(sorted({r for s in ranked if s.severity == worst.severity for r in s.guilty}))
+    names = listing(list(dict.fromkeys(s.called for s in ranked)), most=4)
+    more = f" and {len(ranked) - 1} more" if len(ranked) > 1 else ""
+    nobody = ""
+    if not decided:
+        nobody = "No value is that of most ranks, so nothing tells which ones are wrong."
+    return Finding(
+        kind="desync.config",
+        severity=worst.severity,
+        title=f"{ranks(guilty).capitalize()} "
+        + ("was" if len(guilty) == 1 else "were")
+        + f" started differently ({worst.called}{more})",
+        seen_step=step,
+        last_step=max(last_step, step),
+        first_step=step,
+        ranks=guilty,
+        stage="start",
+        cause=sentences(
+            f"When the monitor was attached, the ranks differed in {names}.",
+            *(_told(setting) for setting in ranked[:3]),
+            nobody,
+        ),
+        remedy=_remedy(worst),
+        # It stands until they are started again, and then it is said anew.
+        clear_after=0,
+        evidence={
+            "settings": {
+                s.key: {value[:200]: list(held) for value, held in s.values}
+                for s in ranked[:_DETAILS]
+            }
+        },
+    )
+
+
+def _told(setting: Setting) -> str:
+    said = []
+    for value, held in setting.values[:3]:
+        readable = "other" if setting.key.endswith("digest") else value[:60]
+        said.append(f"{readable} on {ranks(held)}")
+    if setting.key.endswith("digest"):
+        return f"{setting.called.capitalize()}: not the same on {ranks(setting.guilty)}."
+    return f"{setting.called.capitalize()}: {listing(said)}."
+
+
+def _remedy(worst: Setting) -> str:
+    if worst.severity == "info":
+        return (
+            "Use the same libraries and devices on all nodes, or accept that results differ in "
+            "their last digits."
+        )
+    if worst.key in ("git_commit", "script"):
+        return "Start all ranks from one checkout: update the node that is behind, and restart."
+    return (
+        "Build model and optimizer from one configuration on all ranks, without conditions on the "
+        "rank, and start them again."
+    )
+
+
+def _check(window: Window, state: ConfigState) -> Check:
+    if state.settings:
+        return Check(
+            Status.OPEN, f"{_finding(state.settings, state.first_step, window.last_step).title}."
+        )
+    if state.compared:
+        return Check(
+            Status.OK,
+            f"{count(state.compared, 'rank')} were started with the same code and model.",
+        )
+    said = sum(bool(c) for c in window.configs.values())
+    if state.steps < _GRACE:
+        return Check(
+            Status.INSUFFICIENT_DATA,
+            f"{said} of {window.world_size} ranks have said how they were started.",
+        )
+    return Check(
+        Status.MISSING_INPUT,
+        f"Only {said} of {window.world_size} ranks have said how they were started.",
+    )

@@ -1,0 +1,297 @@
+"""Ranks that have not taken the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.compare import labels_of
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
+from rankscope.server.window import Float64, Int64, Window
+
+_GRACE = 20
+# What is counted, and how a person calls it.
+_COUNTED = {
+    "optimizer_steps": "steps of the optimizer",
+    "steps_skipped": "skipped steps",
+    "amp_scale": "a loss scale of",
+}
+
+
+@dataclass(slots=True)
+class Behind:
+    """Ranks that counted differently.
+
+    Attributes:
+        what: one of `_COUNTED`, or `begin` for the step at which they began.
+        values: by rank, at the first step.
+        guilty: those outside the majority; all where there is none.
+    """
+
+    what: str
+    values: dict[int, float]
+    guilty: tuple[int, ...]
+    decided: bool
+    before: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ProgressState:
+    """What is remembered: steps compared, and the last values of each."""
+
+    steps: int = 0
+    judged: int = 0
+    began: tuple[int, ...] = ()
+    begin: Behind | None = None
+    begin_step: int = 0
+    last: dict[str, dict[int, float]] = field(default_factory=dict)
+    watch: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
+
+
+class Progress(Detector[ProgressState]):
+    """Ranks that have taken different numbers of steps, or began at different ones.
+
+    A rank that skips a step by its own overflow check, or resumes at another step than the others,
+    leaves them: schedules, seeds and checkpoints no longer belong together.
+
+    Statistic:
+        `optimizer_steps`, `steps_skipped` and `amp_scale` of a step, equal on all ranks that hold
+        the same tensors, and the step at which each rank's newest process began. Over after 8 steps
+        of agreement.
+
+    Severity:
+        Critical; warning for the loss scale alone.
+
+    Evidence:
+        `what` (the series, or `begin`), `values` by rank at the first step, `decided`.
+
+    Source:
+        facebookresearch/fairscale#181 (`found_inf` not reduced), PaddlePaddle/PaddleNLP#7256
+        (resumed at another step).
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("desync.progress",)
+    wants: ClassVar[tuple[str, ...]] = tuple(_COUNTED)
+    min_ranks: ClassVar[int] = 2
+
+    def start(self) -> ProgressState:
+        """Nothing compared yet."""
+        return ProgressState()
+
+    def advance(self, window: Window, state: ProgressState) -> Outcome:
+        """Compares the counters step by step."""
+        state.steps += len(window.steps)
+        classes = [c for c in window.replicas if len(c) > 1]
+        self._begun(window, state)
+        found: dict[int, list[Behind]] = {}
+        judged: set[int] = set()
+        for what in _COUNTED:
+            steps, rows = rank_rows(window, what)
+            if not len(steps):
+                continue
+            last = state.last.setdefault(what, {})
+            for members in classes:
+                columns = np.flatnonzero(np.isin(window.ranks, members))
+                held = rows[:, columns]
+                told = ~np.isnan(held)
+                enough = told.sum(axis=1) > 1
+                judged |= set(steps[enough].tolist())
+                lowest = np.where(told, held, np.inf).min(axis=1)
+                highest = np.where(told, held, -np.inf).max(axis=1)
+                who = window.ranks[columns]
+                for row in np.flatnonzero(enough & (lowest != highest)).tolist():
+                    behind = _behind(what, who[told[row]], held[row][told[row]])
+                    before = _newest(window.ranks, rows[:row], last)
+                    behind.before = {int(r): before[int(r)] for r in who if int(r) in before}
+                    found.setdefault(int(steps[row]), []).append(behind)
+            state.last[what] = _newest(window.ranks, rows, last)
+        for step in sorted(judged):
+            state.judged += 1
+            if step in found:
+                state.watch.bad(step, found[step][0])
+            else:
+                state.watch.good(step)
+        findings = [_finding(e) for e in state.watch.take(window.last_step)]
+        if state.begin is not None:
+            findings.append(_apart(state.begin, state.begin_step, window.last_step))
+        return Outcome({"desync.progress": _check(window, state)}, tuple(findings))
+
+    def _begun(self, window: Window, state: ProgressState) -> None:
+        if len(window.ranks) < window.world_size or not len(window.steps):
+            return
+        begins = [window.begins.get(int(rank), ()) for rank in window.ranks]
+        attempts = {len(b) for b in begins}
+        if len(attempts) != 1 or 0 in attempts:
+            return  # only some were started again: they catch up with the others
+        began = tuple(b[-1] for b in begins)
+        if began == state.began:
+            return
+        state.began = began
+        state.begin = None
+        if len(set(began)) > 1:
+            state.begin = _behind("begin", window.ranks, np.array(began, dtype=np.float64))
+            state.begin_step = min(began)
+
+
+def _newest(ranks_: Int64, rows: Float64, last: Mapping[int, float]) -> dict[int, float]:
+    """Each rank's last value in rows, float64 [S, R]; what was known before where there is none."""
+    known = dict(last)
+    told = ~np.isnan(rows)
+    for column in np.flatnonzero(told.any(axis=0)).tolist():
+        newest = int(np.flatnonzero(told[:, column])[-1])
+        known[int(ranks_[column])] = float(rows[newest, column])
+    return known
+
+
+def _behind(what: str, who: Int64, values: Float64) -> Behind:
+    labels, decided = labels_of(values)
+    decided = decided and len(who) > 2
+    guilty = who[labels > 0] if decided else who
+    return Behind(
+        what,
+        {int(r): float(v) for r, v in zip(who, values, strict=True)},
+        tuple(int(r) for r in guilty),
+        decided,
+    )
+
+
+def _finding(episode: Episode[Behind]) -> Finding:
+    behind, step = episode.facts, episode.first_step
+    what, guilty = _COUNTED[behind.what], behind.guilty
+    who = ranks(guilty).capitalize()
+    verb = "has" if len(guilty) == 1 else "have"
+    told = _told(behind, what)
+    if behind.what == "amp_scale":
+        title = f"{who} {verb} another loss scale since step {step}"
+        cause = f"At step {step}, {told}: their gradients are weighted unequally from here on."
+        remedy = (
+            "Let all ranks agree on overflows (reduce `found_inf` before `scaler.update()`), "
+            "restore the scaler's state on every rank, and start it with one value."
+        )
+    elif behind.what == "steps_skipped" or _one_missing(behind):
+        title = f"{who} {verb} skipped other steps than the rest, at step {step}"
+        cause = (
+            f"At step {step}, {told}: an overflow was seen on some ranks only, and each decided "
+            "alone whether to step. What they hold differs by this step."
+        )
+        remedy = (
+            "Reduce `found_inf` over all ranks (MAX) before the decision to skip, or unscale "
+            "after the reduction; then broadcast parameters and optimizer state."
+        )
+    else:
+        title = f"{who} {verb} taken another number of steps at step {step}"
+        cause = (
+            f"At step {step}, {told}: a rank was resumed from another checkpoint, took further "
+            "steps, or left some out."
+        )
+        remedy = (
+            "Restore the same checkpoint, its step and its optimizer on every rank, and call "
+            "`optimizer.step()` under the same conditions everywhere."
+        )
+    if not behind.decided:
+        title = title.replace("another", "different").replace(
+            "other steps than the rest", "different steps"
+        )
+    return Finding(
+        kind="desync.progress",
+        severity="warning" if behind.what == "amp_scale" else "critical",
+        title=title,
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=guilty,
+        stage="parameters" if step else "start",
+        cause=sentences(cause, _guess(behind)),
+        remedy=remedy,
+        clear_after=episode.clear_after,
+        evidence={
+            "what": behind.what,
+            "values": {str(r): v for r, v in behind.values.items()},
+            "decided": behind.decided,
+        },
+    )
+
+
+def _apart(behind: Behind, step: int, last_step: int) -> Finding:
+    who = ranks(behind.guilty).capitalize()
+    begun = "began" if behind.decided else "began each"
+    return Finding(
+        kind="desync.progress",
+        key="begin",
+        severity="critical",
+        title=f"{who} {begun} at another step than the rest",
+        seen_step=step,
+        last_step=max(step, last_step),
+        first_step=step,
+        ranks=behind.guilty,
+        stage="start",
+        cause=sentences(
+            f"The ranks did not begin at the same step: {_told(behind, 'step')}. The checkpoint "
+            "was found on some ranks only, or they resumed from different ones: schedules, seeds "
+            "and save points disagree.",
+            _guess(behind),
+        ),
+        remedy=(
+            "Decide on one rank which checkpoint is loaded and broadcast that decision, or put "
+            "checkpoints where all nodes can read them."
+        ),
+        clear_after=0,
+        evidence={
+            "what": "begin",
+            "values": {str(r): v for r, v in behind.values.items()},
+            "decided": behind.decided,
+        },
+    )
+
+
+def _told(behind: Behind, what: str) -> str:
+    by_value: dict[float, list[int]] = {}
+    for rank, value in behind.values.items():
+        by_value.setdefault(value, []).append(rank)
+    said = []
+    for value, held in sorted(by_value.items(), key=lambda item: len(item[1])):
+        verb = "has" if len(held) == 1 else "have"
+        if what.endswith(" of"):
+            said.append(f"{ranks(held)} {verb} {what} {number(value)}")
+        elif what == "step":
+            said.append(f"{ranks(held)} at step {value:,.0f}")
+        else:
+            said.append(f"{ranks(held)} {verb} {value:,.0f} {what}")
+    return listing(said, most=4)
+
+
+def _one_missing(behind: Behind) -> bool:
+    """Whether they were level at the step before, and differ by one now."""
+    return (
+        len(set(behind.before.values())) == 1
+        and max(behind.values.values()) - min(behind.values.values()) == 1
+    )
+
+
+def _guess(behind: Behind) -> str:
+    if behind.decided:
+        return ""
+    if len(behind.values) == 2:
+        return "With two ranks, nothing tells which one is wrong."
+    return "No value is that of most ranks, so nothing tells which ones are wrong."
+
+
+def _check(window: Window, state: ProgressState) -> Check:
+    episode = state.watch.open(window.last_step)
+    if state.begin is not None:
+        return Check(Status.OPEN, f"{_apart(state.begin, state.begin_step, 0).title}.")
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode).title}.")
+    if not state.judged:
+        if state.steps < _GRACE:
+            return Check(Status.INSUFFICIENT_DATA, "No counters have been compared yet.")
+        return Check(Status.MISSING_INPUT, "No two replicas post optimizer_steps.")
+    return Check(
+        Status.OK, f"All ranks had taken the same steps at {count(state.judged, 'checked step')}."
+    )

@@ -1,0 +1,334 @@
+"""Steps that leave parameters as they were although there are gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.wording import count, listing, ranks, sentences
+from rankscope.server.window import Window
+
+_GRACE = 20
+# Observations on end in which a tensor was left as it was; a whole model needs fewer.
+_SOME, _ALL = 4, 2
+# A learning rate this far below its largest moves small tensors by less than their last bit.
+_SMALL_RATE = 1e-3
+
+
+@dataclass(slots=True)
+class Still:
+    """Parameters that do not move.
+
+    Attributes:
+        ranks: on which.
+        tensors: how many, most of all; of `of`; 0 where only the whole model is known.
+        whole: whether nothing moves at all.
+        names: of the tensors, where they are known.
+        held_elsewhere: whether the optimizer was known to hold other tensors from the start.
+    """
+
+    ranks: tuple[int, ...]
+    tensors: int
+    of: int
+    whole: bool
+    names: tuple[str, ...] = ()
+    held_elsewhere: bool = False
+
+
+@dataclass(slots=True)
+class MissingState:
+    """What is remembered.
+
+    Attributes:
+        judged: steps at which an update was due and could be looked at.
+        words: whole-model word of each rank, and its step.
+        still: steps on end at which a rank's whole model did not move, and the first of them.
+        some: the same for single tensors, all ranks together.
+        highest: largest learning rate so far.
+        skipped: skipped steps so far, by rank.
+        held: the optimizer's coverage, as a finding; None where it covers the model.
+    """
+
+    steps: int = 0
+    judged: int = 0
+    words: dict[int, tuple[int, int]] = field(default_factory=dict)
+    still: dict[int, tuple[int, int]] = field(default_factory=dict)
+    some: int = 0
+    some_since: int = 0
+    highest: float = 0.0
+    skipped: dict[int, float] = field(default_factory=dict)
+    known: Mapping[int, Mapping[str, Any]] | None = None
+    uncovered: Still | None = None
+    elsewhere: Still | None = None
+    begun: int = 0
+    watch: Watch[Still] = field(default_factory=lambda: Watch(clear_after=16))
+
+
+class UpdateMissing(Detector[MissingState]):
+    """The optimizer steps, gradients are there, and parameters stay as they were.
+
+    Statistic:
+        At attach: which of the model's trained parameters the optimizer holds. After it: digests
+        of the parameters before and after a step, bit by bit; a whole model that did not move at
+        two observations on end, or tensors with a gradient that did not at four. Steps without a
+        gradient, with one that is not finite, skipped by a loss scaler, or with a learning rate
+        below a thousandth of the largest so far (it moves less than the last bit) do not count.
+        Over after 16 steps.
+
+    Severity:
+        Critical where nothing moves, warning for some of the tensors, info where the optimizer
+        leaves out a part of the model from the start (which may be meant).
+
+    Evidence:
+        `tensors` (that did not move) `of` so many, `whole`, `missing` (names that the optimizer
+        does not hold), `observed`.
+
+    Source:
+        huggingface/accelerate#2665: an optimizer built before the model was wrapped or moved.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("update.missing",)
+    wants: ClassVar[tuple[str, ...]] = ("tensors_unchanged", "grad_norm", "lr", "steps_skipped")
+
+    def start(self) -> MissingState:
+        """Nothing seen yet."""
+        return MissingState()
+
+    def advance(self, window: Window, state: MissingState) -> Outcome:
+        """Looks at what the optimizer holds, and at each step's parameters."""
+        state.steps += len(window.steps)
+        self._coverage(window, state)
+        words = window.words.get("parameters")
+        rows = {name: dict(_by_step(window, name)) for name in self.wants}
+        for column, step in enumerate(window.steps.tolist()):
+            rates = rows["lr"].get(step)
+            rate = float(np.nanmax(rates)) if rates is not None else None
+            if rate is not None:
+                state.highest = max(state.highest, rate)
+            norms, skipped = rows["grad_norm"].get(step), rows["steps_skipped"].get(step)
+            small = rate is not None and rate <= _SMALL_RATE * state.highest
+            due = np.ones(len(window.ranks), dtype=bool) & (not small)
+            if norms is None:
+                due &= False
+            else:
+                with np.errstate(invalid="ignore"):
+                    due &= np.isfinite(norms) & (norms > 0)
+            if skipped is not None:
+                for row, (rank, value) in enumerate(zip(window.ranks, skipped, strict=True)):
+                    if not np.isnan(value):
+                        due[row] &= value <= state.skipped.get(int(rank), 0.0)
+                        state.skipped[int(rank)] = float(value)
+            left = rows["tensors_unchanged"].get(step)
+            present = words.present[:, column] if words is not None else due & False
+            values = words.values[:, column] if words is not None else np.zeros(len(due), np.uint64)
+            self._step(window, state, step, due, left, present, values)
+        findings = [_finding(e, window) for e in state.watch.take(window.last_step)]
+        known = state.elsewhere or state.uncovered
+        if state.elsewhere is not None:
+            findings = []  # that nothing moves follows from it
+        if known is not None:
+            findings.append(_held(known, state.begun, max(window.last_step, state.begun)))
+        return Outcome({"update.missing": _check(window, state)}, tuple(findings))
+
+    def _step(
+        self,
+        window: Window,
+        state: MissingState,
+        step: int,
+        due: np.ndarray[Any, np.dtype[np.bool_]],
+        left: np.ndarray[Any, np.dtype[np.float64]] | None,
+        present: np.ndarray[Any, np.dtype[np.bool_]],
+        values: np.ndarray[Any, np.dtype[np.uint64]],
+    ) -> None:
+        looked, whole = False, []
+        for row in np.flatnonzero(present).tolist():
+            rank, word = int(window.ranks[row]), int(values[row])
+            before, state.words[rank] = state.words.get(rank), (step, word)
+            if before is None or before[0] != step - 1 or not due[row]:
+                continue
+            looked = True
+            if before[1] == word:
+                times, since = state.still.get(rank, (0, step))
+                state.still[rank] = (times + 1, since)
+                if times + 1 >= _ALL:
+                    whole.append(rank)
+            else:
+                state.still.pop(rank, None)
+        stuck = 0
+        some: list[int] = []
+        if left is not None:
+            # What the optimizer is known to leave out does not move in its steps.
+            left = left - (state.uncovered.tensors if state.uncovered is not None else 0)
+            told = ~np.isnan(left) & due
+            looked |= bool(told.any())
+            some = [int(r) for r in window.ranks[told & (left > 0)]]
+            if some:
+                stuck = int(np.nanmax(left))
+                state.some_since = step if not state.some else state.some_since
+                state.some += 1
+            elif told.any():
+                state.some = 0
+        if not looked:
+            return
+        state.judged += 1
+        of = int(window.config.get("parameter_tensors") or 0)
+        if whole:
+            since = min(state.still[rank][1] for rank in whole)
+            still = Still(tuple(whole), stuck, of, whole=True)
+            state.watch.bad(step, still, first_step=since)
+        elif some and (state.some >= _SOME or state.watch.open(step) is not None):
+            everything = of > 0 and stuck >= of
+            still = Still(tuple(some), stuck, of, whole=everything)
+            state.watch.bad(step, still, first_step=state.some_since)
+        elif left is not None or not some:
+            if not state.still and not state.some:
+                state.watch.good(step)
+
+    def _coverage(self, window: Window, state: MissingState) -> None:
+        """What the optimizer holds, as the ranks said at attach."""
+        configs = {r: c for r, c in window.configs.items() if c}
+        whole = len(configs) == window.world_size and len(window.ranks) == window.world_size
+        if not whole or not len(window.steps) or configs == state.known:
+            return
+        state.known = configs
+        state.elsewhere = state.uncovered = None
+        newest = [begins[-1] for begins in window.begins.values() if begins]
+        state.begun = min(newest, default=int(window.steps[0]))
+        elsewhere, partly, names, most, of = [], [], [], 0, 0
+        for rank, config in sorted(configs.items()):
+            held = config.get("optimizer_tensors")
+            if not isinstance(held, Mapping) or not held.get("count"):
+                continue
+            missing = int(held.get("missing_count") or 0)
+            of = max(of, int(config.get("parameter_tensors") or 0))
+            if missing and not held.get("of_the_model"):
+                elsewhere.append(rank)
+            elif missing:
+                partly.append(rank)
+            if missing > most:
+                most, names = missing, [str(n) for n in held.get("missing") or ()]
+        if elsewhere:
+            state.elsewhere = Still(
+                tuple(elsewhere), most, of, whole=True, names=tuple(names), held_elsewhere=True
+            )
+        elif partly:
+            state.uncovered = Still(
+                tuple(partly), most, of, whole=False, names=tuple(names), held_elsewhere=True
+            )
+
+
+def _by_step(window: Window, name: str) -> list[tuple[int, np.ndarray[Any, np.dtype[np.float64]]]]:
+    steps, rows = rank_rows(window, name)
+    return list(zip(steps.tolist(), rows, strict=True))
+
+
+def _finding(episode: Episode[Still], window: Window) -> Finding:
+    still, step = episode.facts, episode.first_step
+    where = "" if len(still.ranks) == window.world_size else f" on {ranks(still.ranks)}"
+    if still.whole:
+        what = "No parameter moves"
+    else:
+        of = f" of {still.of}" if still.of else ""
+        verb = "does" if still.tensors == 1 else "do"
+        what = f"{count(still.tensors, 'tensor')}{of} {verb} not move"
+    return Finding(
+        kind="update.missing",
+        severity="critical" if still.whole else "warning",
+        title=f"{what} since step {step} although there are gradients{where}",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=still.ranks,
+        stage="parameters",
+        cause=sentences(
+            f"Since step {step}, `optimizer.step()` has left "
+            + ("all parameters" if still.whole else "these parameters")
+            + f" as they were, bit for bit, at {count(episode.seen, 'checked step')}{where}, "
+            "although their gradients are not zero.",
+            "The optimizer holds other tensors than the model (it was built before the model was "
+            "wrapped, moved or given new parts), its learning rate for them is 0, or the update "
+            "is smaller than the last bit of a 16-bit parameter.",
+        ),
+        remedy=(
+            "Build the optimizer after the model has been moved, wrapped and changed; check the "
+            "learning rates of its groups; keep 32-bit master weights where parameters have 16."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "tensors": still.tensors,
+            "of": still.of,
+            "whole": still.whole,
+            "missing": list(still.names),
+            "observed": episode.seen,
+        },
+    )
+
+
+def _held(still: Still, step: int, last_step: int) -> Finding:
+    names = listing(list(still.names), most=4)
+    if still.whole:
+        title = f"The optimizer holds none of the model's {still.of} parameters"
+        cause = (
+            "When the monitor was attached, the optimizer held tensors of which none is a "
+            f"parameter of the model: its steps change nothing of {names or 'the model'}. It was "
+            "built before the model was wrapped, moved to a device or replaced."
+        )
+    else:
+        left = "tensor is" if still.tensors == 1 else "tensors are"
+        title = f"{still.tensors} of {still.of} trained {left} not in the optimizer"
+        cause = (
+            f"When the monitor was attached, the optimizer did not hold {names}, which "
+            f"{'requires' if still.tensors == 1 else 'require'} a gradient: no step changes "
+            f"{'it' if still.tensors == 1 else 'them'}. Another optimizer may do so; if none "
+            "does, they were added or replaced after it was built."
+        )
+    return Finding(
+        kind="update.missing",
+        key="held",
+        severity="critical" if still.whole else "info",
+        title=title,
+        seen_step=step,
+        last_step=last_step,
+        first_step=step,
+        ranks=still.ranks,
+        tensors=still.names,
+        stage="start",
+        cause=cause,
+        remedy=(
+            "Build the optimizer from `model.parameters()` after the model has been moved, wrapped "
+            "and changed, or add what is missing with `add_param_group`. Set `requires_grad` to "
+            "False for what is not to be trained."
+        ),
+        clear_after=0,
+        evidence={
+            "tensors": still.tensors,
+            "of": still.of,
+            "whole": still.whole,
+            "missing": list(still.names),
+        },
+    )
+
+
+def _check(window: Window, state: MissingState) -> Check:
+    episode = state.watch.open(window.last_step)
+    for still in (state.elsewhere, state.uncovered):
+        if still is not None:
+            return Check(Status.OPEN, f"{_held(still, state.begun, 0).title}.")
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+    if not state.judged:
+        if state.steps < _GRACE:
+            return Check(Status.INSUFFICIENT_DATA, "No update has been looked at yet.")
+        return Check(
+            Status.MISSING_INPUT,
+            "No rank posts its parameters of two steps on end together with its gradient's norm.",
+        )
+    return Check(
+        Status.OK, f"Every update moved the parameters, at {count(state.judged, 'checked step')}."
+    )
