@@ -31,6 +31,8 @@ DOORS = {
     "hooks.py:RootHook.__call__",
     "hooks.py:_before_step",
     "hooks.py:_after_step",
+    "hooks.py:_tell_before",
+    "hooks.py:_tell_after",
     "probes/amp.py:_wrapped.<locals>.step",
     "probes/amp.py:_wrapped.<locals>.step.<locals>.<listcomp>",
     "probes/clipping.py:_noting_kind.<locals>.total_norm",
