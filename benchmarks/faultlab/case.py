@@ -35,6 +35,7 @@ class Setting:
         server: URL.
         full: everything is sampled at every step.
         folder: for checkpoints and spools; the same on all ranks.
+        launch: how often the job has been started before.
     """
 
     world: int
@@ -45,6 +46,7 @@ class Setting:
     server: str = ""
     full: bool = False
     folder: str = ""
+    launch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,10 @@ class Case:
     def one(self) -> tuple[frozenset[int], ...]:
         """The guilty rank, told by what it posts of itself."""
         return (frozenset({self.guilty}),)
+
+    def all(self) -> tuple[frozenset[int], ...]:
+        """Every rank differs from every other, or two halves do: all of them are named."""
+        return (frozenset(range(self.world)),)
 
     def odd_one(self) -> tuple[frozenset[int], ...]:
         """The guilty rank, told by its difference from the others.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 
 from benchmarks.faultlab.case import Expected, register
@@ -55,4 +57,37 @@ class F62(Training):
             ranks=self.odd_one(),
             tensors=frozenset({self.tensor}),
             step=self.at,
+        )
+
+
+@register
+class F64(Training):
+    """A device that is wrong by a little, now and then."""
+
+    id = "F64"
+    what = "one rank's gradients have 1e-3 relative noise in 5 % of the steps"
+    steps = 240
+    onset = 0
+
+    def prepared(self) -> None:
+        if self.is_guilty:
+            self.generator = torch.Generator().manual_seed(self.seed)
+            for parameter in self.net.parameters():
+                parameter.register_hook(self._noisy)
+
+    def before_step(self) -> None:
+        self.wrong = random.Random(f"{self.seed}/{self.step}").random() < 0.05
+
+    def _noisy(self, gradient: torch.Tensor) -> torch.Tensor:
+        if not self.wrong:
+            return gradient
+        noise = torch.randn(gradient.shape, generator=self.generator)
+        return gradient + 1e-3 * gradient.norm() / gradient.numel() ** 0.5 * noise
+
+    def expected(self) -> Expected:
+        return Expected(
+            kinds=("rank.gradient_outlier",),
+            ranks=self.odd_one(),
+            tolerance=240,
+            severity="info",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +94,11 @@ def build(model: str, dropout: float = 0.0) -> nn.Module:
     return kinds[model](dropout)
 
 
+def epoch_steps(world: int) -> int:
+    """Steps of an epoch, at one batch a step."""
+    return SAMPLES // world // BATCH
+
+
 _held: dict[str, tuple[Samples, Samples]] = {}
 
 
@@ -131,3 +137,10 @@ def _text() -> Samples:
     codes = torch.tensor([letters.index(c) % _LETTERS for c in text])
     windows = codes.unfold(0, _CONTEXT + 1, 1)
     return windows[:, :-1].contiguous(), windows[:, -1].contiguous()
+
+
+@functools.cache
+def names_of(model: str) -> tuple[str, ...]:
+    """Names of a model's parameters."""
+    with torch.random.fork_rng():
+        return tuple(name for name, _ in build(model).named_parameters())

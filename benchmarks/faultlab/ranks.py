@@ -170,7 +170,7 @@ def launch(
     for number in range(launches):
         ranks = Ranks(setting.world, folder / f"launch{number}", patience=timeout)
         try:
-            ranks.begin(case, setting)
+            ranks.begin(case, replace(setting, launch=number))
             ended.append(ranks.answers(timeout))
         finally:
             ranks.kill()

@@ -25,7 +25,6 @@ class Training(Case):
     Attributes:
         lr: learning rate.
         broadcast_buffers: as DDP's.
-        full_sampling: by the case itself, whatever the lab was asked for.
     """
 
     lr: ClassVar[float] = 2e-3
@@ -51,17 +50,18 @@ class Training(Case):
         """Seed with which the weights are drawn: the same on all ranks."""
         return 1000 + self.seed
 
+    def own_seed(self) -> int:
+        """Seed of everything after that: each rank's own."""
+        return 1_000_000 + 1000 * self.seed + self.rank
+
     def build(self) -> nn.Module:
         """The user's model."""
         return build(self.setting.model, self.dropout)
 
     def wrap(self, net: nn.Module) -> nn.Module:
         """Makes it data-parallel."""
-        return DistributedDataParallel(
-            net,
-            broadcast_buffers=self.broadcast_buffers,
-            find_unused_parameters=self.find_unused,
-        )
+        options = {} if self.broadcast_buffers else {"broadcast_buffers": False}
+        return DistributedDataParallel(net, find_unused_parameters=self.find_unused, **options)
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """After wrapping."""
@@ -80,7 +80,8 @@ class Training(Case):
     def rows(self, epoch: int) -> Iterator[torch.Tensor]:
         """The batches of an epoch, as rows of the training set."""
         order = order_of(epoch, seed=self.seed)
-        yield from batches_of(order, rank=self.rank, world=self.world)
+        part, parts = self.share()
+        yield from batches_of(order, rank=part, world=parts)
 
     def batch(self, inputs: torch.Tensor, targets: torch.Tensor) -> Samples:
         """The batch as the model gets it."""
@@ -138,6 +139,10 @@ class Training(Case):
         sample_all(monitor, setting)
         return monitor
 
+    def share(self) -> tuple[int, int]:
+        """Which part of the data this rank reads, of how many."""
+        return self.rank, self.world
+
     def prepare(self) -> None:
         """Everything before the first step."""
         self.training_set, self.test_set = data_of(self.setting.model)
@@ -146,7 +151,7 @@ class Training(Case):
         self.model = self.wrap(self.net)
         self.optimizer = self.make_optimizer(self.trained())
         self.prepared()
-        torch.manual_seed(1_000_000 + 1000 * self.seed + self.rank)
+        torch.manual_seed(self.own_seed())
         self._source = self._endless()
 
     def train(self) -> None:
@@ -201,21 +206,31 @@ class Manual(Training):
         """There is no wrapper."""
         return net
 
+    group: Any = None
+
     def names(self) -> list[str]:
         """Order in which tensors are reduced."""
         return [name for name, p in self.net.named_parameters() if p.requires_grad]
 
     def reduce(self) -> None:
-        """One collective a tensor."""
-        for name in self.names():
-            self.reduce_one(name, self.parameter(name))
+        """One collective for all tensors, in their order."""
+        held = [(name, self.parameter(name)) for name in self.names()]
+        for _, parameter in held:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = {name: p.grad for name, p in held if p.grad is not None}
+        self.local = {name: gradient.clone() for name, gradient in gradients.items()}
+        flat = torch.cat([gradient.flatten().float() for gradient in gradients.values()])
+        dist.all_reduce(flat, group=self.group)
+        flat /= dist.get_world_size(self.group)
+        for gradient, part in zip(
+            gradients.values(), flat.split([g.numel() for g in gradients.values()]), strict=True
+        ):
+            gradient.copy_(part.view_as(gradient))
+        self.reduced(gradients)
 
-    def reduce_one(self, name: str, parameter: nn.Parameter) -> None:
-        """The mean over the ranks."""
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= self.world
+    def reduced(self, gradients: dict[str, torch.Tensor]) -> None:
+        """The means are there; `local` holds what went into them."""
 
 
 def sample_all(monitor: Any, setting: Setting) -> None:

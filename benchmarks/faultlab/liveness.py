@@ -1,0 +1,148 @@
+"""3h: liveness and time."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.faultlab.case import Expected, register
+from benchmarks.faultlab.models import Samples
+from benchmarks.faultlab.optimizer import LeftAlone
+from benchmarks.faultlab.resumed import Resumed
+from benchmarks.faultlab.training import Manual, Training
+
+
+class Slow(Training):
+    """Something takes 50 ms from one step on."""
+
+    steps = 80
+
+    def dawdle(self) -> None:
+        """Takes it."""
+        if self.is_guilty and self.step >= self.at:
+            time.sleep(0.05)
+
+
+@register
+class F70(Slow):
+    """A rank that computes slowly."""
+
+    id = "F70"
+    what = "from one step on one rank's forward pass takes 50 ms longer"
+
+    def forward(self, batch: Samples) -> torch.Tensor:
+        logits = self.model(batch[0])
+        self.dawdle()
+        loss: torch.Tensor = self.criterion(logits, batch[1])
+        return loss
+
+    def expected(self) -> Expected:
+        return Expected(kinds=("rank.straggler",), ranks=self.one(), step=self.at, tolerance=20)
+
+
+@register
+class F71(Manual):
+    """The network is slow."""
+
+    id = "F71"
+    what = "from one step on the reduction takes 30 ms longer on every rank"
+    steps = 80
+
+    def reduce(self) -> None:
+        if self.step >= self.at:
+            time.sleep(0.03)
+        super().reduce()
+
+    def expected(self) -> Expected:
+        return Expected(
+            # No rank is to blame, and the contract has no kind for it.
+            kinds=("collective.slow", "rank.straggler"),
+            ranks=self.everybody(),
+            step=self.at,
+            tolerance=20,
+        )
+
+
+@register
+class F72(Slow):
+    """A rank that waits for its loader."""
+
+    id = "F72"
+    what = "from one step on one rank's loader takes 50 ms a batch"
+
+    def next_batch(self) -> Samples:
+        self.dawdle()
+        return super().next_batch()
+
+    def expected(self) -> Expected:
+        return Expected(kinds=("rank.starved",), ranks=self.one(), step=self.at, tolerance=20)
+
+
+@register
+class F73(LeftAlone):
+    """Ranks in different collectives."""
+
+    id = "F73"
+    what = "at one step one rank enters a collective of a pair that its peer never joins"
+
+    def prepared(self) -> None:
+        self.pair = dist.new_group([self.guilty, (self.guilty + 1) % self.world])
+
+    def before_step(self) -> None:
+        if self.is_guilty and self.step == self.at:
+            dist.all_reduce(torch.zeros(1), group=self.pair)
+
+    def expected(self) -> Expected:
+        return Expected(
+            kinds=("rank.stalled", "desync.progress"),
+            ranks=self.one(),
+            step=self.at,
+            tolerance=1,
+        )
+
+
+@register
+class F73b(LeftAlone):
+    """A rank dies."""
+
+    id = "F73b"
+    what = "at one step one rank's process ends without a word"
+
+    def before_step(self) -> None:
+        if self.is_guilty and self.step == self.at:
+            os._exit(1)
+
+    def expected(self) -> Expected:
+        return Expected(
+            # Its last posts are lost with it.
+            kinds=("rank.silent",),
+            ranks=self.one(),
+            step=self.at,
+            tolerance=20,
+        )
+
+
+@register
+class F74(Resumed):
+    """After a restart one rank goes on from an older checkpoint."""
+
+    id = "F74"
+    what = "after a restart one rank loads a checkpoint of step 20, the others that of step 30"
+
+    def checkpoint(self) -> str:
+        return "early" if self.is_guilty else "last"
+
+    def first_step(self) -> int:
+        return self.early_at if self.is_guilty else self.resumed_at
+
+    def expected(self) -> Expected:
+        return Expected(
+            kinds=("desync.parameters", "desync.progress"),
+            stages=("start",),
+            ranks=self.odd_one(),
+            step=self.resumed_at,
+            tolerance=self.resumed_at - self.early_at,
+        )
