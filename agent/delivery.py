@@ -82,6 +82,7 @@ class Delivery:
         hello_wanted: the server asked this process for a hello that it has not been given yet.
         dense_until: the server's last wish; None before the first.
         stopped: no further request is to be made.
+        posting: a request is under way.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Delivery:
         self.hello_wanted = True
         self.dense_until: int | None = None
         self.stopped = False
+        self.posting = False
         self._connected = False
         self._heard_at = float("-inf")
         self._failures_in_row = 0
@@ -152,7 +154,9 @@ class Delivery:
             if head is None:
                 break
             entry, body = head
+            self.posting = True
             outcome = transport.post(body, at_most=until - now if closing else None)
+            self.posting = False
             with self._turn:
                 self._posts += 1
                 self._sent_bytes += len(body)

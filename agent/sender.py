@@ -193,7 +193,8 @@ class Sender:
         # one have arrived after all, the server knows it again by its number.
         left = max(0.0, self._deadline - time.monotonic())
         if not self._finished:
-            if thread is not None and thread.is_alive():
+            # One that waits for a server is no fault of ours.
+            if thread is not None and thread.is_alive() and not self._delivery.posting:
                 self._report_fault("sender", f"has not come back: it is {_place_of(thread)}")
             _within(left, self._finish_from_here)
         self._closed.set()
