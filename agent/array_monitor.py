@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,9 @@ from rankscope.agent.monitor import Monitor
 from rankscope.agent.schedule import TIERS
 from rankscope.agent.wire import Print
 
+# Kinds of arrays that one table name is used for, in turn.
+_GROUPS = 4
+
 
 class ArrayMonitor(Monitor):
     """What `agent.start` returns."""
@@ -23,7 +28,9 @@ class ArrayMonitor(Monitor):
         self, *, connection: Connection, step: int, parameters: Arrays | None = None
     ) -> None:
         super().__init__(connection, step=step)
-        self._groups: dict[str, ArrayGroup] = {}
+        # Those met last: local gradients may be of fewer arrays than reduced ones, in turn.
+        self._groups: dict[str, deque[ArrayGroup]] = {}
+        self._versions: dict[str, int] = {}
         self._part = ""
         self._ended: float | None = None
         if parameters is not None:
@@ -91,6 +98,7 @@ class ArrayMonitor(Monitor):
         """
         self._part = key
         self._groups.clear()
+        self._versions.clear()
 
     def _gradients(
         self, step: int, metric: str, stage: str, arrays: Arrays | None, full: bool
@@ -108,12 +116,7 @@ class ArrayMonitor(Monitor):
         self, step: int, stage: str, table: str, arrays: Arrays, *, sketches: bool
     ) -> dict[str, HostArray]:
         held = read(arrays)
-        group = self._groups.get(table)
-        if group is None or not group.fits(held):
-            version = 0 if group is None else int(group.name.partition("@")[2] or 0) + 1
-            name = f"{table}@{version}" if version else table
-            group = self._groups[table] = ArrayGroup.of(name, held, self._part)
-            self._connection.announce(name, group.table)
+        group = self._group(table, held)
         digests, sketched = group.plan.compute(tuple(held.values()), sketches=sketches)
         if table == "parameters":
             self._records.word(step, stage, group.plan.word(digests))
@@ -123,6 +126,18 @@ class ArrayMonitor(Monitor):
             )
             self._records.fingerprint(fingerprint)
         return held
+
+    def _group(self, table: str, held: Mapping[str, HostArray]) -> ArrayGroup:
+        groups = self._groups.setdefault(table, deque(maxlen=_GROUPS))
+        for known in groups:
+            if known.fits(held):
+                return known
+        version = self._versions[table] = self._versions.get(table, -1) + 1
+        name = f"{table}@{version}" if version else table
+        group = ArrayGroup.of(name, held, self._part)
+        groups.append(group)
+        self._connection.announce(name, group.table)
+        return group
 
     def _account(self, step: int, began: float, tiers: dict[str, float]) -> None:
         now = time.perf_counter()

@@ -19,6 +19,9 @@ from rankscope.agent.records import Records
 from rankscope.agent.sender import Sender
 from rankscope.agent.wire import Hello, TensorTable
 
+# Of a tensor table that changes, so many versions are told.
+_VERSIONS = 4
+
 _logger = logging.getLogger("rankscope")
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
 
@@ -110,9 +113,12 @@ class Connection:
 
     def announce(self, name: str, table: TensorTable) -> None:
         """Tells the server of a tensor table, before its first fingerprint."""
-        # The server keeps what it was told before; of a table with versions the last is enough.
+        # The server keeps what it was told before; but what it was not yet told, or has lost with
+        # its database, may have fingerprints that are still on their way.
         base = name.partition("@")[0]
-        for known in [n for n in self._tables if n.partition("@")[0] == base]:
+        self._tables.pop(name, None)
+        versions = [known for known in self._tables if known.partition("@")[0] == base]
+        for known in versions[: 1 - _VERSIONS]:
             del self._tables[known]
         self._tables[name] = table
         self.sender.say_hello_again()
