@@ -9,6 +9,12 @@ from rankscope.agent import wire
 from rankscope.server.detectors.base import Detector
 from rankscope.server.detectors.data import Duplicated, Overlap, Replayed
 from rankscope.server.detectors.desync import Buffers, Config, Desync, Progress
+from rankscope.server.detectors.gradient import (
+    ClippingSaturated,
+    GradientAccumulating,
+    GradientNonFinite,
+    ScaleCollapse,
+)
 from rankscope.server.detectors.loss import (
     LossDiverging,
     LossNonFinite,
@@ -39,6 +45,10 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     ScheduleMismatch,
     Config,
     Progress,
+    GradientNonFinite,
+    ScaleCollapse,
+    ClippingSaturated,
+    GradientAccumulating,
 )
 
 

@@ -352,7 +352,9 @@ def chain(
             reduced = [g + p for g, p in zip(reduced, previous, strict=True)]
         before = mean
         norm = float(np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in reduced)))
-        coefficient = min(1.0, clip / norm) if clip and np.isfinite(norm) else 1.0
+        # Clipped before the loss scale is taken out.
+        length = norm * scale if fault == "clipped-scaled" else norm
+        coefficient = min(1.0, clip / length) if clip and np.isfinite(length) else 1.0
         applied = [[g * np.float32(coefficient) for g in reduced] for _ in range(ranks)]
         if fault == "one-clips" and hit:
             applied = [
@@ -366,9 +368,12 @@ def chain(
         if fault == "slow-schedule":
             rate = 0.05 * 0.97**step
         row: list[Said] = []
-        overflow = fault in ("amp-collapse", "amp-search") and (
-            hit if fault == "amp-collapse" else step < 3
-        )
+        overflow = {
+            "amp-collapse": hit,
+            "amp-search": step < 3,
+            "amp-often": step % 3 == 0,
+            "skipped-overflow": step == at,
+        }.get(fault, False)
         for r in range(ranks):
             said = Said()
             alone = fault == "skips" and r == rank and step == at
@@ -390,7 +395,7 @@ def chain(
                     held[r][i] = held[r][i] - np.float32(rate) * velocity[r][i]
             if overflow and scale:
                 scale_now = scale
-                if r == ranks - 1:
+                if r == ranks - 1 and fault != "amp-often":
                     scale = max(scale / 2, 2**-20)
             else:
                 scale_now = scale
@@ -407,6 +412,8 @@ def chain(
                 "optimizer_steps": float(executed[r]),
                 "micro_steps": 1.0,
             }
+            if fault == "skipped-overflow" and overflow:
+                said.scalars["grad_norm"] = float("inf")
             if fault == "resumed-elsewhere":
                 said.scalars["optimizer_steps"] += 0 if r == rank else 1200
             if clip or fault == "one-clips":

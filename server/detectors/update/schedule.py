@@ -116,7 +116,7 @@ def _finding(episode: Episode[Ended], window: Window) -> Finding:
         cause=(
             f"The learning rate fell from {number(ended.highest)} to nothing within "
             f"{count(length, 'step')} and stays there: the steps since change nothing. The "
-            f"schedule was made for fewer steps than are taken, or advances more often than once a step."
+            "schedule was made for fewer steps than are taken, or advances more than once a step."
             f"{planned}"
         ),
         remedy=(

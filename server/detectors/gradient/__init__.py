@@ -1,0 +1,8 @@
+"""Gradients that are not what they should be on any rank."""
+
+from rankscope.server.detectors.gradient.accumulating import GradientAccumulating
+from rankscope.server.detectors.gradient.clipping import ClippingSaturated
+from rankscope.server.detectors.gradient.nonfinite import GradientNonFinite
+from rankscope.server.detectors.gradient.scale import ScaleCollapse
+
+__all__ = ["ClippingSaturated", "GradientAccumulating", "GradientNonFinite", "ScaleCollapse"]

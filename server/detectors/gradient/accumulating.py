@@ -1,0 +1,192 @@
+"""Gradients that add up from step to step because nobody sets them to zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.statistics import mean_over_ranks
+from rankscope.server.detectors.wording import count, number
+from rankscope.server.window import Window
+
+# By sums of sketches it is certain; twice on end, so that a pause in zeroing is not told.
+_CERTAIN = 2
+# Without them: steps on end whose gradient points where the last one did, and has grown.
+_ALIKE = 8
+_COSINE = 0.8
+_GROWN = 2.0
+# Noise makes it shorter now and then.
+_SLACK = 0.9
+_GRACE = 20
+
+
+@dataclass(slots=True)
+class Adding:
+    """What was seen.
+
+    Attributes:
+        certain: by sums, and not by direction and growth.
+        cosine, grown: of the last gradient to the one before; its norm over that at the onset.
+    """
+
+    certain: bool
+    cosine: float
+    grown: float
+
+
+@dataclass(slots=True)
+class AddingState:
+    """What is remembered.
+
+    Attributes:
+        sums: reductions in a row that were the step before and this step's mean, since `since`.
+        alike: observations in a row that point the same way and grow, since `alike_since`.
+    """
+
+    judged: int = 0
+    summed: int = 0
+    sums: int = 0
+    since: int = 0
+    alike: int = 0
+    alike_since: int = 0
+    start_norm: float = 0.0
+    last_norm: float = 0.0
+    norms: dict[int, float] = field(default_factory=dict)
+    watch: Watch[Adding] = field(default_factory=lambda: Watch(clear_after=16))
+
+
+class GradientAccumulating(Detector[AddingState]):
+    """Each step's gradient contains those of the steps before: `zero_grad` is missing.
+
+    Statistic:
+        Where both sides of the reduction are known at two steps on end: the reduced gradient is
+        that of the step before plus the mean of this step's own, to 1e-3, twice in a row. Else, a
+        cosine above 0.8 to the gradient of the step before at 8 observations on end, while the
+        norm grows to twice its size. Over after 16 steps.
+
+    Severity:
+        Critical by sums, warning by direction.
+
+    Evidence:
+        `certain`, `cosine`, `grown` (times the norm at the onset), `observed`.
+
+    Source:
+        Linear sketches: sketch(g_k) = sketch(g_(k-1)) + mean of sketches(local g_k).
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("gradient.accumulating",)
+    wants: ClassVar[tuple[str, ...]] = ("grad_cosine", "grad_norm")
+
+    def start(self) -> AddingState:
+        """Nothing seen yet."""
+        return AddingState()
+
+    def advance(self, window: Window, state: AddingState) -> Outcome:
+        """Goes through reductions, and through directions where there are none."""
+        patterns = {made.step: made for made in window.reductions if made.agreed and made.known}
+        cosines = dict(
+            zip(*(a.tolist() for a in mean_over_ranks(window, "grad_cosine")), strict=True)
+        )
+        norms = dict(zip(*(a.tolist() for a in mean_over_ranks(window, "grad_norm")), strict=True))
+        for step in sorted({*patterns, *cosines}):
+            norm = norms.get(step, float("nan"))
+            state.judged += 1
+            if step in patterns:
+                state.summed += 1
+                adds = patterns[step].pattern == "accumulated"
+                if adds:
+                    if not state.sums:
+                        state.since, state.start_norm = step, norm
+                    state.sums += 1
+                elif patterns[step].pattern == "" and state.sums:
+                    state.sums = 0
+                if adds and state.sums >= _CERTAIN:
+                    self._found(state, step, cosines.get(step, float("nan")), norm, certain=True)
+                    continue
+            if step in cosines and np.isfinite(norm):
+                self._direction(state, step, cosines[step], norm)
+            if state.sums < _CERTAIN and state.alike < _ALIKE:
+                state.watch.good(step)
+        findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
+        return Outcome({"gradient.accumulating": _check(window, state)}, findings)
+
+    def _direction(self, state: AddingState, step: int, cosine: float, norm: float) -> None:
+        # Sums have been looked at and said no: that counts for more than the direction.
+        known = state.summed > _ALIKE and not state.sums
+        if cosine < _COSINE or norm < _SLACK * state.last_norm or known:
+            state.alike = 0
+            state.last_norm = norm
+            return
+        if not state.alike:
+            state.alike_since, state.start_norm = step, max(state.last_norm, 1e-300)
+        state.alike += 1
+        state.last_norm = norm
+        if state.alike >= _ALIKE and norm >= _GROWN * state.start_norm:
+            self._found(state, step, cosine, norm, certain=False)
+
+    def _found(
+        self, state: AddingState, step: int, cosine: float, norm: float, *, certain: bool
+    ) -> None:
+        grown = norm / state.start_norm if state.start_norm > 0 else float("nan")
+        since = state.since if certain else state.alike_since
+        facts = state.watch.bad(step, Adding(certain, cosine, grown), first_step=since).facts
+        facts.cosine, facts.grown, facts.certain = cosine, grown, facts.certain or certain
+
+
+def _finding(episode: Episode[Adding], window: Window) -> Finding:
+    adding, step = episode.facts, episode.first_step
+    if adding.certain:
+        cause = (
+            f"Since step {step}, what is applied is the gradient of the step before plus this "
+            f"step's own, at {count(episode.seen + 1, 'checked step')}: gradients are not set to "
+            "zero between steps, so the steps grow and point ever less where they should."
+        )
+    else:
+        cause = (
+            f"Since step {step}, each gradient points where the one before it did (cosine "
+            f"{number(adding.cosine)}) and is longer, {number(adding.grown)} times by now: as it "
+            "is when gradients are not set to zero between steps. The gradients before the "
+            "reduction, which would settle it, were not seen."
+        )
+    return Finding(
+        kind="gradient.accumulating",
+        severity="critical" if adding.certain else "warning",
+        title=f"Gradients add up from step to step since step {step}",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=tuple(int(r) for r in window.ranks),
+        stage="local_gradient",
+        cause=cause,
+        remedy=(
+            "Call `optimizer.zero_grad()` once after each `optimizer.step()` (under accumulation: "
+            "after the last micro-batch's step), on the optimizer that holds these parameters."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "certain": adding.certain,
+            "cosine": adding.cosine,
+            "grown": adding.grown,
+            "observed": episode.seen,
+        },
+    )
+
+
+def _check(window: Window, state: AddingState) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+    if not state.judged:
+        if window.last_step < _GRACE:
+            return Check(Status.INSUFFICIENT_DATA, "No two steps on end have been looked at yet.")
+        return Check(
+            Status.MISSING_INPUT, "No rank posts fingerprints of its gradients at two steps on end."
+        )
+    return Check(
+        Status.OK,
+        f"Every step's gradient was its own at {count(state.judged, 'checked step')}.",
+    )

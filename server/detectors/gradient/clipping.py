@@ -1,0 +1,157 @@
+"""Clipping that changes nearly every gradient."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.wording import count, number, percent, sentences
+from rankscope.server.window import Window
+
+_BACK = 100
+_SHARE = 0.95
+# A factor as small as this is no matter of a few outliers, and is told sooner.
+_TINY = 1e-2
+_SOON = 6
+
+
+@dataclass(slots=True)
+class Saturated:
+    """What was seen: the factor's median and the share of clipped steps, of so many.
+
+    Attributes:
+        scale: the loss scale at that time, or NaN.
+    """
+
+    median: float
+    share: float
+    of: int
+    scale: float
+    since: int
+
+
+@dataclass(slots=True)
+class ClippingState:
+    """What is remembered: (step, factor) of the last observations."""
+
+    judged: int = 0
+    clipped: int = 0
+    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_BACK))
+    watch: Watch[Saturated] = field(default_factory=lambda: Watch(clear_after=32))
+
+
+class ClippingSaturated(Detector[ClippingState]):
+    """Clipping that shortens nearly every gradient: it sets the size of the steps, not the rate.
+
+    Statistic:
+        The factor by which clipping multiplied the gradient (of the rank with the smallest one):
+        below 1 at 95 % of the last 100 observations; or with a median below 0.01 of six or more,
+        all of them clipped, as when gradients are clipped before the loss scale is taken out.
+        Over after 32 steps in order.
+
+    Severity:
+        Info; warning for a median below 0.01.
+
+    Evidence:
+        `median_factor`, `share` of clipped ones, `observations`, `amp_scale`.
+
+    Source:
+        microsoft/DeepSpeed#7839: gradients clipped while still scaled by 65,536.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("clipping.saturated",)
+    wants: ClassVar[tuple[str, ...]] = ("clip_coefficient", "amp_scale")
+
+    def start(self) -> ClippingState:
+        """Nothing seen yet."""
+        return ClippingState()
+
+    def advance(self, window: Window, state: ClippingState) -> Outcome:
+        """Follows the factor."""
+        steps, rows = rank_rows(window, "clip_coefficient")
+        scales = {
+            int(step): float(np.nanmax(row))
+            for step, row in zip(*rank_rows(window, "amp_scale"), strict=True)
+        }
+        for step, row in zip(steps.tolist(), rows, strict=True):
+            if not np.isfinite(row).any():
+                continue  # a gradient that is not finite
+            factor = float(np.nanmin(row))
+            state.judged += 1
+            state.clipped += factor < 1
+            state.recent.append((step, factor))
+            factors = np.array([f for _, f in state.recent])
+            share = float((factors < 1).mean())
+            median = float(np.median(factors))
+            tiny = len(factors) >= _SOON and median < _TINY and share >= _SHARE
+            if tiny or (len(factors) == _BACK and share >= _SHARE):
+                scale = scales.get(step, float("nan"))
+                found = Saturated(median, share, len(factors), scale, state.recent[0][0])
+                episode = state.watch.bad(step, found, first_step=found.since)
+                facts = episode.facts
+                facts.median, facts.share, facts.of = median, share, len(factors)
+            else:
+                state.watch.good(step)
+        findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
+        return Outcome({"clipping.saturated": _check(window, state)}, findings)
+
+
+def _finding(episode: Episode[Saturated], window: Window) -> Finding:
+    found, step = episode.facts, episode.first_step
+    tiny = found.median < _TINY
+    scaled = ""
+    if tiny and found.scale > 1:
+        scaled = (
+            f"The loss is scaled by {number(found.scale)}: gradients that are clipped before they "
+            "are unscaled come out that much too small."
+        )
+    return Finding(
+        kind="clipping.saturated",
+        severity="warning" if tiny else "info",
+        title=(
+            f"Clipping multiplies the gradient by {number(found.median)} at nearly every step"
+            if tiny
+            else f"Clipping shortens {percent(found.share)} of gradients since step {step}"
+        ),
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=tuple(int(r) for r in window.ranks),
+        stage="clipped_gradient",
+        cause=sentences(
+            f"Since step {step} clipping has shortened {percent(found.share)} of the gradients, "
+            f"to {number(found.median)} of their length in the median: the limit sets the size of "
+            "the steps, and the gradient their direction alone.",
+            scaled,
+        ),
+        remedy=(
+            "Call `scaler.unscale_(optimizer)` before `clip_grad_norm_`, if a GradScaler is used. "
+            "Else raise the limit above the usual norm of the gradient, or lower the learning "
+            "rate and leave the limit to outliers."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "median_factor": found.median,
+            "share": found.share,
+            "observations": found.of,
+            "amp_scale": found.scale,
+        },
+    )
+
+
+def _check(window: Window, state: ClippingState) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+    if not state.judged:
+        return Check(Status.NOT_APPLICABLE, "No clipping by norm is seen.")
+    share = percent(state.clipped / state.judged)
+    return Check(
+        Status.OK, f"{share} of the gradients were clipped at {count(state.judged, 'step')}."
+    )

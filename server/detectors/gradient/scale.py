@@ -1,0 +1,155 @@
+"""A loss scale that falls and does not come back."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.wording import count, number, percent, ranks
+from rankscope.server.window import Window
+
+# Below this, scaling protects nothing any more: gradients overflow whatever the scale.
+_GONE = 1.0
+# Steps looked back at, and the share of skipped ones among them that is no search any more.
+_BACK = 200
+_AT_LEAST = 50
+_SHARE = 0.05
+_MANY = 12
+
+
+@dataclass(slots=True)
+class Collapse:
+    """What was seen.
+
+    Attributes:
+        scale, highest: of the loss, now and before.
+        skipped, of: skipped steps among the last ones.
+    """
+
+    scale: float
+    highest: float
+    skipped: float
+    of: int
+
+
+@dataclass(slots=True)
+class ScaleState:
+    """What is remembered: skipped steps so far, at the last observations."""
+
+    judged: int = 0
+    highest: float = 0.0
+    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_BACK + 1))
+    watch: Watch[Collapse] = field(default_factory=lambda: Watch(clear_after=32))
+
+
+class ScaleCollapse(Detector[ScaleState]):
+    """The loss scale of mixed precision has collapsed: steps are skipped one after the other.
+
+    Statistic:
+        A scale below 1, after one above it; or more than 5 % of the last 200 steps skipped (after
+        the first 50, in which a scale is searched for), and 12 at least. Over after 32 steps.
+
+    Severity:
+        Critical below a scale of 1, else warning.
+
+    Evidence:
+        `amp_scale`, `highest`, `skipped` of the last `of` steps.
+
+    Source:
+        torch.amp.GradScaler halves its scale at each overflow; pytorch/pytorch#67590.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("amp.scale_collapse",)
+    wants: ClassVar[tuple[str, ...]] = ("amp_scale", "steps_skipped")
+
+    def start(self) -> ScaleState:
+        """Nothing seen yet."""
+        return ScaleState()
+
+    def advance(self, window: Window, state: ScaleState) -> Outcome:
+        """Follows scale and skipped steps, of the rank that is worst off."""
+        steps, scales = rank_rows(window, "amp_scale")
+        counted = {}
+        for step, row in zip(*rank_rows(window, "steps_skipped"), strict=True):
+            counted[int(step)] = float(np.nanmax(row))
+        for step, row in zip(steps.tolist(), scales, strict=True):
+            scale = float(np.nanmin(row))
+            state.judged += 1
+            state.highest = max(state.highest, scale)
+            if step in counted:
+                state.recent.append((step, counted[step]))
+            skipped, of = 0.0, 0
+            if state.recent:
+                (first, before), (last, now) = state.recent[0], state.recent[-1]
+                skipped = now - before
+                # A skipped step has no number of its own, on most devices.
+                of = int(last - first + skipped)
+            gone = scale < _GONE < state.highest
+            many = state.judged > _AT_LEAST and skipped >= _MANY and skipped > _SHARE * of
+            if gone or many:
+                found = Collapse(scale, state.highest, skipped, of)
+                facts = state.watch.bad(step, found).facts
+                facts.scale = min(facts.scale, scale)
+            else:
+                state.watch.good(step)
+        findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
+        return Outcome({"amp.scale_collapse": _check(window, state)}, findings)
+
+
+def _finding(episode: Episode[Collapse], window: Window) -> Finding:
+    found, step = episode.facts, episode.first_step
+    gone = found.scale < _GONE
+    if gone:
+        title = f"The loss scale has fallen to {number(found.scale)} since step {step}"
+        cause = (
+            f"The loss scale fell from {number(found.highest)} to {number(found.scale)}: gradients "
+            "overflow whatever the scale, so what is not finite is in the computation itself and "
+            "not in the range of 16 bits."
+        )
+    else:
+        title = f"{percent(found.skipped / max(found.of, 1))} of steps skipped since step {step}"
+        cause = (
+            f"{found.skipped:,.0f} of the last {found.of:,} steps were skipped because their "
+            f"gradients were not finite, at a loss scale of {number(found.scale)}: a scale that "
+            "fits skips one step in some thousands."
+        )
+    return Finding(
+        kind="amp.scale_collapse",
+        severity="critical" if gone else "warning",
+        title=title,
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=tuple(int(r) for r in window.ranks),
+        cause=cause,
+        remedy=(
+            "Look for the module that makes values that are not finite (run some steps without "
+            "autocast), use bfloat16, which needs no scale, or lower the learning rate."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "amp_scale": found.scale,
+            "highest": found.highest,
+            "skipped": found.skipped,
+            "of": found.of,
+        },
+    )
+
+
+def _check(window: Window, state: ScaleState) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+    if not state.judged:
+        return Check(Status.NOT_APPLICABLE, "No rank scales its loss (no GradScaler is seen).")
+    who = ranks(tuple(int(r) for r in window.ranks))
+    return Check(
+        Status.OK,
+        f"The loss scale of {who} held at {count(state.judged, 'checked step')}.",
+    )
