@@ -63,6 +63,9 @@ QUIET_SECONDS = 60.0
 MAX_LAG = 4096
 MAX_PRINT_BYTES = 256 * 2**20
 
+# A gradient this small beside all of them together moves nothing.
+_NEGLIGIBLE = 1e-4
+
 # Ranks that were never seen are told one by one up to so many.
 _MAX_MISSING = 1024
 
@@ -246,6 +249,7 @@ class Aligner:
         words: dict[str, Series] = {}
         comparisons: tuple[Comparison, ...] = ()
         reductions: tuple[Reduction, ...] = ()
+        negligible: dict[int, int] = {}
         if len(steps):  # else nothing that waits is complete
             for name in sorted({metric for metric, _ in self._series}):
                 aligned = self._aligned(self._series, name, ranks, steps, through, np.float64)
@@ -256,6 +260,7 @@ class Aligner:
                 if aligned is not None:
                     words[stage] = aligned
             reductions = self._reductions(ranks, through)
+            negligible = self._negligible(through)
             comparisons = self._comparisons(series, words, ranks, steps, through, now)
         self.last_step = max(self.last_step, through)
         events = sorted(
@@ -281,6 +286,7 @@ class Aligner:
                 for rows in self._replicas.classes("parameters", ranks)
             ),
             begins={rank: tuple(sorted(b.values())) for rank, b in self._begins.items()},
+            negligible=negligible,
         )
 
     def _aligned(
@@ -321,6 +327,22 @@ class Aligner:
                     if made is not None:
                         found.append(made)
         return tuple(found)
+
+    def _negligible(self, through: int) -> dict[int, int]:
+        """Number of tensors whose gradient is next to nothing, by the lowest rank that says so.
+
+        A bias before a normalisation has none but rounding: no step need move it.
+        """
+        found = {}
+        for step, stage in [k for k in self._prints if k[0] <= through]:
+            if stage != "reduced_gradient":
+                continue
+            by_rank = self._prints[step, stage]
+            sketches = by_rank[min(by_rank)].print.sketches
+            if sketches is not None:
+                norms = np.sqrt((sketches**2).sum(axis=1))
+                found[step] = int((norms < _NEGLIGIBLE * np.sqrt((norms**2).sum())).sum())
+        return found
 
     def _reduction(
         self,

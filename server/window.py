@@ -213,6 +213,8 @@ class Window:
         classes: ranks that hold replicas of the same tensors, the largest set first; a rank that
             is alone with what it holds is a set of its own. Empty: all of `ranks` are one.
         begins: first step of each of a rank's processes, ascending.
+        negligible: step -> tensors whose gradient is next to nothing beside that of the others, at
+            steps at which gradients were fingerprinted.
     """
 
     world_size: int
@@ -230,6 +232,7 @@ class Window:
     events: tuple[Occurrence, ...] = ()
     classes: tuple[tuple[int, ...], ...] = ()
     begins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    negligible: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:

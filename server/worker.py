@@ -278,7 +278,7 @@ class _Run:
         fresh = [
             alert
             for alert in changed.values()
-            if alert.kind.startswith("desync.")
+            if alert.kind.startswith(("desync.", "reduction.", "gradient.accumulating"))
             and alert.state == "open"
             and alert.id not in self._looked_into
         ]

@@ -56,6 +56,7 @@ KINDS = (
     "lr.too_high",
     "lr.too_low",
     "batch.noise",
+    "rng.shared",
     "rank.loss_outlier",
     "rank.gradient_outlier",
     "rank.straggler",

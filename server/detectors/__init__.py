@@ -7,7 +7,7 @@ from typing import Any
 
 from rankscope.agent import wire
 from rankscope.server.detectors.base import Detector
-from rankscope.server.detectors.data import Duplicated, Overlap, Replayed
+from rankscope.server.detectors.data import Duplicated, Overlap, RandomShared, Replayed
 from rankscope.server.detectors.desync import Buffers, Config, Desync, Progress
 from rankscope.server.detectors.gradient import (
     ClippingSaturated,
@@ -41,6 +41,7 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     Duplicated,
     Replayed,
     Overlap,
+    RandomShared,
     UpdateMissing,
     ScheduleMismatch,
     Config,

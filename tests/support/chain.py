@@ -247,6 +247,7 @@ def chain(
     tensor: str = "first.weight",
     groups: int = 1,
     without: tuple[str, ...] = (),
+    thin: int = 1,
 ) -> Posted:
     """A training of `ranks` ranks in which something goes wrong from step `at` on.
 
@@ -257,6 +258,7 @@ def chain(
         amp: loss scale; 0 for none.
         groups: so many ranks share a batch and a part of every tensor, as in tensor parallelism.
         without: scalars, words and stages that are not posted.
+        thin: after the first `dense` steps, batches are posted at every so many.
     """
     random = np.random.default_rng(seed)
     target = NAMES.index(tensor)
@@ -430,9 +432,13 @@ def chain(
                 "batch": word(ids[r]),
                 "outside_optimizer": 0,
                 "parameters": model_word(held[r]),
-                "rng/torch": word("rng", step, 0 if fault == "same-rng" else r),
+                "rng/torch": word(
+                    "rng", 0 if fault == "idle-rng" else step, 0 if fault.endswith("-rng") else r
+                ),
                 "hyperparameters": word(rate),
             }
+            if step % thin and step >= dense:
+                del said.words["batch"], said.words["rng/torch"]
             if full:
                 said.scalars["tensors_unchanged"] = float(unchanged)
                 if previous is not None:

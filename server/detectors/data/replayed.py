@@ -26,7 +26,7 @@ class Repeat:
     """A sequence that came before.
 
     Attributes:
-        distance: observations between the two.
+        distance: steps between the two.
         earlier: step of what its first batch repeats.
         restarted: ranks whose process had begun right before it; empty: an ordinary epoch.
         length: observations of it so far.
@@ -48,14 +48,14 @@ class ReplayedState:
     judged: int = 0
     constant: int = 0
     seen: dict[bytes, int] = field(default_factory=dict)
-    order: deque[bytes] = field(default_factory=deque)
-    at: deque[int] = field(default_factory=deque)
-    forgotten: int = 0
+    at: dict[int, bytes] = field(default_factory=dict)
+    order: deque[int] = field(default_factory=deque)
     run: int = 0
     distance: int = 0
     since: int = 0
-    since_index: int = 0
+    previous: int = -1
     last: bytes = b""
+    last_step: int = -1
     epochs: Watch[Repeat] = field(default_factory=lambda: Watch(clear_after=64))
     restarts: Watch[Repeat] = field(default_factory=lambda: Watch(clear_after=8))
 
@@ -67,7 +67,7 @@ class Replayed(Detector[ReplayedState]):
 
     Statistic:
         Digests of the batches of all ranks, as one sequence: three on end that were seen before,
-        each as many observations ago as the others. Where ranks had just started again, the data
+        each as many steps ago as the others. Where ranks had just started again, the data
         are replayed; else the order of an epoch is repeated. Batches that are all the same have no
         order. Over 64 steps (8 after a restart) after the last batch of the sequence.
 
@@ -76,7 +76,7 @@ class Replayed(Detector[ReplayedState]):
         replayed after a restart.
 
     Evidence:
-        `distance` (observations from one to the other), `earlier_step`, `length` (observations
+        `distance` (steps from one to the other), `earlier_step`, `length` (observations
         that repeat), `restarted` (ranks).
 
     Source:
@@ -84,7 +84,7 @@ class Replayed(Detector[ReplayedState]):
         huggingface/accelerate#4203.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("data.replayed",)
+    kinds: ClassVar[tuple[str, ...]] = ("data.replayed", "data.unshuffled")
 
     def start(self) -> ReplayedState:
         """No batch yet."""
@@ -106,46 +106,46 @@ class Replayed(Detector[ReplayedState]):
             for watch in (state.epochs, state.restarts)
             for episode in watch.take(window.last_step)
         ]
-        return Outcome({"data.replayed": _check(window, state)}, tuple(findings))
+        checks = {
+            "data.replayed": _check(window, state, state.restarts),
+            "data.unshuffled": _check(window, state, state.epochs),
+        }
+        return Outcome(checks, tuple(findings))
 
     def _step(self, window: Window, state: ReplayedState, step: int, digest: bytes) -> None:
-        index = state.forgotten + len(state.order)
         earlier = state.seen.get(digest)
         state.judged += 1
         state.constant += digest == state.last
-        state.last = digest
-        if earlier is not None and index - earlier > 1:
-            distance = index - earlier
-            if state.run and distance == state.distance:
+        if earlier is not None and digest != state.last:
+            if state.run and step - earlier == state.distance:
                 state.run += 1
             else:
-                state.run, state.distance, state.since, state.since_index = 1, distance, step, index
-        else:
+                state.run, state.distance, state.since = 1, step - earlier, step
+                state.previous = state.last_step
+        elif digest == state.last or step - state.distance in state.at:
+            # Where its counterpart was not looked at, it says nothing.
             state.run = 0
-        state.seen[digest] = index
-        state.order.append(digest)
-        state.at.append(step)
+        state.last, state.last_step = digest, step
+        state.seen[digest] = step
+        state.at[step] = digest
+        state.order.append(step)
         if len(state.order) > _MEMORY:
             gone = state.order.popleft()
-            state.at.popleft()
-            if state.seen.get(gone) == state.forgotten:
-                del state.seen[gone]
-            state.forgotten += 1
+            old = state.at.pop(gone)
+            if state.seen.get(old) == gone:
+                del state.seen[old]
         if state.run < _RUN:
             state.epochs.good(step)
             state.restarts.good(step)
             return
-        first = state.since_index - state.distance - state.forgotten
-        before = state.since_index - 1 - state.forgotten
-        previous = state.at[before] if before >= 0 else -1
         restarted = tuple(
             rank
             for rank, begins in sorted(window.begins.items())
-            if any(previous < begin <= state.since for begin in begins[1:])
+            if any(state.previous < begin <= state.since for begin in begins[1:])
         )
         repeat = Repeat(
             distance=state.distance,
-            earlier=state.at[first] if first >= 0 else -1,
+            earlier=state.since - state.distance,
             restarted=restarted,
             length=state.run,
             ranks=tuple(int(r) for r in window.ranks),
@@ -178,7 +178,7 @@ def _finding(episode: Episode[Repeat]) -> Finding:
         title = f"Batches come in the same order again since step {step}"
         cause = (
             f"From step {step} on, every rank gets the batches of step {repeat.earlier} on once "
-            f"more, in the same order, {count(repeat.distance, 'checked step')} apart: an epoch "
+            f"more, in the same order, {count(repeat.distance, 'step')} apart: an epoch "
             "is not shuffled, or shuffled like the one before it."
         )
         remedy = (
@@ -186,8 +186,7 @@ def _finding(episode: Episode[Repeat]) -> Finding:
             "by seed and epoch), or set `shuffle=True`. Nothing, if the order is meant."
         )
     return Finding(
-        kind="data.replayed",
-        key="restart" if repeat.restarted else "epoch",
+        kind="data.replayed" if repeat.restarted else "data.unshuffled",
         severity="warning" if repeat.restarted else "info",
         title=title,
         seen_step=episode.seen_step,
@@ -207,11 +206,10 @@ def _finding(episode: Episode[Repeat]) -> Finding:
     )
 
 
-def _check(window: Window, state: ReplayedState) -> Check:
-    for watch in (state.restarts, state.epochs):
-        episode = watch.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode).title}.")
+def _check(window: Window, state: ReplayedState, watch: Watch[Repeat]) -> Check:
+    episode = watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode).title}.")
     if not state.judged:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No batches have been seen yet.")

@@ -17,7 +17,6 @@ from rankscope.server.window import Window
 # optimizer are compared step by step (`desync.hyperparameters`).
 _OF_THE_MODEL = {
     "model": ("critical", "class of the model"),
-    "parameters_digest": ("critical", "names, shapes or order of the parameters"),
     "trainable_digest": ("critical", "which parameters are trained"),
     "buffers_digest": ("warning", "names or shapes of the buffers"),
     "optimizer": ("critical", "class of the optimizer"),
@@ -48,6 +47,7 @@ _OF_THE_JOB = {
     "device": ("info", "kind of device"),
     "device_name": ("info", "device"),
 }
+_LAYOUT = "names, shapes or order of the parameters"
 _GRACE = 20
 _DETAILS = 12
 
@@ -90,7 +90,7 @@ class Config(Detector[ConfigState]):
 
     Statistic:
         What each process says of itself at attach, compared as text: what belongs to the model
-        among ranks that hold the same tensors, code and libraries among all. It stands until the
+        among ranks with one layout of parameters, code and libraries among all. It stands until the
         ranks are started again. Settings of the optimizer are `desync.hyperparameters`.
 
     Severity:
@@ -129,12 +129,19 @@ class Config(Detector[ConfigState]):
 
 
 def _differences(window: Window, configs: Mapping[int, Mapping[str, Any]]) -> tuple[Setting, ...]:
-    found = []
-    for key, (severity, called) in _OF_THE_MODEL.items():
-        for members in window.replicas:
-            if len(members) > 1:
-                found.append(_difference(key, severity, called, configs, members))
+    found: list[Setting | None] = []
     everyone = tuple(int(r) for r in window.ranks)
+    layout = _difference("parameters_digest", "critical", _LAYOUT, configs, everyone)
+    # Stages of a pipeline hold different models, each stage on as many ranks.
+    if layout is not None and layout.decided:
+        found.append(layout)
+    models: dict[str | None, list[int]] = defaultdict(list)
+    for rank in everyone:
+        models[_value(configs[rank], "parameters_digest")].append(rank)
+    for key, (severity, called) in _OF_THE_MODEL.items():
+        for members in models.values():
+            if len(members) > 1:
+                found.append(_difference(key, severity, called, configs, tuple(members)))
     for key, (severity, called) in _OF_THE_JOB.items():
         found.append(_difference(key, severity, called, configs, everyone))
     return tuple(setting for setting in found if setting is not None)

@@ -265,6 +265,7 @@ class Desync(Detector[DesyncState]):
             ),
             last_equal=state.last_equal.get(first.stage),
             values=values,
+            at_start=any(first.step in begins for begins in window.begins.values()),
         )
 
     # ------------------------------------------------------------- equality at regular intervals

@@ -40,7 +40,10 @@ def finding_of(incident: Apart, drift: float, critical: float) -> Finding:
         ranks=incident.ranks,
         # The state of an optimizer has several tensors of one name.
         tensors=tuple(dict.fromkeys(t.name for t in incident.tensors)),
-        stage=incident.stage,
+        # What the optimizer brought along was there before the first step.
+        stage="start"
+        if incident.at_start and incident.kind == "desync.optimizer"
+        else incident.stage,
         cause=cause,
         remedy=remedy,
         clear_after=incident.clear_after,

@@ -47,6 +47,7 @@ class Apart(Incident):
         compared: stage -> steps at which it was compared.
         values: rank -> the hyperparameter when it began.
         missed: period of a synchronisation that did not take place; 0 for none.
+        at_start: whether it was there at the first step of a process.
         agreeing: whether the last comparison of the parameters found them equal.
     """
 
@@ -69,6 +70,7 @@ class Apart(Incident):
     values: Mapping[int, float] = field(default_factory=dict)
     missed: int = 0
     agreeing: bool = False
+    at_start: bool = False
     _stride: int = 1
     _offered: int = 0
 

@@ -22,6 +22,10 @@ _COUNTED = {
     "steps_skipped": "skipped steps",
     "amp_scale": "a loss scale of",
 }
+# Norms of one gradient, summed on machines of different kinds.
+_SAME = 1e-6
+# Steps on end at which a rank applied what the others did one step later.
+_LATE = 2
 
 
 @dataclass(slots=True)
@@ -51,6 +55,10 @@ class ProgressState:
     begin: Behind | None = None
     begin_step: int = 0
     last: dict[str, dict[int, float]] = field(default_factory=dict)
+    norms: dict[int, float] = field(default_factory=dict)
+    norms_step: int = -1
+    late: dict[int, tuple[int, int]] = field(default_factory=dict)
+    shifted: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
     watch: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
 
 
@@ -63,7 +71,8 @@ class Progress(Detector[ProgressState]):
     Statistic:
         `optimizer_steps`, `steps_skipped` and `amp_scale` of a step, equal on all ranks that hold
         the same tensors, and the step at which each rank's newest process began. Over after 8 steps
-        of agreement.
+        of agreement. A rank whose gradient norm is, twice on end, that of the others one step
+        later has not taken a step that they took.
 
     Severity:
         Critical; warning for the loss scale alone.
@@ -77,7 +86,7 @@ class Progress(Detector[ProgressState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.progress",)
-    wants: ClassVar[tuple[str, ...]] = tuple(_COUNTED)
+    wants: ClassVar[tuple[str, ...]] = (*_COUNTED, "grad_norm")
     min_ranks: ClassVar[int] = 2
 
     def start(self) -> ProgressState:
@@ -117,10 +126,54 @@ class Progress(Detector[ProgressState]):
                 state.watch.bad(step, found[step][0])
             else:
                 state.watch.good(step)
+        for members in classes:
+            self._shifts(window, state, members)
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
+        findings += [_shift(e) for e in state.shifted.take(window.last_step)]
         if state.begin is not None:
             findings.append(_apart(state.begin, state.begin_step, window.last_step))
         return Outcome({"desync.progress": _check(window, state)}, tuple(findings))
+
+    def _shifts(self, window: Window, state: ProgressState, members: tuple[int, ...]) -> None:
+        """Ranks that apply at one step what the others do at the next."""
+        if len(members) < 3:
+            return  # nothing tells which of two is late
+        steps, rows = rank_rows(window, "grad_norm")
+        columns = np.flatnonzero(np.isin(window.ranks, members))
+        for step, row in zip(steps.tolist(), rows[:, columns], strict=True):
+            before, at = state.norms, state.norms_step
+            who = window.ranks[columns].tolist()
+            now = {rank: float(v) for rank, v in zip(who, row, strict=True) if np.isfinite(v)}
+            state.norms = {**{r: v for r, v in before.items() if r not in members}, **now}
+            state.norms_step = step
+            if len(now) < 3:
+                continue
+            common = float(np.median(list(now.values())))
+            most = [r for r, v in now.items() if abs(v - common) <= _SAME * common]
+            if 2 * len(most) <= len(now):
+                continue
+            for rank in members:
+                was = before.get(rank)
+                others = [before[r] for r in most if r in before and r != rank]
+                if was is None or rank in most or at != step - 1 or not others:
+                    if rank not in most or rank not in state.late:
+                        continue
+                late = (
+                    was is not None
+                    and rank not in most
+                    and abs(was - common) <= _SAME * common
+                    and all(abs(was - other) > _SAME * common for other in others)
+                )
+                if not late:
+                    state.late.pop(rank, None)
+                    continue
+                times, since = state.late.get(rank, (0, step - 1))
+                state.late[rank] = (times + 1, since)
+                if times + 1 >= _LATE:
+                    values = {r: before.get(r, float("nan")) for r in who}
+                    state.shifted.bad(
+                        step, Behind("grad_norm", values, (rank,), True), first_step=since
+                    )
 
     def _begun(self, window: Window, state: ProgressState) -> None:
         if len(window.ranks) < window.world_size or not len(window.steps):
@@ -218,6 +271,40 @@ def _finding(episode: Episode[Behind]) -> Finding:
     )
 
 
+def _shift(episode: Episode[Behind]) -> Finding:
+    behind, step = episode.facts, episode.first_step
+    who = ranks(behind.guilty)
+    return Finding(
+        kind="desync.progress",
+        key="late",
+        severity="critical",
+        title=f"{who.capitalize()} did not take step {step}, which the others took",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=behind.guilty,
+        stage="parameters",
+        cause=(
+            f"Since step {step}, {who} applies at each step the gradient that the others apply "
+            "one step later: it has skipped a step that they took, for an overflow that it saw "
+            "alone or under another condition of its own, and its parameters, schedule and "
+            "counters are one step behind."
+        ),
+        remedy=(
+            "Decide on all ranks together whether a step is skipped (reduce `found_inf` with MAX "
+            "before the decision), then broadcast parameters and optimizer state, or restart from "
+            f"a checkpoint before step {step}."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "what": behind.what,
+            "values": {str(r): v for r, v in behind.values.items()},
+            "decided": True,
+            "observed": episode.seen,
+        },
+    )
+
+
 def _apart(behind: Behind, step: int, last_step: int) -> Finding:
     who = ranks(behind.guilty).capitalize()
     begun = "began" if behind.decided else "began each"
@@ -288,6 +375,9 @@ def _check(window: Window, state: ProgressState) -> Check:
         return Check(Status.OPEN, f"{_apart(state.begin, state.begin_step, 0).title}.")
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
+    late = state.shifted.open(window.last_step)
+    if late is not None:
+        return Check(Status.OPEN, f"{_shift(late).title}.")
     if not state.judged:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No counters have been compared yet.")

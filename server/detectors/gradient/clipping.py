@@ -51,8 +51,7 @@ class ClippingSaturated(Detector[ClippingState]):
 
     Statistic:
         The factor by which clipping multiplied the gradient (of the rank with the smallest one):
-        below 1 at 95 % of the last 100 observations; or with a median below 0.01 of six or more,
-        all of them clipped, as when gradients are clipped before the loss scale is taken out.
+        below 1 at 95 % of the last 100 observations; or below 0.01 at six on end, as when gradients are clipped before the loss scale is taken out.
         Over after 32 steps in order.
 
     Severity:
@@ -89,13 +88,18 @@ class ClippingSaturated(Detector[ClippingState]):
             factors = np.array([f for _, f in state.recent])
             share = float((factors < 1).mean())
             median = float(np.median(factors))
-            tiny = len(factors) >= _SOON and median < _TINY and share >= _SHARE
+            newest = factors[-_SOON:]
+            tiny = len(newest) == _SOON and float(newest.max()) < _TINY
             if tiny or (len(factors) == _BACK and share >= _SHARE):
                 scale = scales.get(step, float("nan"))
-                found = Saturated(median, share, len(factors), scale, state.recent[0][0])
+                if tiny:
+                    share, median = 1.0, float(np.median(newest))
+                since = state.recent[-_SOON if tiny else 0][0]
+                found = Saturated(median, share, len(newest if tiny else factors), scale, since)
                 episode = state.watch.bad(step, found, first_step=found.since)
                 facts = episode.facts
-                facts.median, facts.share, facts.of = median, share, len(factors)
+                facts.median = min(facts.median, median)
+                facts.share, facts.of = share, max(facts.of, found.of)
             else:
                 state.watch.good(step)
         findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))

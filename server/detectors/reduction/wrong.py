@@ -62,9 +62,9 @@ class ReductionWrong(Detector[ReductionState]):
         Sketches are linear: the sketch of what came out must be the mean of the sketches of what
         went in, to 1e-4 of its size (3e-2 for tensors of 16 bits). One factor for all tensors is
         that of clipping and loss scale where these are posted; where it is the number of ranks, or
-        one over it, at two observations on end (or at the first of the run), the division is
-        wrong. Tensors without the common factor are compared with zeros, the step before, the
-        other tensors of their shape, and sums over some of the ranks. Something else altogether is
+        one over it (twice on end, if gradients were scaled by hand before), the division is wrong.
+        Tensors without the common factor are compared with zeros, the step before, the other
+        tensors of their shape, and sums over some of the ranks. Something else altogether is
         reported only where the reduction was right before: a gradient may be changed on purpose
         (clipping by value, noise, hooks). Not judged where the ranks do not agree on the result,
         which is `desync.gradients`. Over after 8 steps in order.
@@ -127,7 +127,8 @@ class ReductionWrong(Detector[ReductionState]):
             state.streak = state.streak + 1 if same else 1
             state.since = state.since if same else made.step
             state.last_factor = by_ranks
-            if state.streak > 1 or not (state.kept or state.scaled):
+            # Where nothing was ever scaled by hand, a factor is no coincidence.
+            if state.streak > 1 or not state.scaled:
                 trouble.pattern = "factor"
                 self._found(state, trouble, first_step=state.since)
             return

@@ -76,10 +76,10 @@ class UpdateMissing(Detector[MissingState]):
     Statistic:
         At attach: which of the model's trained parameters the optimizer holds. After it: digests
         of the parameters before and after a step, bit by bit; a whole model that did not move at
-        two observations on end, or tensors with a gradient that did not at four. Steps without a
-        gradient, with one that is not finite, skipped by a loss scaler, or with a learning rate
-        below a thousandth of the largest so far (it moves less than the last bit) do not count.
-        Over after 16 steps.
+        two observations on end, or tensors with a gradient (1e-4 of the whole or more) that did
+        not at four. Steps without a gradient, with one that is not finite, skipped by a loss
+        scaler, or with a learning rate below a thousandth of the largest so far (it moves less
+        than the last bit) do not count. Over after 16 steps.
 
     Severity:
         Critical where nothing moves, warning for some of the tensors, info where the optimizer
@@ -163,8 +163,10 @@ class UpdateMissing(Detector[MissingState]):
         stuck = 0
         some: list[int] = []
         if left is not None:
-            # What the optimizer is known to leave out does not move in its steps.
-            left = left - (state.uncovered.tensors if state.uncovered is not None else 0)
+            # What the optimizer is known to leave out does not move in its steps, nor does what has
+            # next to no gradient.
+            known = state.uncovered.tensors if state.uncovered is not None else 0
+            left = left - known - window.negligible.get(step, 0)
             told = ~np.isnan(left) & due
             looked |= bool(told.any())
             some = [int(r) for r in window.ranks[told & (left > 0)]]

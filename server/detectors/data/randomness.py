@@ -1,0 +1,135 @@
+"""Ranks that draw the same random numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.wording import count, ranks
+from rankscope.server.window import Window
+
+_GENERATORS = {
+    "rng/torch": "torch",
+    "rng/cuda": "torch on CUDA",
+    "rng/numpy": "numpy",
+    "rng/python": "random",
+}
+# Observations on end at which states are equal and were drawn from since the one before.
+_STREAK = 5
+_GRACE = 20
+
+
+@dataclass(slots=True)
+class SharedState:
+    """What is remembered: last word of each generator, and how often in a row it was shared."""
+
+    steps: int = 0
+    judged: int = 0
+    last: dict[str, int] = field(default_factory=dict)
+    streak: dict[str, tuple[int, int]] = field(default_factory=dict)
+    watch: Watch[str] = field(default_factory=lambda: Watch(clear_after=64))
+
+
+class RandomShared(Detector[SharedState]):
+    """Ranks whose random generators are in one state: the same dropout, the same augmentation.
+
+    Statistic:
+        Digests of the states of `torch`, CUDA, `numpy` and `random`, equal on all ranks that hold
+        the same tensors, at five observations on end between which numbers were drawn. A common
+        seed for the first weights is right and is not told: nothing is drawn from it later.
+
+    Severity:
+        Info: it costs variety and breaks nothing.
+
+    Evidence:
+        `generator`, `observed`.
+
+    Source:
+        huggingface/transformers#37932, facebookresearch/fastMRI#123.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("rng.shared",)
+    min_ranks: ClassVar[int] = 2
+
+    def start(self) -> SharedState:
+        """Nothing seen yet."""
+        return SharedState()
+
+    def advance(self, window: Window, state: SharedState) -> Outcome:
+        """Goes through the states step by step."""
+        state.steps += len(window.steps)
+        members = max(window.replicas, key=len)
+        rows = np.flatnonzero(np.isin(window.ranks, members))
+        found: dict[int, tuple[bool, str, int]] = {}
+        for name in _GENERATORS if len(rows) > 1 else ():
+            words = window.words.get(name)
+            if words is None:
+                continue
+            present, values = words.present[rows], words.values[rows]
+            whole = np.flatnonzero(present.all(axis=0))
+            same = (values[:, whole] == values[0, whole]).all(axis=0)
+            for column, alike in zip(whole.tolist(), same.tolist(), strict=True):
+                step, word = int(window.steps[column]), int(values[:, column].min())
+                drawn = name in state.last and state.last[name] != word
+                state.last[name] = word
+                times, since = state.streak.get(name, (0, step))
+                if not alike:
+                    times = 0
+                elif drawn:
+                    times, since = times + 1, since if times else step
+                state.streak[name] = (times, since)
+                shared, known, onset = found.get(step, (False, "", step))
+                if times >= _STREAK and not shared:
+                    found[step] = (True, name, since)
+                else:
+                    found[step] = (shared, known, onset)
+        for step, (shared, name, since) in sorted(found.items()):
+            state.judged += 1
+            if shared:
+                state.watch.bad(step, name, first_step=since)
+            else:
+                state.watch.good(step)
+        findings = tuple(_finding(e, members) for e in state.watch.take(window.last_step))
+        return Outcome({"rng.shared": _check(window, state, members)}, findings)
+
+
+def _finding(episode: Episode[str], members: tuple[int, ...]) -> Finding:
+    name, step = _GENERATORS[episode.facts], episode.first_step
+    return Finding(
+        kind="rng.shared",
+        severity="info",
+        title=f"{ranks(members).capitalize()} draw the same random numbers since step {step}",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=members,
+        cause=(
+            f"The generator of `{name}` is in the same state on {ranks(members)} at every step, "
+            "and numbers are drawn from it: dropout, noise and augmentation are the same on all "
+            "ranks."
+        ),
+        remedy=(
+            "Seed with the rank once the model is built (`torch.manual_seed(seed + rank)`), also "
+            "in workers of the data loader. Nothing, if the ranks are meant to draw alike."
+        ),
+        clear_after=episode.clear_after,
+        evidence={"generator": episode.facts, "observed": episode.seen},
+    )
+
+
+def _check(window: Window, state: SharedState, members: tuple[int, ...]) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode, members).title}.")
+    if not state.judged:
+        if state.steps < _GRACE:
+            return Check(Status.INSUFFICIENT_DATA, "No random states have been compared yet.")
+        return Check(Status.MISSING_INPUT, "No two replicas post the states of their generators.")
+    return Check(
+        Status.OK,
+        f"The ranks drew numbers of their own, or none, at {count(state.judged, 'checked step')}.",
+    )
