@@ -53,6 +53,8 @@ class TorchMonitor(Monitor):
         self._stepping: Any = None  # the outermost optimizer that steps now
         self._spent = 0.0
         self._unseen_told = False
+        self._hooked = False
+        self._root_handle: Any = None
 
         self._tracked = Tracked(model, optimizer)
         self._context = Context(
@@ -92,7 +94,7 @@ class TorchMonitor(Monitor):
             self._hand_over(self._facts)
         self._facts = StepFacts(step)
         self._prepare(self._facts)
-        self._root_handle = model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
+        self._hook()
         hooks.watch_steps(self)
         self._begin()
 
@@ -137,7 +139,9 @@ class TorchMonitor(Monitor):
     def root_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """The model is called, for training or for evaluation, at a step that is looked at."""
+        """The model is called, for training or for evaluation."""
+        if not self._watched:
+            return
         if module.training and not self._forward_begun and torch.is_grad_enabled():
             self._forward_begun = True
             with self._bookkeeping:
@@ -300,12 +304,18 @@ class TorchMonitor(Monitor):
     def _watch(self, watched: bool) -> None:
         """Where steps are too short to look at all of them: takes the root hook off in between."""
         self._watched = watched
-        if watched:
-            self._root_handle = self._model.register_forward_pre_hook(
-                hooks.RootHook(self), with_kwargs=True
-            )
-        else:
+        if watched and not self._hooked:
+            self._hook()
+        elif not watched and not frames_traced():
+            # A compiled model would be compiled anew without it: there it stays, and does nothing.
+            self._hooked = False
             self._root_handle.remove()
+
+    def _hook(self) -> None:
+        self._hooked = True
+        self._root_handle = self._model.register_forward_pre_hook(
+            hooks.RootHook(self), with_kwargs=True
+        )
 
     def _hand_over(self, facts: StepFacts) -> None:
         readout = self._readout

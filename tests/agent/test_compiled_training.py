@@ -61,7 +61,8 @@ def test_a_compiled_model(watching, backend, compiled_first):
     diary.check(watching)
 
 
-def test_a_model_is_compiled_once_with_the_agent_and_without(watching):
+@pytest.mark.parametrize("outermost", [True, False])
+def test_a_model_is_compiled_once_with_the_agent_and_without(watching, outermost):
     counts = []
     for watched in (False, True):
         torch._dynamo.reset()
@@ -70,10 +71,18 @@ def test_a_model_is_compiled_once_with_the_agent_and_without(watching):
         model = torch.compile(inner, backend=counter)
         optimizer = sgd(inner)
         if watched:
-            watching.attach(model, optimizer)
-        train(model, optimizer, Diary(inner), steps=12)
+            monitor = watching.attach(model if outermost else inner, optimizer)
+        diary = Diary(inner)
+        train(model, optimizer, diary, steps=12)
+        if watched:
+            # As where steps are too short to look at each: the model's hook comes and goes.
+            monitor._schedule.plan = lambda step: (step % 4 == 0,) * 5
+            monitor._schedule.next_due = lambda step: step + 4 - step % 4
+        train(model, optimizer, diary, steps=12)
         counts.append((counter.frame_count, counter.op_count))
     assert counts[0] == counts[1]
+    sampled = {s: loss for s, loss in enumerate(diary.losses) if s <= 12 or s % 4 == 0}
+    assert watching.points("loss") == pytest.approx(sampled)
 
 
 def test_a_compiled_loss(watching):

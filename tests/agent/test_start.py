@@ -106,6 +106,27 @@ def test_what_is_told_arrives(watching, way):
     assert hello.config["depth"] == 1
 
 
+def test_functions_are_called_at_sampled_steps_alone(watching):
+    monitor = watching.start()
+    # Loss and step time always, gradients at every second step, parameters at every fourth.
+    monitor._schedule.plan = lambda step: (True, *(step % n == 0 for n in (2, 4, 4, 4)))
+    asked = {"parameters": [], "gradients": []}
+
+    def arrays(kind, step):
+        asked[kind].append(step)
+        return {"w": np.full(2, step, np.float64)}
+
+    for step in range(8):
+        monitor.step(
+            loss=0.0,
+            parameters=lambda step=step: arrays("parameters", step),
+            gradients=lambda step=step: arrays("gradients", step),
+        )
+    assert asked == {"parameters": [0, 4], "gradients": [0, 2, 4, 6]}
+    assert watching.points("grad_norm") == pytest.approx({s: s * 2**0.5 for s in (0, 2, 4, 6)})
+    assert list(watching.digests("parameters")) == [0, 4]
+
+
 def test_several_ranks_of_one_process(watching):
     models = [Regression(seed) for seed in range(3)]
     monitors = [watching.start(rank=rank, world_size=3) for rank in range(3)]
