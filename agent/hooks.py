@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -86,7 +87,7 @@ _handles: list[Any] = []
 def watch_steps(listener: StepListener) -> None:
     """Tells `listener` of every optimizer step of the process from now on; it is held weakly."""
     global _steppers
-    _steppers = (*_living(), weakref.ref(listener))
+    _steppers = (*_living(), weakref.ref(listener, _forget))
     if not _handles:
         _handles.append(register_optimizer_step_pre_hook(_before_step))
         _handles.append(register_optimizer_step_post_hook(_after_step))
@@ -95,8 +96,16 @@ def watch_steps(listener: StepListener) -> None:
 
 def unwatch_steps(listener: StepListener) -> None:
     """Stops telling `listener`; takes the process-wide hooks back with the last one."""
+    _keep(lambda reference: reference() is not listener)
+
+
+def _forget(gone: weakref.ref[Any]) -> None:
+    _keep(lambda reference: reference is not gone)
+
+
+def _keep(wanted: Callable[[weakref.ref[Any]], bool]) -> None:
     global _steppers
-    _steppers = tuple(r for r in _living() if r() is not listener)
+    _steppers = tuple(r for r in _living() if wanted(r))
     if not _steppers:
         for handle in _handles:
             handle.remove()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ from support import saboteur
 from support.collector import Collector
 
 from rankscope import agent
-from rankscope.agent import sender
+from rankscope.agent import hooks, last_words, sender
 from rankscope.agent.delivery import Pace
+from rankscope.agent.probes import amp, clipping, loss_sources
 from rankscope.agent.wire import Event
 
 CLOSE_SECONDS = 5.0
@@ -89,6 +92,13 @@ def house(
     yield made
     for monitor in made.monitors:
         monitor.close()
+    # Where closing is what failed, something stays in torch: not for the next test.
+    made.monitors.clear()
+    last_words._speakers.clear()
+    sys.modules["rankscope.agent.attach"]._monitors.clear()
+    gc.collect()
+    for module in (hooks, amp, clipping, loss_sources):
+        module._keep(lambda reference: False)
 
 
 @pytest.fixture
