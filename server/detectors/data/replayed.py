@@ -72,8 +72,7 @@ class Replayed(Detector[ReplayedState]):
         order. Over 64 steps (8 after a restart) after the last batch of the sequence.
 
     Severity:
-        Info for an order repeated from epoch to epoch, which may be meant; warning for data
-        replayed after a restart.
+        Warning.
 
     Evidence:
         `distance` (steps from one to the other), `earlier_step`, `length` (observations
@@ -187,7 +186,7 @@ def _finding(episode: Episode[Repeat]) -> Finding:
         )
     return Finding(
         kind="data.replayed" if repeat.restarted else "data.unshuffled",
-        severity="warning" if repeat.restarted else "info",
+        severity="warning",
         title=title,
         seen_step=episode.seen_step,
         last_step=episode.last_step,

@@ -111,7 +111,9 @@ class Desync(Detector[DesyncState]):
         By the distance over the norm, from sketches: below 1e-6 in several tensors info (drift
         through different arithmetic), below 1e-3 warning, above critical, and warning while the
         size is not known. Gradients, hyperparameters and parameters at the start are critical
-        whatever the size, drift aside: what differs there grows.
+        whatever the size, drift aside: what differs there grows. Info for the first 64 steps where
+        every rank was alone from the beginning and no DDP is there to keep them equal: local SGD
+        and parameter servers begin like this.
 
     Evidence:
         `groups` (ranks that agree with each other), `decided`, `last_equal_step`, `agreed` (links
@@ -265,6 +267,14 @@ class Desync(Detector[DesyncState]):
             ),
             last_equal=state.last_equal.get(first.stage),
             values=values,
+            tentative=(
+                len(first.ranks) > 2
+                and int(first.clusters.max()) + 1 == len(first.ranks)
+                and first.stage in (*_GRADIENTS, "parameters")
+                and not any(state.last_equal.get(stage) for stage in (*_GRADIENTS, "parameters"))
+                and not window.config.get("data_parallel")
+                and "data_parallel" in window.config
+            ),
             at_start=any(first.step in begins for begins in window.begins.values()),
         )
 

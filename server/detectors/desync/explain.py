@@ -8,6 +8,8 @@ from rankscope.server.detectors.wording import count, listing, number, ranks, se
 from rankscope.server.window import TensorDifference
 
 _MAX_DETAILS = 16
+# Steps within which ranks that go their own ways from the start may be made equal.
+_PATIENCE = 64
 
 _LINK = {
     "start": "parameters before the first step",
@@ -113,13 +115,22 @@ def _detail(tensor: TensorDifference) -> dict[str, object]:
 
 
 def _severity(incident: Apart, drifting: bool, critical: float) -> str:
-    if drifting:
+    if drifting or _may_be_meant(incident):
         return "info"
     # What is small in a gradient, a learning rate or the first weights is not small for long.
     spreads = incident.kind in ("desync.gradients", "desync.hyperparameters")
     if spreads or incident.stage == "start" or incident.relative >= critical:
         return "critical"
     return "warning"
+
+
+def _may_be_meant(incident: Apart) -> bool:
+    """Whether ranks that were never kept equal may be made so yet, or stay near each other."""
+    if not incident.tentative:
+        return False
+    if incident.last_step - incident.first_step <= _PATIENCE:
+        return True
+    return incident.growth in (Growth.CONSTANT, Growth.SHRINKING)
 
 
 def _title(incident: Apart) -> str:

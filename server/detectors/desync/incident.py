@@ -47,6 +47,8 @@ class Apart(Incident):
         compared: stage -> steps at which it was compared.
         values: rank -> the hyperparameter when it began.
         missed: period of a synchronisation that did not take place; 0 for none.
+        tentative: whether every rank was alone from the first comparison on, and nothing was seen
+            that would keep them equal: they may be made equal later, on purpose.
         at_start: whether it was there at the first step of a process.
         agreeing: whether the last comparison of the parameters found them equal.
     """
@@ -71,6 +73,7 @@ class Apart(Incident):
     missed: int = 0
     agreeing: bool = False
     at_start: bool = False
+    tentative: bool = False
     _stride: int = 1
     _offered: int = 0
 

@@ -47,6 +47,7 @@ class AddingState:
         alike: observations in a row that point the same way and grow, since `alike_since`.
     """
 
+    steps: int = 0
     judged: int = 0
     summed: int = 0
     sums: int = 0
@@ -87,6 +88,7 @@ class GradientAccumulating(Detector[AddingState]):
 
     def advance(self, window: Window, state: AddingState) -> Outcome:
         """Goes through reductions, and through directions where there are none."""
+        state.steps += len(window.steps)
         patterns = {made.step: made for made in window.reductions if made.agreed and made.known}
         cosines = dict(
             zip(*(a.tolist() for a in mean_over_ranks(window, "grad_cosine")), strict=True)
@@ -181,7 +183,7 @@ def _check(window: Window, state: AddingState) -> Check:
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, window).title}.")
     if not state.judged:
-        if window.last_step < _GRACE:
+        if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No two steps on end have been looked at yet.")
         return Check(
             Status.MISSING_INPUT, "No rank posts fingerprints of its gradients at two steps on end."

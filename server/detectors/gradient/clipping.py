@@ -51,8 +51,8 @@ class ClippingSaturated(Detector[ClippingState]):
 
     Statistic:
         The factor by which clipping multiplied the gradient (of the rank with the smallest one):
-        below 1 at 95 % of the last 100 observations; or below 0.01 at six on end, as when gradients are clipped before the loss scale is taken out.
-        Over after 32 steps in order.
+        below 1 at 95 % of the last 100 observations; or below 0.01 at six on end, as when gradients
+        are clipped before the loss scale is taken out. Over after 32 steps in order.
 
     Severity:
         Info; warning for a median below 0.01.

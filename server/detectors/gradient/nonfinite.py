@@ -178,8 +178,8 @@ def _finding(episode: Episode[Broken]) -> Finding:
         ),
         remedy=(
             (f"Look at {broken.module}: " if broken.module else "Look for ")
-            + "a division by zero, a logarithm or root of what may be 0 or negative, an "
-            "overflow in 16 bits. Lower the learning rate or warm up longer if the loss had grown before; "
+            + "a division by zero, a logarithm or root of what may be 0 or negative, an overflow "
+            "in 16 bits. Lower the rate or warm up longer if the loss had grown before; "
             f"go on from a checkpoint before step {step}."
         ),
         clear_after=episode.clear_after,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.chain import chain
 from support.judging import judge
 from support.scenarios import GENERATORS, TRACES, apart, recorded
 
@@ -17,6 +18,13 @@ RECORDED = [path.stem for path in sorted(TRACES.glob("*.npz"))]
 FAULTY = [name for name in RECORDED if name.startswith("F")]
 APART = ["none", "start", "bitflip", "skipped", "bypassed", "rate", "drift", "step-skipped"]
 APART += ["none+own", "skipped+own", "none+one"]
+# Every link posted, through the aligner.
+CHAIN = ["none", "sum", "swapped", "mixed", "lost-rank", "accumulating", "noise-added", "one-clips"]
+CHAIN += ["pair-duplicated", "same-order", "restart-replays", "overlap", "frozen", "one-frozen"]
+CHAIN += ["one-tensor-frozen", "skips", "one-scale", "nonfinite", "other-commit", "holds-others"]
+CHAIN += ["same-rng", "ended-schedule", "skipped-overflow"]
+
+SCALED = ("one-scale", "skipped-overflow")
 
 slow = settings(
     max_examples=25,
@@ -31,6 +39,9 @@ def scenario(name):
     """A recorded training, or ranks that come apart."""
     if name in RECORDED:
         return recorded(0, trace=name)
+    if name.startswith("chain "):
+        fault = name.removeprefix("chain ")
+        return chain(0, fault=fault, amp=1024.0 if fault in SCALED else 0.0)
     fault, _, buffers = name.partition("+")
     return apart(0, fault=fault, buffers=buffers)
 
@@ -62,7 +73,7 @@ def exact(judgement):
     return [repr(alert) for alert in judgement.alerts], judgement.checks
 
 
-names = st.sampled_from(RECORDED + APART)
+names = st.sampled_from(RECORDED + APART + [f"chain {fault}" for fault in CHAIN])
 
 
 @given(name=names, cuts=st.lists(st.integers(0, 700), max_size=12))
@@ -71,7 +82,9 @@ def test_cutting_the_steps_into_blocks_changes_nothing(name, cuts):
     assert exact(judge(scenario(name), build(), cuts)) == exact(whole(name))
 
 
-@pytest.mark.parametrize("name", ["F07-bad-batch", "F42-demo-labels", "skipped"])
+@pytest.mark.parametrize(
+    "name", ["F07-bad-batch", "F42-demo-labels", "skipped", *(f"chain {f}" for f in CHAIN)]
+)
 def test_step_by_step_is_as_good_as_at_once(name):
     assert exact(judge(scenario(name), build(), range(2000))) == exact(whole(name))
 
