@@ -26,6 +26,8 @@ from benchmarks.faultlab.sharded import Pipeline, Sharded, TensorParallel
 from benchmarks.faultlab.training import Manual, Training
 from rankscope.server.demo.processes import RANKSCOPE
 
+# The largest number that float16 has.
+_LARGEST = 65504.0
 _LOGITS = {"mlp": 10, "cnn": 10, "transformer": 64}
 
 
@@ -35,6 +37,10 @@ class Benign:
     def expected(self) -> Expected:
         """Nothing."""
         return Expected()
+
+
+def _overflowing(gradient: torch.Tensor) -> torch.Tensor:
+    return torch.where(gradient.abs() > _LARGEST, torch.inf, gradient)
 
 
 @register
@@ -236,7 +242,12 @@ class B10(Benign, Scaled):
 
     id = "B10"
     what = "a GradScaler begins so high that all ranks skip the first steps"
-    init_scale = 2.0**127
+    init_scale = 2.0**24
+
+    def prepared(self) -> None:
+        super().prepared()
+        for parameter in self.net.parameters():
+            parameter.register_hook(_overflowing)
 
 
 @register

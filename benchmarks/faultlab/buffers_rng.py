@@ -42,7 +42,7 @@ class F43(Training):
     """Batch statistics estimated anew from different numbers of samples."""
 
     id = "F43"
-    what = "before one step BatchNorm is re-estimated, on one rank from half of the samples"
+    what = "before one step BatchNorm is re-estimated, on one rank from half the samples, and used"
     models = ("cnn",)
     broadcast_buffers = False
 
@@ -63,6 +63,7 @@ class F43(Training):
         self.net(self.training_set[0][: 128 if self.is_guilty else 256])
         for norm in norms:
             norm.momentum = 0.0
+        self.evaluate(self.test_set)
 
     def expected(self) -> Expected:
         names = [f"bn{i}.running_{what}" for i in (1, 2) for what in ("mean", "var")]

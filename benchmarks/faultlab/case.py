@@ -86,6 +86,7 @@ class Case:
         steps: length of the training.
         onset: first step that is touched; None: chosen by the seed.
         launches: number of launches of its own processes; 0: it runs in the pool.
+        hangs: its ranks end by waiting in vain: it can run beside others.
         settle: seconds to wait for an alert after the end; for what only silence tells.
     """
 
@@ -97,6 +98,7 @@ class Case:
     steps: ClassVar[int] = 60
     onset: ClassVar[int | None] = None
     launches: ClassVar[int] = 0
+    hangs: ClassVar[bool] = False
     settle: ClassVar[float] = 0.0
 
     def __init__(self, setting: Setting) -> None:

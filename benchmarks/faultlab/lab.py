@@ -7,11 +7,13 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.faultlab.case import REGISTRY, Case, Setting
+from benchmarks.faultlab.optimizer import HANG_SECONDS
 from benchmarks.faultlab.ranks import RankFailed, Ranks, launch
 from benchmarks.faultlab.rest import Json, Server
 from benchmarks.faultlab.score import Score, score
@@ -20,8 +22,8 @@ from rankscope.server.demo.processes import RANKSCOPE, Process
 _LISTENS = re.compile(r"listens on (http://\S+)")
 _START_SECONDS = 60.0
 _JUDGE_SECONDS = 60.0
-# At its default the agent looks at these tiny steps at least so often.
-DEFAULT_SLACK = 64
+_LAUNCH_SECONDS = 60.0
+_HANGING_AT_ONCE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,20 @@ class Job:
     world: int
     model: str
     seed: int
+
+
+class Trained(NamedTuple):
+    """A job that has ended.
+
+    Attributes:
+        seconds: that it took.
+        error: what went wrong with the lab itself.
+    """
+
+    job: Job
+    setting: Setting
+    seconds: float
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,19 +125,25 @@ class Lab:
         self._stack.close()
 
     def results(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Runs them all; a result comes when the server has judged the run after the next one."""
-        before: tuple[Job, Setting, float, str] | None = None
-        for job in jobs:
-            setting = self._setting(job)
-            began = time.monotonic()
-            error = self._trained(job, setting)
-            trained = (job, setting, time.monotonic() - began, error)
-            # The server judges one run while the next one is trained.
+        """Runs them all; the results of those that hang come last, which cost no time of their own.
+
+        The server judges one run while the next one is trained.
+        """
+        with ThreadPoolExecutor(_HANGING_AT_ONCE) as threads:
+            hanging: list[Future[Result]] = []
+            before: Trained | None = None
+            for job in jobs:
+                if REGISTRY.cases[job.case].hangs:
+                    hanging.append(threads.submit(self._alone, job))
+                    continue
+                trained = self._trained(job)
+                if before is not None:
+                    yield self._result(before)
+                before = trained
             if before is not None:
-                yield self._result(*before)
-            before = trained
-        if before is not None:
-            yield self._result(*before)
+                yield self._result(before)
+            for future in hanging:
+                yield future.result()
 
     # ------------------------------------------------------------------------------------- inside
 
@@ -138,19 +160,33 @@ class Lab:
             folder=str(self.folder / "runs" / name),
         )
 
-    def _trained(self, job: Job, setting: Setting) -> str:
+    def _alone(self, job: Job) -> Result:
+        return self._result(self._trained(job))
+
+    def _trained(self, job: Job) -> Trained:
+        setting = self._setting(job)
+        Path(setting.folder).mkdir(parents=True)
+        began = time.monotonic()
+        error = self._train(job, setting)
+        return Trained(job, setting, time.monotonic() - began, error)
+
+    def _train(self, job: Job, setting: Setting) -> str:
         """Trains; returns what went wrong with the lab itself."""
         case = REGISTRY.cases[job.case]
-        folder = Path(setting.folder)
         if case.launches:
-            folder.mkdir(parents=True)
-            ended = launch(job.case, setting, folder, launches=case.launches, timeout=60.0)
+            ended = launch(
+                job.case,
+                setting,
+                Path(setting.folder),
+                launches=case.launches,
+                timeout=_LAUNCH_SECONDS,
+                **({"patience": HANG_SECONDS} if case.hangs else {}),
+            )
             return case(setting).complaint(ended)
         if self._pool is None or self._pool.world != job.world:
             if self._pool is not None:
                 self._pool.close()
             self._pool = Ranks(job.world, self.folder / f"pool{job.world}")
-        folder.mkdir(parents=True)
         try:
             self._pool.run(job.case, setting)
         except RankFailed as error:
@@ -160,7 +196,8 @@ class Lab:
             return str(error)
         return ""
 
-    def _result(self, job: Job, setting: Setting, seconds: float, error: str) -> Result:
+    def _result(self, trained: Trained) -> Result:
+        job, setting, error = trained.job, trained.setting, trained.error
         case = REGISTRY.cases[job.case](setting)
         expected = case.expected()
         state = self.server.judged(setting.run, timeout=_JUDGE_SECONDS, settle=case.settle)
@@ -168,7 +205,8 @@ class Lab:
             error = "the server has not judged the run in time"
         every = self.server.alerts(setting.run, consequences=True)
         roots = [alert for alert in every if alert["parent"] is None]
-        scored, alert = score(expected, roots, slack=0 if self.full else DEFAULT_SLACK)
+        slack = 0 if self.full else self.server.interval(setting.run)
+        scored, alert = score(expected, roots, slack=slack)
         if error:
             scored = Score(error=error)
         return Result(
@@ -184,11 +222,12 @@ class Lab:
                 "step": expected.step,
                 "tolerance": expected.tolerance,
                 "severity": expected.severity,
+                "ceiling": expected.ceiling,
             },
             score=scored,
             alert=alert,
             others=tuple(_short(other) for other in every if other is not alert),
-            seconds=seconds,
+            seconds=trained.seconds,
         )
 
     def _address(self) -> str:

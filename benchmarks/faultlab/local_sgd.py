@@ -228,6 +228,36 @@ class F84(Manual):
 
 
 @register
+class F84b(Training):
+    """Layers that no gradient reaches."""
+
+    id = "F84b"
+    what = "from one step on what goes into `head` is detached: all layers before it stand still"
+    steps = 80
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.05)
+
+    def prepared(self) -> None:
+        self.net.get_submodule("head").register_forward_pre_hook(self._cut)
+
+    def _cut(self, module: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        # Times zero and not detached: DDP waits for every gradient.
+        (x,) = args
+        return (x.detach() + 0 * x,) if self.step >= self.at else (x,)
+
+    def expected(self) -> Expected:
+        still = [n for n in names_of(self.setting.model) if not n.startswith("head.")]
+        return Expected(
+            kinds=("layer.dead", "update.missing"),
+            ranks=self.everybody(),
+            tensors=frozenset(still),
+            step=self.at,
+            tolerance=8,
+        )
+
+
+@register
 class F85(BadLabels):
     """What rank 0 logs hides the others."""
 

@@ -158,10 +158,15 @@ class F39(Training):
         )
 
 
+# How long a collective waits in such a job: long enough for the agent's thread to be heard often.
+HANG_SECONDS = 25.0
+
+
 class LeftAlone(Manual):
     """A job of its own whose guilty rank leaves the training; the others wait for it in vain."""
 
     launches = 1
+    hangs = True
     settle = 40.0
 
     def complaint(self, ended: object) -> str:
@@ -171,7 +176,7 @@ class LeftAlone(Manual):
     def wait_forever(self) -> None:
         """Does what a rank does that waits for the others to come where it is."""
         store = dist.distributed_c10d._get_default_store()
-        store.wait(["nobody"], timedelta(seconds=40))
+        store.wait(["nobody"], timedelta(seconds=HANG_SECONDS))
 
 
 @register

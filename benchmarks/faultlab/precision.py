@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from benchmarks.faultlab.case import Expected, register
 from benchmarks.faultlab.models import Samples
-from benchmarks.faultlab.sharded import Sharded
 from benchmarks.faultlab.training import Manual, Training
 
 
@@ -35,22 +35,21 @@ class F25(Training):
 
 
 @register
-class F26(Sharded):
+class F26(Training):
     """Every rank clips by the norm of its own shard."""
 
     id = "F26"
-    what = "from one step on every rank of a sharded model clips by the norm of its own shard"
+    what = "ZeRO-1: from one step on each rank clips the tensors it updates by the norm of those"
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=self.lr)
 
     def clip(self) -> None:
-        if self.step < self.at:
-            nn.utils.clip_grad_norm_(self.model.parameters(), 0.05)
-            return
-        shards = []
-        for parameter in self.model.parameters():
-            own = nn.Parameter(parameter.to_local().detach())  # type: ignore[attr-defined]
-            own.grad = parameter.grad.to_local()  # type: ignore[union-attr]
-            shards.append(own)
-        nn.utils.clip_grad_norm_(shards, 0.05)
+        assert isinstance(self.optimizer, ZeroRedundancyOptimizer)
+        groups = self.optimizer.optim.param_groups
+        own = [parameter for group in groups for parameter in group["params"]]
+        chosen = own if self.step >= self.at else list(self.net.parameters())
+        nn.utils.clip_grad_norm_(chosen, 0.05)
 
     def expected(self) -> Expected:
         return Expected(

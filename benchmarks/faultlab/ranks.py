@@ -159,7 +159,13 @@ def _next(pipe: Connection) -> Any:
 
 
 def launch(
-    case: str, setting: Setting, folder: Path, *, launches: int, timeout: float
+    case: str,
+    setting: Setting,
+    folder: Path,
+    *,
+    launches: int,
+    timeout: float,
+    patience: float = _COLLECTIVE_SECONDS,
 ) -> list[list[str | None]]:
     """Runs a case in processes of its own, once or several times in turn.
 
@@ -168,7 +174,7 @@ def launch(
     """
     ended: list[list[str | None]] = []
     for number in range(launches):
-        ranks = Ranks(setting.world, folder / f"launch{number}", patience=timeout)
+        ranks = Ranks(setting.world, folder / f"launch{number}", patience=patience)
         try:
             ranks.begin(case, replace(setting, launch=number))
             ended.append(ranks.answers(timeout))

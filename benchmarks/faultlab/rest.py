@@ -37,6 +37,18 @@ class Server:
         items: list[Json] = answer["items"] if answer else []
         return sorted(items, key=lambda alert: (str(alert["opened_at"]), alert["first_step"]))
 
+    def interval(self, run: str) -> int:
+        """The largest number of steps between two looks of a rank at any link of the chain.
+
+        Ranks tell it every 32 steps; before that it is not known, and the steps of a short run are
+        all there are.
+        """
+        facts = self.run(run)
+        if facts is None:
+            return 0
+        told = [i for rank in facts["agent"]["sampling"] for i in rank["intervals"].values()]
+        return max(told, default=max(facts["last_step"], 0))
+
     def judged(self, run: str, *, timeout: float, settle: float) -> str:
         """Waits until the server has judged all of a run.
 
