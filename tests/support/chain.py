@@ -476,6 +476,10 @@ def chain(
             row.append(said)
         previous = reduced
         run.append(row)
+    if fault == "late":
+        # It skipped a step and does not count it: what it says is a step older than it looks.
+        for step in range(at, steps - 1):
+            run[step][rank].scalars["grad_norm"] = run[step + 1][rank].scalars["grad_norm"]
     configs = [config_of() for _ in range(ranks)]
     if fault == "other-learning-rate":
         configs[rank] = config_of(parameter_groups=[{"lr": 0.1, "momentum": 0.9}])

@@ -45,6 +45,21 @@ class Behind:
     before: dict[int, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Norms:
+    """Gradient norms of one step, float64 [R]; `level` where all are there and the same."""
+
+    step: int
+    ranks: list[int]
+    values: Float64
+    level: bool
+
+    def by_rank(self) -> dict[int, float]:
+        """Those that are finite."""
+        pairs = zip(self.ranks, self.values.tolist(), strict=True)
+        return {rank: value for rank, value in pairs if np.isfinite(value)}
+
+
 @dataclass(slots=True)
 class ProgressState:
     """What is remembered: steps compared, and the last values of each."""
@@ -55,8 +70,7 @@ class ProgressState:
     begin: Behind | None = None
     begin_step: int = 0
     last: dict[str, dict[int, float]] = field(default_factory=dict)
-    norms: dict[int, float] = field(default_factory=dict)
-    norms_step: int = -1
+    norms: dict[tuple[int, ...], _Norms] = field(default_factory=dict)
     late: dict[int, tuple[int, int]] = field(default_factory=dict)
     shifted: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
     watch: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
@@ -140,40 +154,42 @@ class Progress(Detector[ProgressState]):
             return  # nothing tells which of two is late
         steps, rows = rank_rows(window, "grad_norm")
         columns = np.flatnonzero(np.isin(window.ranks, members))
+        who = window.ranks[columns].tolist()
         for step, row in zip(steps.tolist(), rows[:, columns], strict=True):
-            before, at = state.norms, state.norms_step
-            who = window.ranks[columns].tolist()
-            now = {rank: float(v) for rank, v in zip(who, row, strict=True) if np.isfinite(v)}
-            state.norms = {**{r: v for r, v in before.items() if r not in members}, **now}
-            state.norms_step = step
-            if len(now) < 3:
+            before = state.norms.get(members)
+            level = bool(row.max() - row.min() <= _SAME * abs(row[0]))  # not where one is missing
+            state.norms[members] = _Norms(step, who, row, level)
+            if level or before is None:
+                state.late = {r: late for r, late in state.late.items() if r not in members}
+            elif not before.level or state.late:
+                self._late(state, before.by_rank(), before.step, _Norms(step, who, row, level))
+
+    def _late(
+        self, state: ProgressState, before: Mapping[int, float], at: int, norms: _Norms
+    ) -> None:
+        now, step = norms.by_rank(), norms.step
+        common = float(np.median(list(now.values()))) if len(now) > 2 else 0.0
+        most = [r for r, v in now.items() if abs(v - common) <= _SAME * common]
+        if 2 * len(most) <= len(now):
+            return
+        for rank in set(norms.ranks) - set(most):
+            others = [before[r] for r in most if r in before]
+            late = (
+                rank in before
+                and at == step - 1
+                and bool(others)
+                and abs(before[rank] - common) <= _SAME * common
+                and all(abs(before[rank] - other) > _SAME * common for other in others)
+            )
+            if not late:
+                state.late.pop(rank, None)
                 continue
-            common = float(np.median(list(now.values())))
-            most = [r for r, v in now.items() if abs(v - common) <= _SAME * common]
-            if 2 * len(most) <= len(now):
-                continue
-            for rank in members:
-                was = before.get(rank)
-                others = [before[r] for r in most if r in before and r != rank]
-                if was is None or rank in most or at != step - 1 or not others:
-                    if rank not in most or rank not in state.late:
-                        continue
-                late = (
-                    was is not None
-                    and rank not in most
-                    and abs(was - common) <= _SAME * common
-                    and all(abs(was - other) > _SAME * common for other in others)
-                )
-                if not late:
-                    state.late.pop(rank, None)
-                    continue
-                times, since = state.late.get(rank, (0, step - 1))
-                state.late[rank] = (times + 1, since)
-                if times + 1 >= _LATE:
-                    values = {r: before.get(r, float("nan")) for r in who}
-                    state.shifted.bad(
-                        step, Behind("grad_norm", values, (rank,), True), first_step=since
-                    )
+            times, since = state.late.get(rank, (0, step - 1))
+            state.late[rank] = (times + 1, since)
+            if times + 1 >= _LATE:
+                values = {r: before.get(r, float("nan")) for r in norms.ranks}
+                found = Behind("grad_norm", values, (rank,), True)
+                state.shifted.bad(step, found, first_step=since)
 
     def _begun(self, window: Window, state: ProgressState) -> None:
         if len(window.ranks) < window.world_size or not len(window.steps):
@@ -194,6 +210,8 @@ class Progress(Detector[ProgressState]):
 
 def _newest(ranks_: Int64, rows: Float64, last: Mapping[int, float]) -> dict[int, float]:
     """Each rank's last value in rows, float64 [S, R]; what was known before where there is none."""
+    if len(rows) and not np.isnan(rows[-1]).any():
+        return dict(zip(ranks_.tolist(), rows[-1].tolist(), strict=True))
     known = dict(last)
     told = ~np.isnan(rows)
     for column in np.flatnonzero(told.any(axis=0)).tolist():
