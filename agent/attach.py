@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from typing import Any
 
@@ -27,9 +28,10 @@ def attach(
     """Watches the training of `model` by `optimizer` on this rank.
 
     Call it on every rank, after the model is wrapped (DDP and the like) and the optimizer built.
-    Called again for the same optimizer it returns the same monitor. Loss, accuracy, gradient norms,
-    learning rate, timing and fingerprints of the parameters are recorded from then on and posted by
-    a thread; after `attach` has returned, nothing of it raises into the training, takes part in a
+    Called again for the same optimizer it returns the same monitor; at an interactive prompt and in
+    notebooks it ends the monitor of an earlier model of the same class. Loss, accuracy, gradient
+    norms, learning rate, timing and fingerprints of the parameters are recorded from then on and
+    posted by a thread; after `attach` has returned, nothing of it raises into the training, takes part in a
     collective, or waits for the network or the device.
 
     Args:
@@ -73,6 +75,8 @@ def attach(
                 "attach(model, optimizer): neither has a parameter that requires a gradient; "
                 "attach after the model is built and its parameters are unfrozen"
             )
+        if _interactive():
+            _end_predecessors(model)
         first = model_facts.first_step(optimizer) if step is None else step
         # Nobody's training ends because something is wrong with the agent.
         monitor = attempt(
@@ -80,6 +84,22 @@ def attach(
         ) or NullMonitor(identity.run, identity.rank)
     _monitors[optimizer] = monitor
     return monitor
+
+
+def _interactive() -> bool:
+    """Whether a person types: in a notebook, or at the interpreter's prompt."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+
+
+def _end_predecessors(model: torch.nn.Module) -> None:
+    """Ends the monitors of models of the same class.
+
+    A cell that is run again makes its model and optimizer anew, and nobody closes what watched the
+    ones before: it would keep them in memory for ever.
+    """
+    for known in list(_monitors.values()):
+        if isinstance(known, TorchMonitor) and known.watches_class_of(model):
+            known.close()
 
 
 def _torch_distributed() -> tuple[int, int] | None:

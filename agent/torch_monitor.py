@@ -104,6 +104,10 @@ class TorchMonitor(Monitor):
         phase = super().phase
         return "evaluation" if phase == "forward" and not self._model.training else phase
 
+    def watches_class_of(self, model: torch.nn.Module) -> bool:
+        """Whether the model that is watched is of the same class as another."""
+        return not self.closed and type(self._model) is type(model)
+
     def watch(self, module: torch.nn.Module, name: str) -> None:
         """Also compares another module between the ranks: an average of the weights, a teacher.
 

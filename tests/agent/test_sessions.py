@@ -1,6 +1,7 @@
 """Notebooks, monitors that follow each other or live side by side, and what the user tells."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -231,3 +232,13 @@ def test_two_runs_of_ids_made_up_here(watching, capfd):
     watching.close()
     told = capfd.readouterr().err
     assert [told.count(f"rankscope: run {run} at ") for run in runs] == [1, 1]
+
+
+def test_a_cell_that_is_run_again_ends_the_monitor_before(watching, monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    first_model, other_model = net(), torch.nn.Linear(2, 2)
+    first = watching.attach(first_model, sgd(first_model))
+    other = watching.attach(other_model, sgd(other_model))
+    again_model = net()
+    again = watching.attach(again_model, sgd(again_model))
+    assert (first.closed, other.closed, again.closed) == (True, False, False)
