@@ -31,8 +31,8 @@ def attach(
     Called again for the same optimizer it returns the same monitor; at an interactive prompt and in
     notebooks it ends the monitor of an earlier model of the same class. Loss, accuracy, gradient
     norms, learning rate, timing and fingerprints of the parameters are recorded from then on and
-    posted by a thread; after `attach` has returned, nothing of it raises into the training, takes part in a
-    collective, or waits for the network or the device.
+    posted by a thread; after `attach` has returned, nothing of it raises into the training, takes
+    part in a collective, or waits for the network or the device.
 
     Args:
         model: the module that is called in training, wrapped or not.
