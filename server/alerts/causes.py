@@ -109,6 +109,7 @@ RULES = (
     Rule(
         root=("update.missing",),
         consequence=("desync.parameters",),
+        latest=_BLUR,
         why="a rank that does not move does not stay with the others",
     ),
     Rule(

@@ -14,7 +14,7 @@ from rankscope.agent import wire
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.desync.explain import finding_of, periodic_finding
 from rankscope.server.detectors.desync.incident import Apart, groups_of
-from rankscope.server.detectors.wording import count
+from rankscope.server.detectors.wording import count, ranks
 from rankscope.server.window import Comparison, Window
 
 # Which kind a desync is follows from the first link that broke.
@@ -73,6 +73,7 @@ class DesyncState:
         returns: steps at which the parameters were equal again after they were not.
         period: steps from one synchronisation to the next, where there is one; else 0.
         periodic_since: first step of the synchronised phase.
+        unpaired: ranks that hold what no other of the `known_ranks` holds.
         periodic_seen: step at which the period was recognised.
     """
 
@@ -88,6 +89,8 @@ class DesyncState:
     periodic_since: int = 0
     periodic_seen: int = 0
     incident: Apart | None = None
+    unpaired: tuple[int, ...] = ()
+    known_ranks: int = 0
 
 
 class Desync(Detector[DesyncState]):
@@ -142,6 +145,8 @@ class Desync(Detector[DesyncState]):
         """Goes through the comparisons step by step, along the chain."""
         findings: list[Finding] = []
         state.steps += len(window.steps)
+        state.unpaired = tuple(sorted(c[0] for c in window.classes if len(c) == 1))
+        state.known_ranks = len(window.ranks)
         relevant = (c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1)
         for step, group in groupby(relevant, key=lambda c: c.step):
             comparisons = sorted(group, key=lambda c: _ORDER[c.stage])
@@ -329,21 +334,37 @@ class Desync(Detector[DesyncState]):
         if not checked:
             if state.steps < self.policy.grace:
                 return Check(Status.INSUFFICIENT_DATA, "No two ranks have been compared yet.")
+            if len(state.unpaired) == state.known_ranks > 0:
+                return Check(
+                    Status.NOT_APPLICABLE,
+                    f"No two of the {state.known_ranks} ranks hold the same part of the model "
+                    "(sharded, or stages of a pipeline): there is nothing to compare.",
+                )
             return Check(Status.MISSING_INPUT, f"No two ranks post {_SUBJECT[kind]}.")
         who = count(state.ranks, "rank")
         if state.period and (kind == "desync.parameters" or self._apart(state, stages)):
             return Check(
                 Status.OK, f"{who} are made equal every {state.period} steps, as synchronised."
             )
+        alone = self._alone(state)
         differed = max(state.differed.get(stage, 0) for stage in stages)
         how = "bit for bit" if kind == "desync.parameters" else "with each other"
         if not differed:
-            return Check(Status.OK, f"{who} agreed {how} at all {count(checked, 'checked step')}.")
+            return Check(
+                Status.OK, f"{who} agreed {how} at all {count(checked, 'checked step')}.{alone}"
+            )
         return Check(
             Status.OK,
             f"{who} agree {how} now; they did at {checked - differed:,} of "
-            f"{count(checked, 'checked step')}.",
+            f"{count(checked, 'checked step')}.{alone}",
         )
+
+    def _alone(self, state: DesyncState) -> str:
+        """Which ranks could not be compared with any other."""
+        if not state.unpaired:
+            return ""
+        verb = "holds" if len(state.unpaired) == 1 else "hold"
+        return f" Not compared: {ranks(state.unpaired)}, which {verb} what no other rank holds."
 
     def _apart(self, state: DesyncState, stages: Sequence[str]) -> bool:
         return any(state.differed.get(stage, 0) for stage in stages)

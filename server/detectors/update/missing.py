@@ -112,7 +112,8 @@ class UpdateMissing(Detector[MissingState]):
             if rate is not None:
                 state.highest = max(state.highest, rate)
             norms, skipped = rows["grad_norm"].get(step), rows["steps_skipped"].get(step)
-            small = rate is not None and rate <= _SMALL_RATE * state.highest
+            # Without a rate, nothing says that the step was to move anything.
+            small = rate is None or rate <= _SMALL_RATE * state.highest
             due = np.ones(len(window.ranks), dtype=bool) & (not small)
             if norms is None:
                 due &= False
@@ -329,7 +330,8 @@ def _check(window: Window, state: MissingState) -> Check:
             return Check(Status.INSUFFICIENT_DATA, "No update has been looked at yet.")
         return Check(
             Status.MISSING_INPUT,
-            "No rank posts its parameters of two steps on end together with its gradient's norm.",
+            "No rank posts its parameters of two steps on end together with its gradient's norm "
+            "and learning rate.",
         )
     return Check(
         Status.OK, f"Every update moved the parameters, at {count(state.judged, 'checked step')}."
