@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
@@ -22,7 +21,7 @@ from benchmarks.faultlab.local_sgd import LocalSGD, ParameterServer
 from benchmarks.faultlab.models import BATCH, Samples
 from benchmarks.faultlab.precision import Scaled
 from benchmarks.faultlab.resumed import Resumed
-from benchmarks.faultlab.sharded import Pipeline, Sharded, TensorParallel
+from benchmarks.faultlab.sharded import Pipeline, Sharded, TensorParallel, zero_1
 from benchmarks.faultlab.training import Manual, Training
 from rankscope.server.demo.processes import RANKSCOPE
 
@@ -277,10 +276,10 @@ class B12(Benign, Training):
     def build(self) -> nn.Module:
         net = super().build()
         size = _LOGITS[self.setting.model]
-        net.experts = nn.ModuleList(nn.Linear(size, size) for _ in range(2))
+        experts = net.experts = nn.ModuleList(nn.Linear(size, size) for _ in range(2))
         forward = net.forward
         # As a part of the model: DDP has to see which expert was used.
-        net.forward = lambda x: net.experts[self.chosen()](forward(x))  # type: ignore[method-assign]
+        net.forward = lambda x: experts[self.chosen()](forward(x))
         return net
 
     def chosen(self) -> int:
@@ -361,8 +360,9 @@ class B17(Benign, Training):
     what = "a tiny data set: DistributedSampler repeats samples at the end of every epoch"
 
     def rows(self, epoch: int) -> Iterator[torch.Tensor]:
+        tiny: Any = range(62)
         sampler: Any = DistributedSampler(
-            list(range(62)), num_replicas=self.world, rank=self.rank, seed=self.seed
+            tiny, num_replicas=self.world, rank=self.rank, seed=self.seed
         )
         sampler.set_epoch(epoch)
         yield from torch.tensor(list(sampler)).split(5)
@@ -407,7 +407,7 @@ class B19b(Benign, Training):
     what = "ZeroRedundancyOptimizer: each rank holds the state of its part"
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=self.lr)
+        return zero_1(parameters, self.lr)  # type: ignore[no-any-return]
 
 
 @register

@@ -33,7 +33,8 @@ class F10(Training):
     onset = 0
 
     def forward(self, batch: Samples) -> torch.Tensor:
-        loss: torch.Tensor = self.criterion(self.model.module(batch[0]), batch[1])
+        around = self.model.get_submodule("module")
+        loss: torch.Tensor = self.criterion(around(batch[0]), batch[1])
         return loss
 
     def expected(self) -> Expected:
@@ -78,12 +79,12 @@ class F12(Training):
     def wrap(self, net: nn.Module) -> nn.Module:
         model = super().wrap(net)
         size = _LOGITS[self.setting.model]
-        net.adapter = nn.Linear(size, size)
+        net.adapter = self.adapter = nn.Linear(size, size)
         return model
 
     def forward(self, batch: Samples) -> torch.Tensor:
         logits = self.model(batch[0])
-        loss: torch.Tensor = self.criterion(logits + self.net.adapter(logits), batch[1])
+        loss: torch.Tensor = self.criterion(logits + self.adapter(logits), batch[1])
         return loss
 
     def expected(self) -> Expected:
@@ -131,12 +132,12 @@ class F15(Manual):
     def build(self) -> nn.Module:
         net = super().build()
         size = _LOGITS[self.setting.model]
-        net.aux = nn.Linear(size, size)
+        net.aux = self.aux = nn.Linear(size, size)
         return net
 
     def passes(self) -> None:
         inputs, targets = self.next_batch()
-        loss = self.criterion(self.net.aux(self.model(inputs)), targets)
+        loss = self.criterion(self.aux(self.model(inputs)), targets)
         self.backward(loss / 2)
         self.backward(self.forward(self.next_batch()) / 2)
 

@@ -82,7 +82,8 @@ class F64(Training):
         if not self.wrong:
             return gradient
         noise = torch.randn(gradient.shape, generator=self.generator)
-        return gradient + 1e-3 * gradient.norm() / gradient.numel() ** 0.5 * noise
+        wrong: torch.Tensor = gradient + 1e-3 * gradient.norm() / gradient.numel() ** 0.5 * noise
+        return wrong
 
     def expected(self) -> Expected:
         return Expected(

@@ -80,12 +80,13 @@ class ParameterServer(Training):
         """Workers have no optimizer to attach to: they say themselves what a step did."""
         self.prepare()
         setting = self.setting
+        options: dict[str, Any] = {"overhead": 1.0} if setting.full else {}
         self.monitor = agent.start(
             server=setting.server,
             run=setting.run,
             project="faultlab",
             parameters=self.weights(),
-            **({"overhead": 1.0} if setting.full else {}),
+            **options,
         )
         sample_all(self.monitor, setting)
         with self.monitor:

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from benchmarks.faultlab.case import Expected, register
 from benchmarks.faultlab.models import Samples
+from benchmarks.faultlab.sharded import zero_1
 from benchmarks.faultlab.training import Manual, Training
 
 
@@ -42,11 +42,11 @@ class F26(Training):
     what = "ZeRO-1: from one step on each rank clips the tensors it updates by the norm of those"
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=self.lr)
+        self.zero = zero_1(parameters, self.lr)
+        return self.zero  # type: ignore[no-any-return]
 
     def clip(self) -> None:
-        assert isinstance(self.optimizer, ZeroRedundancyOptimizer)
-        groups = self.optimizer.optim.param_groups
+        groups = self.zero.optim.param_groups
         own = [parameter for group in groups for parameter in group["params"]]
         chosen = own if self.step >= self.at else list(self.net.parameters())
         nn.utils.clip_grad_norm_(chosen, 0.05)

@@ -46,8 +46,8 @@ class Server:
         facts = self.run(run)
         if facts is None:
             return 0
-        told = [i for rank in facts["agent"]["sampling"] for i in rank["intervals"].values()]
-        return max(told, default=max(facts["last_step"], 0))
+        told = [int(i) for rank in facts["agent"]["sampling"] for i in rank["intervals"].values()]
+        return max(told, default=max(int(facts["last_step"]), 0))
 
     def judged(self, run: str, *, timeout: float, settle: float) -> str:
         """Waits until the server has judged all of a run.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.faultlab.case import SEVERITIES, Expected
 
-Alert = Mapping[str, Any]
+Alert = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

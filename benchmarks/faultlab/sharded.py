@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -33,6 +34,14 @@ class Sharded(Training):
             mesh = init_device_mesh("cpu", (self.world,), mesh_dim_names=("shard",))
         fully_shard(net, mesh=mesh)
         return net
+
+
+def zero_1(parameters: Iterable[nn.Parameter], lr: float) -> Any:
+    """AdamW whose state is dealt out to the ranks."""
+    # Importing it compiles functions for TorchScript, of which torch itself warns.
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=lr)
 
 
 class _SumForward(torch.autograd.Function):
@@ -67,7 +76,8 @@ class TwoHalves(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits [N, 10] of [N, 64], the same on both ranks."""
         x = torch.relu(self.column(self.drop(self.norm(x))))
-        logits: torch.Tensor = _SumForward.apply(self.row(x), self._group)
+        summed: Any = _SumForward.apply
+        logits: torch.Tensor = summed(self.row(x), self._group)
         return logits
 
 

@@ -8,7 +8,17 @@ from typing import Any
 
 from benchmarks.faultlab.lab import Result
 
-_HEAD = ("case", "ranks", "model", "expected", "found", "kind", "stage", "ranks?", "tensors")
+_HEAD: tuple[str, ...] = (
+    "case",
+    "ranks",
+    "model",
+    "expected",
+    "found",
+    "kind",
+    "stage",
+    "ranks?",
+    "tensors",
+)
 _HEAD += ("severity", "delay", "extra", "right")
 
 

@@ -60,7 +60,7 @@ class Training(Case):
 
     def wrap(self, net: nn.Module) -> nn.Module:
         """Makes it data-parallel."""
-        options = {} if self.broadcast_buffers else {"broadcast_buffers": False}
+        options: dict[str, Any] = {} if self.broadcast_buffers else {"broadcast_buffers": False}
         return DistributedDataParallel(net, find_unused_parameters=self.find_unused, **options)
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -1,0 +1,58 @@
+"""A part of the fault lab: real jobs on two ranks, broken at each link of the chain."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from support.faultlab import REPOSITORY
+
+pytestmark = pytest.mark.e2e
+
+# A fault before the first step, one at each link that is told by bits, one that all ranks share.
+FAULTS = ("F06", "F18", "F24", "F35", "F60", "F62")
+BENIGN = ("B00", "B04")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faultlab")
+    written = folder / "results.json"
+    options = ("--ranks", "2", "--full-sampling", "--case", *FAULTS, *BENIGN)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "benchmarks.faultlab", *options),
+            *("--folder", folder / "lab", "--json", written, "--markdown", folder / "table.md"),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(folder)},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (folder / "table.md").read_text(encoding="utf-8").count("\n| F") == len(FAULTS)
+    return json.loads(written.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_named_and_dated(results, fault):
+    (result,) = [r for r in results["results"] if r["case"] == fault]
+    assert result["score"]["right"], result
+    assert result["score"]["onset"], result
+    assert result["score"]["extra"] == 0, result
+
+
+@pytest.mark.parametrize("case", BENIGN)
+def test_there_is_no_false_alarm(results, case):
+    (result,) = [r for r in results["results"] if r["case"] == case]
+    assert result["score"]["false_alarms"] == 0, result
+
+
+def test_the_summary_counts_what_there_is(results):
+    summary = results["summary"]
+    assert summary["faults"] == summary["detected"] == summary["right"] == len(FAULTS)
+    assert summary["benign"] == len(BENIGN)
+    assert summary["benign_with_alarm"] == summary["not_judged"] == 0
