@@ -157,7 +157,8 @@ class Progress(Detector[ProgressState]):
         who = window.ranks[columns].tolist()
         for step, row in zip(steps.tolist(), rows[:, columns], strict=True):
             before = state.norms.get(members)
-            level = bool(row.max() - row.min() <= _SAME * abs(row[0]))  # not where one is missing
+            there = bool(np.isfinite(row).all())
+            level = there and bool(row.max() - row.min() <= _SAME * abs(row[0]))
             state.norms[members] = _Norms(step, who, row, level)
             if level or before is None:
                 state.late = {r: late for r, late in state.late.items() if r not in members}
