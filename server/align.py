@@ -63,9 +63,6 @@ QUIET_SECONDS = 60.0
 MAX_LAG = 4096
 MAX_PRINT_BYTES = 256 * 2**20
 
-# A gradient this small beside all of them together moves nothing.
-_NEGLIGIBLE = 1e-4
-
 # Ranks that were never seen are told one by one up to so many.
 _MAX_MISSING = 1024
 
@@ -260,7 +257,13 @@ class Aligner:
                 if aligned is not None:
                     words[stage] = aligned
             reductions = self._reductions(ranks, through)
-            negligible = self._negligible(through)
+            negligible = conservation.negligible(
+                {
+                    step: by_rank[min(by_rank)].print.sketches
+                    for (step, stage), by_rank in self._prints.items()
+                    if stage == "reduced_gradient" and step <= through
+                }
+            )
             comparisons = self._comparisons(series, words, ranks, steps, through, now)
         self.last_step = max(self.last_step, through)
         events = sorted(
@@ -327,22 +330,6 @@ class Aligner:
                     if made is not None:
                         found.append(made)
         return tuple(found)
-
-    def _negligible(self, through: int) -> dict[int, int]:
-        """Number of tensors whose gradient is next to nothing, by the lowest rank that says so.
-
-        A bias before a normalisation has none but rounding: no step need move it.
-        """
-        found = {}
-        for step, stage in [k for k in self._prints if k[0] <= through]:
-            if stage != "reduced_gradient":
-                continue
-            by_rank = self._prints[step, stage]
-            sketches = by_rank[min(by_rank)].print.sketches
-            if sketches is not None:
-                norms = np.sqrt((sketches**2).sum(axis=1))
-                found[step] = int((norms < _NEGLIGIBLE * np.sqrt((norms**2).sum())).sum())
-        return found
 
     def _reduction(
         self,

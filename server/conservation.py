@@ -10,7 +10,7 @@ Shapes: R ranks of one replica class, T tensors, K buckets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +29,8 @@ _MAX_UNKNOWN = 24
 _MAX_TENSORS = 64
 # With more ranks than this, which of them were left out is not worked out.
 _MAX_FITTED = 128
+# A gradient this small beside all of them together moves nothing.
+_NEGLIGIBLE = 1e-4
 # How exactly a factor or a rank's weight is known, relative.
 _SAME = 1e-3
 
@@ -105,6 +107,22 @@ def balance(
         ),
     )
     return made
+
+
+def negligible(sketches: Mapping[int, Float64 | None]) -> dict[int, int]:
+    """Step -> number of tensors whose gradient is next to nothing.
+
+    A bias before a normalisation has none but rounding: no step need move it.
+
+    Args:
+        sketches: step -> float64 [T, K] of the applied gradient.
+    """
+    found = {}
+    for step, made in sketches.items():
+        if made is not None:
+            norms = np.sqrt((made**2).sum(axis=1))
+            found[step] = int((norms < _NEGLIGIBLE * np.sqrt((norms**2).sum())).sum())
+    return found
 
 
 def _common_ratio(
