@@ -192,13 +192,14 @@ class Registry:
         return case
 
     def chosen(self, ids: Collection[str], families: Collection[str]) -> list[type[Case]]:
-        """Those asked for; all of them without a wish."""
+        """Those asked for, faults first; all of them without a wish."""
         unknown = set(ids) - set(self.cases)
         if unknown:
             raise KeyError(f"no such case: {', '.join(sorted(unknown))}")
+        ordered = sorted(self.cases.values(), key=lambda case: (case.id[0] != "F", case.id))
         return [
             case
-            for case in self.cases.values()
+            for case in ordered
             if (not ids or case.id in ids) and (not families or case.family in families)
         ]
 
