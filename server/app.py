@@ -28,6 +28,7 @@ from rankscope.server.news import Counters, News
 from rankscope.server.settings import Settings
 from rankscope.server.storage import migrate
 from rankscope.server.storage.engine import open_engine
+from rankscope.server.storage.writer import Writer
 from rankscope.server.worker import Worker
 
 _ROUTERS = (ingest, runs, series, divergence, alerts, verdict, stream)
@@ -40,6 +41,7 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         migrate.upgrade(engine)
+        app.state.writer.start()
         worker = Worker(engine, app.state.news.wake)
         if settings.evaluate:
             worker.start()
@@ -48,6 +50,7 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             app.state.news.stopping.set()
             worker.stop()
+            app.state.writer.stop()
             engine.dispose()
 
     app = FastAPI(
@@ -59,12 +62,14 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.engine = engine
+    app.state.writer = Writer(engine)
     app.state.news = News()
     app.state.counters = Counters()
     problems.install(app)
     api = APIRouter(prefix="/api/v1")
     for module in _ROUTERS:
         api.include_router(module.router)
+    app.router.routes.insert(0, ingest.direct("/api/v1/ingest"))
     app.include_router(api)
     app.include_router(health.router)
 

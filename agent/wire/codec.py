@@ -280,12 +280,18 @@ def _columns(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> dict[str,
     if len(items) > MAX_COLUMNS:
         raise WireError(key, f"has {len(items)} series; at most {MAX_COLUMNS} fit into a batch")
     columns = {}
+    before: Any = _REQUIRED
+    steps = np.zeros(0, dtype=np.int64)
     for name, item in items.items():
         where = f"{key}.{name}"
         _check_name(name, where)
         parts = _mapping(item, where)
         values = _array(parts.get("values"), dtype, f"{where}.values")
-        steps = _steps(parts.get("steps"), f"{where}.steps", values.size)
+        given = parts.get("steps")
+        # Most series of a batch have the same steps: they are made and checked once, and are one
+        # object, by which others know that they are the same.
+        if given != before or values.size != steps.size:
+            before, steps = given, _steps(given, f"{where}.steps", values.size)
         if values.ndim != 1 or steps.shape != values.shape:
             raise WireError(
                 where, f"has {steps.size} steps but values of shape {list(values.shape)}"

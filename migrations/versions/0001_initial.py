@@ -62,6 +62,9 @@ def upgrade() -> None:
         sa.Column("session", sa.String(length=64), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("last_seq", sa.BigInteger(), nullable=False),
+        sa.Column("first_seq", sa.BigInteger(), nullable=False),
+        sa.Column("end_seq", sa.BigInteger(), nullable=False),
+        sa.Column("taken_end", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("sent_at", sa.Float(), nullable=False),
         sa.Column("world_size", sa.Integer(), nullable=False),
         sa.Column("host", sa.Text(), server_default="", nullable=False),
@@ -87,20 +90,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("run", "rank", "session", name=op.f("pk_attempt")),
     )
     op.create_table(
-        "batch",
-        sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("rank", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("session", sa.String(length=64), nullable=False),
-        sa.Column("seq", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("arrival", sa.BigInteger(), nullable=False),
-        sa.Column("received_at", sa.Float(), nullable=False),
-        sa.Column("points", sa.Integer(), nullable=False),
-        sa.PrimaryKeyConstraint("run", "rank", "session", "seq", name=op.f("pk_batch")),
-    )
-    op.create_table(
         "chunk",
         sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("metric", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("layout", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("rank", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("first_step", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("arrival", sa.BigInteger(), autoincrement=False, nullable=False),
@@ -110,7 +102,7 @@ def upgrade() -> None:
         sa.Column("steps", sa.LargeBinary(), nullable=True),
         sa.Column("values", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint(
-            "run", "metric", "rank", "first_step", "arrival", name=op.f("pk_chunk")
+            "run", "layout", "rank", "first_step", "arrival", name=op.f("pk_chunk")
         ),
     )
     op.create_index(op.f("ix_chunk_run_arrival"), "chunk", ["run", "arrival"], unique=False)
@@ -191,6 +183,13 @@ def upgrade() -> None:
         ),
     )
     op.create_table(
+        "layout",
+        sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("metrics", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("run", "id", name=op.f("pk_layout")),
+    )
+    op.create_table(
         "metric",
         sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
@@ -264,6 +263,15 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("run", "id", name=op.f("pk_silence")),
     )
     op.create_table(
+        "taken",
+        sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("rank", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("session", sa.String(length=64), nullable=False),
+        sa.Column("first_seq", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("end_seq", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("run", "rank", "session", "first_seq", name=op.f("pk_taken")),
+    )
+    op.create_table(
         "tensor_table",
         sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("version", sa.String(length=32), nullable=False),
@@ -274,6 +282,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_table("tensor_table")
+    op.drop_table("taken")
     op.drop_table("silence")
     op.drop_index("ix_run_unevaluated", table_name="run")
     op.drop_index("ix_run_running", table_name="run")
@@ -281,6 +290,7 @@ def downgrade() -> None:
     op.drop_index(op.f("ix_run_project_started_at_key"), table_name="run")
     op.drop_table("run")
     op.drop_table("metric")
+    op.drop_table("layout")
     op.drop_table("layers")
     op.drop_index(op.f("ix_fingerprint_run_arrival"), table_name="fingerprint")
     op.drop_table("fingerprint")
@@ -290,7 +300,6 @@ def downgrade() -> None:
     op.drop_table("comparison")
     op.drop_index(op.f("ix_chunk_run_arrival"), table_name="chunk")
     op.drop_table("chunk")
-    op.drop_table("batch")
     op.drop_table("attempt")
     op.drop_table("alert_event")
     op.drop_index(op.f("ix_alert_opened_at"), table_name="alert")

@@ -6,11 +6,12 @@ on disk may arrive after what a later one posted; it still comes before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, Update, bindparam, func, insert, select, update
 
 from rankscope.agent import wire
 from rankscope.server.storage import schema
@@ -30,79 +31,288 @@ class Met:
     """What is known of the process that posted a batch.
 
     Attributes:
+        process: whose `attempt` may still rise until the attempts are written.
         latest: whether the batch is the last word of the newest process of its rank.
         hello_wanted: nothing is known of it but that it is there.
-        tables: name of each of its tensor tables -> version, with those that the batch brought.
     """
 
-    number: int
+    process: Process
     latest: bool
     hello_wanted: bool
-    tables: Mapping[str, str]
 
 
-def meet(
-    connection: Connection, *, run: int, batch: wire.Batch, arrival: int, received_at: float
-) -> Met:
-    """Notes a sign of life; the caller holds the run's row."""
-    t = schema.attempt
-    rows = connection.execute(
-        select(*_SHORT).where(t.c.run == run, t.c.rank == batch.rank).order_by(t.c.attempt)
-    ).all()
-    known = next((row for row in rows if row.session == batch.session), None)
-    tables: dict[str, str] = {} if known is None else dict(known.tables)
-    if batch.hello is not None:
-        tables |= store_tables(connection, run=run, tables=batch.hello.tables)
-    if known is None:
-        number = _number(connection, run, batch, rows)
-        connection.execute(
-            insert(t).values(
-                {
-                    "run": run,
-                    "rank": batch.rank,
-                    "session": batch.session,
-                    "attempt": number,
-                    "last_seq": place(batch.seq),
-                    "started_at": received_at,
-                    "first_seen": received_at,
-                    "last_seen": received_at,
-                    "sent_at": batch.sent_at,
-                    "last_step": last_step(batch),
-                    "through_step": batch.through_step,
-                    "tables": tables,
-                }
-                | _said(batch)
-                | _hello(batch, arrival, received_at)
-            )
-        )
-    else:
-        number = known.attempt
-        # Batches may overtake each other: the last word is that of the last in order.
-        news = _said(batch) if place(batch.seq) > known.last_seq else {}
-        connection.execute(
-            update(t)
-            .where(t.c.run == run, t.c.rank == batch.rank, t.c.session == batch.session)
-            .values(
-                {
-                    "last_seq": max(known.last_seq, place(batch.seq)),
-                    "last_seen": max(known.last_seen, received_at),
-                    "sent_at": max(known.sent_at, batch.sent_at),
-                    "last_step": max(known.last_step, last_step(batch)),
-                    "through_step": max(known.through_step, batch.through_step),
-                }
-                | ({} if tables == known.tables else {"tables": tables})
-                | _gaps(known, batch, received_at)
-                | news
-                | _hello(batch, arrival, received_at)
-            )
-        )
-    return Met(
-        number=number,
-        latest=all(row.attempt <= number for row in rows)
-        and (known is None or place(batch.seq) > known.last_seq),
-        hello_wanted=batch.hello is None and (known is None or known.hello_arrival is None),
-        tables=tables,
+class Process:
+    """One process of a rank: its row, with what is not written yet.
+
+    Attributes:
+        row: of what is needed here, by column.
+        changed: columns that are to be written; all of them for a new process.
+    """
+
+    __slots__ = ("changed", "known", "row")
+
+    def __init__(self, row: dict[str, Any], *, known: bool) -> None:
+        self.row = row
+        self.known = known
+        self.changed: dict[str, Any] = {}
+
+    @property
+    def attempt(self) -> int:
+        """Its number among those of its rank, in the order in which they began."""
+        number: int = self.row["attempt"]
+        return number
+
+    @property
+    def tables(self) -> Mapping[str, str]:
+        """Name of each of its tensor tables -> version."""
+        tables: Mapping[str, str] = self.row["tables"]
+        return tables
+
+    def set(self, values: Mapping[str, Any]) -> None:
+        """Changes the row."""
+        self.row.update(values)
+        self.changed.update(values)
+
+
+# Of these it depends what a batch changes.
+_NEEDED = tuple(
+    schema.attempt.c[name]
+    for name in (
+        *("rank", "session", "attempt", "last_seq", "first_seq", "end_seq", "taken_end"),
+        *("sent_at", "host", "started_at", "last_seen", "longest_gap", "typical_gap"),
+        *("last_step", "through_step", "hello_arrival", "tables"),
     )
+)
+
+
+class Attempts:
+    """The processes of some ranks of a run, read once for many batches and written once.
+
+    The caller holds the run's row.
+    """
+
+    def __init__(self, connection: Connection, *, run: int, ranks: Collection[int]) -> None:
+        self._connection = connection
+        self._run = run
+        self._by_rank: dict[int, list[Process]] = {rank: [] for rank in ranks}
+        self._taken: list[dict[str, Any]] = []
+        t = schema.attempt
+        for row in connection.execute(
+            select(*_NEEDED).where(t.c.run == run, t.c.rank.in_(list(ranks))).order_by(t.c.attempt)
+        ):
+            self._by_rank[row.rank].append(Process(dict(row._mapping), known=True))
+
+    def has(self, batch: wire.Batch) -> bool:
+        """Whether a batch is stored already."""
+        process = self._of(batch)
+        if process is None:
+            return False
+        row = process.row
+        if row["first_seq"] <= batch.seq < row["end_seq"]:
+            return True
+        if batch.seq >= row["taken_end"]:
+            return False
+        if any(
+            taken["first_seq"] <= batch.seq < taken["end_seq"]
+            for taken in self._taken
+            if (taken["rank"], taken["session"]) == (batch.rank, batch.session)
+        ):
+            return True
+        t = schema.taken
+        last = self._connection.scalar(
+            select(t.c.end_seq)
+            .where(
+                t.c.run == self._run,
+                t.c.rank == batch.rank,
+                t.c.session == batch.session,
+                t.c.first_seq <= batch.seq,
+            )
+            .order_by(t.c.first_seq.desc())
+            .limit(1)
+        )
+        return last is not None and last > batch.seq
+
+    def meet(self, batch: wire.Batch, *, arrival: int, received_at: float) -> Met:
+        """Notes a sign of life, and that the batch is stored."""
+        processes = self._by_rank[batch.rank]
+        tables: dict[str, str] = {}
+        if batch.hello is not None:
+            tables = store_tables(self._connection, run=self._run, tables=batch.hello.tables)
+        process = self._of(batch)
+        if process is None:
+            latest, hello_wanted = True, batch.hello is None
+            process = self._begin(batch, arrival=arrival, received_at=received_at, tables=tables)
+        else:
+            row = process.row
+            # Batches may overtake each other: the last word is that of the highest number.
+            latest = place(batch.seq) > row["last_seq"]
+            hello_wanted = batch.hello is None and row["hello_arrival"] is None
+            process.set(
+                {
+                    **_gaps(row, batch, received_at),
+                    **_hello(batch, arrival, received_at),
+                    **(_said(batch) if latest else {}),
+                    **self._count(process, batch),
+                    "last_seq": max(row["last_seq"], place(batch.seq)),
+                    "last_seen": max(row["last_seen"], received_at),
+                    "sent_at": max(row["sent_at"], batch.sent_at),
+                    "last_step": max(row["last_step"], last_step(batch)),
+                    "through_step": max(row["through_step"], batch.through_step),
+                }
+            )
+            if tables:
+                process.set({"tables": {**process.tables, **tables}})
+        newest = all(other.attempt <= process.attempt for other in processes)
+        return Met(process=process, latest=latest and newest, hello_wanted=hello_wanted)
+
+    def write(self) -> None:
+        """Writes what has changed."""
+        new: list[dict[str, Any]] = []
+        changed: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for rank, processes in self._by_rank.items():
+            for process in processes:
+                if not process.known:
+                    new.append({"run": self._run, **process.row})
+                    process.known = True
+                elif process.changed:
+                    where = {
+                        "at_run": self._run,
+                        "at_rank": rank,
+                        "at_session": process.row["session"],
+                    }
+                    names = tuple(sorted(process.changed))
+                    changed.setdefault(names, []).append(process.changed | where)
+                process.changed = {}
+        if new:
+            self._connection.execute(insert(schema.attempt), new)
+        for names, rows in changed.items():
+            self._connection.execute(_change(names), rows)
+        if self._taken:
+            self._connection.execute(insert(schema.taken), self._taken)
+            self._taken = []
+
+    def _of(self, batch: wire.Batch) -> Process | None:
+        for process in self._by_rank[batch.rank]:
+            if process.row["session"] == batch.session:
+                return process
+        return None
+
+    def _begin(
+        self, batch: wire.Batch, *, arrival: int, received_at: float, tables: Mapping[str, str]
+    ) -> Process:
+        processes = self._by_rank[batch.rank]
+        number = self._number(batch)
+        made = Process(
+            {
+                **_UNKNOWN,
+                "rank": batch.rank,
+                "session": batch.session,
+                "attempt": number,
+                "last_seq": place(batch.seq),
+                "first_seq": batch.seq,
+                "end_seq": batch.seq + 1,
+                "taken_end": 0,
+                "started_at": received_at,
+                "first_seen": received_at,
+                "last_seen": received_at,
+                "sent_at": batch.sent_at,
+                "last_step": last_step(batch),
+                "through_step": batch.through_step,
+                "tables": dict(tables),
+                **_said(batch),
+                **_hello(batch, arrival, received_at),
+            },
+            known=False,
+        )
+        processes.append(made)
+        processes.sort(key=lambda process: process.attempt)
+        return made
+
+    def _count(self, process: Process, batch: wire.Batch) -> dict[str, int]:
+        """The ranges of stored numbers, with one more."""
+        row, seq = process.row, batch.seq
+        if seq == row["end_seq"]:
+            return {"end_seq": seq + 1}
+        self._taken.append(
+            {
+                "run": self._run,
+                "rank": batch.rank,
+                "session": batch.session,
+                "first_seq": row["first_seq"],
+                "end_seq": row["end_seq"],
+            }
+        )
+        return {
+            "first_seq": seq,
+            "end_seq": seq + 1,
+            "taken_end": max(row["taken_end"], row["end_seq"]),
+        }
+
+    def _number(self, batch: wire.Batch) -> int:
+        """Number of a new attempt: after those that began before it, as far as clocks can tell."""
+        processes = self._by_rank[batch.rank]
+        at_least = batch.attempt or 0
+        later = None
+        if (hello := batch.hello) is not None:
+            # The clocks of two machines need not agree.
+            here = [process for process in processes if process.row["host"] == hello.host]
+            later = next(
+                (p.attempt for p in here if p.row["started_at"] > hello.started_at),
+                None,
+            )
+        if later is None:
+            return max(at_least, processes[-1].attempt + 1 if processes else 0)
+        before = max((p.attempt for p in processes if p.attempt < later), default=-1)
+        number = min(max(before + 1, at_least), later - 1)
+        if number > before:
+            return number
+        self._make_room(batch.rank, later)
+        return later
+
+    def _make_room(self, rank: int, number: int) -> None:
+        by_number = {process.attempt: process for process in self._by_rank[rank]}
+        end = number
+        while end in by_number:
+            end += 1
+        # From the last on, so that no two attempts have the same number in between.
+        for one in range(end - 1, number - 1, -1):
+            by_number[one].row["attempt"] = one + 1
+            for t in (schema.attempt, schema.chunk, schema.layers, schema.fingerprint):
+                self._connection.execute(
+                    update(t)
+                    .where(t.c.run == self._run, t.c.rank == rank, t.c.attempt == one)
+                    .values(attempt=one + 1)
+                )
+
+
+@lru_cache(maxsize=64)
+def _change(names: tuple[str, ...]) -> Update:
+    """The statement that sets these columns of a process."""
+    t = schema.attempt
+    return (
+        update(t)
+        .where(
+            t.c.run == bindparam("at_run"),
+            t.c.rank == bindparam("at_rank"),
+            t.c.session == bindparam("at_session"),
+        )
+        .values({name: bindparam(name) for name in names})
+    )
+
+
+# A process that has not said hello.
+_UNKNOWN: dict[str, Any] = {
+    "host": "",
+    "pid": 0,
+    "local_rank": 0,
+    "launcher": "",
+    "wrapper": "",
+    "heartbeat_seconds": 5.0,
+    "longest_gap": 0.0,
+    "typical_gap": 0.0,
+    "config": None,
+    "hello_arrival": None,
+}
 
 
 def place(seq: int) -> int:
@@ -116,7 +326,9 @@ def place(seq: int) -> int:
 
 def last_step(batch: wire.Batch) -> int:
     """Last step that a batch says anything about; -1 for none."""
-    last = [int(c.steps.max()) for c in batch.columns.values() if len(c.steps)]
+    # Columns of the same steps share one array.
+    steps = {id(c.steps): c.steps for c in batch.columns.values() if len(c.steps)}
+    last = [int(of.max()) for of in steps.values()]
     return max([batch.through_step, *last, *(made.step for made in batch.layers)])
 
 
@@ -142,38 +354,6 @@ def newest_attempts(connection: Connection, *, run: int, below: int | None = Non
         .where(t.c.run == run)
         .order_by(t.c.rank)
     ).all()
-
-
-def _number(connection: Connection, run: int, batch: wire.Batch, rows: Sequence[Any]) -> int:
-    """Number of a new attempt: after those that began before it, as far as the clocks can tell."""
-    at_least = batch.attempt or 0
-    later = None
-    if (hello := batch.hello) is not None:
-        # The clocks of two machines need not agree.
-        on_this_host = [row for row in rows if row.host == hello.host]
-        later = next((r.attempt for r in on_this_host if r.started_at > hello.started_at), None)
-    if later is None:
-        return max(at_least, rows[-1].attempt + 1 if rows else 0)
-    before = max((row.attempt for row in rows if row.attempt < later), default=-1)
-    number = min(max(before + 1, at_least), int(later) - 1)
-    if number > before:
-        return number
-    _make_room(connection, run, batch.rank, int(later), {row.attempt for row in rows})
-    return int(later)
-
-
-def _make_room(connection: Connection, run: int, rank: int, number: int, taken: set[int]) -> None:
-    end = number
-    while end in taken:
-        end += 1
-    # From the last on, so that no two attempts have the same number in between.
-    for one in range(end - 1, number - 1, -1):
-        for t in (schema.attempt, schema.chunk, schema.layers, schema.fingerprint):
-            connection.execute(
-                update(t)
-                .where(t.c.run == run, t.c.rank == rank, t.c.attempt == one)
-                .values(attempt=one + 1)
-            )
 
 
 def _said(batch: wire.Batch) -> dict[str, Any]:
@@ -204,12 +384,12 @@ def _hello(batch: wire.Batch, arrival: int, received_at: float) -> dict[str, Any
     }
 
 
-def _gaps(known: Any, batch: wire.Batch, received_at: float) -> dict[str, float]:
-    gap = max(received_at - known.last_seen, 0.0)
-    if batch.sent_at > 0 and known.sent_at > 0:
+def _gaps(row: Mapping[str, Any], batch: wire.Batch, received_at: float) -> dict[str, float]:
+    gap = max(received_at - row["last_seen"], 0.0)
+    if batch.sent_at > 0 and row["sent_at"] > 0:
         # While the server was away the rank was not silent: it could not be heard.
-        gap = min(gap, max(batch.sent_at - known.sent_at, 0.0))
-    typical = known.typical_gap or gap
+        gap = min(gap, max(batch.sent_at - row["sent_at"], 0.0))
+    typical = row["typical_gap"] or gap
     if gap != typical:
         typical *= 1 + (_GAP_GAIN if gap > typical else -_GAP_GAIN)
-    return {"longest_gap": max(known.longest_gap, gap), "typical_gap": typical}
+    return {"longest_gap": max(row["longest_gap"], gap), "typical_gap": typical}

@@ -16,6 +16,7 @@ from rankscope.server.detectors.base import Check
 from rankscope.server.storage import dialect, schema
 from rankscope.server.storage.alerts import alert_from_row, alert_to_row
 from rankscope.server.storage.attempts import newest_attempts
+from rankscope.server.storage.dictionary import read_layouts
 from rankscope.server.storage.packing import unpack, unpack_steps
 from rankscope.server.storage.tables import load_tables
 from rankscope.server.window import Occurrence, RankLife
@@ -146,35 +147,16 @@ def load_new(
         )
     ).one()
     prints, arrival = _prints(connection, run, after, min(head.arrivals, after + limit), stages)
-    m, c = schema.metric, schema.chunk
-    names = {
-        row.id: (row.kind, row.name)
-        for row in connection.execute(select(m).where(m.c.run == run))
-        if _wanted(row.name, {"scalar": metrics, "word": stages}.get(row.kind, ()))
-    }
-    columns: list[ColumnPart] = []
-    words: list[ColumnPart] = []
-    for row in connection.execute(
-        select(c)
-        .where(c.c.run == run, c.c.arrival > after, c.c.arrival <= arrival, c.c.metric.in_(names))
-        .order_by(c.c.arrival, c.c.metric)
-    ):
-        kind, name = names[row.metric]
-        part = ColumnPart(
-            rank=row.rank,
-            attempt=row.attempt,
-            metric=name,
-            steps=unpack_steps(row.steps, row.first_step, row.points),
-            values=unpack(row.values, np.uint64 if kind == "word" else np.float64),
-        )
-        (words if kind == "word" else columns).append(part)
+    columns, words, arrival = _points(
+        connection, run, after, arrival, {"scalar": metrics, "word": stages}
+    )
     newest = newest_attempts(connection, run=run)
     return NewData(
         arrival=arrival,
         more=arrival < head.arrivals,
         columns=tuple(columns),
         words=tuple(words),
-        prints=tuple(prints),
+        prints=tuple(part for came, part in prints if came <= arrival),
         lives=tuple(_life(row) for row in newest),
         tables=_tables(connection, run, [row for row in newest if _is_news(row, after)]),
         world_size=head.world_size,
@@ -188,12 +170,70 @@ def _wanted(name: str, among: Collection[str] | None) -> bool:
     return among is None or name in among
 
 
+def _points(
+    connection: Connection,
+    run: int,
+    after: int,
+    until: int,
+    wanted: Mapping[str, Collection[str] | None],
+) -> tuple[list[ColumnPart], list[ColumnPart], int]:
+    """Scalars and words that arrived up to `until`, or up to where there are enough of them.
+
+    Args:
+        wanted: names of series of each kind; None for all.
+    """
+    m, c = schema.metric, schema.chunk
+    names = {
+        row.id: (row.kind, row.name)
+        for row in connection.execute(select(m).where(m.c.run == run))
+        if _wanted(row.name, wanted.get(row.kind, ()))
+    }
+    places = {
+        number: found
+        for number, metrics in read_layouts(connection, run=run).items()
+        if (found := [(n, *names[metric]) for n, metric in enumerate(metrics) if metric in names])
+    }
+    columns: list[ColumnPart] = []
+    words: list[ColumnPart] = []
+    rows = connection.execute(
+        select(c)
+        .where(
+            *(c.c.run == run, c.c.arrival > after, c.c.arrival <= until),
+            c.c.layout.in_(places),
+        )
+        .order_by(c.c.arrival, c.c.layout)
+        .execution_options(yield_per=64)
+    )
+    size = 0
+    with rows:
+        arrival = after
+        for row in rows:
+            if size > _PAGE_BYTES and row.arrival > arrival:
+                return columns, words, arrival
+            arrival = row.arrival
+            steps = unpack_steps(row.steps, row.first_step, row.points)
+            width = 8 * row.points
+            for place, kind, name in places[row.layout]:
+                # Cut out first: else what waits for its step would hold the whole row.
+                values = row.values[place * width : (place + 1) * width]
+                size += width
+                part = ColumnPart(
+                    rank=row.rank,
+                    attempt=row.attempt,
+                    metric=name,
+                    steps=steps,
+                    values=unpack(values, np.uint64 if kind == "word" else np.float64),
+                )
+                (words if kind == "word" else columns).append(part)
+    return columns, words, until
+
+
 def _prints(
     connection: Connection, run: int, after: int, until: int, stages: Collection[str] | None
-) -> tuple[list[PrintPart], int]:
+) -> tuple[list[tuple[int, PrintPart]], int]:
     """Fingerprints that arrived up to `until`, or up to where there are enough of them."""
     f = schema.fingerprint
-    found: list[PrintPart] = []
+    found: list[tuple[int, PrintPart]] = []
     size = 0
     query = select(f).where(f.c.run == run, f.c.arrival > after, f.c.arrival <= until)
     if stages is not None:
@@ -208,7 +248,7 @@ def _prints(
                 return found, arrival
             arrival = row.arrival
             size += len(row.digests) + len(row.sketches or b"")
-            found.append(PrintPart(row.rank, row.attempt, print_from_row(row)))
+            found.append((arrival, PrintPart(row.rank, row.attempt, print_from_row(row))))
     return found, until
 
 

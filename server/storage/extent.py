@@ -2,51 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, ScalarSelect, Table, select, true
+from sqlalchemy import Column, Connection, ScalarSelect, Select, select, true
 
 from rankscope.server.storage import schema
+from rankscope.server.storage.dictionary import read_layouts
 
 
-def extents(connection: Connection, table: Table, *, run: int, kind: str) -> Sequence[Any]:
-    """Rows of (number and name of the series, rank, first_step, last_step), by name and rank.
+class Extent(NamedTuple):
+    """First and last step of one series of one rank; `number` is that of the series."""
+
+    number: int
+    name: str
+    rank: int
+    first_step: int
+    last_step: int
+
+
+def scalar_extents(connection: Connection, *, run: int) -> list[Extent]:
+    """Those of scalars, by name and rank."""
+    of = schema.layout.c
+    layouts = read_layouts(connection, run=run)
+    ends: dict[tuple[int, int], tuple[int, int]] = {}
+    for row in _ends(connection, schema.chunk.c.layout, select(of.id).where(of.run == run), run):
+        for metric in layouts[row.number]:
+            first, last = ends.get((metric, row.rank), (row.first_step, row.last_step))
+            ends[metric, row.rank] = (min(first, row.first_step), max(last, row.last_step))
+    return _named(connection, ends, run=run, kind="scalar")
+
+
+def layer_extents(connection: Connection, *, run: int) -> list[Extent]:
+    """Those of numbers for each tensor of a table, by name, number and rank."""
+    m = schema.metric.c
+    numbers = select(m.id).where(m.run == run, m.kind == "layers")
+    ends = {
+        (row.number, row.rank): (row.first_step, row.last_step)
+        for row in _ends(connection, schema.layers.c.metric, numbers, run)
+    }
+    return _named(connection, ends, run=run, kind="layers")
+
+
+def _ends(
+    connection: Connection, column: Column[int], numbers: Select[tuple[int]], run: int
+) -> Sequence[Any]:
+    """Rows of (number, rank, first_step, last_step), for each number and rank that is there.
 
     Args:
-        table: where the points are, `chunk` or `layers`.
-        kind: of the series in the run's dictionary.
+        column: what the rows of its table are numbered by, after the run and before the rank.
     """
-    m, a, c = schema.metric, schema.attempt, table.c
-    ranks = select(a.c.rank).where(a.c.run == run).distinct().subquery()
+    a, c = schema.attempt.c, column.table.c
+    ranks = select(a.rank).where(a.run == run).distinct().subquery()
+    wanted = numbers.subquery()
 
-    def one(column: Any, *order: Any) -> ScalarSelect[Any]:
+    def one(of: Any, *order: Any) -> ScalarSelect[Any]:
         return (
-            select(column)
-            .where(c.run == run, c.metric == m.c.id, c.rank == ranks.c.rank)
+            select(of)
+            .where(c.run == run, column == wanted.c.id, c.rank == ranks.c.rank)
             .order_by(*order)
             .limit(1)
             .scalar_subquery()
-            .correlate(m, ranks)
+            .correlate(wanted, ranks)
         )
 
-    first = one(c.first_step, c.first_step)
-    # Of what begins last the end; only points that came out of order could lie behind it.
-    last = one(c.last_step, c.first_step.desc(), c.arrival.desc())
     found = (
         select(
-            m.c.id.label("number"),
-            m.c.name,
+            wanted.c.id.label("number"),
             ranks.c.rank,
-            first.label("first_step"),
-            last.label("last_step"),
+            one(c.first_step, c.first_step).label("first_step"),
+            # Of what begins last the end; only points that came out of order could lie behind it.
+            one(c.last_step, c.first_step.desc(), c.arrival.desc()).label("last_step"),
         )
         .join(ranks, true())
-        .where(m.c.run == run, m.c.kind == kind)
         .subquery()
     )
-    return connection.execute(
-        select(found)
-        .where(found.c.first_step.is_not(None))
-        .order_by(found.c.name, found.c.number, found.c.rank)
-    ).all()
+    return connection.execute(select(found).where(found.c.first_step.is_not(None))).all()
+
+
+def _named(
+    connection: Connection, ends: Mapping[tuple[int, int], tuple[int, int]], *, run: int, kind: str
+) -> list[Extent]:
+    m = schema.metric.c
+    rows = connection.execute(select(m.id, m.name).where(m.run == run, m.kind == kind))
+    names = {row.id: row.name for row in rows}
+    found = [
+        Extent(number, names[number], rank, first, last)
+        for (number, rank), (first, last) in ends.items()
+        if number in names
+    ]
+    return sorted(found, key=lambda extent: (extent.name, extent.number, extent.rank))

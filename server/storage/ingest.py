@@ -1,17 +1,25 @@
-"""A batch into the database: all of it in the caller's transaction, and only once."""
+"""Batches into the database: all of them in the caller's transaction, each only once."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, case, func, insert, select, update
+from sqlalchemy import Connection, Table, func, insert, select, update
 
 from rankscope.agent import wire
 from rankscope.server.storage import dialect, schema
-from rankscope.server.storage.attempts import Met, begun, last_step, meet, newest_attempts
+from rankscope.server.storage.attempts import (
+    Attempts,
+    Process,
+    begun,
+    last_step,
+    newest_attempts,
+)
+from rankscope.server.storage.chunks import blocks
+from rankscope.server.storage.dictionary import Dictionaries, RunDictionary, Series
 from rankscope.server.storage.packing import pack, pack_steps
 from rankscope.server.storage.plain import plain
 
@@ -21,55 +29,96 @@ _MAX_SESSION = _MAX_TABLE = _MAX_KIND = 64
 
 
 def store_batch(connection: Connection, batch: wire.Batch, *, received_at: float) -> wire.Answer:
-    """Stores a batch with everything in it.
-
-    Args:
-        received_at: the server's time, seconds since 1970.
-
-    Returns:
-        What was stored; a batch that is there already stores nothing and says so.
+    """Stores one batch; see `store_batches`.
 
     Raises:
         wire.WireError: the database has no room for a number or a name in it.
     """
+    check(batch)
+    (answer,) = store_batches(connection, [(batch, received_at)], Dictionaries())
+    return answer
+
+
+def store_batches(
+    connection: Connection, received: Sequence[tuple[wire.Batch, float]], known: Dictionaries
+) -> list[wire.Answer]:
+    """Stores batches with everything in them.
+
+    Args:
+        received: batches that `check` has passed, in the order in which they came, each with the
+            server's time, seconds since 1970.
+        known: what this process knows of the dictionaries of runs; the caller makes it forget if
+            the transaction fails.
+
+    Returns:
+        What was stored, one for each; a batch that is there already stores nothing and says so.
+    """
+    answers: dict[int, wire.Answer] = {}
+    by_run: dict[str, list[int]] = defaultdict(list)
+    for n, (batch, _) in enumerate(received):
+        by_run[batch.run].append(n)
+    # In one order everywhere: two servers hold rows of several runs and must not wait in a circle.
+    for name in sorted(by_run):
+        places = by_run[name]
+        of_run = _store_run(connection, [received[n] for n in places], known)
+        answers.update(zip(places, of_run, strict=True))
+    return [answers[n] for n in range(len(received))]
+
+
+def check(batch: wire.Batch) -> None:
+    """Looks for what an error of the database would refuse for ever, and each one differently.
+
+    Raises:
+        wire.WireError: it has no room for a number or a name in the batch.
+    """
     for where, problem in _unstorable(batch):
         raise wire.WireError(where, problem)
-    if (known := _run_with(connection, batch)) is not None:
-        return wire.Answer(accepted=0, duplicate=True, dense_until=_wish(known, batch))
-    run = _take_number(connection, batch, received_at)
-    stored = connection.execute(
-        dialect.insert(connection, schema.batch)
-        .on_conflict_do_nothing()
-        .values(
-            run=run.key,
-            rank=batch.rank,
-            session=batch.session,
-            seq=batch.seq,
-            arrival=run.arrivals,
-            received_at=received_at,
-            points=batch.points,
+
+
+def _store_run(
+    connection: Connection, received: Sequence[tuple[wire.Batch, float]], known: Dictionaries
+) -> list[wire.Answer]:
+    """Stores batches of one run."""
+    run = _hold(connection, *received[0])
+    attempts = Attempts(connection, run=run.key, ranks={batch.rank for batch, _ in received})
+    rows = _Rows(connection, run.key, known.of(run.key, run.id, run.started_at))
+    arrivals = run.arrivals
+    answers = []
+    stored: list[tuple[wire.Batch, float]] = []
+    words: list[wire.Batch] = []
+    for batch, received_at in received:
+        if attempts.has(batch):
+            answer = wire.Answer(accepted=0, duplicate=True, dense_until=_wish(run, batch))
+            answers.append(answer)
+            continue
+        arrivals += 1
+        met = attempts.meet(batch, arrival=arrivals, received_at=received_at)
+        rows.add(batch, met.process, arrival=arrivals, received_at=received_at)
+        stored.append((batch, received_at))
+        if met.latest:
+            words.append(batch)
+        answers.append(
+            wire.Answer(
+                accepted=batch.points + len(batch.prints),
+                dense_until=_wish(run, batch),
+                hello_wanted=met.hello_wanted,
+            )
         )
-        # What was inserted, since not every driver counts the rows of a conflict.
-        .returning(schema.batch.c.seq)
-    ).first()
-    if stored is None:  # it came twice at the same time
-        return wire.Answer(accepted=0, duplicate=True, dense_until=_wish(run, batch))
-    met = meet(connection, run=run.key, batch=batch, arrival=run.arrivals, received_at=received_at)
-    _chunks(connection, run, met, batch)
-    _layers(connection, run, met, batch)
-    _prints(connection, run, met, batch)
-    _events(connection, run, batch, received_at)
-    if met.latest:
-        _about_run(connection, run, batch)
-    return wire.Answer(
-        accepted=batch.points + len(batch.prints),
-        dense_until=_wish(run, batch),
-        hello_wanted=met.hello_wanted,
-    )
+    if stored:
+        attempts.write()
+        rows.write()
+        new = {
+            "arrivals": arrivals,
+            "last_seen_at": max(run.last_seen_at, *(at for _, at in stored)),
+            "last_step": max(run.last_step, *(last_step(batch) for batch, _ in stored)),
+            **_about_run(connection, run.key, words),
+        }
+        t = schema.run
+        connection.execute(update(t).where(t.c.key == run.key).values(new))
+    return answers
 
 
 def _unstorable(batch: wire.Batch) -> Iterator[tuple[str, str]]:
-    """What an error of the database would refuse for ever, and each database differently."""
     if "/" in batch.run or "\\" in batch.run or batch.run in (".", ".."):
         yield "run", "stands in addresses, so it cannot have a slash; write '-' instead"
     numbers = {"rank": batch.rank, "world_size": batch.world_size, "attempt": batch.attempt or 0}
@@ -88,38 +137,18 @@ def _unstorable(batch: wire.Batch) -> Iterator[tuple[str, str]]:
             yield f"layers[{n}].table", f"has at most {_MAX_TABLE} characters"
 
 
-def _run_with(connection: Connection, batch: wire.Batch) -> Any | None:
-    """The run's row, if the batch is there already."""
-    r, b = schema.run, schema.batch
-    return connection.execute(
-        select(r.c.dense_until)
-        .join(b, b.c.run == r.c.key)
-        .where(
-            r.c.id == batch.run,
-            b.c.rank == batch.rank,
-            b.c.session == batch.session,
-            b.c.seq == batch.seq,
-        )
-    ).first()
-
-
-def _take_number(connection: Connection, batch: wire.Batch, received_at: float) -> Any:
-    """The run's row, held until the end of the transaction, with the number of this arrival."""
+def _hold(connection: Connection, batch: wire.Batch, received_at: float) -> Any:
+    """The run's row, held until the end of the transaction."""
     t = schema.run
-    step = last_step(batch)
-    raised = (
-        update(t)
-        .where(t.c.id == batch.run)
-        .values(
-            arrivals=t.c.arrivals + 1,
-            last_seen_at=case(
-                (t.c.last_seen_at < received_at, received_at), else_=t.c.last_seen_at
-            ),
-            last_step=case((t.c.last_step < step, step), else_=t.c.last_step),
+    held = (
+        select(
+            *(t.c.key, t.c.id, t.c.started_at, t.c.arrivals, t.c.dense_until),
+            *(t.c.last_seen_at, t.c.last_step),
         )
-        .returning(t.c.key, t.c.arrivals, t.c.dense_until, t.c.state, t.c.world_size)
+        .where(t.c.id == batch.run)
+        .with_for_update()
     )
-    row = connection.execute(raised).first()
+    row = connection.execute(held).first()
     if row is not None:
         return row
     connection.execute(
@@ -136,7 +165,7 @@ def _take_number(connection: Connection, batch: wire.Batch, received_at: float) 
             config={},
         )
     )
-    return connection.execute(raised).one()
+    return connection.execute(held).one()
 
 
 def _wish(run: Any, batch: wire.Batch) -> int | None:
@@ -145,23 +174,24 @@ def _wish(run: Any, batch: wire.Batch) -> int | None:
     return None if wish is None or wish <= batch.through_step else wish
 
 
-def _about_run(connection: Connection, run: Any, batch: wire.Batch) -> None:
-    """What the last word of a rank says of the run as a whole."""
-    t, a = schema.run, schema.attempt
-    new: dict[str, Any] = {}
-    if batch.world_size != run.world_size:
-        new["world_size"] = batch.world_size
-    if (state := _state(connection, run.key, batch)) != run.state:
-        new["state"] = state
-    if batch.hello is not None and batch.hello.config:
+def _about_run(connection: Connection, run: int, words: Sequence[wire.Batch]) -> dict[str, Any]:
+    """What the last words of ranks, in the order in which they came, say of the run as a whole."""
+    if not words:
+        return {}
+    new: dict[str, Any] = {
+        "world_size": words[-1].world_size,
+        "state": _state(connection, run, words[-1]),
+    }
+    configs = {b.rank: b.hello.config for b in words if b.hello is not None and b.hello.config}
+    if configs:
+        a = schema.attempt
         # The lowest rank speaks for the run, whoever came first.
         lowest = connection.scalar(
-            select(func.min(a.c.rank)).where(a.c.run == run.key, a.c.hello_arrival.is_not(None))
+            select(func.min(a.c.rank)).where(a.c.run == run, a.c.hello_arrival.is_not(None))
         )
-        if batch.rank == lowest:
-            new["config"] = plain(batch.hello.config)
-    if new:
-        connection.execute(update(t).where(t.c.key == run.key).values(new))
+        if lowest in configs:
+            new["config"] = plain(configs[lowest])
+    return new
 
 
 def _state(connection: Connection, run: int, batch: wire.Batch) -> str:
@@ -176,153 +206,103 @@ def _state(connection: Connection, run: int, batch: wire.Batch) -> str:
     return "failed" if "failed" in states else "finished"
 
 
-def _chunks(connection: Connection, run: Any, met: Met, batch: wire.Batch) -> None:
-    rows = []
-    columns = {
-        _Series(kind, name): column
-        for kind, of_kind in (("scalar", batch.columns), ("word", batch.words))
-        for name, column in of_kind.items()
-        if len(column.steps)
-    }
-    ids = _metric_ids(connection, run.key, columns)
-    for series, column in columns.items():
-        steps, values = _ascending(column)
-        rows.append(
-            {
-                "run": run.key,
-                "metric": ids[series],
-                "rank": batch.rank,
-                "first_step": int(steps[0]),
-                "arrival": run.arrivals,
-                "last_step": int(steps[-1]),
-                "attempt": met.number,
-                "points": len(steps),
-                "steps": pack_steps(steps),
-                "values": pack(values),
-            }
-        )
-    if rows:
-        connection.execute(insert(schema.chunk), rows)
+class _Rows:
+    """What batches of a run bring, table by table, to be written at once."""
 
+    def __init__(self, connection: Connection, run: int, dictionary: RunDictionary) -> None:
+        self._connection = connection
+        self._run = run
+        self._dictionary = dictionary
+        # With the process, as its number may still rise.
+        self._of_processes: list[tuple[Table, dict[str, Any], Process]] = []
+        self._events: list[dict[str, Any]] = []
 
-def _ascending(column: wire.Column) -> tuple[wire.Int64, wire.Array]:
-    """Steps in ascending order; of two values at one step the later one in the batch stays."""
-    steps, values = column.steps, column.values
-    if bool((steps[1:] > steps[:-1]).all()):
-        return steps, values
-    order = np.argsort(steps, kind="stable")
-    steps, values = steps[order], values[order]
-    last = np.append(steps[1:] > steps[:-1], True)
-    return steps[last], values[last]
+    def add(self, batch: wire.Batch, process: Process, *, arrival: int, received_at: float) -> None:
+        """Takes a batch."""
+        for block in blocks(self._connection, self._dictionary, batch):
+            self._take(
+                schema.chunk,
+                process,
+                rank=batch.rank,
+                arrival=arrival,
+                layout=block.layout,
+                first_step=block.first_step,
+                last_step=block.last_step,
+                points=block.points,
+                steps=block.steps,
+                values=block.values,
+            )
+        if batch.layers:
+            self._add_layers(batch, process, arrival)
+        for made in batch.prints:
+            self._take(
+                schema.fingerprint,
+                process,
+                rank=batch.rank,
+                arrival=arrival,
+                stage=made.stage,
+                step=made.step,
+                table=made.table,
+                digests=pack(made.digests),
+                sketches=None if made.sketches is None else pack(made.sketches),
+                buckets=0 if made.sketches is None else made.sketches.shape[1],
+            )
+        for n, event in enumerate(batch.events):
+            self._events.append(
+                {
+                    "run": self._run,
+                    "arrival": arrival,
+                    "n": n,
+                    "rank": batch.rank,
+                    "step": event.step,
+                    "at": received_at,
+                    "kind": event.kind[:_MAX_KIND],
+                    "text": event.text,
+                    "data": plain(event.data),
+                }
+            )
 
+    def write(self) -> None:
+        """Writes everything."""
+        by_table: dict[Table, list[dict[str, Any]]] = defaultdict(list)
+        for table, row, process in self._of_processes:
+            row["attempt"] = process.attempt
+            by_table[table].append(row)
+        if chunks := by_table.pop(schema.chunk, None):
+            self._connection.execute(insert(schema.chunk), chunks)
+        for table, of_table in by_table.items():
+            # Two lengths of one table at one step make no sense, nor do two fingerprints of it: the
+            # first stays.
+            self._connection.execute(
+                dialect.insert(self._connection, table).on_conflict_do_nothing(), of_table
+            )
+        if self._events:
+            self._connection.execute(insert(schema.event), self._events)
 
-class _Series(NamedTuple):
-    """What a run's dictionary has a number for."""
+    def _take(self, into: Table, process: Process, /, **values: Any) -> None:
+        values["run"] = self._run
+        self._of_processes.append((into, values, process))
 
-    kind: str
-    name: str
-    table: str = ""
-    version: str = ""
-
-
-def _metric_ids(
-    connection: Connection, run: int, wanted: Collection[_Series]
-) -> dict[_Series, int]:
-    """Numbers of series in the run's dictionary.
-
-    The run's row is held, so one transaction at a time gives numbers.
-    """
-    t = schema.metric
-    if not wanted:
-        return {}
-    known = {
-        _Series(row.kind, row.name, row.table, row.version): row.id
-        for row in connection.execute(
-            select(t).where(t.c.run == run, t.c.name.in_({series.name for series in wanted}))
-        )
-    }
-    missing = [series for series in wanted if series not in known]
-    if missing:
-        newest = connection.scalar(select(func.max(t.c.id)).where(t.c.run == run))
-        first = 0 if newest is None else int(newest) + 1
-        known |= {series: first + n for n, series in enumerate(missing)}
-        connection.execute(
-            insert(t), [{"run": run, "id": known[s], **s._asdict()} for s in missing]
-        )
-    return known
-
-
-def _layers(connection: Connection, run: Any, met: Met, batch: wire.Batch) -> None:
-    parts: dict[tuple[_Series, int], dict[int, wire.Float64]] = defaultdict(dict)
-    for made in batch.layers:
-        if len(made.values):
-            version = met.tables.get(made.table, "")
-            series = _Series("layers", made.metric, made.table, version)
-            parts[series, len(made.values)][made.step] = made.values
-    ids = _metric_ids(connection, run.key, dict.fromkeys(series for series, _ in parts))
-    rows = []
-    for (series, tensors), by_step in parts.items():
-        steps = np.array(sorted(by_step), dtype=np.int64)
-        rows.append(
-            {
-                "run": run.key,
-                "metric": ids[series],
-                "rank": batch.rank,
-                "first_step": int(steps[0]),
-                "arrival": run.arrivals,
-                "last_step": int(steps[-1]),
-                "attempt": met.number,
-                "points": len(steps),
-                "tensors": tensors,
-                "steps": pack_steps(steps),
-                "values": pack(np.stack([by_step[int(step)] for step in steps], axis=1)),
-            }
-        )
-    if rows:
-        # Two lengths of one table at one step make no sense: the first stays.
-        connection.execute(dialect.insert(connection, schema.layers).on_conflict_do_nothing(), rows)
-
-
-def _prints(connection: Connection, run: Any, met: Met, batch: wire.Batch) -> None:
-    if not batch.prints:
-        return
-    connection.execute(
-        dialect.insert(connection, schema.fingerprint).on_conflict_do_nothing(),
-        [
-            {
-                "run": run.key,
-                "stage": p.stage,
-                "step": p.step,
-                "rank": batch.rank,
-                "attempt": met.number,
-                "arrival": run.arrivals,
-                "table": p.table,
-                "digests": pack(p.digests),
-                "sketches": None if p.sketches is None else pack(p.sketches),
-                "buckets": 0 if p.sketches is None else p.sketches.shape[1],
-            }
-            for p in batch.prints
-        ],
-    )
-
-
-def _events(connection: Connection, run: Any, batch: wire.Batch, received_at: float) -> None:
-    if not batch.events:
-        return
-    connection.execute(
-        insert(schema.event),
-        [
-            {
-                "run": run.key,
-                "arrival": run.arrivals,
-                "n": n,
-                "rank": batch.rank,
-                "step": e.step,
-                "at": received_at,
-                "kind": e.kind[:_MAX_KIND],
-                "text": e.text,
-                "data": plain(e.data),
-            }
-            for n, e in enumerate(batch.events)
-        ],
-    )
+    def _add_layers(self, batch: wire.Batch, process: Process, arrival: int) -> None:
+        parts: dict[tuple[Series, int], dict[int, wire.Float64]] = defaultdict(dict)
+        for made in batch.layers:
+            if len(made.values):
+                version = process.tables.get(made.table, "")
+                series = Series("layers", made.metric, made.table, version)
+                parts[series, len(made.values)][made.step] = made.values
+        numbers = self._dictionary.numbers(self._connection, [series for series, _ in parts])
+        for (series, tensors), by_step in parts.items():
+            steps = np.array(sorted(by_step), dtype=np.int64)
+            self._take(
+                schema.layers,
+                process,
+                rank=batch.rank,
+                arrival=arrival,
+                metric=numbers[series],
+                first_step=int(steps[0]),
+                last_step=int(steps[-1]),
+                points=len(steps),
+                tensors=tensors,
+                steps=pack_steps(steps),
+                values=pack(np.stack([by_step[int(step)] for step in steps], axis=1)),
+            )

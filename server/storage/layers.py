@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, LargeBinary, Select, case, func, select
 
 from rankscope.server.storage import schema
-from rankscope.server.storage.extent import extents
+from rankscope.server.storage.extent import layer_extents
 from rankscope.server.storage.tables import load_tables
 
 
@@ -44,7 +44,7 @@ class _Entry:
 def list_families(connection: Connection, *, run: int) -> list[Family]:
     """All numbers of tensors of a run, by metric and table."""
     extent: dict[int, list[Any]] = defaultdict(list)
-    for row in extents(connection, schema.layers, run=run, kind="layers"):
+    for row in layer_extents(connection, run=run):
         extent[row.number].append(row)
     entries: dict[tuple[str, str], list[_Entry]] = defaultdict(list)
     for entry in _entries(connection, run):

@@ -20,9 +20,13 @@ def unpack(data: bytes, dtype: type[Any]) -> Array:
 
 
 def pack_steps(steps: Int64) -> bytes | None:
-    """Bytes of ascending steps; None for first, first + 1, ..., which need none."""
-    if int(steps[-1]) - int(steps[0]) + 1 == len(steps):
+    """Bytes of ascending steps: none for first, first + 1, ..., one int64 for another stride."""
+    count, first, last = len(steps), int(steps[0]), int(steps[-1])
+    if last - first + 1 == count:
         return None
+    stride = int(steps[1]) - first
+    if last - first == stride * (count - 1) and bool((np.diff(steps) == stride).all()):
+        return pack(np.array([stride], dtype=np.int64))
     return pack(steps)
 
 
@@ -31,4 +35,6 @@ def unpack_steps(data: bytes | None, first: int, count: int) -> Int64:
     if data is None:
         # Not `arange(first, first + count)`: the end need not be an int64 any more.
         return first + np.arange(count, dtype=np.int64)
-    return unpack(data, np.int64)
+    steps = unpack(data, np.int64)
+    # A single step is never written, so that this is a stride.
+    return first + steps[0] * np.arange(count, dtype=np.int64) if len(steps) == 1 else steps

@@ -5,7 +5,7 @@ way of a batch joins across runs: so the tables can be distributed by run (Citus
 
 Points are stored as packed chunks, little-endian float64 or uint64 in a binary column: NaN and
 infinities come back as they were (SQLite turns a NaN in a REAL column into NULL), and a point costs
-8 bytes instead of a row. Times are seconds since 1970, UTC.
+8 bytes and its share of a row. docs/storage.md has the figures. Times are seconds since 1970, UTC.
 """
 
 from __future__ import annotations
@@ -92,6 +92,12 @@ attempt = Table(
     Column("attempt", Integer, nullable=False),
     # The highest number of a batch that has come, and the process's own time when it was made.
     Column("last_seq", BigInteger, nullable=False),
+    # All batches from `first_seq` to before `end_seq` are stored, and so are the ranges in `taken`,
+    # all of which end at or before `taken_end`. A batch and these are stored in one transaction,
+    # so that a batch that comes again is known and stores nothing.
+    Column("first_seq", BigInteger, nullable=False),
+    Column("end_seq", BigInteger, nullable=False),
+    Column("taken_end", BigInteger, nullable=False, server_default="0"),
     Column("sent_at", Float, nullable=False),
     Column("world_size", Integer, nullable=False),
     Column("host", Text, nullable=False, server_default=""),
@@ -129,18 +135,16 @@ tensor_table = Table(
     Column("tensors", JSON, nullable=False),
 )
 
-# What has been taken: a batch and its points are stored in one transaction, so that a batch that
-# comes again is known and stores nothing.
-batch = Table(
-    "batch",
+# Numbers of batches that were stored apart from the newest unbroken range: where a batch has been
+# given up, came late or was cut to pieces.
+taken = Table(
+    "taken",
     metadata,
     Column("run", BigInteger, primary_key=True, autoincrement=False),
     Column("rank", Integer, primary_key=True, autoincrement=False),
     Column("session", String(64), primary_key=True),
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("arrival", BigInteger, nullable=False),
-    Column("received_at", Float, nullable=False),
-    Column("points", Integer, nullable=False),
+    Column("first_seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("end_seq", BigInteger, nullable=False),
 )
 
 metric = Table(
@@ -157,19 +161,33 @@ metric = Table(
     UniqueConstraint("run", "kind", "name", "table", "version"),
 )
 
+# Series that came together in one batch, with values at the same steps.
+layout = Table(
+    "layout",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    # Their numbers in the run's dictionary, ascending: int32.
+    Column("metrics", LargeBinary, nullable=False),
+)
+
+# All of them in one row: with a row for each series, keys and indexes would cost more than the
+# values do where batches are short, and a page of each series' index would change with each batch.
 chunk = Table(
     "chunk",
     metadata,
     Column("run", BigInteger, primary_key=True, autoincrement=False),
-    Column("metric", Integer, primary_key=True, autoincrement=False),
+    Column("layout", Integer, primary_key=True, autoincrement=False),
     Column("rank", Integer, primary_key=True, autoincrement=False),
     Column("first_step", BigInteger, primary_key=True, autoincrement=False),
     Column("arrival", BigInteger, primary_key=True, autoincrement=False),
     Column("last_step", BigInteger, nullable=False),
     Column("attempt", Integer, nullable=False),
+    # Number of steps, S.
     Column("points", Integer, nullable=False),
-    # int64; NULL where the steps are first_step, first_step + 1, ...
+    # See `packing.pack_steps`; NULL where the steps are first_step, first_step + 1, ...
     Column("steps", LargeBinary, nullable=True),
+    # float64, or uint64 for words, [M, S]: each series of the layout in its order.
     Column("values", LargeBinary, nullable=False),
     # The evaluator reads what has come since it last looked.
     Index(None, "run", "arrival"),

@@ -9,11 +9,21 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, Select, func, select, true
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    LargeBinary,
+    Select,
+    case,
+    func,
+    select,
+    true,
+)
 
 from rankscope.agent.wire import Float64, Int64
 from rankscope.server.storage import layers, schema
-from rankscope.server.storage.extent import extents
+from rankscope.server.storage.dictionary import places_of, read_layouts
+from rankscope.server.storage.extent import scalar_extents
 from rankscope.server.storage.packing import unpack, unpack_steps
 
 
@@ -48,7 +58,7 @@ class RankSeries:
 def list_metrics(connection: Connection, *, run: int) -> list[MetricRow]:
     """All scalars of a run, by name; those of single tensors are in `layers.list_families`."""
     found: dict[str, list[tuple[int, int, int]]] = {}
-    for row in extents(connection, schema.chunk, run=run, kind="scalar"):
+    for row in scalar_extents(connection, run=run):
         found.setdefault(row.name, []).append((row.rank, row.first_step, row.last_step))
     return [
         MetricRow(
@@ -124,11 +134,20 @@ def read_series(
 
 
 def _chunks(connection: Connection, run: int, kind: str, name: str) -> Select[Any] | None:
-    m, c = schema.metric, schema.chunk
-    number = connection.scalar(
-        select(m.c.id).where(m.c.run == run, m.c.kind == kind, m.c.name == name)
-    )
-    return None if number is None else select(c).where(c.c.run == run, c.c.metric == number)
+    """Rows of `chunk` with the values of one series alone; None: there is none."""
+    m, c = schema.metric.c, schema.chunk.c
+    number = connection.scalar(select(m.id).where(m.run == run, m.kind == kind, m.name == name))
+    if number is None:
+        return None
+    places = places_of(read_layouts(connection, run=run), number)
+    if not places:
+        return None
+    place = case(places, value=c.layout)
+    values = func.substr(c["values"], place * c.points * 8 + 1, c.points * 8, type_=LargeBinary)
+    return select(
+        *(c.rank, c.first_step, c.last_step, c.attempt, c.arrival, c.points, c.steps),
+        values.label("values"),
+    ).where(c.run == run, c.layout.in_(places))
 
 
 def _merge(
@@ -175,24 +194,44 @@ def latest_values(
     connection: Connection, *, run: int, metrics: Collection[str]
 ) -> dict[tuple[int, str], float]:
     """Value at the last step of some metrics, by (rank, metric)."""
-    m, c, a = schema.metric, schema.chunk, schema.attempt
-    ranks = select(a.c.rank).where(a.c.run == run).distinct().subquery()
-    # One look at the end of the primary key a series, however long that is.
+    m, c, a, of = schema.metric.c, schema.chunk.c, schema.attempt.c, schema.layout.c
+    names = {
+        row.id: row.name
+        for row in connection.execute(
+            select(m.id, m.name).where(m.run == run, m.kind == "scalar", m.name.in_(list(metrics)))
+        )
+    }
+    layouts = read_layouts(connection, run=run)
+    wanted = {
+        number: [(place, names[metric]) for place, metric in enumerate(of_it) if metric in names]
+        for number, of_it in layouts.items()
+    }
+    ranks = select(a.rank).where(a.run == run).distinct().subquery()
+    # One look at the end of the primary key a set of series and rank, however long that is.
     newest = (
-        select(c.c["values"])
-        .where(c.c.run == run, c.c.metric == m.c.id, c.c.rank == ranks.c.rank)
-        .order_by(c.c.first_step.desc(), c.c.arrival.desc())
-        .limit(1)
+        select(func.max(c.first_step))
+        .where(c.run == run, c.layout == of.id, c.rank == ranks.c.rank)
         .scalar_subquery()
-        .correlate(m, ranks)
+        .correlate(schema.layout, ranks)
+    )
+    ends = (
+        select(of.id, ranks.c.rank, newest.label("first_step"))
+        .join(ranks, true())
+        .where(of.run == run, of.id.in_([number for number, some in wanted.items() if some]))
+        .subquery()
     )
     rows = connection.execute(
-        select(m.c.name, ranks.c.rank, newest)
-        .join(ranks, true())
-        .where(m.c.run == run, m.c.kind == "scalar", m.c.name.in_(list(metrics)))
+        select(c.layout, c.rank, c.points, c["values"])
+        .join(
+            ends,
+            (c.layout == ends.c.id) & (c.rank == ends.c.rank) & (c.first_step == ends.c.first_step),
+        )
+        .where(c.run == run)
+        .order_by(c.first_step, c.arrival)
     )
-    return {
-        (rank, name): float(unpack(values, np.float64)[-1])
-        for name, rank, values in rows
-        if values is not None
-    }
+    found: dict[tuple[int, str], float] = {}
+    for row in rows:
+        values = unpack(row.values, np.float64)
+        for place, name in wanted[row.layout]:
+            found[row.rank, name] = float(values[(place + 1) * row.points - 1])
+    return found

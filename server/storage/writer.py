@@ -1,0 +1,141 @@
+"""Batches of many ranks in one transaction: the disk is waited for once for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import InterfaceError, OperationalError
+
+from rankscope.agent import wire
+from rankscope.server.storage.dictionary import Dictionaries
+from rankscope.server.storage.engine import writing
+from rankscope.server.storage.ingest import check, store_batches
+
+_logger = logging.getLogger(__name__)
+
+# Batches and points of a transaction: the longer it is the longer the others wait.
+_MAX_BATCHES = 256
+_MAX_POINTS = 2_000_000
+
+
+class Closed(RuntimeError):
+    """The writer takes no more batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    batch: wire.Batch
+    received_at: float
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[wire.Answer]
+
+
+_Told = tuple[asyncio.Future[wire.Answer], wire.Answer | Exception]
+
+
+class Writer:
+    """Stores what comes while it is busy with what came before, in a thread of its own.
+
+    One batch alone is stored at once; under load the transactions grow by themselves.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._known = Dictionaries()
+        self._queue: deque[_Waiting] = deque()
+        self._news = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="rankscope-writer", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Takes no more, and ends when all that was taken is stored."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=30)
+
+    async def store(self, batch: wire.Batch) -> wire.Answer:
+        """Stores a batch; returns when it is committed.
+
+        Raises:
+            wire.WireError: the database has no room for a number or a name in it.
+            Closed: the server is about to end.
+        """
+        check(batch)
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(batch, time.time(), loop, loop.create_future())
+        with self._news:
+            if self._closed:
+                raise Closed
+            self._queue.append(waiting)
+            self._news.notify()
+        return await waiting.answer
+
+    def _work(self) -> None:
+        while group := self._next():
+            outcomes = self._outcomes(group)
+            by_loop: dict[asyncio.AbstractEventLoop, list[_Told]] = {}
+            for waiting, outcome in zip(group, outcomes, strict=True):
+                by_loop.setdefault(waiting.loop, []).append((waiting.answer, outcome))
+            for loop, told in by_loop.items():
+                try:
+                    loop.call_soon_threadsafe(_tell, told)
+                except RuntimeError:
+                    # Its loop has ended, and with it all who waited: the batches are stored.
+                    _logger.debug("nobody waits for %d answers any more", len(told))
+
+    def _next(self) -> list[_Waiting]:
+        """What waits, as much as a transaction takes; empty at the end."""
+        with self._news:
+            while not self._queue and not self._closed:
+                self._news.wait()
+            group: list[_Waiting] = []
+            points = 0
+            while self._queue and len(group) < _MAX_BATCHES and points < _MAX_POINTS:
+                group.append(self._queue.popleft())
+                points += group[-1].batch.points
+            return group
+
+    def _outcomes(self, group: list[_Waiting]) -> Sequence[wire.Answer | Exception]:
+        try:
+            return self._store(group)
+        except (InterfaceError, OperationalError) as error:
+            # The database is away, or its disk full: for each of them.
+            _logger.exception("%d batches could not be stored", len(group))
+            return [error] * len(group)
+        except Exception as error:
+            _logger.exception("a transaction with %d batches failed", len(group))
+            # One that cannot be stored must not take the others with it.
+            return [error] if len(group) == 1 else [self._outcomes([one])[0] for one in group]
+
+    def _store(self, group: list[_Waiting]) -> list[wire.Answer]:
+        try:
+            with writing(self._engine) as connection:
+                received = [(one.batch, one.received_at) for one in group]
+                return store_batches(connection, received, self._known)
+        except BaseException:
+            # It may know numbers that were never committed.
+            self._known.forget()
+            raise
+
+
+def _tell(outcomes: list[_Told]) -> None:
+    for future, outcome in outcomes:
+        if future.done():  # whoever waited is gone
+            continue
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
