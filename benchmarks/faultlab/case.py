@@ -15,6 +15,9 @@ from typing import ClassVar
 SEVERITIES = ("info", "warning", "critical")
 MODELS = ("mlp", "cnn", "transformer")
 
+# At its default the agent looks at steps as short as these every 64th time, or more often.
+_LONGER = 100
+
 # Tensors that a fault chooses from: the weights that every step of the model moves.
 WEIGHTS = {
     "mlp": ("inner.weight", "hidden.weight", "head.weight"),
@@ -83,7 +86,7 @@ class Case:
         what: what is injected where, in one line.
         models: families of models that can show it.
         worlds: numbers of ranks that it can be done with.
-        steps: length of the training.
+        steps: length of the training where all steps are looked at.
         onset: first step that is touched; None: chosen by the seed.
         launches: number of launches of its own processes; 0: it runs in the pool.
         hangs: its ranks end by waiting in vain: it can run beside others.
@@ -147,6 +150,11 @@ class Case:
         if self.onset is not None:
             return self.onset
         return self.steps * 2 // 5 + int(self._choice[1] * self.steps / 5)
+
+    @property
+    def length(self) -> int:
+        """Steps of the training: at default sampling long enough for a further look at them."""
+        return self.steps if self.setting.full else self.steps + _LONGER
 
     @property
     def tensor(self) -> str:

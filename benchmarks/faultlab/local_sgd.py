@@ -90,7 +90,7 @@ class ParameterServer(Training):
         )
         sample_all(self.monitor, setting)
         with self.monitor:
-            while self.step < self.steps:
+            while self.step < self.length:
                 self.one_step()
                 self.step += 1
 

@@ -50,7 +50,7 @@ class Resumed(Training):
             last = self.resumed_at
         else:
             self.step = self.first_step()
-            last = self.step + self.steps - self.resumed_at
+            last = self.step + self.length - self.resumed_at
             self.load(self.checkpoint())
         self.monitor = self.attach(step=self.step)
         with self.monitor:

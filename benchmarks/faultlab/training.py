@@ -160,7 +160,7 @@ class Training(Case):
         self.monitor = self.attach()
         with self.monitor:
             self.attached()
-            while self.step < self.steps:
+            while self.step < self.length:
                 self.one_step()
                 self.step += 1
 
