@@ -31,6 +31,10 @@ from rankscope.server.storage.engine import open_engine
 from rankscope.server.storage.writer import Writer
 from rankscope.server.worker import Worker
 
+_INGEST = ("/api/v1/ingest", "POST")
+_RAW_SECURITY_HEADERS = [
+    (name.lower().encode(), value.encode()) for name, value in pages.SECURITY_HEADERS.items()
+]
 _ROUTERS = (ingest, runs, series, divergence, alerts, verdict, stream)
 
 
@@ -53,7 +57,7 @@ def create_app(settings: Settings) -> FastAPI:
             app.state.writer.stop()
             engine.dispose()
 
-    app = FastAPI(
+    app = _Application(
         title="Rankscope",
         summary="Watches every rank of a distributed training job",
         lifespan=lifespan,
@@ -69,7 +73,6 @@ def create_app(settings: Settings) -> FastAPI:
     api = APIRouter(prefix="/api/v1")
     for module in _ROUTERS:
         api.include_router(module.router)
-    app.router.routes.insert(0, ingest.direct("/api/v1/ingest"))
     app.include_router(api)
     app.include_router(health.router)
 
@@ -80,6 +83,23 @@ def create_app(settings: Settings) -> FastAPI:
     pages.install(app, DatabaseSource(engine))
     app.add_middleware(_SecurityHeaders)
     return app
+
+
+class _Application(FastAPI):
+    """The application, with a way of their own for batches; see `ingest.directly`."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (scope["path"], scope["method"]) != _INGEST:
+            await super().__call__(scope, receive, send)
+            return
+        await ingest.directly(
+            scope,
+            receive,
+            send,
+            state=self.state,
+            headers=_RAW_SECURITY_HEADERS,
+            otherwise=super().__call__,
+        )
 
 
 class _SecurityHeaders:
