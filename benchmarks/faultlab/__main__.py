@@ -13,6 +13,7 @@ from benchmarks.faultlab import table
 from benchmarks.faultlab.case import MODELS
 from benchmarks.faultlab.families import REGISTRY
 from benchmarks.faultlab.lab import Lab, Result, jobs_of
+from rankscope.server.demo.processes import handling_sigterm
 
 
 def main() -> int:
@@ -32,6 +33,9 @@ def main() -> int:
     )
     results: list[Result] = []
     with contextlib.ExitStack() as stack:
+        stack.enter_context(handling_sigterm())
+        # Also what there is when it is interrupted.
+        stack.callback(_write, options, results)
         folder = options.folder
         if folder is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="faultlab-"))
@@ -40,12 +44,15 @@ def main() -> int:
             results.append(result)
             if not options.quiet:
                 print(" | ".join(cell for cell in table.row(result) if cell), flush=True)
+    return 1 if any(result.score.error for result in results) else 0
+
+
+def _write(options: argparse.Namespace, results: list[Result]) -> None:
     if options.json:
         Path(options.json).write_text(json.dumps(table.as_json(results), indent=1) + "\n")
     if options.markdown:
         Path(options.markdown).write_text(table.as_markdown(results))
     print(json.dumps(table.summary(results)))
-    return 1 if any(result.score.error for result in results) else 0
 
 
 def _options() -> argparse.Namespace:

@@ -139,7 +139,7 @@ class F39(Training):
         self.loss = 1.0
 
     def backward(self, loss: torch.Tensor) -> None:
-        self.loss = float(loss)
+        self.loss = loss.item()
         super().backward(loss)
 
     @torch.no_grad()

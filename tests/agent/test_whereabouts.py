@@ -2,11 +2,14 @@
 
 import io
 import multiprocessing
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from support import waits_for_worker
 from support.collector import wait_until
 from support.second_rank import come_when_told, join
 from support.watching import Watching
@@ -177,23 +180,11 @@ def test_a_phase(gate, name, function):
     assert phase_at(gate, lambda: function(gate)) == name.split()[0]
 
 
-def test_a_worker_that_is_waited_for(gate):
+def test_a_worker_that_is_waited_for():
     """The thread waits for another process that loads."""
-    fork = multiprocessing.get_context("fork")
-    reached, go_on = fork.Event(), fork.Event()
-
-    def wait():
-        reached.set()
-        assert go_on.wait(LONGEST)
-
-    loader = DataLoader(Samples(wait), num_workers=1, multiprocessing_context="fork")
-    running = Running(lambda: list(loader))
-    try:
-        assert reached.wait(LONGEST)
-        wait_until(lambda: running.phase == "data")
-    finally:
-        go_on.set()
-        running.end()
+    program = [sys.executable, waits_for_worker.__file__]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=4 * LONGEST)
+    assert (ended.returncode, ended.stdout) == (0, "data\n"), ended.stderr
 
 
 def test_a_thread_that_is_gone():
