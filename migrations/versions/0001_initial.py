@@ -190,6 +190,13 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("run", "id", name=op.f("pk_layout")),
     )
     op.create_table(
+        "lease",
+        sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("server", sa.String(length=64), nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("run", name=op.f("pk_lease")),
+    )
+    op.create_table(
         "metric",
         sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
@@ -209,12 +216,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "run",
-        sa.Column(
-            "key",
-            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
-            autoincrement=True,
-            nullable=False,
-        ),
+        sa.Column("key", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("id", sa.String(length=250), nullable=False),
         sa.Column("project", sa.String(length=250), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
@@ -230,7 +232,6 @@ def upgrade() -> None:
         sa.Column("late", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("given_up", sa.BigInteger(), server_default="0", nullable=False),
         sa.PrimaryKeyConstraint("key", name=op.f("pk_run")),
-        sa.UniqueConstraint("id", name=op.f("uq_run_id")),
     )
     op.create_index(
         op.f("ix_run_project_started_at_key"), "run", ["project", "started_at", "key"], unique=False
@@ -253,6 +254,25 @@ def upgrade() -> None:
         postgresql_where=sa.text("arrivals > evaluated"),
     )
     op.create_table(
+        "run_name",
+        sa.Column(
+            "key",
+            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+            autoincrement=True,
+            nullable=False,
+        ),
+        sa.Column("id", sa.String(length=250), nullable=False),
+        sa.PrimaryKeyConstraint("key", name=op.f("pk_run_name")),
+        sa.UniqueConstraint("id", name=op.f("uq_run_name_id")),
+        sqlite_autoincrement=True,
+    )
+    op.create_table(
+        "server",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("until", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_server")),
+    )
+    op.create_table(
         "silence",
         sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("id", sa.String(length=32), nullable=False),
@@ -261,6 +281,14 @@ def upgrade() -> None:
         sa.Column("until", sa.Float(), nullable=True),
         sa.Column("comment", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("run", "id", name=op.f("pk_silence")),
+    )
+    op.create_table(
+        "snapshot",
+        sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("version", sa.String(length=32), nullable=False),
+        sa.Column("arrival", sa.BigInteger(), nullable=False),
+        sa.Column("state", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("run", name=op.f("pk_snapshot")),
     )
     op.create_table(
         "taken",
@@ -283,13 +311,17 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_table("tensor_table")
     op.drop_table("taken")
+    op.drop_table("snapshot")
     op.drop_table("silence")
+    op.drop_table("server")
+    op.drop_table("run_name")
     op.drop_index("ix_run_unevaluated", table_name="run")
     op.drop_index("ix_run_running", table_name="run")
     op.drop_index(op.f("ix_run_started_at_key"), table_name="run")
     op.drop_index(op.f("ix_run_project_started_at_key"), table_name="run")
     op.drop_table("run")
     op.drop_table("metric")
+    op.drop_table("lease")
     op.drop_table("layout")
     op.drop_table("layers")
     op.drop_index(op.f("ix_fingerprint_run_arrival"), table_name="fingerprint")

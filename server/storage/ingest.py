@@ -22,6 +22,7 @@ from rankscope.server.storage.chunks import blocks
 from rankscope.server.storage.dictionary import Dictionaries, RunDictionary, Series
 from rankscope.server.storage.packing import pack, pack_steps
 from rankscope.server.storage.plain import plain
+from rankscope.server.storage.run_names import give_key, run_key
 
 _MAX_INTEGER = 2**31 - 1
 # As long as their columns are.
@@ -140,21 +141,19 @@ def _unstorable(batch: wire.Batch) -> Iterator[tuple[str, str]]:
 def _hold(connection: Connection, batch: wire.Batch, received_at: float) -> Any:
     """The run's row, held until the end of the transaction."""
     t = schema.run
-    held = (
-        select(
-            *(t.c.key, t.c.id, t.c.started_at, t.c.arrivals, t.c.dense_until),
-            *(t.c.last_seen_at, t.c.last_step),
-        )
-        .where(t.c.id == batch.run)
-        .with_for_update()
-    )
-    row = connection.execute(held).first()
-    if row is not None:
+    held = select(
+        *(t.c.key, t.c.id, t.c.started_at, t.c.arrivals, t.c.dense_until),
+        *(t.c.last_seen_at, t.c.last_step),
+    ).with_for_update()
+    key = run_key(connection, batch.run)
+    if key is not None and (row := connection.execute(held.where(t.c.key == key)).first()):
         return row
+    key = give_key(connection, batch.run)
     connection.execute(
         dialect.insert(connection, t)
         .on_conflict_do_nothing()
         .values(
+            key=key,
             id=batch.run,
             project=batch.project,
             state="running",
@@ -165,7 +164,7 @@ def _hold(connection: Connection, batch: wire.Batch, received_at: float) -> Any:
             config={},
         )
     )
-    return connection.execute(held).one()
+    return connection.execute(held.where(t.c.key == key)).one()
 
 
 def _wish(run: Any, batch: wire.Batch) -> int | None:

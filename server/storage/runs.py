@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, or_, select, tuple_
 
 from rankscope.server.storage import schema
+from rankscope.server.storage.run_names import run_key
 
 
 def list_runs(
@@ -48,7 +49,8 @@ def list_runs(
 
 def find_run(connection: Connection, run_id: str) -> Any | None:
     """The row of a run, by the id that users know."""
-    return connection.execute(select(schema.run).where(schema.run.c.id == run_id)).first()
+    key = run_key(connection, run_id)
+    return connection.execute(select(schema.run).where(schema.run.c.key == key)).first()
 
 
 def ranks_seen(connection: Connection, *, runs: Sequence[int]) -> Mapping[int, Sequence[int]]:

@@ -1,7 +1,8 @@
 """The tables, as SQLAlchemy Core. The same on SQLite and PostgreSQL.
 
 Every table that grows with the data has a primary key that starts with the run, and nothing on the
-way of a batch joins across runs: so the tables can be distributed by run (Citus) as they are.
+way of a batch joins across runs: so the tables can be distributed by run (`distribution.py`), or
+cut into ranges of runs (`partitions.py`), as they are.
 
 Points are stored as packed chunks, little-endian float64 or uint64 in a binary column: NaN and
 infinities come back as they were (SQLite turns a NaN in a REAL column into NULL), and a point costs
@@ -40,11 +41,21 @@ metadata = MetaData(
 # SQLite gives row numbers to INTEGER keys only.
 _Key = BigInteger().with_variant(Integer, "sqlite")
 
-run = Table(
-    "run",
+# The key of each run's name. Apart from `run`: a table that is distributed by key cannot make sure
+# that a name is given once. Keys ascend with time and are never given again.
+run_name = Table(
+    "run_name",
     metadata,
     Column("key", _Key, primary_key=True, autoincrement=True),
     Column("id", String(250), nullable=False, unique=True),
+    sqlite_autoincrement=True,
+)
+
+run = Table(
+    "run",
+    metadata,
+    Column("key", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", String(250), nullable=False),
     Column("project", String(250), nullable=False),
     Column("state", String(16), nullable=False),
     Column("world_size", Integer, nullable=False),
@@ -320,6 +331,36 @@ silence = Table(
     # NULL: for ever.
     Column("until", Float, nullable=True),
     Column("comment", Text, nullable=False),
+)
+
+# Servers that evaluate, each with the time up to which it is taken to live.
+server = Table(
+    "server",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("until", Float, nullable=False),
+)
+
+# Which of them evaluates a run. `number` rises with every change of hands: who writes by an older
+# one has lost it.
+lease = Table(
+    "lease",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    # Empty: nobody.
+    Column("server", String(64), nullable=False),
+    Column("number", BigInteger, nullable=False),
+)
+
+# What the evaluation of a run had come to after everything up to `arrival`; see `snapshot.py`.
+snapshot = Table(
+    "snapshot",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    # Of the code that made it.
+    Column("version", String(32), nullable=False),
+    Column("arrival", BigInteger, nullable=False),
+    Column("state", LargeBinary, nullable=False),
 )
 
 # What ranks say once: faults of the agent, marks.
