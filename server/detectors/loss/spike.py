@@ -37,6 +37,8 @@ class SpikePolicy:
         settle_after: after so many the new level is taken for what it is.
         recurrent: so many spikes within `recurrent_within` are critical.
         carried: share of the rise that makes one rank its carrier.
+        lasting: so many values as high make it more than an odd batch: one is that batch, the next
+            what its update did.
     """
 
     min_z: float = 8.0
@@ -49,6 +51,7 @@ class SpikePolicy:
     recurrent: int = 3
     recurrent_within: int = 1000
     carried: float = 0.8
+    lasting: int = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +71,7 @@ class _Spike(Incident):
     peak_step: int
     recent: deque[float]
     observations: int = 0
+    high: int = 1
     calm: int = 0
     returned: bool = False
     stayed: bool = False
@@ -100,9 +104,11 @@ class LossSpike(Detector[SpikeState]):
         is over after 16 normal values. What was alarmed about does not enter the 64.
 
     Severity:
-        Warning. Critical where the loss has not come back below the upper quartile of the 64 values
-        within 50 observations, or from the third spike within 1,000 observations on. Never more
-        than info for losses that change their sign.
+        Info for a jump of all ranks that is over after one or two values: an odd batch, of which
+        healthy trainings have some. Warning from the third value on, and at once where one rank
+        carries it or the learning rate was raised before. Critical where the loss has not come back
+        below the upper quartile of the 64 values within 50 observations, or from the third spike
+        within 1,000 observations on. Never more than info for losses that change their sign.
 
     Evidence:
         `z`, `value`, `usual` (median of the 64), `highest_before`, `progress`, `peak`, `peak_step`,
@@ -233,6 +239,7 @@ class LossSpike(Detector[SpikeState]):
                 incident.spikes += 1
                 state.onsets.append(state.progress.count)
             incident.calm = 0
+            incident.high += 1
             incident.last_step = step
             if value > incident.peak:
                 incident.peak, incident.peak_step = value, step
@@ -267,7 +274,10 @@ class LossSpike(Detector[SpikeState]):
     def _finding(self, incident: _Spike) -> Finding:
         who = incident.ranks
         recurrent = incident.spikes >= self.policy.recurrent
-        severity = "critical" if incident.stayed or recurrent else "warning"
+        passing = incident.high < self.policy.lasting and not who and incident.rise is None
+        severity = "info" if passing else "warning"
+        if incident.stayed or recurrent:
+            severity = "critical"
         on = f" on {ranks(who)}" if who else ""
         title = (
             f"The loss{on} jumped from {number(incident.usual)} to {number(incident.value)} "
