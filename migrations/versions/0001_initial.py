@@ -155,15 +155,24 @@ def upgrade() -> None:
         sa.Column("attempt", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("table", sa.String(length=64), nullable=False),
         sa.Column("arrival", sa.BigInteger(), nullable=False),
-        sa.Column("digests", sa.LargeBinary(), nullable=False),
-        sa.Column("sketches", sa.LargeBinary(), nullable=True),
+        sa.Column("tensors", sa.Integer(), nullable=False),
         sa.Column("buckets", sa.Integer(), nullable=False),
+        sa.Column("content", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint(
             "run", "stage", "step", "rank", "attempt", "table", name=op.f("pk_fingerprint")
         ),
     )
     op.create_index(
         op.f("ix_fingerprint_run_arrival"), "fingerprint", ["run", "arrival"], unique=False
+    )
+    op.create_table(
+        "print_content",
+        sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("step", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("content", sa.LargeBinary(), nullable=False),
+        sa.Column("digests", sa.LargeBinary(), nullable=False),
+        sa.Column("sketches", sa.LargeBinary(), nullable=True),
+        sa.PrimaryKeyConstraint("run", "step", "content", name=op.f("pk_print_content")),
     )
     op.create_table(
         "layers",
@@ -213,6 +222,31 @@ def upgrade() -> None:
             "version",
             name=op.f("uq_metric_run_kind_name_table_version"),
         ),
+    )
+    op.create_table(
+        "rollup",
+        sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("metric", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("level", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("rank", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("block", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("first", sa.Integer(), nullable=False),
+        sa.Column("buckets", sa.Integer(), nullable=False),
+        sa.Column("offsets", sa.LargeBinary(), nullable=True),
+        sa.Column("counts", sa.LargeBinary(), nullable=True),
+        sa.Column("values", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("run", "metric", "level", "rank", "block", name=op.f("pk_rollup")),
+    )
+    op.create_table(
+        "rollup_mark",
+        sa.Column("run", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
+        sa.Column("arrival", sa.BigInteger(), nullable=False),
+        sa.Column("pending", sa.Boolean(), nullable=False),
+        sa.Column("ranks", sa.LargeBinary(), nullable=False),
+        sa.Column("touched", sa.LargeBinary(), nullable=False),
+        sa.Column("touched_width", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("run", name=op.f("pk_rollup_mark")),
     )
     op.create_table(
         "run",
@@ -320,10 +354,13 @@ def downgrade() -> None:
     op.drop_index(op.f("ix_run_started_at_key"), table_name="run")
     op.drop_index(op.f("ix_run_project_started_at_key"), table_name="run")
     op.drop_table("run")
+    op.drop_table("rollup_mark")
+    op.drop_table("rollup")
     op.drop_table("metric")
     op.drop_table("lease")
     op.drop_table("layout")
     op.drop_table("layers")
+    op.drop_table("print_content")
     op.drop_index(op.f("ix_fingerprint_run_arrival"), table_name="fingerprint")
     op.drop_table("fingerprint")
     op.drop_table("finding_check")

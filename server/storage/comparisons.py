@@ -12,9 +12,10 @@ from sqlalchemy import Connection, Row, func, insert, select, tuple_, update
 from rankscope.agent.wire import STAGES
 from rankscope.server.compare import joined_print
 from rankscope.server.storage import schema
-from rankscope.server.storage.evaluation import PrintPart, print_from_row
+from rankscope.server.storage.evaluation import PrintPart
 from rankscope.server.storage.packing import pack, unpack
 from rankscope.server.storage.plain import plain
+from rankscope.server.storage.prints import load_contents, print_of
 from rankscope.server.window import Comparison, TensorDifference
 
 
@@ -192,7 +193,7 @@ def sampled_prints(
     """Fingerprints of all ranks at the latest step of a range at which most ranks were sampled."""
     f = schema.fingerprint
     held = select(f.c.step, func.count(func.distinct(f.c.rank)).label("ranks")).where(
-        f.c.run == run, f.c.stage == stage, f.c.sketches.is_not(None)
+        f.c.run == run, f.c.stage == stage, f.c.buckets > 0
     )
     if from_step is not None:
         held = held.where(f.c.step >= from_step)
@@ -205,12 +206,14 @@ def sampled_prints(
     most = max(row.ranks for row in rows)
     step = next(row.step for row in rows if row.ranks == most)
     newest: dict[int, dict[str, PrintPart]] = {}
-    for row in connection.execute(
+    of_step = connection.execute(
         select(f)
         .where(f.c.run == run, f.c.stage == stage, f.c.step == step)
         .order_by(f.c.rank, f.c.attempt)
-    ):
-        part = PrintPart(row.rank, row.attempt, print_from_row(row))
+    ).all()
+    contents = load_contents(connection, run=run, rows=of_step)
+    for row in of_step:
+        part = PrintPart(row.rank, row.attempt, print_of(row, contents))
         newest.setdefault(row.rank, {})[row.table] = part
     return [_joined(newest[rank]) for rank in sorted(newest)]
 

@@ -18,6 +18,7 @@ from rankscope.server.storage.alerts import alert_from_row, alert_to_row
 from rankscope.server.storage.attempts import newest_attempts
 from rankscope.server.storage.dictionary import read_layouts
 from rankscope.server.storage.packing import unpack, unpack_steps
+from rankscope.server.storage.prints import bytes_of, load_contents, print_of
 from rankscope.server.storage.tables import load_tables
 from rankscope.server.window import Occurrence, RankLife
 
@@ -233,34 +234,25 @@ def _prints(
 ) -> tuple[list[tuple[int, PrintPart]], int]:
     """Fingerprints that arrived up to `until`, or up to where there are enough of them."""
     f = schema.fingerprint
-    found: list[tuple[int, PrintPart]] = []
-    size = 0
     query = select(f).where(f.c.run == run, f.c.arrival > after, f.c.arrival <= until)
     if stages is not None:
         query = query.where(f.c.stage.in_(stages))
-    rows = connection.execute(
-        query.order_by(f.c.arrival, f.c.step, f.c.stage).execution_options(yield_per=64)
-    )
-    with rows:
-        arrival = after
-        for row in rows:
-            if size > _PAGE_BYTES and row.arrival > arrival:
-                return found, arrival
-            arrival = row.arrival
-            size += len(row.digests) + len(row.sketches or b"")
-            found.append((arrival, PrintPart(row.rank, row.attempt, print_from_row(row))))
-    return found, until
-
-
-def print_from_row(row: Any) -> wire.Print:
-    """A row of `fingerprint` as it was posted."""
-    digests = unpack(row.digests, np.uint64)
-    sketches = None
-    if row.sketches is not None:
-        sketches = unpack(row.sketches, np.float64).reshape(len(digests), row.buckets)
-    return wire.Print(
-        step=row.step, stage=row.stage, table=row.table, digests=digests, sketches=sketches
-    )
+    rows = connection.execute(query.order_by(f.c.arrival, f.c.step, f.c.stage)).all()
+    size = 0
+    seen: set[tuple[int, bytes]] = set()
+    end = len(rows)
+    for n, row in enumerate(rows):
+        if size > _PAGE_BYTES and row.arrival > rows[n - 1].arrival:
+            end, until = n, rows[n - 1].arrival
+            break
+        if (row.step, row.content) not in seen:
+            seen.add((row.step, row.content))
+            size += bytes_of(row)
+    contents = load_contents(connection, run=run, rows=rows[:end])
+    return [
+        (row.arrival, PrintPart(row.rank, row.attempt, print_of(row, contents)))
+        for row in rows[:end]
+    ], until
 
 
 def _life(row: Any) -> Life:

@@ -18,10 +18,12 @@ from rankscope.server.storage.attempts import (
     last_step,
     newest_attempts,
 )
-from rankscope.server.storage.chunks import blocks
+from rankscope.server.storage.bulk import Row, add_missing_rows, add_rows
+from rankscope.server.storage.chunks import Block, blocks
 from rankscope.server.storage.dictionary import Dictionaries, RunDictionary, Series
 from rankscope.server.storage.packing import pack, pack_steps
 from rankscope.server.storage.plain import plain
+from rankscope.server.storage.prints import Content, content_of
 from rankscope.server.storage.run_names import give_key, run_key
 
 _MAX_INTEGER = 2**31 - 1
@@ -212,40 +214,34 @@ class _Rows:
         self._connection = connection
         self._run = run
         self._dictionary = dictionary
-        # With the process, as its number may still rise.
-        self._of_processes: list[tuple[Table, dict[str, Any], Process]] = []
+        # Each with its process, as that one's number may still rise.
+        self._chunks: list[tuple[Process, int, int, Block]] = []
+        self._layers: list[tuple[Process, dict[str, Any]]] = []
+        self._prints: list[tuple[Process, dict[str, Any]]] = []
+        self._contents: dict[tuple[int, bytes], Content] = {}
         self._events: list[dict[str, Any]] = []
 
     def add(self, batch: wire.Batch, process: Process, *, arrival: int, received_at: float) -> None:
         """Takes a batch."""
         for block in blocks(self._connection, self._dictionary, batch):
-            self._take(
-                schema.chunk,
-                process,
-                rank=batch.rank,
-                arrival=arrival,
-                layout=block.layout,
-                first_step=block.first_step,
-                last_step=block.last_step,
-                points=block.points,
-                steps=block.steps,
-                values=block.values,
-            )
+            self._chunks.append((process, batch.rank, arrival, block))
         if batch.layers:
             self._add_layers(batch, process, arrival)
         for made in batch.prints:
-            self._take(
-                schema.fingerprint,
-                process,
-                rank=batch.rank,
-                arrival=arrival,
-                stage=made.stage,
-                step=made.step,
-                table=made.table,
-                digests=pack(made.digests),
-                sketches=None if made.sketches is None else pack(made.sketches),
-                buckets=0 if made.sketches is None else made.sketches.shape[1],
-            )
+            content = content_of(made)
+            self._contents[made.step, content.key] = content
+            row = {
+                "run": self._run,
+                "stage": made.stage,
+                "step": made.step,
+                "rank": batch.rank,
+                "table": made.table,
+                "arrival": arrival,
+                "tensors": len(made.digests),
+                "buckets": 0 if made.sketches is None else made.sketches.shape[1],
+                "content": content.key,
+            }
+            self._prints.append((process, row))
         for n, event in enumerate(batch.events):
             self._events.append(
                 {
@@ -263,24 +259,28 @@ class _Rows:
 
     def write(self) -> None:
         """Writes everything."""
-        by_table: dict[Table, list[dict[str, Any]]] = defaultdict(list)
-        for table, row, process in self._of_processes:
-            row["attempt"] = process.attempt
-            by_table[table].append(row)
-        if chunks := by_table.pop(schema.chunk, None):
-            self._connection.execute(insert(schema.chunk), chunks)
-        for table, of_table in by_table.items():
-            # Two lengths of one table at one step make no sense, nor do two fingerprints of it: the
-            # first stays.
-            self._connection.execute(
-                dialect.insert(self._connection, table).on_conflict_do_nothing(), of_table
-            )
+        add_rows(self._connection, schema.chunk, [self._chunk(*one) for one in self._chunks])
+        # Two lengths of one table at one step make no sense, nor do two fingerprints of it: the
+        # first stays. What a fingerprint says, another rank may have said.
+        for table, rows in ((schema.layers, self._layers), (schema.fingerprint, self._prints)):
+            add_missing_rows(self._connection, table, [_in_order(table, *one) for one in rows])
+        add_missing_rows(
+            self._connection,
+            schema.print_content,
+            [
+                (self._run, step, content.key, content.digests, content.sketches)
+                for (step, _), content in sorted(self._contents.items())
+            ],
+        )
         if self._events:
             self._connection.execute(insert(schema.event), self._events)
 
-    def _take(self, into: Table, process: Process, /, **values: Any) -> None:
-        values["run"] = self._run
-        self._of_processes.append((into, values, process))
+    def _chunk(self, process: Process, rank: int, arrival: int, block: Block) -> Row:
+        """A row of `chunk`, its columns in their order."""
+        return (
+            *(self._run, block.layout, rank, block.first_step, arrival, block.last_step),
+            *(process.attempt, block.points, block.steps, block.values),
+        )
 
     def _add_layers(self, batch: wire.Batch, process: Process, arrival: int) -> None:
         parts: dict[tuple[Series, int], dict[int, wire.Float64]] = defaultdict(dict)
@@ -292,16 +292,21 @@ class _Rows:
         numbers = self._dictionary.numbers(self._connection, [series for series, _ in parts])
         for (series, tensors), by_step in parts.items():
             steps = np.array(sorted(by_step), dtype=np.int64)
-            self._take(
-                schema.layers,
-                process,
-                rank=batch.rank,
-                arrival=arrival,
-                metric=numbers[series],
-                first_step=int(steps[0]),
-                last_step=int(steps[-1]),
-                points=len(steps),
-                tensors=tensors,
-                steps=pack_steps(steps),
-                values=pack(np.stack([by_step[int(step)] for step in steps], axis=1)),
-            )
+            row = {
+                "run": self._run,
+                "metric": numbers[series],
+                "rank": batch.rank,
+                "first_step": int(steps[0]),
+                "arrival": arrival,
+                "last_step": int(steps[-1]),
+                "points": len(steps),
+                "tensors": tensors,
+                "steps": pack_steps(steps),
+                "values": pack(np.stack([by_step[int(step)] for step in steps], axis=1)),
+            }
+            self._layers.append((process, row))
+
+
+def _in_order(table: Table, process: Process, row: dict[str, Any]) -> Row:
+    row["attempt"] = process.attempt
+    return tuple([row[name] for name in table.c.keys()])

@@ -204,6 +204,42 @@ chunk = Table(
     Index(None, "run", "arrival"),
 )
 
+# Count, mean, smallest and largest value of stretches of steps; see `rollups.py`.
+rollup = Table(
+    "rollup",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("metric", Integer, primary_key=True, autoincrement=False),
+    Column("level", Integer, primary_key=True, autoincrement=False),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("block", BigInteger, primary_key=True, autoincrement=False),
+    # Place of its first bucket, and how many there are.
+    Column("first", Integer, nullable=False),
+    Column("buckets", Integer, nullable=False),
+    # uint8, places of the buckets; NULL where none is left out.
+    Column("offsets", LargeBinary, nullable=True),
+    # int32; NULL where each step has a point.
+    Column("counts", LargeBinary, nullable=True),
+    # float32 or float64 [3, buckets]: means, smallest, largest.
+    Column("values", LargeBinary, nullable=False),
+)
+
+# How far a run's roll-ups go; see `marks.py`.
+rollup_mark = Table(
+    "rollup_mark",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    # Rises with every change: who writes by an older one has been overtaken.
+    Column("number", BigInteger, nullable=False),
+    Column("arrival", BigInteger, nullable=False),
+    # Something that came up to `arrival` still has to be rolled up.
+    Column("pending", Boolean, nullable=False),
+    # int64 [R, 5] and [256].
+    Column("ranks", LargeBinary, nullable=False),
+    Column("touched", LargeBinary, nullable=False),
+    Column("touched_width", BigInteger, nullable=False),
+)
+
 # One number for each tensor of a table at some steps.
 layers = Table(
     "layers",
@@ -225,6 +261,7 @@ layers = Table(
     Column("values", LargeBinary, nullable=False),
 )
 
+# Whose fingerprint came when, of what. What it says is in `print_content`.
 fingerprint = Table(
     "fingerprint",
     metadata,
@@ -236,12 +273,25 @@ fingerprint = Table(
     # The state of an optimizer is more than one table.
     Column("table", String(64), primary_key=True),
     Column("arrival", BigInteger, nullable=False),
-    Column("digests", LargeBinary, nullable=False),
-    Column("sketches", LargeBinary, nullable=True),
-    # Columns of a sketch.
+    # Number of tensors, T, and of columns of a sketch, K; 0 where there are no sketches.
+    Column("tensors", Integer, nullable=False),
     Column("buckets", Integer, nullable=False),
+    Column("content", LargeBinary, nullable=False),
     # As for chunks.
     Index(None, "run", "arrival"),
+)
+
+# What fingerprints of a step say, each once: the replicas of a healthy job all say the same.
+print_content = Table(
+    "print_content",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    # See `prints.content_of`.
+    Column("content", LargeBinary, primary_key=True),
+    # uint64 [T], float64 [T, K].
+    Column("digests", LargeBinary, nullable=False),
+    Column("sketches", LargeBinary, nullable=True),
 )
 
 # Comparisons of the ranks, run-length encoded: a row holds from `step` until `until_step`.
