@@ -27,6 +27,7 @@ from rankscope.server import compare, conservation
 from rankscope.server.conservation import Sums
 from rankscope.server.pending import Pending, superseded_from
 from rankscope.server.replicas import REPLICATED, Replicas
+from rankscope.server.spans import Spans
 from rankscope.server.storage.evaluation import ColumnPart, Life, NewData, PrintPart
 from rankscope.server.window import (
     Comparison,
@@ -103,6 +104,7 @@ class Aligner:
         self._read: dict[int, int] = {}
         self._lives: dict[int, Life] = {}
         self._replicas = Replicas()
+        self._spans = Spans(self._replicas)
         self._world_size = 1
         self._config: Mapping[str, Any] = {}
         self._configs: dict[int, Mapping[str, Any]] = {}
@@ -232,10 +234,11 @@ class Aligner:
         return entry.through_step
 
     def _steps(self, through: int) -> Int64:
-        held = [s for p in self._series.values() for s in p.steps]
-        held += [s for p in self._words.values() for s in p.steps]
-        held.append(np.array([step for step, _ in self._prints], dtype=np.int64))
-        steps = np.unique(np.concatenate(held))
+        # The series of a batch share the array of their steps.
+        held = {id(s): s for p in self._series.values() for s in p.steps}
+        held |= {id(s): s for p in self._words.values() for s in p.steps}
+        prints = np.array([step for step, _ in self._prints], dtype=np.int64)
+        steps = np.unique(np.concatenate([prints, *held.values()]))
         return steps[steps <= through]
 
     # ---------------------------------------------------------------------------------- the window
@@ -308,7 +311,8 @@ class Aligner:
             if held is None or not held.steps:
                 continue
             at, what = held.take(through, self._begins[rank])
-            columns = np.searchsorted(steps, at)
+            # Each step once, and all of them among `steps`: as many are the same.
+            columns = slice(None) if len(at) == len(steps) else np.searchsorted(steps, at)
             values[row, columns] = what
             present[row, columns] = True
         return Series(values, present) if present.any() else None
@@ -404,6 +408,7 @@ class Aligner:
                 compared = self._with_prints(key, of_class, prints, exact=key in of_words)
                 if compared is not None:
                     made.append(compared)
+            made = self._spans.added(key, taken, ranks, made)
             if made:
                 # Gradients are fingerprinted as they were applied.
                 clipped = (key[0], "clipped_gradient")
@@ -412,6 +417,7 @@ class Aligner:
                     found[key] = compare.merged(made)
                 else:
                     found[clipped] = replace(compare.merged(made), stage=stage)
+        found = self._spans.told(found)
         paired = [
             int(ranks[row])
             for rows in self._replicas.classes("parameters", ranks)
@@ -420,8 +426,7 @@ class Aligner:
         ]
         self._tell_missing(found, sorted(paired), now)
         chain = {stage: n for n, stage in enumerate(STAGES)}
-        ordered = sorted(found, key=lambda k: (k[0], chain[k[1]]))
-        return tuple(found[key] for key in ordered)
+        return tuple(found[key] for key in sorted(found, key=lambda k: (k[0], chain[k[1]])))
 
     def _told_from_clipping(
         self,

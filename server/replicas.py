@@ -30,9 +30,14 @@ _Key = tuple[int, ...] | None
 
 
 class Replicas:
-    """The tensor tables of a run's ranks."""
+    """The tensor tables of a run's ranks.
+
+    Attributes:
+        version: changes with the tables.
+    """
 
     def __init__(self) -> None:
+        self.version = 0
         self._tables: dict[int, Mapping[str, wire.TensorTable]] = {}
         # Tables are compared once, when they come; ranks that hold the same share a number.
         self._numbers: dict[tuple[object, ...], int] = {}
@@ -44,6 +49,7 @@ class Replicas:
         if not tables:
             return
         self._tables |= tables
+        self.version += 1
         self._classes.clear()
         numbers: dict[int, int] = {}
         for rank, of_rank in tables.items():
@@ -60,6 +66,13 @@ class Replicas:
     def table(self, rank: int, name: str) -> wire.TensorTable | None:
         """A table of a rank; None where it has not told of it."""
         return self._tables.get(rank, {}).get(name)
+
+    def newest(self, rank: int) -> wire.TensorTable | None:
+        """The table of a rank's parameters as it was told last."""
+        held = self._tables.get(rank, {})
+        names = [name for name in held if name.startswith("parameters")]
+        newest = max(names, key=lambda name: int(name.partition("@")[2] or 0), default="")
+        return held.get(newest)
 
     def classes(self, stage: str, ranks: Int64) -> tuple[Int64, ...]:
         """Rows of ranks that hold replicas of what a link speaks of, one array a replica class.

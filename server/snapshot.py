@@ -36,7 +36,7 @@ _OURS = (
         f"rankscope.server.{name}"
         for name in (
             *("align", "alerts", "compare", "conservation", "detectors", "pending", "replicas"),
-            *("run_evaluation", "storage.evaluation", "window"),
+            *("run_evaluation", "spans", "storage.evaluation", "window"),
         )
     ),
 )

@@ -234,6 +234,20 @@ def _gradients(incident: Apart) -> tuple[str, str]:
             "it: the ranks clipped by different norms, or not all of them clipped."
         )
         remedy = "Clip on every rank, by one global norm of the reduced gradient."
+    elif subgroups and incident.tensors and not incident.everywhere:
+        shown = listing([f"({listing([str(r) for r in group])})" for group in incident.groups])
+        held = listing([t.name for t in incident.tensors], most=4)
+        cause = (
+            f"The gradient of {held} agrees inside the groups of ranks {shown} and not between "
+            "them, that of the other tensors as it should: ranks that share the model between "
+            "them (tensor or sequence parallel, tied layers of a pipeline) hold these tensors "
+            "all, and each has a part of their gradient only."
+        )
+        remedy = (
+            "Sum the gradient of these tensors over the tensor-parallel (or tied) group as well, "
+            "before the reduction over the data-parallel ranks. If the ranks share nothing, check "
+            "the process group of that reduction."
+        )
     elif subgroups:
         shown = listing([f"({listing([str(r) for r in group])})" for group in incident.groups])
         cause = (
@@ -255,7 +269,8 @@ def _gradients(incident: Apart) -> tuple[str, str]:
         cause = (
             f"At step {incident.first_step} not all tensors had the same gradient on all ranks "
             "after the reduction: these were left out of the all-reduce, read before it was done, "
-            "or belong to parameters that were replaced or added after wrapping."
+            "belong to parameters that were replaced or added after wrapping, or are held by ranks "
+            "that share the rest of the model between them and did not sum their parts."
         )
         remedy = (
             f"Check what touches the gradient of {incident.tensors[0].name}: communication hooks, "
