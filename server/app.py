@@ -25,6 +25,7 @@ from rankscope.server.api import (
 )
 from rankscope.server.dashboard_data import DatabaseSource
 from rankscope.server.news import Counters, News
+from rankscope.server.notify import Messenger
 from rankscope.server.settings import Settings
 from rankscope.server.storage import migrate
 from rankscope.server.storage.engine import open_engine
@@ -45,16 +46,20 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         migrate.upgrade(engine)
+        news: News = app.state.news
         app.state.writer.start()
-        worker = Worker(engine, app.state.news.wake)
+        messenger = Messenger(engine, news)
+        messenger.start()
+        worker = Worker(engine, news.wake, tell=news.changed)
         if settings.evaluate:
             worker.start()
         try:
             yield
         finally:
-            app.state.news.stopping.set()
+            news.stopping.set()
             worker.stop()
             app.state.writer.stop()
+            messenger.stop()
             engine.dispose()
 
     app = _Application(

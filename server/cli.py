@@ -17,6 +17,7 @@ import uvicorn
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
+from rankscope.server import supervisor
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings, default_database
 from rankscope.server.storage import migrate
@@ -35,10 +36,16 @@ def serve(argv: Sequence[str]) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8642, help="port; 0 takes a free one")
     parser.add_argument("--db", metavar="URL", help="SQLAlchemy URL; default: an SQLite file")
+    parser.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="server processes; needs PostgreSQL"
+    )
     options = parser.parse_args(argv)
     try:
         settings = Settings(
-            database=options.db or default_database(), host=options.host, port=options.port
+            database=options.db or default_database(),
+            host=options.host,
+            port=options.port,
+            workers=options.workers,
         )
     except (ValueError, OSError) as error:
         return _complain(str(error))
@@ -59,18 +66,28 @@ def serve(argv: Sequence[str]) -> int:
             f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}. "
             "Is a server running there already? --port 0 takes a free port."
         )
-    return _listen(settings, listener)
-
-
-def _listen(settings: Settings, listener: socket.socket) -> int:
     port = listener.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
 
+    def started() -> None:
+        print(f"Rankscope listens on http://{host}:{port}", flush=True)
+
+    try:
+        if settings.workers == 1:
+            return _listen(settings, listener, started)
+        # The backlog is the listener's and not theirs: nobody is refused while they start.
+        listener.listen(2048)
+        return supervisor.supervise(settings, listener, _listen, started)
+    finally:
+        listener.close()
+
+
+def _listen(settings: Settings, listener: socket.socket, started: Callable[[], None]) -> int:
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
-                print(f"Rankscope listens on http://{host}:{port}", flush=True)
+                started()
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             # Streams of open pages end by themselves once they know; uvicorn would wait for them.
@@ -84,8 +101,6 @@ def _listen(settings: Settings, listener: socket.socket) -> int:
         server.run(sockets=[listener])
     except KeyboardInterrupt:
         pass
-    finally:
-        listener.close()
     # uvicorn sends itself the signal again; by then the work is done.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return OK if server.started else FAILED

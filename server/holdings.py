@@ -114,11 +114,11 @@ class Holdings:
                 self._beaten_at = now
 
     def _loop(self) -> None:
-        while not self._stopping.wait(leases.BEAT_SECONDS / 2):
+        while not self._stopping.is_set():
             wanted = time.monotonic() - self._wanted_at < leases.SECONDS
-            if not (self._shares or wanted):
-                continue
-            try:
-                self._beat_if_due()
-            except SQLAlchemyError:
-                _logger.exception("cannot say that this server lives; trying again")
+            if self._shares or wanted:
+                try:
+                    self._beat_if_due()
+                except SQLAlchemyError:
+                    _logger.exception("cannot say that this server lives; trying again")
+            self._stopping.wait(leases.BEAT_SECONDS / 2)

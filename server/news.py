@@ -1,11 +1,15 @@
-"""What has happened to which run, told within the process: to the worker and to open pages."""
+"""What has happened to which run: told to the worker, to open pages, and to other servers."""
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from rankscope.agent import wire
+
+# Runs whose numbers are remembered; a page of one that was forgotten looks once for nothing.
+_MAX_RUNS = 10_000
 
 
 @dataclass(slots=True)
@@ -28,24 +32,65 @@ class Counters:
 
 
 class News:
-    """A number for each run that grows with every batch.
+    """A number for each run that grows with everything that happens to it.
 
     Attributes:
-        wake: set when anything has come; the worker waits for it.
+        wake: set when batches have come; the worker waits for it.
+        stopping: set when the server is about to end.
+        telling: whether anybody collects what others are to be told.
+        outgoing: set when there is something to `collect`.
     """
 
     def __init__(self) -> None:
         self.wake = threading.Event()
         self.stopping = threading.Event()
-        self._posts: dict[str, int] = {}
+        self.telling = False
+        self.outgoing = threading.Event()
+        self._numbers: OrderedDict[str, int] = OrderedDict()
+        self._number = 0
+        self._untold: set[str] = set()
         self._lock = threading.Lock()
 
     def announce(self, run: str, points: int) -> None:
-        """A batch of a run has been stored."""
-        with self._lock:
-            self._posts[run] = self._posts.get(run, 0) + 1
+        """A batch of a run has been stored by this process."""
+        self._note(run, tell=True)
         self.wake.set()
 
-    def posts(self, run: str) -> int:
-        """Number of batches of a run that this process has taken."""
-        return self._posts.get(run, 0)
+    def changed(self, run: str) -> None:
+        """This process has stored something else of a run: alerts, its state."""
+        self._note(run, tell=True)
+
+    def heard(self, run: str) -> None:
+        """Another process has stored something of a run."""
+        self._note(run, tell=False)
+        self.wake.set()
+
+    def missed(self) -> None:
+        """Others could not be heard for a while: anything may have happened."""
+        with self._lock:
+            self._number += 1
+            for run in self._numbers:
+                self._numbers[run] = self._number
+        self.wake.set()
+
+    def number(self, run: str) -> int:
+        """Another one than before, if anything has happened to a run since."""
+        return self._numbers.get(run, 0)
+
+    def collect(self) -> set[str]:
+        """Runs of which other processes have not been told."""
+        with self._lock:
+            self.outgoing.clear()
+            untold, self._untold = self._untold, set()
+            return untold
+
+    def _note(self, run: str, *, tell: bool) -> None:
+        with self._lock:
+            self._number += 1
+            self._numbers[run] = self._number
+            self._numbers.move_to_end(run)
+            while len(self._numbers) > _MAX_RUNS:
+                self._numbers.popitem(last=False)
+            if tell and self.telling:
+                self._untold.add(run)
+                self.outgoing.set()

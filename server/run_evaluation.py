@@ -89,7 +89,7 @@ class RunEvaluation:
     ) -> None:
         self._engine = engine
         self._key = row.key
-        self._id = row.id
+        self.id = row.id
         self.lease = lease
         self._strict = strict
         self._tell = tell
@@ -154,7 +154,7 @@ class RunEvaluation:
             try:
                 self._memory = snapshot.from_bytes(kept)
             except snapshot.Unreadable:
-                _logger.exception("run %s is evaluated again from its start", self._id)
+                _logger.exception("run %s is evaluated again from its start", self.id)
         carried = lifecycle.carried(stored)
         if self._memory.arrival:
             # What sees the clock alone does not come of the data again.
@@ -202,7 +202,7 @@ class RunEvaluation:
             folded = lifecycle.fold(
                 tuple(memory.alerts.values()),
                 findings,
-                run=self._id,
+                run=self.id,
                 through_step=window.last_step,
                 now=now,
                 heard_at={entry.life.rank: entry.life.last_seen for entry in data.lives},
@@ -268,7 +268,7 @@ class RunEvaluation:
                 if kept is not None:
                     self._keep(connection, kept)
             if changed or state:
-                self._tell(self._id)
+                self._tell(self.id)
 
     def _as_it_was(self, alert: Alert) -> Alert:
         """A replayed alert with the times of its first life."""

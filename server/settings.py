@@ -18,6 +18,7 @@ class Settings:
 
     Attributes:
         database: SQLAlchemy URL.
+        workers: server processes behind the port.
         evaluate: whether this process evaluates runs; off in tests that want to do it themselves.
     """
 
@@ -25,6 +26,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8642
     evaluate: bool = True
+    workers: int = 1
 
     def __post_init__(self) -> None:
         try:
@@ -38,6 +40,14 @@ class Settings:
             raise ValueError(f"--db names a {backend} database; use sqlite or postgresql")
         if not 0 <= self.port < 65536:
             raise ValueError(f"--port {self.port} is none; use 0 (any free one) to 65535")
+        if self.workers < 1:
+            raise ValueError(f"--workers {self.workers} is none; at least one has to do the work")
+        if self.workers > 1 and backend == "sqlite":
+            raise ValueError(
+                f"--workers {self.workers} needs PostgreSQL: SQLite lets one process write at a "
+                "time, so that several would wait for each other. Use --db postgresql://..., or "
+                "leave --workers out"
+            )
 
 
 def default_database() -> str:

@@ -85,6 +85,8 @@ class Worker:
         try:
             self._save()
             self._holdings.stop()
+            for run in self._runs.values():
+                self._tell(run.id)
         except SQLAlchemyError:
             _logger.exception("the database is away; others take over when this server is missed")
 

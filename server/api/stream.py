@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,8 +19,12 @@ from rankscope.server.storage.engine import reading
 
 router = APIRouter(tags=["stream"])
 
-# Pages are told at most this often; between two looks nothing is asked of the database.
+# Pages are told at most this often.
 _INTERVAL_S = 0.5
+# How soon news are noticed, and how long the database is not asked while there are none: what
+# another program does to it is not announced.
+_GLANCE_S = 0.05
+_LOOK_S = 3.0
 
 
 @router.get("/runs/{run}/stream", response_class=EventSourceResponse)
@@ -33,9 +38,19 @@ async def _news(
     request: Request, engine: Engine, run: str, told: dict[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:
     yield {"event": "state", "data": json.dumps(told["state"])}
-    stopping = request.app.state.news.stopping
-    while not stopping.is_set() and not await request.is_disconnected():
+    news = request.app.state.news
+    number = None
+    while not await request.is_disconnected():
         await asyncio.sleep(_INTERVAL_S)
+        look_at = time.monotonic() + _LOOK_S
+        while news.number(run) == number and time.monotonic() < look_at:
+            if news.stopping.is_set():
+                break
+            await asyncio.sleep(_GLANCE_S)
+        if news.stopping.is_set():
+            return
+        # Before it is looked at: what happens meanwhile is news.
+        number = news.number(run)
         now = await run_in_threadpool(_look, engine, run)
         for event in ("state", "points"):
             if now[event] != told[event]:
