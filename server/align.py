@@ -418,12 +418,8 @@ class Aligner:
                 else:
                     found[clipped] = replace(compare.merged(made), stage=stage)
         found = self._spans.told(found)
-        paired = [
-            int(ranks[row])
-            for rows in self._replicas.classes("parameters", ranks)
-            if len(rows) > 1
-            for row in rows.tolist()
-        ]
+        classes = self._replicas.classes("parameters", ranks)
+        paired = [int(rank) for rows in classes if len(rows) > 1 for rank in ranks[rows]]
         self._tell_missing(found, sorted(paired), now)
         chain = {stage: n for n, stage in enumerate(STAGES)}
         return tuple(found[key] for key in sorted(found, key=lambda k: (k[0], chain[k[1]])))
