@@ -22,6 +22,12 @@ from rankscope.agent.git import commit_of
 from rankscope.agent.model_facts import core, plain_name
 
 _MAX_NAMES = 20
+# Names of frozen (or of trained) tensors are told where there are not more: a list of adapters, not
+# of a whole large model.
+_MAX_FROZEN = 200
+# Settings of modules, and values of each.
+_MAX_SETTINGS, _MAX_VALUES, _LONGEST = 200, 8, 60
+_ITSELF = frozenset(("training",))
 _DDP_SETTINGS = (
     "broadcast_buffers",
     "find_unused_parameters",
@@ -40,6 +46,7 @@ def configuration(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
     buffers = [(plain_name(name), b) for name, b in model.named_buffers() if not _unsized(b)]
     trainable = [p.requires_grad for _, p in parameters]
     script = _script()
+    classes, settings = _modules(core(model))
     return {
         # The script's name only: arguments and environment may hold secrets.
         "script": "" if script is None else script.name,
@@ -48,10 +55,13 @@ def configuration(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
         "parameters": sum(p.numel() for _, p in parameters),
         "trainable_parameters": sum(p.numel() for _, p in parameters if p.requires_grad),
         "parameter_tensors": len(parameters),
+        "modules": classes,
+        "module_settings": settings,
         # Names, shapes, dtypes and their order: those of the whole tensors where they are sharded.
         "parameters_digest": _layout(parameters),
         "trainable_digest": _digest(str(int(t)) for t in trainable),
         "frozen_tensors": trainable.count(False),
+        **_names_by_training(parameters),
         "buffers_digest": _layout(buffers),
         "buffer_tensors": len(buffers),
         "dtypes": dict(Counter(str(p.dtype).removeprefix("torch.") for _, p in parameters)),
@@ -74,6 +84,57 @@ def configuration(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
         "device_name": _device_name(model),
         "threads": torch.get_num_threads(),
     }
+
+
+def _names_by_training(parameters: Sequence[tuple[str, torch.Tensor]]) -> dict[str, list[str]]:
+    """Names of the frozen parameters, or of the trained ones, whichever are few; else nothing."""
+    for key, wanted in (("frozen", False), ("trained", True)):
+        names = [name for name, p in parameters if p.requires_grad is wanted]
+        if len(names) <= _MAX_FROZEN:
+            return {key: names}
+    return {}
+
+
+def _modules(model: torch.nn.Module) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+    """What a model is made of that no tensor shows: rates of dropout, epsilons, activations.
+
+    Read off the modules' own plain attributes: no code of the user's is called, as a `__repr__`
+    would be, and no device is asked. Of the user's own classes no texts: they may be paths or keys.
+
+    Returns:
+        Class -> number of such modules; and setting, as `Dropout.p` -> value -> number of modules
+        that have it. Settings of torch's own classes are told first.
+    """
+    classes: Counter[str] = Counter()
+    found: dict[bool, dict[str, Counter[str]]] = {True: {}, False: {}}
+    for module in model.modules():
+        kind = type(module)
+        classes[kind.__name__] += 1
+        of_torch = kind.__module__.startswith("torch.")
+        own = found[of_torch]
+        prefix = kind.__name__ if of_torch else f"{kind.__name__}()"
+        for name, value in vars(module).items():
+            if name.startswith("_") or name in _ITSELF or (isinstance(value, str) and not of_torch):
+                continue
+            text = _text(value)
+            if text is not None:
+                own.setdefault(f"{prefix}.{name}", Counter())[text] += 1
+    ordered = [(name, values) for part in found.values() for name, values in sorted(part.items())]
+    return (
+        dict(classes.most_common(_MAX_SETTINGS)),
+        {n: dict(sorted(v.items())[:_MAX_VALUES]) for n, v in ordered[:_MAX_SETTINGS]},
+    )
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, bool | int | float):
+        return str(value)
+    if isinstance(value, str) and len(value) <= _LONGEST:
+        return value
+    if isinstance(value, tuple) and len(value) <= _MAX_VALUES:
+        inner = [_text(item) for item in value]
+        return None if None in inner else f"({', '.join(map(str, inner))})"
+    return None
 
 
 def _held_by(optimizer: Any, parameters: Sequence[tuple[str, torch.Tensor]]) -> dict[str, Any]:

@@ -57,6 +57,38 @@ def test_what_differs_shows(change, keys):
     assert keys <= {k for k in one if one[k] != other[k]}
 
 
+class Own(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.rate, self.key, self.shape = rate, "hunter2", (1, 2)
+        self.inner = nn.ModuleList([nn.Dropout(rate), nn.Dropout(0.1)])
+        self.linear = nn.Linear(2, 2)
+
+
+def test_settings_that_no_tensor_shows_are_counted():
+    one = told(Own(0.5))
+    assert one["modules"] == {"Own": 1, "ModuleList": 1, "Dropout": 2, "Linear": 1}
+    assert one["module_settings"]["Dropout.p"] == {"0.1": 1, "0.5": 1}
+    assert one["module_settings"]["Own().rate"] == {"0.5": 1}
+    assert one["module_settings"]["Own().shape"] == {"(1, 2)": 1}
+    assert list(one["module_settings"])[-1].startswith("Own()")
+    assert told(Own(0.1))["module_settings"] != one["module_settings"]
+
+
+def test_texts_of_the_users_own_classes_are_not_told():
+    assert "hunter2" not in json.dumps(told(Own(0.5)))
+
+
+def test_frozen_parameters_are_named_or_else_the_trained_ones():
+    model = made()
+    model.a.requires_grad_(False)
+    assert told(model)["frozen"] == ["a.weight", "a.bias"]
+    large = nn.Sequential(*(nn.Linear(1, 1) for _ in range(102)))
+    large[:101].requires_grad_(False)
+    assert told(large)["trained"] == ["101.weight", "101.bias"]
+    assert "frozen" not in told(large)
+
+
 def test_tied_weights_are_named():
     model = nn.ModuleDict({"embedding": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False)})
     model["head"].weight = model["embedding"].weight

@@ -207,6 +207,9 @@ def config_of(**more: Any) -> dict[str, Any]:
         "parameters_digest": "aa",
         "trainable_digest": "bb",
         "frozen_tensors": 0,
+        "frozen": [],
+        "modules": {"Net": 1, "Linear": 3, "Dropout": 2},
+        "module_settings": {"Dropout.p": {"0.1": 2}, "Net().width": {"8": 1}},
         "parameter_tensors": len(NAMES),
         "optimizer": "SGD",
         "optimizer_tensors": {
@@ -490,7 +493,15 @@ def chain(
     if fault == "other-threads":
         configs[rank] = config_of(threads=7)
     if fault == "other-trainable":
-        configs[rank] = config_of(trainable_digest="dd", frozen_tensors=2)
+        frozen = ["head.weight", "head.bias"]
+        configs[rank] = config_of(trainable_digest="dd", frozen_tensors=2, frozen=frozen)
+    if fault == "other-dropout":
+        configs[rank] = config_of(module_settings={"Dropout.p": {"0.1": 1, "0.5": 1}})
+    if fault == "other-width":
+        settings = {"Dropout.p": {"0.1": 2}, "Net().width": {"9": 1}}
+        configs[rank] = config_of(module_settings=settings)
+    if fault == "own-numbers":
+        configs = [config_of(module_settings={"Net().rank": {str(r): 1}}) for r in range(ranks)]
     if fault in ("holds-others", "holds-others-frozen", "holds-most"):
         missing = ["head.weight", "head.bias"] if fault == "holds-most" else list(NAMES)
         held_share = 1.0 if fault == "holds-most" else 0.0

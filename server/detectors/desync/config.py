@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
@@ -17,6 +17,7 @@ from rankscope.server.window import Window
 # optimizer are compared step by step (`desync.hyperparameters`).
 _OF_THE_MODEL = {
     "model": ("critical", "class of the model"),
+    "modules": ("warning", "kinds of modules in the model"),
     "trainable_digest": ("critical", "which parameters are trained"),
     "buffers_digest": ("warning", "names or shapes of the buffers"),
     "optimizer": ("critical", "class of the optimizer"),
@@ -47,6 +48,10 @@ _OF_THE_JOB = {
     "device": ("info", "kind of device"),
     "device_name": ("info", "device"),
 }
+# Settings of modules, `Dropout.p`: those of torch's own do what they say; those of the user's
+# classes (`Net().verbose`) may be meant to differ.
+_MODULES = "module_settings"
+_OWN = "()."
 _LAYOUT = "names, shapes or order of the parameters"
 _GRACE = 20
 _DETAILS = 12
@@ -59,6 +64,7 @@ class Setting:
     Attributes:
         values: value, as JSON -> ranks that have it; the most frequent first.
         decided: whether most ranks have the first.
+        tensors: names of the parameters that it is about, where they are known.
     """
 
     key: str
@@ -66,6 +72,7 @@ class Setting:
     called: str
     values: tuple[tuple[str, tuple[int, ...]], ...]
     decided: bool
+    tensors: tuple[str, ...] = ()
 
     @property
     def guilty(self) -> tuple[int, ...]:
@@ -90,12 +97,16 @@ class Config(Detector[ConfigState]):
 
     Statistic:
         What each process says of itself at attach, compared as text: what belongs to the model
-        among ranks with one layout of parameters, code and libraries among all. It stands until the
-        ranks are started again. Settings of the optimizer are `desync.hyperparameters`.
+        among ranks with one layout of parameters (class, trained tensors, kinds and settings of its
+        modules, as rates of dropout), code and libraries among all. It stands until the ranks are
+        started again. Settings of modules that are another on every rank of three or more are meant
+        to be: they are a rank's own number, say. Settings of the optimizer are
+        `desync.hyperparameters`.
 
     Severity:
         That of the worst difference: critical for model, optimizer, trained parameters and what is
-        reduced; warning for code and modes; info for versions and devices.
+        reduced; warning for code, modes and settings of torch's modules; info for settings of the
+        user's own classes, versions and devices.
 
     Evidence:
         `settings`: for each, its values and the ranks that have them.
@@ -145,10 +156,58 @@ def _differences(window: Window, configs: Mapping[int, Mapping[str, Any]]) -> tu
                 # Of a sharded optimizer each rank holds a part of its own.
                 own = key == "optimizer_tensors/order_digest" and setting is not None
                 if not (own and setting is not None and not setting.decided):
-                    found.append(setting)
+                    found.append(_with_tensors(setting, configs))
+    for members in models.values():
+        if len(members) > 1:
+            found += _of_modules(configs, tuple(members))
     for key, (severity, called) in _OF_THE_JOB.items():
         found.append(_difference(key, severity, called, configs, everyone))
     return tuple(setting for setting in found if setting is not None)
+
+
+def _of_modules(
+    configs: Mapping[int, Mapping[str, Any]], members: tuple[int, ...]
+) -> list[Setting | None]:
+    """Settings of modules that differ among ranks with one layout of parameters."""
+    told = {r: s for r in members if isinstance(s := configs[r].get(_MODULES), Mapping)}
+    if len(told) < 2:
+        return []
+    found: list[Setting | None] = []
+    for name in sorted({name for settings in told.values() for name in settings}):
+        values = {r: _counted(settings.get(name)) for r, settings in told.items()}
+        if len(set(values.values())) == len(values) > 2:
+            continue  # another on every rank: its own number
+        severity = "info" if _OWN in name else "warning"
+        by_rank = {r: {name: value} for r, value in values.items()}
+        found.append(_difference(name, severity, name, by_rank, tuple(told)))
+    return found
+
+
+def _counted(values: object) -> str:
+    """How often a setting has which value, as text; the value alone where it has but one."""
+    if not isinstance(values, Mapping) or not values:
+        return "absent"
+    if len(values) == 1:
+        return str(next(iter(values)))
+    return ", ".join(f"{value} ({times} times)" for value, times in values.items())
+
+
+def _with_tensors(
+    setting: Setting | None, configs: Mapping[int, Mapping[str, Any]]
+) -> Setting | None:
+    """With the parameters that are trained on some ranks only, where the ranks have told them."""
+    if setting is None or setting.key != "trainable_digest":
+        return setting
+    first = setting.values[0][1][0]
+    names: dict[str, None] = {}
+    for _, (rank, *_rest) in setting.values[1:]:
+        for key in ("frozen", "trained"):
+            one, other = configs[first].get(key), configs[rank].get(key)
+            if isinstance(one, list) and isinstance(other, list):
+                common = {*one} & {*other}
+                names |= dict.fromkeys(str(n) for n in (*one, *other) if n not in common)
+                break
+    return replace(setting, tensors=tuple(names))
 
 
 def _difference(
@@ -203,6 +262,7 @@ def _finding(settings: tuple[Setting, ...], step: int, last_step: int) -> Findin
         last_step=max(last_step, step),
         first_step=step,
         ranks=guilty,
+        tensors=worst.tensors,
         stage="start",
         cause=sentences(
             f"When the monitor was attached, the ranks differed in {names}.",
@@ -226,9 +286,13 @@ def _told(setting: Setting) -> str:
     for value, held in setting.values[:3]:
         readable = "other" if setting.key.endswith("digest") else value[:60]
         said.append(f"{readable} on {ranks(held)}")
+    called = setting.called[:1].upper() + setting.called[1:]
+    if setting.tensors:
+        names = listing([f"`{name}`" for name in setting.tensors], most=4)
+        return f"{called}: not the same on {ranks(setting.guilty)}, by {names}."
     if setting.key.endswith("digest"):
-        return f"{setting.called.capitalize()}: not the same on {ranks(setting.guilty)}."
-    return f"{setting.called.capitalize()}: {listing(said)}."
+        return f"{called}: not the same on {ranks(setting.guilty)}."
+    return f"{called}: {listing(said)}."
 
 
 def _remedy(worst: Setting) -> str:
