@@ -14,13 +14,14 @@ from urllib.parse import quote
 
 import urllib3
 import uvicorn
+from sqlalchemy import Engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server import supervisor
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings, default_database
-from rankscope.server.storage import migrate
+from rankscope.server.storage import distribution, migrate, partitions, pruning
 from rankscope.server.storage.engine import open_engine
 
 DEFAULT_SERVER = "http://127.0.0.1:8642"
@@ -107,23 +108,70 @@ def _listen(settings: Settings, listener: socket.socket, started: Callable[[], N
 
 
 def db(argv: Sequence[str]) -> int:
-    """`rankscope db upgrade|current`: the schema of a database."""
+    """`rankscope db upgrade|current|prune|partition|distribute`: looks after a database."""
     parser = argparse.ArgumentParser(prog="rankscope db", description="Look after the database.")
-    parser.add_argument("action", choices=("upgrade", "current"))
+    parser.add_argument(
+        "action",
+        choices=("upgrade", "current", "prune", "partition", "distribute"),
+        help="upgrade, current: its schema; prune: delete old runs; partition: cut large tables "
+        "into ranges of runs, for cheap pruning; distribute: put them onto the nodes of Citus",
+    )
     parser.add_argument("--db", metavar="URL", help="SQLAlchemy URL; default: an SQLite file")
+    parser.add_argument(
+        "--older-than",
+        metavar="AGE",
+        type=_age,
+        help="with prune: runs that nothing was heard of for so long, for example 90d or 36h",
+    )
     options = parser.parse_args(argv)
+    if (options.action == "prune") != (options.older_than is not None):
+        return _complain("--older-than says what `rankscope db prune` deletes; give both or none")
+    engine = None
     try:
         settings = Settings(database=options.db or default_database())
         engine = open_engine(settings.database)
         if options.action == "upgrade":
             migrate.upgrade(engine)
         have, head = migrate.current(engine), migrate.head()
-    except (ValueError, migrate.SchemaError, OSError) as error:
+        if options.action in ("upgrade", "current"):
+            print(
+                f"{have or 'empty'}{'' if have == head else f' (this version works with {head})'}"
+            )
+        elif have != head:
+            return _complain(f"the database has schema {have}: call `rankscope db upgrade` first")
+        else:
+            _look_after(options, engine)
+    except (ValueError, migrate.SchemaError, partitions.NotPossible, OSError) as error:
         return _complain(str(error))
     except (SQLAlchemyError, ImportError) as error:
         return _complain(_database_text(settings.database, error))
-    print(f"{have or 'empty'}{'' if have == head else f' (this version works with {head})'}")
+    finally:
+        if engine is not None:
+            engine.dispose()
     return OK
+
+
+def _look_after(options: argparse.Namespace, engine: Engine) -> None:
+    if options.action == "prune":
+        count = 0
+        for run in pruning.prune(engine, seconds=options.older_than):
+            print(run)
+            count += 1
+        print(f"{count} run{'' if count == 1 else 's'} deleted")
+    elif options.action == "partition":
+        cut = partitions.partition(engine)
+        print(f"cut: {', '.join(cut)}" if cut else "all large tables are cut already")
+    else:
+        print(f"{distribution.distribute(engine)} tables distributed")
+
+
+def _age(text: str) -> float:
+    """Seconds of an age such as 90d, 36h or 15m."""
+    units = {"d": 86400.0, "h": 3600.0, "m": 60.0}
+    number, unit = text[:-1], text[-1:]
+    if unit not in units or not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no age; write for example 90d, 36h or 15m")
+    return int(number) * units[unit]
 
 
 def runs(argv: Sequence[str]) -> int:

@@ -98,6 +98,7 @@ class RunEvaluation:
         self._memory = self._blank()
         # What an evaluation before this one left, until this one has caught up with it.
         self._stored: dict[str, Alert] | None = None
+        self._told_through = -1
         # Seconds of work since the last snapshot, and what the last one cost.
         self._work = self._cost = 0.0
         self._since = time.perf_counter()
@@ -161,6 +162,7 @@ class RunEvaluation:
             carried = tuple(a for a in stored if a.kind in lifecycle.TIME_BASED)
         self._memory.alerts |= {alert.id: alert for alert in carried}
         self._stored = {alert.id: alert for alert in stored}
+        self._told_through = evaluation.evaluated_step(connection, run=self._key)
 
     def _count_work(self) -> None:
         now = time.perf_counter()
@@ -250,6 +252,7 @@ class RunEvaluation:
                     run=self._key,
                     alerts=tuple(changed.values()),
                     transitions=transitions,
+                    told_through=self._told_through,
                 )
                 evaluation.save_checks(connection, run=self._key, checks=stale)
                 self._ask_dense(connection, fresh, newest=max(reported.values(), default=-1))
@@ -257,7 +260,8 @@ class RunEvaluation:
                     connection,
                     run=self._key,
                     arrival=data.arrival,
-                    last_step=memory.aligner.last_step,
+                    # What is evaluated again was evaluated all the same.
+                    last_step=max(memory.aligner.last_step, self._told_through),
                     late=memory.aligner.late,
                     given_up=memory.aligner.given_up,
                 )

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.holdings import Holdings
 from rankscope.server.run_evaluation import Renumbered, RunEvaluation
-from rankscope.server.storage import evaluation
+from rankscope.server.storage import evaluation, partitions
 from rankscope.server.storage.engine import reading
 from rankscope.server.storage.evaluation import RunRow
 from rankscope.server.storage.leases import Lease, Lost
@@ -29,6 +29,8 @@ _PAUSE_S = 5.0
 # Runs kept in memory; one more goes on from its snapshot when it has news.
 _MAX_RUNS = 256
 _MAX_BACKOFF_S = 60.0
+# How often partitions are made for the runs to come, where tables have any.
+_EXTEND_S = 3600.0
 # At the end, snapshots are made for so long; the runs that are left are replayed.
 _SAVE_S = 3.0
 
@@ -105,7 +107,14 @@ class Worker:
             _logger.info("run %d is evaluated elsewhere", run.lease.run)
 
     def _loop(self) -> None:
+        extend_at = 0.0
         while not self._stopping.is_set():
+            if time.monotonic() >= extend_at:
+                extend_at = time.monotonic() + _EXTEND_S
+                try:
+                    partitions.extend(self._engine)
+                except SQLAlchemyError:
+                    _logger.exception("no partitions could be made for runs to come")
             self._wake.wait(_INTERVAL_S)
             self._wake.clear()
             try:

@@ -335,6 +335,7 @@ def save_alerts(
     run: int,
     alerts: Sequence[Alert],
     transitions: Sequence[tuple[str, int, float, str, str]] = (),
+    told_through: int = -1,
 ) -> None:
     """Stores alerts as they are now, and what happened to them.
 
@@ -342,6 +343,8 @@ def save_alerts(
 
     Args:
         transitions: (alert id, step, time, what, reason) each.
+        told_through: last step that an earlier evaluation has told of: it had other blocks of
+            steps, and so told the same of other steps.
     """
     t = schema.alert
     for alert in alerts:
@@ -359,7 +362,7 @@ def save_alerts(
         known = connection.execute(
             select(e.c.n, e.c.step, e.c.what).where(e.c.run == run, e.c.alert == alert_id)
         ).all()
-        if any(row.step == step and row.what == what for row in known):
+        if any(row.what == what and (row.step == step or step <= told_through) for row in known):
             continue  # a replay tells it again
         connection.execute(
             insert(e).values(
@@ -413,6 +416,12 @@ def ask_dense(connection: Connection, *, run: int, until_step: int) -> None:
     connection.execute(
         update(schema.run).where(schema.run.c.key == run).values(dense_until=until_step)
     )
+
+
+def evaluated_step(connection: Connection, *, run: int) -> int:
+    """Last step of a run that any evaluation has come to; -1 before the first."""
+    r = schema.run
+    return int(connection.execute(select(r.c.evaluated_step).where(r.c.key == run)).scalar_one())
 
 
 def set_state(connection: Connection, *, run: int, state: str, arrival: int | None = None) -> None:
