@@ -23,6 +23,7 @@ from rankscope.server.api import (
     stream,
     verdict,
 )
+from rankscope.server.compactor import Compactor
 from rankscope.server.dashboard_data import DatabaseSource
 from rankscope.server.news import Counters, News
 from rankscope.server.notify import Messenger
@@ -48,6 +49,8 @@ def create_app(settings: Settings) -> FastAPI:
         migrate.upgrade(engine)
         news: News = app.state.news
         app.state.writer.start()
+        compactor = Compactor(engine)
+        compactor.start()
         messenger = Messenger(engine, news)
         messenger.start()
         worker = Worker(engine, news.wake, tell=news.changed)
@@ -59,6 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
             news.stopping.set()
             worker.stop()
             app.state.writer.stop()
+            compactor.stop()
             messenger.stop()
             engine.dispose()
 

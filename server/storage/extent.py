@@ -26,7 +26,7 @@ def scalar_extents(connection: Connection, *, run: int) -> list[Extent]:
     of = schema.layout.c
     layouts = read_layouts(connection, run=run)
     ends: dict[tuple[int, int], tuple[int, int]] = {}
-    for row in _ends(connection, schema.chunk.c.layout, select(of.id).where(of.run == run), run):
+    for row in ends_of(connection, schema.chunk.c.layout, select(of.id).where(of.run == run), run):
         for metric in layouts[row.number]:
             first, last = ends.get((metric, row.rank), (row.first_step, row.last_step))
             ends[metric, row.rank] = (min(first, row.first_step), max(last, row.last_step))
@@ -39,12 +39,12 @@ def layer_extents(connection: Connection, *, run: int) -> list[Extent]:
     numbers = select(m.id).where(m.run == run, m.kind == "layers")
     ends = {
         (row.number, row.rank): (row.first_step, row.last_step)
-        for row in _ends(connection, schema.layers.c.metric, numbers, run)
+        for row in ends_of(connection, schema.layers.c.metric, numbers, run)
     }
     return _named(connection, ends, run=run, kind="layers")
 
 
-def _ends(
+def ends_of(
     connection: Connection, column: Column[int], numbers: Select[tuple[int]], run: int
 ) -> Sequence[Any]:
     """Rows of (number, rank, first_step, last_step), for each number and rank that is there.

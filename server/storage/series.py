@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
+from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    LargeBinary,
-    Select,
-    case,
-    func,
-    select,
-    true,
-)
+from sqlalchemy import ColumnElement, Connection, Select, func, select, true
 
 from rankscope.agent.wire import Float64, Int64
-from rankscope.server.storage import layers, schema
+from rankscope.server.storage import layers, marks, rollups, schema
 from rankscope.server.storage.dictionary import places_of, read_layouts
-from rankscope.server.storage.extent import scalar_extents
+from rankscope.server.storage.extent import ends_of, scalar_extents
 from rankscope.server.storage.packing import unpack, unpack_steps
+from rankscope.server.storage.points import Points, read_points
+from rankscope.server.storage.zoom import choose, read_buckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +36,11 @@ class RankSeries:
     """One metric of one rank.
 
     Attributes:
-        steps: int64 [N], ascending; the first step of each bucket where there are buckets.
+        steps: int64 [N], ascending; where each bucket begins, if these are buckets.
         values: float64 [N], raw values or means.
         low, high: float64 [N], smallest and largest value of each bucket; the values themselves
             where they are raw.
+        width: steps of a bucket; 1 where the values are raw.
     """
 
     rank: int
@@ -53,6 +48,7 @@ class RankSeries:
     values: Float64
     low: Float64
     high: Float64
+    width: int = 1
 
 
 def list_metrics(connection: Connection, *, run: int) -> list[MetricRow]:
@@ -87,15 +83,121 @@ def read_series(
     One of a single tensor is called `<metric>/<tensor>`, unless a scalar has that name.
 
     Where a step was done twice, by an attempt and by a later one, the later one stands. Where the
-    points of a rank do not fit into `max_points`, they fall into that many buckets of equal width
-    over the range asked for (or, with open ends, over what there is): the same request gives the
-    same buckets.
+    points of a rank do not fit into `max_points`, they fall into at most that many buckets of equal
+    width, which begin at multiples of it: those at the ends of the range are whole ones.
     """
-    source = _chunks(connection, run, kind, metric)
-    if source is None and kind == "scalar":
-        source = layers.points(connection, run=run, name=metric)
-    if source is None:
+    m = schema.metric.c
+    number = connection.scalar(select(m.id).where(m.run == run, m.kind == kind, m.name == metric))
+    places = {} if number is None else places_of(read_layouts(connection, run=run), number)
+    if number is None or not places:
+        source = layers.points(connection, run=run, name=metric) if kind == "scalar" else None
+        if source is None:
+            return []
+        return _of_tensor(connection, source, ranks, from_step, to_step, max_points)
+    mark = marks.load(connection, run=run)
+    extent = _extent(connection, run, places, mark, ranks)
+    if extent is None:
         return []
+    there, lowest, highest = extent
+    first = lowest if from_step is None else from_step
+    last = highest if to_step is None else to_step
+    if first > last:
+        return []
+    read = partial(read_points, connection, run=run, places=places, mark=mark)
+    if last - first < max_points:
+        return _raw(read(ranks=there, first=first, last=last))
+    zoom = choose(first, last, ranks=len(there), max_points=max_points)
+    of, found = read_buckets(
+        connection,
+        run=run,
+        metric=number,
+        places=places,
+        ranks=there,
+        mark=mark,
+        zoom=zoom,
+        first=first,
+        last=last,
+    )
+    answer = _in_buckets(of, found, zoom.width)
+    few = [s.rank for s, points in answer if points <= max_points]
+    fine = {s.rank: s for s in _raw(read(ranks=few, first=first, last=last))} if few else {}
+    return [
+        fine[s.rank] if points <= max_points else s
+        for s, points in answer
+        if points > max_points or s.rank in fine
+    ]
+
+
+def _extent(
+    connection: Connection,
+    run: int,
+    places: Mapping[int, int],
+    mark: marks.Mark,
+    ranks: Collection[int] | None,
+) -> tuple[list[int], int, int] | None:
+    """Ranks that have a series, of those that are wanted, and its first and last step."""
+    c = schema.chunk.c
+    of = schema.layout.c
+    ends = [
+        row
+        for row in ends_of(
+            connection, c.layout, select(of.id).where(of.run == run, of.id.in_(places)), run
+        )
+        if ranks is None or row.rank in ranks
+    ]
+    if not ends:
+        return None
+    there = sorted({row.rank for row in ends})
+    last = max(row.last_step for row in ends)
+    # What begins last need not end last: a restart, or points that came again.
+    longest = max((m.longest for m in mark.ranks.values()), default=0)
+    for where in (
+        (c.layout.in_(places), c.rank.in_(there), c.first_step >= last - longest),
+        ((c.layout + 0).in_(places), (c.rank + 0).in_(there), c.arrival > mark.arrival),
+    ):
+        found = connection.scalar(select(func.max(c.last_step)).where(c.run == run, *where))
+        last = max(last, -1 if found is None else found)
+    return there, min(row.first_step for row in ends), last
+
+
+def _raw(points: Points) -> list[RankSeries]:
+    return [
+        _of_points(rank, points.steps[a:b], points.values[a:b])
+        for rank, a, b in _by_rank(points.rank)
+    ]
+
+
+def _of_points(rank: int, steps: Int64, values: Float64) -> RankSeries:
+    return RankSeries(rank, steps, values, values, values)
+
+
+def _in_buckets(rank: Int64, found: rollups.Buckets, width: int) -> list[tuple[RankSeries, int]]:
+    """Series in buckets, each with the number of its points."""
+    mean, low, high = found.mean[0], found.low[0], found.high[0]
+    return [
+        (
+            RankSeries(n, found.index[a:b], mean[a:b], low[a:b], high[a:b], width),
+            int(found.count[a:b].sum()),
+        )
+        for n, a, b in _by_rank(rank)
+    ]
+
+
+def _by_rank(rank: Int64) -> Iterator[tuple[int, int, int]]:
+    starts = np.flatnonzero(np.append(True, rank[1:] != rank[:-1])).tolist() if len(rank) else []
+    for a, b in pairwise([*starts, len(rank)]):
+        yield int(rank[a]), a, b
+
+
+def _of_tensor(
+    connection: Connection,
+    source: Select[Any],
+    ranks: Collection[int] | None,
+    from_step: int | None,
+    to_step: int | None,
+    max_points: int,
+) -> list[RankSeries]:
+    """Series of a single tensor, of which there are no roll-ups."""
     c = source.subquery().c
     wanted: list[ColumnElement[bool]] = []
     if ranks is not None:
@@ -133,23 +235,6 @@ def read_series(
     return found
 
 
-def _chunks(connection: Connection, run: int, kind: str, name: str) -> Select[Any] | None:
-    """Rows of `chunk` with the values of one series alone; None: there is none."""
-    m, c = schema.metric.c, schema.chunk.c
-    number = connection.scalar(select(m.id).where(m.run == run, m.kind == kind, m.name == name))
-    if number is None:
-        return None
-    places = places_of(read_layouts(connection, run=run), number)
-    if not places:
-        return None
-    place = case(places, value=c.layout)
-    values = func.substr(c["values"], place * c.points * 8 + 1, c.points * 8, type_=LargeBinary)
-    return select(
-        *(c.rank, c.first_step, c.last_step, c.attempt, c.arrival, c.points, c.steps),
-        values.label("values"),
-    ).where(c.run == run, c.layout.in_(places))
-
-
 def _merge(
     chunks: list[tuple[Int64, Float64]], from_step: int | None, to_step: int | None
 ) -> tuple[Int64, Float64]:
@@ -174,7 +259,7 @@ def in_buckets(
     (smallest and largest are those of the numbers beside it), an infinity shows in the extremes.
     """
     if len(steps) <= max_points:
-        return RankSeries(rank, steps, values, values, values)
+        return _of_points(rank, steps, values)
     width = -(-(last - first + 1) // max_points)
     bucket = (steps - first) // width
     starts = np.flatnonzero(np.append(True, np.diff(bucket) > 0))
@@ -187,7 +272,7 @@ def in_buckets(
     high = np.maximum.reduceat(np.where(number, values, -np.inf), starts)
     empty = ~np.logical_or.reduceat(number, starts)
     low[empty] = high[empty] = np.nan
-    return RankSeries(rank, steps[starts], means, low, high)
+    return RankSeries(rank, steps[starts], means, low, high, width)
 
 
 def latest_values(

@@ -1,0 +1,105 @@
+"""How far a run's roll-ups go, and which parts of a run have changed when: one small row a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from sqlalchemy import Connection, select
+
+from rankscope.agent.wire import Int64
+from rankscope.server.storage import dialect, schema
+from rankscope.server.storage.packing import pack, unpack
+
+_BLOCKS = 256
+_WIDTH = 64
+
+
+@dataclass(slots=True)
+class RankMark:
+    """Of one rank.
+
+    Attributes:
+        end: all that came up to `Mark.arrival` with a step before it is in the roll-ups.
+        last: the last step seen so far; -1 before any.
+        waiting: rows of `chunk` that have come since it was last rolled up.
+        longest: steps from the first to the last of the longest row of `chunk`, less one.
+    """
+
+    end: int = 0
+    last: int = -1
+    waiting: int = 0
+    longest: int = 0
+
+
+@dataclass(slots=True)
+class Mark:
+    """Of one run.
+
+    Attributes:
+        number: rises with every change; 0 where there is no row yet.
+        arrival: everything up to this arrival has been looked at.
+        touched: int64 [256]: the last arrival that brought a point of each `touched_width` steps.
+    """
+
+    number: int = 0
+    arrival: int = 0
+    ranks: dict[int, RankMark] = field(default_factory=dict)
+    touched: Int64 = field(default_factory=lambda: np.zeros(_BLOCKS, np.int64))
+    touched_width: int = _WIDTH
+
+    def touch(self, first: Int64, last: Int64, arrival: Int64) -> None:
+        """Takes note of steps that arrivals brought: int64 [N] each, arrivals ascending."""
+        while int(last.max()) >= self.touched_width * _BLOCKS:
+            pairs = self.touched.reshape(-1, 2).max(axis=1)
+            self.touched = np.concatenate([pairs, np.zeros_like(pairs)])
+            self.touched_width *= 2
+        low, high = first // self.touched_width, last // self.touched_width
+        for a, b in set(zip(low.tolist(), high.tolist(), strict=True)):
+            newest = int(arrival[(low == a) & (high == b)][-1])
+            part = self.touched[a : b + 1]
+            np.maximum(part, newest, out=part)
+
+    def touched_at(self, first: int | None, last: int | None) -> int:
+        """The last arrival that may have changed anything from `first` to `last`."""
+        a = 0 if first is None else min(first // self.touched_width, _BLOCKS)
+        b = _BLOCKS if last is None else last // self.touched_width + 1
+        return int(self.touched[a:b].max(initial=0))
+
+
+def load(connection: Connection, *, run: int) -> Mark:
+    """The mark of a run; one with number 0 where it has none."""
+    t = schema.rollup_mark
+    row = connection.execute(select(t).where(t.c.run == run)).first()
+    if row is None:
+        return Mark()
+    ranks = unpack(row.ranks, np.int64).reshape(-1, 5).tolist()
+    return Mark(
+        row.number,
+        row.arrival,
+        {rank: RankMark(*rest) for rank, *rest in ranks},
+        unpack(row.touched, np.int64).copy(),
+        row.touched_width,
+    )
+
+
+def save(connection: Connection, mark: Mark, *, run: int, pending: bool) -> bool:
+    """Writes a mark as the next number; False where another server was faster: roll back."""
+    t = schema.rollup_mark
+    ranks = [[rank, m.end, m.last, m.waiting, m.longest] for rank, m in sorted(mark.ranks.items())]
+    values = {
+        "number": mark.number + 1,
+        "arrival": mark.arrival,
+        "pending": pending,
+        "ranks": pack(np.array(ranks, np.int64)),
+        "touched": pack(mark.touched),
+        "touched_width": mark.touched_width,
+    }
+    if mark.number == 0:
+        made = dialect.insert(connection, t).on_conflict_do_nothing().values(run=run, **values)
+        saved = connection.execute(made).rowcount == 1
+    else:
+        changed = t.update().where(t.c.run == run, t.c.number == mark.number).values(values)
+        saved = connection.execute(changed).rowcount == 1
+    mark.number += saved
+    return saved
