@@ -37,6 +37,9 @@ class Pending:
             self._forget_superseded(begins)
         if not self.steps:
             return np.zeros(0, dtype=np.int64), np.zeros(0)
+        whole = self._whole(through)
+        if whole is not None:
+            return whole
         order = np.argsort(self.attempts, kind="stable")
         steps = np.concatenate([self.steps[i] for i in order])
         values = np.concatenate([self.values[i] for i in order])
@@ -56,6 +59,18 @@ class Pending:
             steps, values = steps[by_step], values[by_step]
             stands = np.append(np.diff(steps) > 0, True)
             steps, values = steps[stands], values[stands]
+        return steps, values
+
+    def _whole(self, through: int) -> tuple[Int64, Any] | None:
+        """All of it, where it is due and in order already; that is nearly always so."""
+        if self.steps[-1][-1] > through or self.attempts.count(self.attempts[0]) < len(self.steps):
+            return None
+        steps, values = self.steps[0], self.values[0]
+        if len(self.steps) > 1:
+            steps, values = np.concatenate(self.steps), np.concatenate(self.values)
+        if len(steps) > 1 and not bool((steps[1:] > steps[:-1]).all()):
+            return None
+        self.steps, self.values, self.attempts = [], [], []
         return steps, values
 
     def _forget_superseded(self, begins: Mapping[int, int]) -> None:

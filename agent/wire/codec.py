@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -31,6 +32,8 @@ MAX_COLUMNS = 10_000
 
 # What is on the wire, by what is made of it.
 _LITTLE = {of: np.dtype(of).newbyteorder("<") for of in (np.float64, np.uint64, np.int64)}
+
+_NAME = {of: little.str for of, little in _LITTLE.items()}
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -286,18 +289,22 @@ def _columns(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> dict[str,
     before: Any = _REQUIRED
     steps = np.zeros(0, dtype=np.int64)
     for name, item in items.items():
-        where = f"{key}.{name}"
-        _check_name(name, where)
-        parts = _mapping(item, where)
-        values = _array(parts.get("values"), dtype, f"{where}.values")
+        # What an error would say of the place costs more than to look whether there is one.
+        if not _is_known(name):
+            _check_name(name, f"{key}.{name}")
+        parts = item if type(item) is dict else _mapping(item, f"{key}.{name}")
+        values = _flat(parts.get("values"), dtype)
+        if values is None:
+            values = _array(parts.get("values"), dtype, f"{key}.{name}.values")
         given = parts.get("steps")
         # Most series of a batch have the same steps: they are made and checked once, and are one
         # object, by which others know that they are the same.
         if given != before or values.size != steps.size:
-            before, steps = given, _steps(given, f"{where}.steps", values.size)
+            before, steps = given, _steps(given, f"{key}.{name}.steps", values.size)
         if values.ndim != 1 or steps.shape != values.shape:
             raise WireError(
-                where, f"has {steps.size} steps but values of shape {list(values.shape)}"
+                f"{key}.{name}",
+                f"has {steps.size} steps but values of shape {list(values.shape)}",
             )
         columns[name] = Column(steps, values)
     return columns
@@ -376,7 +383,8 @@ def _hello(fields: Mapping[str, Any]) -> Hello:
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
+    # An instance of a dict is known at once, one of an abstract class is looked for.
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise WireError(where, f"must be an object, not {type(value).__name__}")
     return value
 
@@ -441,6 +449,12 @@ def _check_name(value: Any, where: str) -> None:
         raise WireError(where, "a name has printable characters only")
 
 
+@lru_cache(maxsize=4096)
+def _is_known(name: Any) -> bool:
+    """Whether it is a name; jobs post the same ones over and over."""
+    return isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()
+
+
 def _name(fields: Mapping[str, Any], key: str, default: Any = _REQUIRED) -> str:
     value = _text(fields, key, default)
     _check_name(value, key)
@@ -494,11 +508,11 @@ def _steps(value: Any, where: str, expected: int) -> Int64:
 def _array(value: Any, dtype: type[Any], where: str) -> Array:
     """An array of exactly `dtype` from its msgpack or its JSON form; read-only where it can be."""
     if isinstance(value, Mapping):
+        flat = _flat(value, dtype)
+        if flat is not None:
+            return flat
         raw, shape, given = value.get("data"), value.get("shape"), value.get("dtype")
         wanted = _LITTLE[dtype]
-        # Nearly all are flat, and the checks below cost more than the array itself.
-        if isinstance(raw, bytes) and given == wanted.str and shape == [len(raw) / 8]:
-            return np.frombuffer(raw, dtype=wanted).astype(dtype, copy=False)
         if given != wanted.str:
             raise WireError(where, f"has dtype {given!r}; {wanted.str!r} is expected")
         if not isinstance(raw, bytes) or not isinstance(shape, list | tuple):
@@ -525,6 +539,21 @@ def _array(value: Any, dtype: type[Any], where: str) -> Array:
         raise
     except (TypeError, ValueError, OverflowError) as error:
         raise WireError(where, f"is no list of numbers: {error}") from error
+
+
+def _flat(value: Any, dtype: type[Any]) -> Array | None:
+    """A flat array from its msgpack form, as nearly all are; None for whatever else it is."""
+    if type(value) is not dict:
+        return None
+    raw, wanted = value.get("data"), _LITTLE[dtype]
+    if (
+        type(raw) is bytes
+        and value.get("dtype") == _NAME[dtype]
+        and value.get("shape") == [len(raw) / 8]
+    ):
+        made = np.frombuffer(raw, dtype=wanted)
+        return made if wanted.isnative else made.astype(dtype)
+    return None
 
 
 def _word(value: Any) -> int:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 
 from rankscope.agent.wire import Array, Int64
 
+# Made once: a batch has dozens of arrays of a few bytes each.
+_LITTLE = {of: np.dtype(of).newbyteorder("<") for of in (np.float64, np.uint64, np.int64, np.int32)}
+
 
 def pack(array: Array) -> bytes:
     """Bytes of an array."""
+    if sys.byteorder == "little" and array.dtype.isnative:
+        return array.tobytes()
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def unpack(data: bytes, dtype: type[Any]) -> Array:
     """The flat array that `pack` wrote; read-only."""
-    return np.frombuffer(data, dtype=np.dtype(dtype).newbyteorder("<"))
+    return np.frombuffer(data, dtype=_LITTLE.get(dtype) or np.dtype(dtype).newbyteorder("<"))
 
 
 def pack_steps(steps: Int64) -> bytes | None:
