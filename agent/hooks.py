@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -43,7 +44,7 @@ class StepListener(ForwardListener, Protocol):
     """Is told of optimizer steps, too."""
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Some optimizer of the process is about to step."""
+        """Some optimizer of the process is about to step; not told while all are `quiet`."""
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
@@ -81,22 +82,45 @@ class RootHook:
 
 # A tuple, and replaced as a whole: it is walked at every step.
 _steppers: tuple[weakref.ref[Any], ...] = ()
-_handles: list[Any] = []
+_before_handle: Any = None
+_after_handle: Any = None
+# Those of them that want to be told of the ends of steps only.
+_quiet: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def watch_steps(listener: StepListener) -> None:
     """Tells `listener` of every optimizer step of the process from now on; it is held weakly."""
-    global _steppers
+    global _steppers, _after_handle
     _steppers = (*_living(), weakref.ref(listener, _forget))
-    if not _handles:
-        _handles.append(register_optimizer_step_pre_hook(_before_step))
-        _handles.append(register_optimizer_step_post_hook(_after_step))
+    if _after_handle is None:
+        _after_handle = register_optimizer_step_post_hook(_after_step)
         scripting.begin()
+    _hook_beginnings()
 
 
 def unwatch_steps(listener: StepListener) -> None:
     """Stops telling `listener`; takes the process-wide hooks back with the last one."""
+    _quiet.discard(listener)
     _keep(lambda reference: reference() is not listener)
+
+
+def be_quiet(listener: StepListener, quiet: bool) -> None:
+    """Whether `listener` wants to be told of the ends of steps only: a hook less a step."""
+    if quiet:
+        _quiet.add(listener)
+    else:
+        _quiet.discard(listener)
+    _hook_beginnings()
+
+
+def _hook_beginnings() -> None:
+    global _before_handle
+    wanted = len(_quiet) < len(_steppers)
+    if wanted and _before_handle is None:
+        _before_handle = register_optimizer_step_pre_hook(_before_step)
+    elif not wanted and _before_handle is not None:
+        _before_handle.remove()
+        _before_handle = None
 
 
 def _forget(gone: weakref.ref[Any]) -> None:
@@ -104,12 +128,12 @@ def _forget(gone: weakref.ref[Any]) -> None:
 
 
 def _keep(wanted: Callable[[weakref.ref[Any]], bool]) -> None:
-    global _steppers
+    global _steppers, _after_handle
     _steppers = tuple(r for r in _living() if wanted(r))
-    if not _steppers:
-        for handle in _handles:
-            handle.remove()
-        _handles.clear()
+    _hook_beginnings()
+    if not _steppers and _after_handle is not None:
+        _after_handle.remove()
+        _after_handle = None
         scripting.end()
 
 
@@ -120,12 +144,12 @@ def _living() -> tuple[weakref.ref[Any], ...]:
 # A compiled `optimizer.step` is traced with its hooks: the graph ends there (torch ends it a few
 # lines further on anyway), so that they are called. Where it may not end, they see nothing.
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if not (torch.compiler.is_compiling() and _cannot_be_called()):
+    if not (is_dynamo_compiling() and _cannot_be_called()):
         _tell_before(optimizer)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if not (torch.compiler.is_compiling() and in_one_graph()):
+    if not (is_dynamo_compiling() and in_one_graph()):
         _tell_after(optimizer)
 
 

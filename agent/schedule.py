@@ -18,9 +18,11 @@ TIERS = ("basic", "signals", "word", "full", "state")
 
 # What each tier may take of the budget that the one before it left over.
 _SHARES = {"basic": 0.6, "signals": 0.5, "word": 0.4, "full": 0.7, "state": 1.0}
-# What is done at every step is a cost of the median step, which must not show it: at most this
-# share of it for all tiers together.
+# What is done at every step, or nearly, is a cost of the median step, which must not show it: steps
+# vary by more than a look costs, so that a median of them moves with the mean of what is done often.
+# At most this share of it for all such tiers together.
 _EVERY_STEP = 0.0045
+_OFTEN = 2  # largest exponent of what is done often
 # What the tier `signals` may take of a step in the first steps of a run.
 _DENSE_SHARE = 0.02
 # Where what is done at every step has used up the budget, sampling still gets this share of it.
@@ -152,8 +154,8 @@ class Schedule:
             while current > 0 and _fits(cost, current - 1, allowance * _ROOM, every_step * _ROOM):
                 current -= 1
             least = current = max(current, least)
-            if current == 0:
-                every_step -= cost
+            if current <= _OFTEN:
+                every_step -= cost / (1 << current)
             self._exponents[tier] = current
             left -= cost / (1 << current)
             if tier == "signals" and cost > _DENSE_SHARE * step_seconds:
@@ -166,4 +168,5 @@ class Schedule:
 
 
 def _fits(cost: float, exponent: int, allowance: float, every_step: float) -> bool:
-    return cost / (1 << exponent) <= (allowance if exponent else min(allowance, every_step))
+    limit = min(allowance, every_step) if exponent <= _OFTEN else allowance
+    return cost / (1 << exponent) <= limit

@@ -12,10 +12,10 @@ import torch
 
 from rankscope.agent import hooks
 from rankscope.agent.connection import Connection
-from rankscope.agent.dynamo import frames_traced, leave_alone, outside_graph
+from rankscope.agent.dynamo import frames_traced, leave_alone, outside_graph, trace_counters
 from rankscope.agent.guard import Moments, contained
 from rankscope.agent.monitor import PLAIN, Monitor
-from rankscope.agent.probes import PROBES, Context, Probe, StepFacts
+from rankscope.agent.probes import PROBES, Context, Probe, StepFacts, loss_sources
 from rankscope.agent.probes.loss import Loss
 from rankscope.agent.probes.parameters import Parameters
 from rankscope.agent.probes.timing import Timing
@@ -26,8 +26,8 @@ from rankscope.agent.wire import Event
 
 # What cannot be measured without costing more, in seconds: the optimizer's hooks at every step,
 # and the root hook and the loss probe inside the trainer's calls where a step is looked at.
-_UNSEEN = 5e-6
-_UNSEEN_BASIC = 20e-6
+_UNSEEN = 12e-6
+_UNSEEN_BASIC = 40e-6
 
 Kind = TypeVar("Kind", bound=Probe)
 
@@ -51,6 +51,10 @@ class TorchMonitor(Monitor):
         self._traced = frames_traced()
         self._reported = step
         self._stepping: Any = None  # the outermost optimizer that steps now
+        # The last one whose step was counted, and those that were seen to step inside another's.
+        self._counted: Callable[[], Any] = lambda: None
+        self._inner: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._trace_counters = trace_counters()
         self._spent = 0.0
         self._unseen_told = False
         self._hooked = False
@@ -155,10 +159,13 @@ class TorchMonitor(Monitor):
     @contained
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer of the process (perhaps the one inside a wrapper) is about to step."""
+        if not self._watched:
+            return  # told because another monitor wants to be
         outermost = self._stepping
         # A step that raised was never told to have ended: when its optimizer steps again, that
         # one is over.
         if outermost is not None and outermost is not optimizer:
+            self._inner.add(optimizer)
             return
         if optimizer is not self._optimizer and self._role(optimizer) is not Role.OWN:
             return
@@ -169,31 +176,38 @@ class TorchMonitor(Monitor):
                 self._look_for_parameters()
             self._before(self._facts)
             self._spent += time.perf_counter() - began
-        elif self._watched:
+        else:
             self._before_plain(self._facts)
 
-    @contained
+    # Without `contained`, because most steps are those at which nothing is due, and half of what
+    # they cost is the number of functions called.
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
-        if optimizer is not self._stepping:
-            # Inside the step of a wrapper, or none of ours; if it moves parameters that are
-            # watched, what changed is no work of ours to judge.
-            if self._stepping is None and self._role(optimizer) is Role.OTHER:
-                if self._parameters is not None:
-                    self._parameters.disturbed()
-            return
-        self._stepping = None
-        if self._watched:
-            # The steps must be counted on, or this rank's would no longer be those of the others.
-            with self._bookkeeping:
-                self._end_watched_step()
-        self._step = step = self._step + 1
-        self._sequence = _sequence_number()
-        self._traced = frames_traced()
-        if step < self._next_look:
-            self._context.step = step
-        else:
-            self._look_ahead(step)
+        try:
+            if self._watched:
+                if optimizer is not self._stepping:
+                    self._other_stepped(optimizer)
+                    return
+                self._stepping = None
+                self._counted = weakref.ref(optimizer)
+                # The steps must be counted on, or this rank's would no longer be those of the
+                # others.
+                with self._bookkeeping:
+                    self._end_watched_step()
+                self._trace_counters = trace_counters()
+            elif optimizer is not self._counted() and not self._counts(optimizer):
+                return
+            self._step = step = self._step + 1
+            self._sequence = _sequence_number()
+            counters = self._trace_counters
+            if counters is not None:
+                self._traced = counters["frames"]["total"]
+            if step < self._next_look:
+                self._context.step = step
+            else:
+                self._look_ahead(step)
+        except Exception as fault:  # noqa: BLE001
+            self._bookkeeping.contain(fault)
 
     @contained
     def step_unseen(self) -> None:
@@ -231,6 +245,29 @@ class TorchMonitor(Monitor):
         if role is None:
             role = self._roles[optimizer] = self._tracked.role_of(optimizer)
         return role
+
+    def _other_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        # Inside the step of a wrapper, or none of ours; if it moves parameters that are watched,
+        # what changed is no work of ours to judge.
+        if self._stepping is None and self._role(optimizer) is Role.OTHER:
+            if self._parameters is not None:
+                self._parameters.disturbed()
+
+    def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Where beginnings of steps are not told: whether this end of one is another's than usual.
+
+        What steps inside another's step was seen to do so when that was looked at.
+        """
+        if self._is_not_counted(optimizer):
+            self._other_stepped(optimizer)
+            return False
+        self._counted = weakref.ref(optimizer)
+        return True
+
+    def _is_not_counted(self, optimizer: torch.optim.Optimizer) -> bool:
+        return optimizer in self._inner or (
+            optimizer is not self._optimizer and self._role(optimizer) is not Role.OWN
+        )
 
     def _moments(self, probes: Iterable[Probe], moment: str) -> Moments:
         overridden = [p for p in probes if getattr(type(p), moment) is not getattr(Probe, moment)]
@@ -308,6 +345,9 @@ class TorchMonitor(Monitor):
     def _watch(self, watched: bool) -> None:
         """Where steps are too short to look at all of them: takes the root hook off in between."""
         self._watched = watched
+        self._stepping = None
+        hooks.be_quiet(self, not watched)
+        loss_sources.wishes_changed()
         if watched and not self._hooked:
             self._hook()
         elif not watched and not frames_traced():

@@ -97,8 +97,8 @@ class _Tap:
         function: it has no free variables, and no `*args`.
         told: called after each call of the function with its result and then with everything it
             was given.
-        before: called before with everything it was given; `told` gets its answer in place of the
-            result, and is not called where that is None.
+        before: called before with everything it was given, while `_passes_wanted`; `told` gets its
+            answer in place of the result, and is not called where that is None.
     """
 
     def __init__(
@@ -115,7 +115,9 @@ class _Tap:
             code, function.__globals__, function.__name__, function.__defaults__
         )
         original.__kwdefaults__ = function.__kwdefaults__
-        self._names = {f"{key}_run": original, f"{key}_told": told, f"{key}_before": before}
+        self._names = {f"{key}_run": original, f"{key}_told": told}
+        if before is not None:
+            self._names |= {f"{key}_before": before, f"{key}_wanted": _passes_wanted}
         function.__globals__.update(self._names)
         function.__code__ = _shim(code, function.__name__, key, early=before is not None)
 
@@ -135,7 +137,7 @@ def _shim(code: CodeType, name: str, key: str, *, early: bool) -> CodeType:
     lines: tuple[str, ...]
     if early:
         lines = (
-            f"_seen = {key}_before({every})",
+            f"_seen = {key}_before({every}) if {key}_wanted else None",
             f"_result = {key}_run({call})",
             f"if _seen is not None: {key}_told(_seen)",
         )
@@ -156,6 +158,9 @@ def _shim(code: CodeType, name: str, key: str, *, early: bool) -> CodeType:
 # A tuple, and replaced as a whole: it is walked at every call.
 _listeners: tuple[weakref.ref[Any], ...] = ()
 _taps: list[_Tap] = []
+# Not empty while any listener wants to be told of backward passes. A list, because what was put
+# into torch looks at it there: asking a function would cost more than the rest of that step.
+_passes_wanted: list[bool] = []
 # Sequence number of a scaled loss in the graph -> the loss before. Numbers, not nodes: a node keeps
 # its whole graph alive.
 _scaled: deque[tuple[int, float | torch.Tensor]] = deque(maxlen=_MAX_SCALED)
@@ -168,6 +173,7 @@ def listen(listener: LossListener) -> None:
     global _listeners
     unlisten(listener)
     _listeners = (*_listeners, weakref.ref(listener, _forget))
+    wishes_changed()
     if _taps:
         return
     for name in _FUNCTIONS:
@@ -182,6 +188,16 @@ def listen(listener: LossListener) -> None:
 def unlisten(listener: LossListener) -> None:
     """Stops telling `listener`; with the last one gone, torch is as it was."""
     _keep(lambda ref: ref() is not listener)
+
+
+def wishes_changed() -> None:
+    """To be called when a listener's `sampling.basic` has changed."""
+    _passes_wanted.clear()
+    for ref in _listeners:
+        listener = ref()
+        if listener is not None and (listener.sampling.basic or listener.busy):
+            _passes_wanted.append(True)
+            return
 
 
 def ran_forward(listener: LossListener) -> None:
@@ -223,22 +239,33 @@ def _scalers() -> list[type]:
 def _teller(name: str, code: CodeType) -> Callable[..., None]:
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
-    @process_wide("loss")
     def told(output: Any, *values: Any) -> None:
         for ref in _listeners:
             listener = ref()
             # The ordinary case, and it is to cost nothing: `backward` will tell.
             if listener is None or (listener.core.training and not listener.sampling.signals):
                 continue
-            if type(output) is not torch.Tensor or not _is_real(output):
-                return
-            if not listener.core.training and _latest is not None:
-                latest = _latest()
-                if latest is not None and latest is not listener:
-                    continue
-            listener.loss_computed(name, dict(zip(names, values, strict=True)), output)
+            _tell(name, dict(zip(names, values, strict=True)), output)
+            return
 
     return told
+
+
+@process_wide("loss")
+def _tell(name: str, given: dict[str, Any], output: Any) -> None:
+    if type(output) is not torch.Tensor or not _is_real(output):
+        return
+    for ref in _listeners:
+        listener = ref()
+        if listener is None or (listener.core.training and not listener.sampling.signals):
+            continue
+        if not listener.core.training and _latest is not None:
+            latest = _latest()
+            if latest is not None and latest is not listener:
+                continue
+        listener.loss_computed(name, given, output)
+        if listener.busy and not _passes_wanted:
+            _passes_wanted.append(True)
 
 
 def _is_real(output: torch.Tensor) -> bool:

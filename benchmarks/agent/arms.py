@@ -75,8 +75,7 @@ class ProcessWide:
                     continue
                 if old is not new and name not in ("__abstractmethods__", "_abc_impl"):
                     self._changes.append((owner, name, old, new))
-        for (name, table), known in zip(self._dicts, self._hooks_before, strict=True):
-            self._hooks += [(name, table, key, table[key]) for key in table if key not in known]
+        self._hooks = self._hooks_now()
         self._codes = [
             (f, code, f.__code__) for f, code in self._code_before.items() if f.__code__ is not code
         ]
@@ -97,11 +96,22 @@ class ProcessWide:
                 setattr(owner, name, value)
         for function, old_code, new_code in self._codes:
             function.__code__ = new_code if active else old_code
+        if not active:
+            # Those of this moment: at steps at which nothing is due there are fewer.
+            self._hooks = self._hooks_now()
         for _, table, key, hook in self._hooks:
             if active:
                 table[key] = hook
             else:
                 del table[key]
+
+    def _hooks_now(self) -> list[tuple[str, Any, Any, Any]]:
+        return [
+            (name, table, key, table[key])
+            for (name, table), known in zip(self._dicts, self._hooks_before, strict=True)
+            for key in table
+            if key not in known
+        ]
 
 
 class Arm(Protocol):

@@ -205,7 +205,8 @@ def test_after_close_torch_is_as_it_was_and_nothing_more_is_recorded(collector, 
     monitor.close()
     assert torch.Tensor.backward is backward
     assert not model._forward_pre_hooks
-    assert not hooks._handles
+    assert hooks._before_handle is None
+    assert hooks._after_handle is None
     train(model, optimizer, 2, first=2)
     monitor.log(late=1.0)
     assert sorted(collector.points("loss", 0)) == [0, 1]

@@ -1,0 +1,147 @@
+"""Steps at which nothing is due: nearly nothing is done, and the steps are counted all the same."""
+
+import pytest
+import torch
+from support.watching import Watching
+from torch import nn
+from torch.nn import functional
+
+from rankscope.agent import hooks
+
+EVERY = 16
+FEATURES, CLASSES = 6, 3
+
+
+@pytest.fixture
+def watching(tmp_path):
+    with Watching(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Linear(FEATURES, CLASSES)
+
+
+@pytest.fixture
+def attach(watching, monkeypatch):
+    """Attaches a monitor for which something is due at every 16th step only."""
+
+    def attached(model, optimizer, every=EVERY, **options):
+        monitor = watching.attach(model, optimizer, **options)
+        schedule = monitor._schedule
+        monkeypatch.setattr(schedule, "_adapt", lambda: None)
+        schedule._dense_until = schedule._dense_end = -1
+        schedule._dense_basic_end = schedule._dense_signals_end = -1
+        schedule._exponents = dict.fromkeys(schedule._exponents, every.bit_length() - 1)
+        schedule._masks = schedule._as_masks()
+        return monitor
+
+    return attached
+
+
+def backward(model, step):
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(5, FEATURES, generator=generator)
+    y = torch.randint(0, CLASSES, (5,), generator=generator)
+    model.zero_grad()
+    loss = functional.cross_entropy(model(x), y)
+    loss.backward()
+    return loss.item()
+
+
+def trained(model, optimizer, steps):
+    losses = []
+    for step in steps:
+        losses.append(backward(model, step))
+        optimizer.step()
+    return losses
+
+
+def looked_at(losses):
+    return {step: loss for step, loss in enumerate(losses) if step % EVERY == 0}
+
+
+class Outer(torch.optim.Optimizer):
+    """An optimizer that steps by another one."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+def test_the_losses_stand_at_their_steps(watching, attach, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer)
+    losses = trained(model, optimizer, range(50))
+    assert watching.points("loss") == pytest.approx(looked_at(losses))
+
+
+def test_beginnings_of_steps_are_not_told(attach, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = attach(model, optimizer)
+    assert hooks._before_handle is not None
+    trained(model, optimizer, range(5))
+    assert hooks._before_handle is None
+    trained(model, optimizer, range(5, EVERY))
+    assert hooks._before_handle is not None
+    monitor.close()
+    assert hooks._before_handle is None
+
+
+def test_a_step_inside_a_step_is_one(watching, attach, model):
+    optimizer = Outer(torch.optim.SGD(model.parameters(), lr=0.1))
+    attach(model, optimizer)
+    losses = trained(model, optimizer, range(50))
+    assert watching.points("loss") == pytest.approx(looked_at(losses))
+
+
+def test_the_optimizer_inside_a_wrapper_that_has_no_hooks(watching, attach, model):
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    class Wrapper:
+        param_groups = inner.param_groups
+        step = staticmethod(inner.step)
+
+    optimizer = Wrapper()
+    attach(model, optimizer)
+    losses = trained(model, optimizer, range(50))
+    assert watching.points("loss") == pytest.approx(looked_at(losses))
+
+
+def test_another_optimizer_takes_over_in_between(watching, attach, model):
+    first = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, first)
+    losses = trained(model, first, range(5))
+    losses += trained(model, torch.optim.Adam(model.parameters()), range(5, 50))
+    assert watching.points("loss") == pytest.approx(looked_at(losses))
+
+
+def test_two_models_that_are_looked_at_at_different_steps(watching, attach, model):
+    other = nn.Linear(FEATURES, CLASSES)
+    optimizers = {m: torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, other)}
+    attach(model, optimizers[model], run="one")
+    attach(other, optimizers[other], run="two", every=1)
+    losses = {model: [], other: []}
+    for step in range(50):
+        for m, optimizer in optimizers.items():
+            losses[m] += trained(m, optimizer, [step])
+    assert watching.points("loss", run="one") == pytest.approx(looked_at(losses[model]))
+    assert watching.points("loss", run="two") == pytest.approx(dict(enumerate(losses[other])))
+
+
+def test_an_evaluation_in_between(watching, attach, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer)
+    trained(model, optimizer, range(6))
+    model.eval()
+    x, y = torch.ones(5, FEATURES), torch.zeros(5, dtype=torch.long)
+    with torch.no_grad():
+        expected = functional.cross_entropy(model(x), y).item()
+    model.train()
+    trained(model, optimizer, range(6, 40))
+    assert list(watching.points("eval/loss").values()) == pytest.approx([expected])
