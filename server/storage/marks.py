@@ -84,7 +84,7 @@ def load(connection: Connection, *, run: int) -> Mark:
 
 
 def save(connection: Connection, mark: Mark, *, run: int, pending: bool) -> bool:
-    """Writes a mark as the next number; False where another server was faster: roll back."""
+    """Writes a mark as the next number; False, with nothing written, where another was faster."""
     t = schema.rollup_mark
     ranks = [[rank, m.end, m.last, m.waiting, m.longest] for rank, m in sorted(mark.ranks.items())]
     values = {
@@ -97,9 +97,10 @@ def save(connection: Connection, mark: Mark, *, run: int, pending: bool) -> bool
     }
     if mark.number == 0:
         made = dialect.insert(connection, t).on_conflict_do_nothing().values(run=run, **values)
-        saved = connection.execute(made).rowcount == 1
+        # Not by the number of rows, which drivers do not tell of every INSERT.
+        saved = connection.execute(made.returning(t.c.run)).first() is not None
     else:
         changed = t.update().where(t.c.run == run, t.c.number == mark.number).values(values)
-        saved = connection.execute(changed).rowcount == 1
+        saved = connection.execute(changed.returning(t.c.run)).first() is not None
     mark.number += saved
     return saved

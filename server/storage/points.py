@@ -50,7 +50,7 @@ def read_points(
     read = _values(places).where(c.run == run)
     # What the mark speaks of lies in a range of the primary key.
     known = read.where(
-        *(c.layout.in_(places), c.rank.in_(wanted), c.arrival <= mark.arrival),
+        *(c.layout.in_(places), c.rank.in_(wanted), c.arrival + 0 <= mark.arrival),
         *(c.first_step >= first - longest, c.first_step <= last, c.last_step >= first),
     )
     # The sums keep the planner from the primary key: little has come since, of a long run.

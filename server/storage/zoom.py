@@ -17,6 +17,8 @@ from rankscope.server.storage.points import Points, read_points
 # Points, and buckets, that a view may read to be finer than the next level is.
 _MAX_POINTS = 2_000_000
 _MAX_BUCKETS = 1_000_000
+# Of so few points the buckets are as wide as asked, whatever levels there are.
+_FEW_POINTS = 50_000
 # Ranks are read together as far as their roll-ups go equally far, give or take this many steps.
 _TOGETHER = 1024
 _INDEX_BITS = 40
@@ -47,7 +49,8 @@ def choose(first: int, last: int, *, ranks: int, max_points: int) -> Zoom:
 def _zooms(least: int, points: int) -> Iterator[Zoom]:
     """Zooms at least so wide, ascending."""
     if points <= _MAX_POINTS:
-        for width in range(least, rollups.BASE):
+        widest = 2 * least + 2 if points <= _FEW_POINTS else rollups.BASE
+        for width in range(least, widest):
             yield Zoom(width, None)
     for level in range(rollups.LEVELS):
         step = rollups.width(level)

@@ -10,12 +10,18 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select
 
 from rankscope.agent import wire
-from rankscope.server.storage import compaction, marks, rollups, runs, schema, series
+from rankscope.server.storage import compaction, marks, rollups, runs, schema, series, zoom
 from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.ingest import store_batch
 
 _names = itertools.count()
 _ALL = 100_000
+
+
+@pytest.fixture(autouse=True)
+def roll_ups_are_read(monkeypatch):
+    """Also where there are so few points that these would be read."""
+    monkeypatch.setattr(zoom, "_FEW_POINTS", 0)
 
 
 def batch(run, steps, values, *, seq, rank=0, session="a", metric="loss", **more):
