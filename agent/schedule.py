@@ -18,8 +18,8 @@ TIERS = ("basic", "signals", "word", "full", "state")
 
 # What each tier may take of the budget that the one before it left over.
 _SHARES = {"basic": 0.6, "signals": 0.5, "word": 0.4, "full": 0.7, "state": 1.0}
-# What is done at every step, or nearly, is a cost of the median step, which must not show it: steps
-# vary by more than a look costs, so that a median of them moves with the mean of what is done often.
+# What is done at every step, or nearly, is a cost of the median step, which must not show it (steps
+# vary by more than a look costs, so that their median moves with the mean of what is done often).
 # At most this share of it for all such tiers together.
 _EVERY_STEP = 0.0045
 _OFTEN = 2  # largest exponent of what is done often
