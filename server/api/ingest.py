@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from starlette.datastructures import State
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rankscope.agent import wire
@@ -43,7 +44,7 @@ async def ingest(request: Request) -> Accepted:
     failed: Exception | None = request.scope.get(_FAILED)
     if failed is not None:
         raise failed
-    return Accepted(**await _take(request, request.app.state))
+    return Accepted(**await _take(request.scope, request.receive, request.app.state))
 
 
 async def directly(
@@ -66,7 +67,7 @@ async def directly(
     """
     raised = _Raised()
     with raised:
-        answer = await _take(Request(scope, receive), state)
+        answer = await _take(scope, receive, state)
     if raised.error is not None:
         scope[_FAILED] = raised.error
         await otherwise(scope, receive, send)
@@ -97,11 +98,16 @@ class _Raised:
         return isinstance(error, Exception)
 
 
-async def _take(request: Request, state: State) -> dict[str, Any]:
+async def _take(scope: Scope, receive: Receive, state: State) -> dict[str, Any]:
     """Stores what a request brings; the fields of the answer."""
+    kind, encoding = "", "identity"
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            kind = value.decode("latin-1")
+        elif name == b"content-encoding":
+            encoding = value.decode("latin-1")
     try:
-        body, packed = await _body(request)
-        kind = request.headers.get("content-type", "")
+        body, packed = await _body(receive, encoding)
         batch: wire.Batch
         if packed or len(body) > _LARGE or "json" in kind:
             # What takes long must not hold up all others.
@@ -148,17 +154,23 @@ def _decode(content_type: str, body: bytes, packed: bool) -> wire.Batch:
     )
 
 
-async def _body(request: Request) -> tuple[bytes, bool]:
+async def _body(receive: Receive, encoding: str) -> tuple[bytes, bool]:
     """The body as it came, and whether it is gzip."""
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part = message.get("body", b"")
+        more = message.get("more_body", False)
         size += len(part)
         if size > wire.MAX_BODY_BYTES:
             raise _too_large()
         parts.append(part)
     body = b"".join(parts)
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
         return body, False
     if encoding != "gzip":
