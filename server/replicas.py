@@ -11,7 +11,7 @@ from rankscope.agent import wire
 from rankscope.server.window import Int64
 
 # Links of the chain that are the same on all replicas of a healthy job. What goes into a reduction
-# (batches, local gradients), random states and what else is watched differ by design.
+# (batches, local gradients) and random states differ by design.
 REPLICATED = (
     "start",
     "outside_optimizer",
@@ -21,10 +21,11 @@ REPLICATED = (
     "hyperparameters",
     "parameters",
     "buffers",
+    "watched",
 )
 
 # Of what else than the parameters a link speaks: tables of which name.
-_TABLES = {"optimizer_state": "optimizer", "buffers": "buffers"}
+_TABLES = {"optimizer_state": "optimizer", "buffers": "buffers", "watched": "watched"}
 
 _Key = tuple[int, ...] | None
 

@@ -17,23 +17,31 @@ class WatchedModules(Probe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._groups: dict[str, TensorGroup] = {}
+        self._groups: dict[str, tuple[TensorGroup, ...]] = {}
 
     def add(self, name: str, module: torch.nn.Module) -> None:
         """Watches a module from now on; a name that is taken is given to the new one."""
-        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        names = [f"{name}.{plain_name(n)}" for n in tensors]
-        group = TensorGroup(f"watched/{name}", names, list(tensors.values()))
-        self._groups[name] = group
-        self.context.announce(group)
+        made = []
+        # Buffers apart: statistics of batch norm may be each rank's own.
+        for table, held in (
+            (f"watched/{name}", dict(module.named_parameters())),
+            (f"watched/{name}/buffers", dict(module.named_buffers())),
+        ):
+            if held:
+                names = [f"{name}.{plain_name(n)}" for n in held]
+                made.append(TensorGroup(table, names, list(held.values())))
+        self._groups[name] = tuple(made)
+        for group in made:
+            self.context.announce(group)
 
     def after_step(self, facts: StepFacts) -> None:
         """What the modules hold after the step."""
         if not (self._groups and self.context.state):
             return
         with facts.charged("state"):
-            for group in self._groups.values():
-                self._take(facts, group)
+            for groups in self._groups.values():
+                for group in groups:
+                    self._take(facts, group)
 
     def _take(self, facts: StepFacts, group: TensorGroup) -> None:
         tensors = group.held()

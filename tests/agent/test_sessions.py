@@ -195,7 +195,11 @@ def test_a_watched_average(watching):
     assert watching.digests("watched") == dict(enumerate(held))
     assert len({tuple(sorted(h.items())) for h in held}) == 4
     assert len(watching.words("watched")) == 4
-    assert watching.tables()["watched/ema"].names == tuple(held[0])
+    tables = watching.tables()
+    assert tables["watched/ema"].names == tuple(f"ema.{n}" for n, _ in average.named_parameters())
+    assert tables["watched/ema/buffers"].names == tuple(
+        f"ema.{n}" for n, _ in average.named_buffers()
+    )
 
 
 def test_declared_replicas(watching):

@@ -268,6 +268,7 @@ def chain(
     start = [random.standard_normal(s).astype(np.float32) for s in SHAPES]
     held = [[t.copy() for t in start] for _ in range(ranks)]
     velocity = [[np.zeros_like(t) for t in start] for _ in range(ranks)]
+    averages = [[t.copy() for t in start] for _ in range(ranks)]
     executed, skipped = [0] * ranks, [0] * ranks
     scale = amp
     previous: Tensors | None = None
@@ -455,6 +456,21 @@ def chain(
                 said.print(step, "reduced_gradient", applied[r])
                 said.print(step, "optimizer_state", velocity[r], "optimizer/momentum")
                 said.print(step, "parameters", held[r])
+            if fault.startswith("average") and full:
+                # From the same parameters; of another weight where it is broken.
+                weight = np.float32(
+                    0.3 if fault == "average-differs" and hit and r == rank else 0.1
+                )
+                part = "watched/ema/buffers" if fault == "average-buffers" else "watched/ema"
+                for kept, new in zip(averages[r], held[r], strict=True):
+                    kept += weight * (new - kept)
+                    if part != "watched/ema" and hit:
+                        kept += np.float32(r)
+                said.words["watched"] = model_word(averages[r])
+                said.print(step, "watched", averages[r], part)
+            if fault in ("epochs", "epochs-apart"):
+                shorter = 1 if fault == "epochs-apart" and r == rank else 0
+                said.scalars["epoch"] = step / (epoch - shorter)
             if fault == "nonfinite" and step == at:
                 said.events.append(
                     (
@@ -522,6 +538,11 @@ def chain(
             "parameters": table_of("" if groups == 1 else f"Shard(0)@{r % groups}/{groups}"),
             "optimizer/momentum": table_of(
                 "" if groups == 1 else f"Shard(0)@{r % groups}/{groups}"
+            ),
+            **(
+                {"watched/ema": table_of(), "watched/ema/buffers": table_of()}
+                if fault.startswith("average")
+                else {}
             ),
         }
         for r in range(ranks)

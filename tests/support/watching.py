@@ -79,9 +79,10 @@ class Watching:
         for batch in self.batches(run, rank):
             for one in batch.prints:
                 if one.stage == stage:
-                    assert one.step not in found, f"step {one.step} was told twice"
+                    known = found.setdefault(one.step, {})
                     names = tables[one.table].names
-                    found[one.step] = dict(zip(names, one.digests.tolist(), strict=True))
+                    assert known.keys().isdisjoint(names), f"step {one.step} was told twice"
+                    known |= dict(zip(names, one.digests.tolist(), strict=True))
         return found
 
     def tables(self, run="run", rank=None):

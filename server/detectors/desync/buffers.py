@@ -1,8 +1,8 @@
-"""What a model keeps besides its parameters, and ranks that keep it each on its own."""
+"""What is kept beside the parameters - buffers, averages of the weights - each rank on its own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
@@ -11,6 +11,9 @@ from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.wording import count, ranks
 from rankscope.server.window import Comparison, TensorDifference, Window
 
+# Beside the chain of a step, and watched because somebody asked for it.
+_STAGES = ("buffers", "watched")
+_OF_BUFFERS = "/buffers"
 _CLEAR_AFTER = 8
 # Steps without a comparison after which it counts as missing.
 _GRACE = 20
@@ -34,24 +37,36 @@ class OwnBuffers(Incident):
 
 
 @dataclass(slots=True)
-class BuffersState:
-    """What is remembered: comparisons so far, those that differed, and the incident."""
+class Kept:
+    """What is remembered of one link: comparisons so far, those that differed, the incident."""
 
-    steps: int = 0
     checked: int = 0
     differed: int = 0
     incident: OwnBuffers | None = None
 
 
+@dataclass(slots=True)
+class BuffersState:
+    """What is remembered, by stage."""
+
+    steps: int = 0
+    kept: dict[str, Kept] = field(default_factory=lambda: {stage: Kept() for stage in _STAGES})
+
+
 class Buffers(Detector[BuffersState]):
-    """Ranks whose buffers differ: statistics of batch norm, counters, caches.
+    """Ranks whose buffers, or modules given to `monitor.watch`, differ.
+
+    Buffers are statistics of batch norm, counters, caches; what is watched is an average of the
+    weights, a teacher, a target network.
 
     Statistic:
         Equality of digests, bit by bit. Over after 8 steps of agreement.
 
     Severity:
-        Info. Most trainings with batch norm keep statistics of their own on each rank, by default:
-        nothing is wrong with the training then, but which rank is evaluated and saved matters.
+        Info for buffers. Most trainings with batch norm keep statistics of their own on each rank,
+        by default: nothing is wrong with the training then, but which rank is evaluated and saved
+        matters. Warning where parameters of a watched module differ: it is made from parameters
+        that are the same everywhere, so it has to be, too.
 
     Evidence:
         `groups` (ranks that agree with each other), `decided`, `tensors_differing`,
@@ -74,23 +89,24 @@ class Buffers(Detector[BuffersState]):
         findings: list[Finding] = []
         state.steps += len(window.steps)
         for comparison in window.comparisons:
-            if comparison.stage == "buffers" and len(comparison.ranks) > 1:
-                self._step(state, comparison, findings)
-        incident = state.incident
-        if incident is not None:
-            if not incident.agreeing:
-                incident.last_step = max(incident.last_step, window.last_step)
-            findings.append(_finding(incident))
+            if comparison.stage in _STAGES and len(comparison.ranks) > 1:
+                self._step(state.kept[comparison.stage], comparison, findings)
+        for kept in state.kept.values():
+            incident = kept.incident
+            if incident is not None:
+                if not incident.agreeing:
+                    incident.last_step = max(incident.last_step, window.last_step)
+                findings.append(_finding(incident))
         return Outcome({"desync.buffers": _check(state)}, tuple(findings))
 
-    def _step(self, state: BuffersState, comparison: Comparison, findings: list[Finding]) -> None:
+    def _step(self, kept: Kept, comparison: Comparison, findings: list[Finding]) -> None:
         step = comparison.step
-        state.checked += 1
-        state.differed += not comparison.equal
-        incident = state.incident
+        kept.checked += 1
+        kept.differed += not comparison.equal
+        incident = kept.incident
         if incident is not None and incident.agreeing and incident.over(step):
             findings.append(_finding(incident))
-            incident = state.incident = None
+            incident = kept.incident = None
         if comparison.equal:
             if incident is not None and not incident.agreeing:
                 # Nothing showed before this step that they agreed again.
@@ -98,7 +114,7 @@ class Buffers(Detector[BuffersState]):
                 incident.agreeing = True
             return
         if incident is None:
-            incident = state.incident = OwnBuffers(
+            incident = kept.incident = OwnBuffers(
                 first_step=step,
                 seen_step=step,
                 last_step=step,
@@ -117,27 +133,59 @@ def _finding(incident: OwnBuffers) -> Finding:
     which = ""
     if names:
         which = f" ({names[0]}" + (f" and {len(names) - 1} more)" if len(names) > 1 else ")")
+    who = ranks(first.deviating)
+    one = len(first.deviating) == 1
+    if first.stage == "watched":
+        # Without a look tensor by tensor, nothing says that it is more than its buffers.
+        serious = any(not t.table.endswith(_OF_BUFFERS) for t in incident.tensors)
+        module = f"`{names[0].partition('.')[0]}`" if names else "a watched module"
+        title = f"{who.capitalize()} {'holds' if one else 'hold'} another {module}"
+        title += f" than the rest since step {first.step}" if first.decided else ""
+        if not first.decided:
+            title = f"{module} differs between {who} since step {first.step}"
+        cause = (
+            f"The module watched as {module} is not the same on all ranks since step "
+            f"{first.step}{which}, while each rank's model is judged apart from it. It was updated "
+            "from what is a rank's own (its loss, its batches, gradients before the reduction), "
+            "on some ranks only, or was not the same at its start."
+            if serious
+            else f"Buffers of the watched module {module} differ between the ranks{which}. Those "
+            "of batch norm do in most trainings: each rank follows its own batches."
+        )
+        remedy = (
+            f"Update {module} on every rank, from the synchronised parameters and by the same "
+            "numbers everywhere; after a fix broadcast it once from one rank."
+            if serious
+            else "Nothing, if this is meant. Else broadcast the buffers."
+        )
+    else:
+        serious = False
+        title = (
+            f"{who.capitalize()} {'keeps' if one else 'keep'} buffers of "
+            f"{'its' if one else 'their'} own since step {first.step}{which}"
+        )
+        cause = (
+            "Buffers differ between the ranks. Those of batch norm do in most trainings: each rank "
+            "follows the statistics of its own batches, and what is evaluated or saved depends on "
+            "the rank that does it."
+        )
+        remedy = (
+            "Nothing, if this is meant. Else use SyncBatchNorm, or broadcast the buffers before "
+            "evaluating and saving."
+        )
     return Finding(
         kind="desync.buffers",
-        severity="info",
-        title=f"{ranks(first.deviating).capitalize()} "
-        f"{'keeps' if len(first.deviating) == 1 else 'keep'} buffers of "
-        f"{'its' if len(first.deviating) == 1 else 'their'} own since step {first.step}{which}",
+        key="" if first.stage == "buffers" else first.stage,
+        severity="warning" if serious else "info",
+        title=title,
         seen_step=incident.seen_step,
         last_step=incident.last_step,
         first_step=incident.first_step,
         ranks=first.deviating,
         tensors=tuple(names),
-        stage="buffers",
-        cause=(
-            "Buffers differ between the ranks. Those of batch norm do in most trainings: each rank "
-            "follows the statistics of its own batches, and what is evaluated or saved depends on "
-            "the rank that does it."
-        ),
-        remedy=(
-            "Nothing, if this is meant. Else use SyncBatchNorm, or broadcast the buffers before "
-            "evaluating and saving."
-        ),
+        stage=first.stage,
+        cause=cause,
+        remedy=remedy,
         clear_after=incident.clear_after,
         evidence={
             "groups": [list(group) for group in groups_of(first)],
@@ -159,17 +207,20 @@ def _finding(incident: OwnBuffers) -> Finding:
 
 
 def _check(state: BuffersState) -> Check:
-    if state.incident is not None:
-        return Check(Status.OPEN, f"{_finding(state.incident).title}.")
-    if not state.checked:
+    for kept in state.kept.values():
+        if kept.incident is not None:
+            return Check(Status.OPEN, f"{_finding(kept.incident).title}.")
+    checked = max(kept.checked for kept in state.kept.values())
+    if not checked:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No buffers have been compared yet.")
         return Check(Status.MISSING_INPUT, "No two ranks post fingerprints of buffers.")
-    compared = count(state.checked, "checked step")
-    if not state.differed:
-        return Check(Status.OK, f"The ranks' buffers agreed bit for bit at all {compared}.")
+    differed = max(kept.differed for kept in state.kept.values())
+    what = "buffers" if state.kept["buffers"].checked else "watched modules"
+    compared = count(checked, "checked step")
+    if not differed:
+        return Check(Status.OK, f"The ranks' {what} agreed bit for bit at all {compared}.")
     return Check(
         Status.OK,
-        f"The ranks' buffers agree now; they did at {state.checked - state.differed:,} of "
-        f"{compared}.",
+        f"The ranks' {what} agree now; they did at {checked - differed:,} of {compared}.",
     )

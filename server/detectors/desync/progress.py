@@ -21,9 +21,13 @@ _COUNTED = {
     "optimizer_steps": "steps of the optimizer",
     "steps_skipped": "skipped steps",
     "amp_scale": "a loss scale of",
+    # Whoever logs it.
+    "epoch": "epochs",
 }
 # Norms of one gradient, summed on machines of different kinds.
 _SAME = 1e-6
+# So many epochs without a difference, and ranks are level again.
+_EPOCHS = 1.5
 # Steps on end at which a rank applied what the others did one step later.
 _LATE = 2
 
@@ -74,6 +78,8 @@ class ProgressState:
     late: dict[int, tuple[int, int]] = field(default_factory=dict)
     shifted: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
     watch: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
+    epochs: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
+    epoch_since: int = -1
 
 
 class Progress(Detector[ProgressState]):
@@ -83,20 +89,21 @@ class Progress(Detector[ProgressState]):
     leaves them: schedules, seeds and checkpoints no longer belong together.
 
     Statistic:
-        `optimizer_steps`, `steps_skipped` and `amp_scale` of a step, equal on all ranks that hold
-        the same tensors, and the step at which each rank's newest process began. Over after 8 steps
-        of agreement. A rank whose gradient norm is, twice on end, that of the others one step
-        later has not taken a step that they took.
+        `optimizer_steps`, `steps_skipped`, `amp_scale` and the whole part of `epoch` (where it is
+        logged) of a step, equal on all ranks that hold the same tensors, and the step at which each
+        rank's newest process began. Over after 8 steps of agreement. A rank whose gradient norm is,
+        twice on end, that of the others one step later has not taken a step that they took.
 
     Severity:
-        Critical; warning for the loss scale alone.
+        Critical; warning for the loss scale or the epoch alone. An epoch counts as over after one
+        and a half without a difference.
 
     Evidence:
         `what` (the series, or `begin`), `values` by rank at the first step, `decided`.
 
     Source:
         facebookresearch/fairscale#181 (`found_inf` not reduced), PaddlePaddle/PaddleNLP#7256
-        (resumed at another step).
+        (resumed at another step), NVIDIA-NeMo/Megatron-Bridge#5944 (epochs of unequal lengths).
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.progress",)
@@ -113,18 +120,23 @@ class Progress(Detector[ProgressState]):
         classes = [c for c in window.replicas if len(c) > 1]
         self._begun(window, state)
         found: dict[int, list[Behind]] = {}
+        epochs: dict[int, Behind] = {}
         judged: set[int] = set()
         for what in _COUNTED:
             steps, rows = rank_rows(window, what)
             if not len(steps):
                 continue
+            if what == "epoch":
+                # Some log it as a fraction, each of the length of its own part.
+                rows = np.floor(rows)
             last = state.last.setdefault(what, {})
             for members in classes:
                 columns = np.flatnonzero(np.isin(window.ranks, members))
                 held = rows[:, columns]
                 told = ~np.isnan(held)
                 enough = told.sum(axis=1) > 1
-                judged |= set(steps[enough].tolist())
+                if what != "epoch":
+                    judged |= set(steps[enough].tolist())
                 lowest = np.where(told, held, np.inf).min(axis=1)
                 highest = np.where(told, held, -np.inf).max(axis=1)
                 who = window.ranks[columns]
@@ -132,7 +144,13 @@ class Progress(Detector[ProgressState]):
                     behind = _behind(what, who[told[row]], held[row][told[row]])
                     before = _newest(window.ranks, rows[:row], last)
                     behind.before = {int(r): before[int(r)] for r in who if int(r) in before}
-                    found.setdefault(int(steps[row]), []).append(behind)
+                    if what == "epoch":
+                        epochs[int(steps[row])] = behind
+                    else:
+                        found.setdefault(int(steps[row]), []).append(behind)
+            if what == "epoch" and len(steps):
+                state.epoch_since = int(steps[0]) if state.epoch_since < 0 else state.epoch_since
+                self._epochs(state, steps.tolist(), epochs)
             state.last[what] = _newest(window.ranks, rows, last)
         for step in sorted(judged):
             state.judged += 1
@@ -143,10 +161,23 @@ class Progress(Detector[ProgressState]):
         for members in classes:
             self._shifts(window, state, members)
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
+        findings += [_finding(e) for e in state.epochs.take(window.last_step)]
         findings += [_shift(e) for e in state.shifted.take(window.last_step)]
         if state.begin is not None:
             findings.append(_apart(state.begin, state.begin_step, window.last_step))
         return Outcome({"desync.progress": _check(window, state)}, tuple(findings))
+
+    def _epochs(self, state: ProgressState, steps: list[int], found: Mapping[int, Behind]) -> None:
+        """Ranks in another epoch: shown at the boundaries alone, so one incident over them all."""
+        for step in steps:
+            behind = found.get(step)
+            if behind is None:
+                state.epochs.good(step)
+                continue
+            length = (step - state.epoch_since) / max(*behind.values.values(), 1.0)
+            state.epochs.clear_after = max(8, round(_EPOCHS * length))
+            episode = state.epochs.bad(step, behind)
+            episode.clear_after = max(episode.clear_after, state.epochs.clear_after)
 
     def _shifts(self, window: Window, state: ProgressState, members: tuple[int, ...]) -> None:
         """Ranks that apply at one step what the others do at the next."""
@@ -246,6 +277,18 @@ def _finding(episode: Episode[Behind]) -> Finding:
             "Let all ranks agree on overflows (reduce `found_inf` before `scaler.update()`), "
             "restore the scaler's state on every rank, and start it with one value."
         )
+    elif behind.what == "epoch":
+        title = f"{who} {'is' if len(guilty) == 1 else 'are'} in another epoch since step {step}"
+        cause = (
+            f"At step {step}, {told}. Their epochs are not equally long: the data are dealt out "
+            "unequally (sampler lengths, filtered samples, `drop_last` on some ranks only), or a "
+            "loader was started again earlier. Seeds, schedules and the order of the samples that "
+            "follow the epoch are no longer those of the other ranks."
+        )
+        remedy = (
+            "Give every rank the same number of batches an epoch (DistributedSampler with "
+            "`drop_last`, or one length agreed on by all), and count epochs by common steps."
+        )
     elif behind.what == "steps_skipped" or _one_missing(behind):
         title = f"{who} {verb} skipped other steps than the rest, at step {step}"
         cause = (
@@ -272,7 +315,8 @@ def _finding(episode: Episode[Behind]) -> Finding:
         )
     return Finding(
         kind="desync.progress",
-        severity="warning" if behind.what == "amp_scale" else "critical",
+        key="epoch" if behind.what == "epoch" else "",
+        severity="warning" if behind.what in ("amp_scale", "epoch") else "critical",
         title=title,
         seen_step=episode.seen_step,
         last_step=episode.last_step,
@@ -367,6 +411,8 @@ def _told(behind: Behind, what: str) -> str:
             said.append(f"{ranks(held)} {verb} {what} {number(value)}")
         elif what == "step":
             said.append(f"{ranks(held)} at step {value:,.0f}")
+        elif what == "epochs":
+            said.append(f"{ranks(held)} {'is' if len(held) == 1 else 'are'} in epoch {value:,.0f}")
         else:
             said.append(f"{ranks(held)} {verb} {value:,.0f} {what}")
     return listing(said, most=4)
@@ -394,6 +440,9 @@ def _check(window: Window, state: ProgressState) -> Check:
         return Check(Status.OPEN, f"{_apart(state.begin, state.begin_step, 0).title}.")
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
+    apart = state.epochs.open(window.last_step)
+    if apart is not None:
+        return Check(Status.OPEN, f"{_finding(apart).title}.")
     late = state.shifted.open(window.last_step)
     if late is not None:
         return Check(Status.OPEN, f"{_shift(late).title}.")

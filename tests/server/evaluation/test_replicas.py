@@ -1,6 +1,7 @@
 """What must agree between ranks, what need not, and tables that are told late."""
 
 import numpy as np
+import pytest
 
 from rankscope.agent import wire
 from rankscope.server.align import Aligner
@@ -61,19 +62,20 @@ def compared(aligner, *news):
 
 
 def test_what_goes_into_a_reduction_need_not_agree():
-    assert {"batch", "local_gradient", "watched"}.isdisjoint(REPLICATED)
+    assert {"batch", "local_gradient"}.isdisjoint(REPLICATED)
     assert set(REPLICATED) < set(wire.STAGES)
-    names = ["batch", "local_gradient", "watched", "rng/torch", "rng/cuda", "parameters"]
+    names = ["batch", "local_gradient", "rng/torch", "rng/cuda", "parameters"]
     words = [word(r, name, 5, 7 if name == "parameters" else r) for r in range(3) for name in names]
     prints = [made(r, "local_gradient", 5, [r, r]) for r in range(3)]
     [found] = compared(Aligner({"loss"}), data(ALL, 5, words=words, prints=prints))
     assert (found.stage, found.equal) == ("parameters", True)
 
 
-def test_buffers_are_compared():
-    words = [word(r, "buffers", 5, r == 1) for r in range(3)]
+@pytest.mark.parametrize("stage", ["buffers", "watched"])
+def test_what_is_beside_the_chain_is_compared(stage):
+    words = [word(r, stage, 5, r == 1) for r in range(3)]
     [found] = compared(Aligner({"loss"}), data(ALL, 5, words=words))
-    assert (found.stage, found.deviating) == ("buffers", (1,))
+    assert (found.stage, found.deviating) == (stage, (1,))
 
 
 def test_the_state_of_an_optimizer_is_compared_table_by_table():
