@@ -95,13 +95,17 @@ def read_series(
             return []
         return _of_tensor(connection, source, ranks, from_step, to_step, max_points)
     mark = marks.load(connection, run=run)
-    extent = _extent(connection, run, places, mark, ranks)
-    if extent is None:
-        return []
-    there, lowest, highest = extent
-    first = lowest if from_step is None else from_step
-    last = highest if to_step is None else to_step
-    if first > last:
+    if from_step is not None and to_step is not None:
+        # Nothing has to be asked about all of a rank: who has no such series has no points.
+        there, first, last = _ranks(connection, run, ranks), from_step, to_step
+    else:
+        extent = _extent(connection, run, places, mark, ranks)
+        if extent is None:
+            return []
+        there, lowest, highest = extent
+        first = lowest if from_step is None else from_step
+        last = highest if to_step is None else to_step
+    if first > last or not there:
         return []
     read = partial(read_points, connection, run=run, places=places, mark=mark)
     if last - first < max_points:
@@ -126,6 +130,12 @@ def read_series(
         for s, points in answer
         if points > max_points or s.rank in fine
     ]
+
+
+def _ranks(connection: Connection, run: int, wanted: Collection[int] | None) -> list[int]:
+    a = schema.attempt.c
+    found = connection.scalars(select(a.rank).where(a.run == run).distinct().order_by(a.rank))
+    return [rank for rank in found if wanted is None or rank in wanted]
 
 
 def _extent(
