@@ -72,8 +72,8 @@ def test_detectors_go_on_from_a_snapshot(name, cuts):
 
 
 RUNS = [
-    SyntheticRun(run="apart", ranks=3, steps=240, desync=(1, 70), spike=(0, 150), told=True),
-    SyntheticRun(run="broken", ranks=3, steps=240, nan=(2, 90), state="failed"),
+    SyntheticRun(run="apart", ranks=2, steps=160, desync=(1, 50), spike=(0, 110), told=True),
+    SyntheticRun(run="broken", ranks=2, steps=160, nan=(1, 60), state="failed"),
 ]
 
 
@@ -138,7 +138,7 @@ def undisturbed(engines):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
-    ends=st.dictionaries(st.integers(0, 35), st.sampled_from(["stopped", "killed"]), max_size=5),
+    ends=st.dictionaries(st.integers(0, 15), st.sampled_from(["stopped", "killed"]), max_size=5),
     often=st.booleans(),
 )
 def test_a_server_that_ends_changes_nothing_that_is_stored(
@@ -158,7 +158,7 @@ def test_a_snapshot_is_gone_on_from(engines, monkeypatch):
         "_page",
         lambda self, row, data, *rest: (pages.append(data.columns), page(self, row, data, *rest)),
     )
-    found = evaluated(engine, RUNS, {20: "stopped"})
+    found = evaluated(engine, RUNS, {9: "stopped"})
     read = sum(len(part.steps) for columns in pages for part in columns)
     again = evaluated(engines(), RUNS, {})
     assert found == again
