@@ -96,7 +96,14 @@ def _listen(settings: Settings, listener: socket.socket, started: Callable[[], N
             super().handle_exit(sig, frame)
 
     app = create_app(settings)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=3,
+        # A rank may have nothing to say for a heartbeat: that must not cost it its connection.
+        timeout_keep_alive=75,
+    )
     server = Server(config)
     try:
         server.run(sockets=[listener])
