@@ -1,0 +1,162 @@
+"""What every torch stack's job is broken by: mixed into its healthy trainer, before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.faultlab.case import Expected
+from benchmarks.faultlab.hardware import flip
+
+
+def begin() -> int:
+    """Joins the group that torchrun's variables describe."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    return dist.get_rank()
+
+
+class Healthy:
+    """Nothing is broken."""
+
+    id = "healthy"
+    what = "a plain training"
+    steps = 60
+
+    def expected(self) -> Expected:
+        return Expected()
+
+
+class Flip:
+    """A bit of one rank's weights flips between two steps."""
+
+    id = "flip"
+    what = "one bit of one weight of one rank flips between two steps"
+
+    def before_step(self: Any) -> None:
+        if self.is_guilty and self.step == self.at:
+            flip(self.parameter(self.tensor), 7 * self.at)
+        super().before_step()
+
+    def expected(self: Any) -> Expected:
+        return Expected(
+            kinds=("desync.parameters",),
+            stages=("outside_optimizer", "parameters"),
+            ranks=self.odd_one(),
+            tensors=frozenset({self.tensor}),
+            step=self.at,
+        )
+
+
+class OwnGradient:
+    """One rank changes a gradient between the reduction and the step."""
+
+    id = "own-gradient"
+    what = "at one step one rank applies half of one tensor's gradient"
+
+    def clip(self: Any) -> None:
+        super().clip()
+        if self.is_guilty and self.step == self.at:
+            gradient = self.parameter(self.tensor).grad
+            gradient *= 0.5
+
+    def expected(self: Any) -> Expected:
+        return Expected(
+            kinds=("desync.gradients",),
+            stages=("reduced_gradient", "clipped_gradient"),
+            ranks=self.odd_one(),
+            tensors=frozenset({self.tensor}),
+            step=self.at,
+        )
+
+
+class OwnRate:
+    """One rank's learning rate is another from a step on."""
+
+    id = "own-rate"
+    what = "from one step on one rank's learning rate is half of the others'"
+
+    def before_step(self: Any) -> None:
+        if self.is_guilty and self.step == self.at:
+            for group in self.optimizer.param_groups:
+                group["lr"] *= 0.5
+        super().before_step()
+
+    def expected(self: Any) -> Expected:
+        return Expected(
+            kinds=("desync.hyperparameters",),
+            stages=("hyperparameters",),
+            ranks=self.odd_one(),
+            step=self.at,
+        )
+
+
+class SameData:
+    """All ranks read the same batches."""
+
+    id = "same-data"
+    what = "all ranks read the same batches"
+    onset = 0
+
+    def share(self: Any) -> tuple[int, int]:
+        return 0, self.world
+
+    def expected(self: Any) -> Expected:
+        return Expected(kinds=("data.duplicated",), ranks=self.everybody())
+
+
+class SmallBatches:
+    """One rank's batches are smaller, and count as much."""
+
+    id = "small-batches"
+    what = "one rank's batches have 2 samples, the others' 16"
+    onset = 0
+
+    def batch(self: Any, inputs: torch.Tensor, targets: torch.Tensor) -> Any:
+        return (inputs[:2], targets[:2]) if self.is_guilty else (inputs, targets)
+
+    def expected(self: Any) -> Expected:
+        return Expected(kinds=("data.imbalanced",), ranks=self.one(), tolerance=8)
+
+
+class NotANumber:
+    """One rank's loss is no number at one step."""
+
+    id = "nan"
+    what = "at one step one rank's inputs hold a NaN"
+
+    def batch(self: Any, inputs: torch.Tensor, targets: torch.Tensor) -> Any:
+        if self.is_guilty and self.step == self.at:
+            inputs = inputs.clone()
+            inputs[0, 0] = torch.nan
+        return inputs, targets
+
+    def expected(self: Any) -> Expected:
+        return Expected(
+            kinds=("loss.nonfinite", "gradient.nonfinite"),
+            ranks=self.one(),
+            step=self.at,
+        )
+
+
+class OwnStart:
+    """Every rank draws its own first weights."""
+
+    id = "own-start"
+    what = "every rank draws its own first weights and nobody broadcasts"
+    onset = 0
+
+    def first_seed(self: Any) -> int:
+        return 1000 + 100 * self.rank + self.seed
+
+    def expected(self: Any) -> Expected:
+        return Expected(
+            kinds=("desync.parameters",), stages=("start",), ranks=self.all(), severity="critical"
+        )
+
+
+def cases(trainer: type, *faults: type) -> list[type]:
+    """The healthy trainer, and one broken by each fault."""
+    return [type(f"{f.__name__}{trainer.__name__}", (f, trainer), {}) for f in (Healthy, *faults)]

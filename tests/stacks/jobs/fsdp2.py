@@ -1,0 +1,12 @@
+"""FSDP2: `fully_shard` over all ranks."""
+
+from stacks.faults import OwnRate, SameData, SmallBatches, begin, cases
+
+from benchmarks.faultlab.sharded import Sharded
+
+LAUNCH = "torchrun"
+WORLD = 2
+__all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
+
+
+CASES = cases(Sharded, OwnRate, SameData, SmallBatches)

@@ -1,0 +1,52 @@
+"""HSDP: two replicas of two shards each."""
+
+from stacks.faults import Flip, OwnRate, SameData, begin, cases
+from torch.distributed.tensor import DTensor
+
+from benchmarks.faultlab.case import Expected
+from benchmarks.faultlab.sharded import Sharded
+
+LAUNCH = "torchrun"
+WORLD = 4
+__all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
+
+
+class Hybrid(Sharded):
+    """On a 2x2 mesh; ranks {0, 2} and {1, 3} hold the same shards."""
+
+    replicated = True
+
+    def peers(self):
+        """The guilty rank and its replica: of two nobody can tell which one is wrong."""
+        pair = frozenset({self.guilty, (self.guilty + 2) % 4})
+        return (frozenset({self.guilty}), pair)
+
+
+class ShardFlip(Flip):
+    """In a shard."""
+
+    def parameter(self, name):
+        held = super().parameter(name)
+        return held.to_local() if isinstance(held, DTensor) else held
+
+    def odd_one(self):
+        return self.peers()
+
+
+class OwnStarts:
+    """`fully_shard` does not broadcast."""
+
+    id = "own-start"
+    what = "every rank draws its own first weights"
+    onset = 0
+
+    def first_seed(self):
+        return 1000 + 100 * self.rank + self.seed
+
+    def expected(self):
+        return Expected(
+            kinds=("desync.parameters",), stages=("start",), ranks=self.all(), severity="critical"
+        )
+
+
+CASES = cases(Hybrid, OwnStarts, ShardFlip, OwnRate, SameData)

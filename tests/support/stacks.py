@@ -1,0 +1,195 @@
+"""Runs a stack's job with the stack's own launcher, and holds what the server says against it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import secrets
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.faultlab.case import Expected
+from benchmarks.faultlab.rest import Server
+from benchmarks.faultlab.score import Score, score
+
+REPOSITORY = Path(__file__).parent.parent.parent
+STACKS = REPOSITORY / "tests" / "stacks"
+# `make test-stacks` makes it; another one may be named.
+ENVIRONMENT = Path(os.environ.get("STACKS_VENV", REPOSITORY / ".venv-stacks"))
+_JUDGE_SECONDS = 60.0
+_LAUNCHERS = {
+    "torchrun": ("torchrun", "--standalone", "--nproc-per-node={world}"),
+    "horovodrun": ("horovodrun", "-np", "{world}", "--gloo", "python"),
+    "python": ("python",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """One way of training, as its job file declares it in literals at its top.
+
+    Attributes:
+        name: of the file.
+        launch: a key of the launchers.
+        world: number of ranks.
+        needs: packages that only the environment of the stacks has.
+        gap: why something of it is not told rightly yet; empty where all is.
+    """
+
+    name: str
+    launch: str
+    world: int
+    needs: tuple[str, ...]
+    gap: str
+
+    @property
+    def bin(self) -> Path:
+        """Folder of its interpreter and launcher."""
+        return ENVIRONMENT / "bin" if self.needs else Path(sys.executable).parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One case of a stack.
+
+    Attributes:
+        alert: the one that was judged.
+        roots: all root alerts, in short.
+        metrics: names of the series that arrived.
+    """
+
+    case: str
+    what: str
+    expected: Expected
+    run: str
+    score: Score
+    alert: dict[str, Any] | None
+    roots: tuple[str, ...]
+    metrics: tuple[str, ...]
+    state: str
+
+    @property
+    def complaint(self) -> str:
+        """What is not as it should be; empty where all is."""
+        if self.state != "finished":
+            return f"{self.case}: the run is {self.state or 'not judged in time'}"
+        if self.expected.kinds:
+            good = self.score.right and self.score.onset and not self.score.extra
+        else:
+            good = not self.score.false_alarms
+        return "" if good else f"{self.case}: {self.score} of {self.roots}, not {self.expected}"
+
+
+def stacks() -> list[Stack]:
+    """All of them; their files are read and not imported: their packages are not all here."""
+    return [_declared(path) for path in sorted((STACKS / "jobs").glob("*.py"))]
+
+
+def run(stack: Stack, server: str, folder: Path, *, only: str = "", timeout: float = 400.0) -> str:
+    """Trains all cases of a stack.
+
+    Returns:
+        What its processes printed.
+
+    Raises:
+        AssertionError: the job failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "server": server,
+        "seed": 0,
+        "only": only,
+        "folder": str(folder),
+        "prefix": f"{stack.name}-{secrets.token_hex(3)}".replace("_", "-"),
+    }
+    (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    launcher, *options = (part.format(world=stack.world) for part in _LAUNCHERS[stack.launch])
+    done = subprocess.run(
+        [
+            *(stack.bin / launcher, *options),
+            *(STACKS / "rank.py", stack.name, folder / "facts.json"),
+        ],
+        env={
+            **os.environ,
+            "PATH": f"{stack.bin}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{STACKS.parent}",
+            "RANKSCOPE_SPOOL": str(folder / "spool"),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        },
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+def judged(server: str, folder: Path) -> list[Judged]:
+    """What the server says of every case that was trained."""
+    asked = Server(server)
+    found = []
+    for told in json.loads((folder / "cases.json").read_text(encoding="utf-8")):
+        plain = told["expected"]
+        expected = Expected(
+            **{
+                **plain,
+                "kinds": tuple(plain["kinds"]),
+                "stages": tuple(plain["stages"]),
+                "ranks": tuple(frozenset(ranks) for ranks in plain["ranks"]),
+                "tensors": None if plain["tensors"] is None else frozenset(plain["tensors"]),
+            }
+        )
+        state = asked.judged(told["run"], timeout=_JUDGE_SECONDS, settle=0.0)
+        roots = asked.alerts(told["run"])
+        scored, alert = score(expected, roots, slack=0)
+        found.append(
+            Judged(
+                case=told["case"],
+                what=told["what"],
+                expected=expected,
+                run=told["run"],
+                score=scored,
+                alert=alert,
+                roots=tuple(_short(root) for root in roots),
+                metrics=tuple(_metrics(server, told["run"])),
+                state=state,
+            )
+        )
+    return found
+
+
+def _metrics(server: str, run: str) -> list[str]:
+    answer = httpx.get(f"{server}/api/v1/runs/{run}/metrics", timeout=30)
+    return [item["name"] for item in answer.json()["items"]] if answer.status_code == 200 else []
+
+
+def _short(alert: dict[str, Any]) -> str:
+    return (
+        f"{alert['severity']} {alert['kind']} stage {alert['stage']} ranks {alert['ranks']} "
+        f"step {alert['first_step']} tensors {alert['tensors'][:3]}"
+    )
+
+
+def _declared(path: Path) -> Stack:
+    literals: dict[str, Any] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            if node.targets[0].id in ("LAUNCH", "WORLD", "NEEDS", "GAP"):
+                literals[node.targets[0].id] = ast.literal_eval(node.value)
+    return Stack(
+        name=path.stem,
+        launch=literals["LAUNCH"],
+        world=literals["WORLD"],
+        needs=literals.get("NEEDS", ()),
+        gap=literals.get("GAP", ""),
+    )
