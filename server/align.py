@@ -45,9 +45,11 @@ COMPARED_SERIES = (
     ("lr", "hyperparameters", 1e-12),
 )
 
-# What detectors look at as it is: what goes into a step, and what must change in it.
+# What detectors look at as it is: what goes into a step, and what changes in it or before it.
 WATCHED_WORDS = (
     "batch",
+    "start",
+    "outside_optimizer",
     "parameters",
     "rng/torch",
     "rng/cuda",

@@ -12,8 +12,13 @@ import numpy as np
 
 from rankscope.agent import wire
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
-from rankscope.server.detectors.desync.explain import finding_of, periodic_finding
+from rankscope.server.detectors.desync.explain import (
+    finding_of,
+    periodic_finding,
+    versions_finding,
+)
 from rankscope.server.detectors.desync.incident import Apart, groups_of
+from rankscope.server.detectors.desync.versions import Look, Versions
 from rankscope.server.detectors.wording import count, ranks
 from rankscope.server.window import Comparison, Window
 
@@ -51,6 +56,10 @@ class DesyncPolicy:
         clear_after: steps in which the ranks agree again after which it is over.
         returns: so many returns to equality at one interval make it a synchronisation.
         grace: steps without any comparison of a kind after which it counts as missing.
+        lag: steps by which a worker's version of the parameters may be old in any case.
+        longest_lags: times the longest lag that a worker has caught up with, that are allowed.
+        synchronous: so many comparisons that found all parameters equal make ranks that are not
+            apart by design.
     """
 
     drift: float = 1e-6
@@ -58,6 +67,24 @@ class DesyncPolicy:
     clear_after: int = 8
     returns: int = 4
     grace: int = 20
+    lag: int = 8
+    longest_lags: int = 4
+    synchronous: int = 4
+
+
+@dataclass(slots=True)
+class Asynchronous:
+    """Workers that hold versions of one model.
+
+    Attributes:
+        since: first step at which they did.
+        lags: rank -> steps by which its version is old.
+        caught_up: longest lag that a rank has caught up with.
+    """
+
+    since: int
+    lags: dict[int, int]
+    caught_up: int = 0
 
 
 @dataclass(slots=True)
@@ -75,6 +102,9 @@ class DesyncState:
         periodic_since: first step of the synchronised phase.
         unpaired: ranks that hold what no other of the `known_ranks` holds.
         periodic_seen: step at which the period was recognised.
+        between: whether the parameters were made equal between two steps, and not within one.
+        versions: which version of the parameters each rank holds.
+        workers: where these are versions of one model, by design.
     """
 
     steps: int = 0
@@ -91,6 +121,9 @@ class DesyncState:
     incident: Apart | None = None
     unpaired: tuple[int, ...] = ()
     known_ranks: int = 0
+    between: bool = False
+    versions: Versions = field(default_factory=Versions)
+    workers: Asynchronous | None = None
 
 
 class Desync(Detector[DesyncState]):
@@ -107,8 +140,12 @@ class Desync(Detector[DesyncState]):
         named and nothing tells which one is wrong. The tensors come from the first look tensor by
         tensor after the onset, ordered by relative distance. Where the parameters return to
         equality four times at one interval, the ranks are taken to be synchronised every so many
-        steps on purpose, and only a missed synchronisation is a desync. Over after 8 steps of
-        agreement.
+        steps on purpose, and only a missed synchronisation is a desync. Where ranks that were all
+        by themselves have come together before, one that is left out when most of them do again has
+        missed it. Where ranks hold versions of one model of which one rank makes the new ones (a
+        parameter server) and were never all equal for four steps, it is the age of their versions
+        that is judged: older than 8 steps, and than 4 times the oldest that was caught up with, is
+        a desync. Over after 8 steps of agreement.
 
     Severity:
         By the distance over the norm, from sketches: below 1e-6 in several tensors info (drift
@@ -147,6 +184,7 @@ class Desync(Detector[DesyncState]):
         state.steps += len(window.steps)
         state.unpaired = tuple(sorted(c[0] for c in window.classes if len(c) == 1))
         state.known_ranks = len(window.ranks)
+        members = max(window.replicas, key=len)
         relevant = (c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1)
         for step, group in groupby(relevant, key=lambda c: c.step):
             comparisons = sorted(group, key=lambda c: _ORDER[c.stage])
@@ -158,8 +196,9 @@ class Desync(Detector[DesyncState]):
             for comparison in broken:
                 stage = comparison.stage
                 state.differed[stage] = state.differed.get(stage, 0) + 1
-            if broken or state.incident is not None or state.period:
-                self._step(window, state, step, comparisons, broken, findings)
+            look = state.versions.take(window, step, members)
+            if broken or state.incident is not None or state.period or state.workers is not None:
+                self._step(window, state, step, comparisons, broken, findings, look)
             apart = {comparison.stage for comparison in broken}
             for comparison in comparisons:
                 if comparison.stage not in apart:
@@ -172,6 +211,8 @@ class Desync(Detector[DesyncState]):
             findings.append(finding_of(incident, self.policy.drift, self.policy.critical))
         elif state.period:
             findings.append(self._periodic(state, state.last_step))
+        if state.workers is not None:
+            findings.append(_workers(state, state.last_step))
         return Outcome(self._checks(state), tuple(findings))
 
     # ------------------------------------------------------------------------------ one step
@@ -184,34 +225,77 @@ class Desync(Detector[DesyncState]):
         comparisons: Sequence[Comparison],
         broken: Sequence[Comparison],
         findings: list[Finding],
+        look: Look,
     ) -> None:
         parameters = next((c for c in comparisons if c.stage == "parameters"), None)
-        if state.incident is not None and state.incident.agreeing and state.incident.over(step):
-            findings.append(finding_of(state.incident, self.policy.drift, self.policy.critical))
-            state.incident = None
-        if state.period and not self._still_periodic(state, step, parameters):
+        if look.joined:
+            # The synchronisation itself, by which each changed in its own way.
+            broken = [c for c in broken if c.stage != "outside_optimizer"]
+        together = parameters is not None and (parameters.equal or look.joined)
+        incident = state.incident
+        if incident is not None and (
+            (incident.missed and together) or (incident.agreeing and incident.over(step))
+        ):
+            if not incident.agreeing:
+                incident.last_step = max(incident.seen_step, step - 1)
+            self._close(state, findings)
+        if state.period and not self._still_periodic(state, step, parameters, look):
             findings.append(self._periodic(state, step - 1))
             period, state.period = state.period, 0
             state.returns.clear()
             if parameters is not None and not parameters.equal:
-                state.incident = self._open(window, state, [parameters], comparisons)
-                state.incident.missed = period
-                state.incident.take(comparisons)
+                self._miss(window, state, parameters, comparisons, look, period)
                 state.parameters_equal = False
                 return
         if parameters is not None:
-            if parameters.equal and not state.parameters_equal:
+            if together and not state.parameters_equal:
                 state.returns.append(step)
-                self._recognise(state, step, findings)
-            state.parameters_equal = parameters.equal
-        if state.period:
+                state.between = parameters is not None and not parameters.equal
+                self._recognise(window, state, parameters, comparisons, findings)
+            state.parameters_equal = together
+        if state.period or self._are_workers(state, step, broken, look, findings):
             return
-        if state.incident is None:
+        incident = state.incident
+        left_out = look.outside if state.returns and parameters is not None else ()
+        if left_out and parameters is not None and (incident is None or incident.tentative):
+            self._close(state, findings, last_step=step - 1)
+            self._miss(window, state, parameters, comparisons, look, _interval(state.returns))
+            return
+        if incident is None:
             if broken:
                 state.incident = self._open(window, state, broken, comparisons)
                 state.incident.take(comparisons)
             return
-        self._continue(state, state.incident, step, broken, comparisons)
+        self._continue(state, incident, step, broken, comparisons)
+
+    def _close(
+        self, state: DesyncState, findings: list[Finding], last_step: int | None = None
+    ) -> None:
+        incident, state.incident = state.incident, None
+        if incident is None:
+            return
+        if last_step is not None:
+            incident.last_step = max(incident.last_step, last_step)
+        findings.append(finding_of(incident, self.policy.drift, self.policy.critical))
+
+    def _miss(
+        self,
+        window: Window,
+        state: DesyncState,
+        parameters: Comparison,
+        comparisons: Sequence[Comparison],
+        look: Look,
+        period: int,
+    ) -> None:
+        """A synchronisation that did not make all ranks equal."""
+        incident = self._open(window, state, [parameters], comparisons)
+        incident.missed, incident.tentative = period, False
+        if look.outside:
+            rest = tuple(int(r) for r in parameters.ranks if int(r) not in look.outside)
+            incident.ranks, incident.decided = look.outside, True
+            incident.groups = (rest, *((rank,) for rank in look.outside))
+        incident.take(comparisons)
+        state.incident = incident
 
     def _continue(
         self,
@@ -273,10 +357,12 @@ class Desync(Detector[DesyncState]):
             last_equal=state.last_equal.get(first.stage),
             values=values,
             tentative=(
-                len(first.ranks) > 2
-                and int(first.clusters.max()) + 1 == len(first.ranks)
+                int(first.clusters.max()) + 1 == len(first.ranks)
                 and first.stage in (*_GRADIENTS, "parameters")
-                and not any(state.last_equal.get(stage) for stage in (*_GRADIENTS, "parameters"))
+                and (
+                    bool(state.returns)
+                    or not any(state.last_equal.get(s) for s in (*_GRADIENTS, "parameters"))
+                )
                 and not window.config.get("data_parallel")
                 and "data_parallel" in window.config
             ),
@@ -285,26 +371,44 @@ class Desync(Detector[DesyncState]):
 
     # ------------------------------------------------------------- equality at regular intervals
 
-    def _recognise(self, state: DesyncState, step: int, findings: list[Finding]) -> None:
+    def _recognise(
+        self,
+        window: Window,
+        state: DesyncState,
+        parameters: Comparison,
+        comparisons: Sequence[Comparison],
+        findings: list[Finding],
+    ) -> None:
         """Takes regular returns to equality for synchronisation on purpose."""
-        incident, needed = state.incident, self.policy.returns
+        incident, needed, step = state.incident, self.policy.returns, parameters.step
         if state.period or incident is None or len(state.returns) < needed:
             return
-        intervals = np.diff(list(state.returns)[-needed:])
-        if intervals[0] < 2 or (intervals != intervals[0]).any():
+        intervals = np.diff(list(state.returns))
+        period = int(intervals[-1])
+        if period < 2 or (intervals[1 - needed :] != period).any():
             return
-        state.period = int(intervals[0])
+        state.period = period
         state.periodic_since, state.periodic_seen = incident.first_step, step
-        incident.last_step = max(incident.last_step, step - 1)
-        findings.append(finding_of(incident, self.policy.drift, self.policy.critical))
-        state.incident = None
+        self._close(state, findings, last_step=step - 1)
+        # One that was left out before it was known that there would be one.
+        for index, interval in enumerate(intervals.tolist()):
+            regular = index and interval % period == 0 and period in intervals[:index]
+            if regular and interval > period and len(parameters.ranks) == 2:
+                missed = self._open(window, state, [parameters], comparisons)
+                missed.missed, missed.tentative = period, False
+                missed.first_step = state.returns[index] + period
+                missed.last_step = step
+                missed.ranks = tuple(int(r) for r in parameters.ranks)
+                findings.append(finding_of(missed, self.policy.drift, self.policy.critical))
 
-    def _still_periodic(self, state: DesyncState, step: int, parameters: Comparison | None) -> bool:
-        if parameters is None:
+    def _still_periodic(
+        self, state: DesyncState, step: int, parameters: Comparison | None, look: Look
+    ) -> bool:
+        if parameters is None or (state.between and not look.between and not parameters.equal):
             return True
         due = (step - state.returns[-1]) % state.period == 0
         # Equal between two synchronisations: they are equal all the time now.
-        return parameters.equal == due
+        return (parameters.equal or look.joined) == due
 
     def _periodic(self, state: DesyncState, last_step: int) -> Finding:
         return periodic_finding(
@@ -313,6 +417,65 @@ class Desync(Detector[DesyncState]):
             seen=state.periodic_seen,
             last_step=max(last_step, state.periodic_seen),
         )
+
+    # ---------------------------------------------------------------- versions of one model
+
+    def _are_workers(
+        self,
+        state: DesyncState,
+        step: int,
+        broken: Sequence[Comparison],
+        look: Look,
+        findings: list[Finding],
+    ) -> bool:
+        """Whether what differs are versions of one model, none of them too old."""
+        workers = state.workers
+        if workers is None:
+            equal = state.checked.get("parameters", 0) - state.differed.get("parameters", 0)
+            if (
+                not broken
+                or state.incident is not None
+                or broken[0].stage != "parameters"
+                or look.lags is None
+                or equal >= self.policy.synchronous
+            ):
+                return False
+            workers = state.workers = Asynchronous(step, look.lags)
+        if look.lags is None:
+            if not look.known:
+                return True  # of which step it is cannot be told
+            findings.append(_workers(state, step - 1))
+            state.workers = None
+            return False
+        for rank, lag in workers.lags.items():
+            if look.lags.get(rank, lag) < lag:
+                workers.caught_up = max(workers.caught_up, lag)
+        workers.lags = look.lags
+        allowed = max(self.policy.lag, self.policy.longest_lags * workers.caught_up)
+        late = tuple(sorted(rank for rank, lag in look.lags.items() if lag > allowed))
+        if not late:
+            if state.incident is not None:
+                self._close(state, findings, last_step=step - 1)
+            return True
+        oldest = max(look.lags[rank] for rank in late)
+        incident = state.incident
+        if incident is None:
+            incident = state.incident = Apart(
+                first_step=step - oldest + 1,
+                seen_step=step,
+                last_step=step,
+                clear_after=self.policy.clear_after,
+                kind="desync.parameters",
+                stage="parameters",
+                ranks=late,
+                decided=True,
+                groups=(tuple(sorted(set(look.lags) - set(late))), late),
+                agreed=(),
+                by_norm=(),
+                last_equal=step - oldest,
+            )
+        incident.last_step, incident.lag = step, (oldest, workers.caught_up)
+        return True
 
     # ------------------------------------------------------------------------------ the answers
 
@@ -342,6 +505,12 @@ class Desync(Detector[DesyncState]):
                 )
             return Check(Status.MISSING_INPUT, f"No two ranks post {_SUBJECT[kind]}.")
         who = count(state.ranks, "rank")
+        if state.workers is not None and kind == "desync.parameters":
+            oldest = max(state.workers.lags.values())
+            return Check(
+                Status.OK,
+                f"{who} hold versions of one model, the oldest {count(oldest, 'step')} old.",
+            )
         if state.period and (kind == "desync.parameters" or self._apart(state, stages)):
             return Check(
                 Status.OK, f"{who} are made equal every {state.period} steps, as synchronised."
@@ -368,3 +537,17 @@ class Desync(Detector[DesyncState]):
 
     def _apart(self, state: DesyncState, stages: Sequence[str]) -> bool:
         return any(state.differed.get(stage, 0) for stage in stages)
+
+
+def _interval(returns: Sequence[int]) -> int:
+    """Steps between the last two synchronisations; since the first one, where there was but one."""
+    return returns[-1] - returns[-2] if len(returns) > 1 else max(returns[-1], 1)
+
+
+def _workers(state: DesyncState, last_step: int) -> Finding:
+    assert state.workers is not None
+    return versions_finding(
+        since=state.workers.since,
+        last_step=max(last_step, state.workers.since),
+        caught_up=state.workers.caught_up,
+    )

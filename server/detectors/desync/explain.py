@@ -34,6 +34,8 @@ def finding_of(incident: Apart, drift: float, critical: float) -> Finding:
     cause, remedy = _explain(incident, drifting)
     return Finding(
         kind=incident.kind,
+        # Beside the alert that ranks are apart between synchronisations, which they are again next.
+        key="missed" if incident.missed else "",
         severity=_severity(incident, drifting, critical),
         title=_title(incident),
         seen_step=incident.seen_step,
@@ -99,6 +101,29 @@ def periodic_finding(*, period: int, since: int, seen: int, last_step: int) -> F
     )
 
 
+def versions_finding(*, since: int, last_step: int, caught_up: int) -> Finding:
+    """Ranks that hold versions of one model."""
+    return Finding(
+        kind="desync.parameters",
+        key="versions",
+        severity="info",
+        title="The ranks hold different versions of one model, as under a parameter server",
+        seen_step=since,
+        last_step=last_step,
+        first_step=since,
+        stage="parameters",
+        cause=(
+            "One rank makes each new version of the parameters, and what the others hold are "
+            f"versions of before, up to {count(caught_up, 'step')} old when they caught up: "
+            "workers that pull from a parameter server. A worker that falls further behind is "
+            "reported as a desync."
+        ),
+        remedy="Nothing, if this is meant. If it is not, broadcast the parameters in every step.",
+        clear_after=16,
+        evidence={"caught_up": caught_up},
+    )
+
+
 _RESTORE_STATE = "Restore the optimizer on every rank, or broadcast its state after loading."
 
 
@@ -130,7 +155,7 @@ def _may_be_meant(incident: Apart) -> bool:
         return False
     if incident.last_step - incident.first_step <= _PATIENCE:
         return True
-    return incident.growth in (Growth.CONSTANT, Growth.SHRINKING)
+    return incident.bounded or incident.growth in (Growth.CONSTANT, Growth.SHRINKING)
 
 
 def _title(incident: Apart) -> str:
@@ -179,6 +204,8 @@ def _values(incident: Apart) -> str:
 def _explain(incident: Apart, drifting: bool) -> tuple[str, str]:
     if incident.missed:
         cause, remedy = _missed(incident)
+    elif incident.lag[0]:
+        cause, remedy = _stale(incident)
     elif incident.kind == "desync.gradients":
         cause, remedy = _gradients(incident)
     elif incident.kind == "desync.hyperparameters":
@@ -404,9 +431,28 @@ def _update(incident: Apart) -> tuple[str, str]:
 def _missed(incident: Apart) -> tuple[str, str]:
     return (
         f"The ranks were made equal every {incident.missed} steps, and at step "
-        f"{incident.first_step} they were not: a rank missed the synchronisation or left it with "
-        "other values.",
+        f"{incident.first_step} they were not: {_who_missed(incident)}.",
         f"Check that every rank takes part in every averaging. {_restore(incident)}",
+    )
+
+
+def _who_missed(incident: Apart) -> str:
+    if not incident.decided or len(incident.groups[0]) < 2:
+        return "a rank missed the synchronisation or left it with other values"
+    return (
+        f"the distance fell to 0 on {ranks(incident.groups[0])}, and not on "
+        f"{ranks(incident.ranks)}, which missed the synchronisation or left it with other values"
+    )
+
+
+def _stale(incident: Apart) -> tuple[str, str]:
+    oldest, usual = incident.lag
+    return (
+        f"What {ranks(incident.ranks)} computes with are parameters {oldest} steps old, "
+        f"and growing older; no rank has caught up with more than {count(usual, 'step')} before. "
+        "It pulls too seldom, or its pulls are lost.",
+        "Look at what that worker waits for, and bound the staleness: let a worker wait (or drop "
+        "its gradient) when its version is more than so many steps old.",
     )
 
 
@@ -414,7 +460,7 @@ def _missed(incident: Apart) -> tuple[str, str]:
 
 
 def _tensors(incident: Apart) -> str:
-    if incident.stage == "hyperparameters" or incident.missed:
+    if incident.stage == "hyperparameters" or incident.missed or incident.lag[0]:
         return ""
     if not incident.tensor_count:
         return "Which tensors differ is not known yet; it is with the next full fingerprint."
@@ -434,6 +480,8 @@ def _named(tensor: TensorDifference) -> str:
 
 
 def _guilt(incident: Apart) -> str:
+    if incident.lag[0] or (incident.missed and incident.decided):
+        return ""
     if incident.decided:
         rest = incident.groups[0]
         return f"{ranks(rest).capitalize()} agree with each other." if len(rest) > 1 else ""

@@ -13,6 +13,8 @@ from rankscope.server.detectors.incident import Incident
 from rankscope.server.window import Comparison, TensorDifference
 
 _MAX_SIZES = 64
+# Steps after the onset that count as the first ones.
+_EARLY = 8
 
 
 class Growth(StrEnum):
@@ -47,6 +49,8 @@ class Apart(Incident):
         compared: stage -> steps at which it was compared.
         values: rank -> the hyperparameter when it began.
         missed: period of a synchronisation that did not take place; 0 for none.
+        lag: of workers of a parameter server, steps by which the guilty ones' parameters are old,
+            and by which others were at most; (0, 0) for none.
         tentative: whether every rank was alone from the first comparison on, and nothing was seen
             that would keep them equal: they may be made equal later, on purpose.
         at_start: whether it was there at the first step of a process.
@@ -71,6 +75,7 @@ class Apart(Incident):
     compared: dict[str, int] = field(default_factory=dict)
     values: Mapping[int, float] = field(default_factory=dict)
     missed: int = 0
+    lag: tuple[int, int] = (0, 0)
     agreeing: bool = False
     at_start: bool = False
     tentative: bool = False
@@ -134,6 +139,22 @@ class Apart(Incident):
     def spread(self) -> bool:
         """Whether the difference is in more than one place, as that of arithmetic is."""
         return not self.one_element and (len(self.tensors) > 1 or self.tensor_count == 1)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the ranks are no further apart now than after their first steps.
+
+        Ranks that go their own ways part as fast as independent steps do, with the square root of
+        the time at least; less than its fourth root from the first steps to the last look means
+        that they were brought together in between.
+        """
+        early = [(s, d) for s, d, _ in self.sizes if s < self.first_step + _EARLY]
+        if not early or not self.sizes[-1][1] > 0:
+            return False
+        since, most = max(early, key=lambda size: size[1])
+        step, distance, _ = self.sizes[-1]
+        longer = (step - self.first_step + 1) / (since - self.first_step + 1)
+        return longer >= 4 and distance < most * longer**0.25
 
     @property
     def growth(self) -> Growth:

@@ -1,0 +1,128 @@
+"""Which version of the parameters each rank holds, told by words of the whole model alone.
+
+Ranks that train for themselves between two averagings, and workers of a parameter server, hold
+different parameters by design. What shows whether the design is kept: that all of them come
+together at an averaging, and that what a worker holds is what the server held not long ago.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.server.window import Window
+
+# Versions remembered.
+_MEMORY = 4096
+# Steps without a gap after which a version that is not known is not a rank's that is old.
+_LONG = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What words say of one step.
+
+    Attributes:
+        joined: whether ranks that differed after the step before were equal before this one, or
+            after it, all of them.
+        outside: ranks that were not part of it, where most ranks came together, out of more than
+            two that were all by themselves before.
+        lags: steps by which what each rank holds is old, where all of it is versions of one model
+            and one rank at most has made a new one; None where that is not so.
+        between: whether it is known what the ranks held before the step, after the one before it.
+        known: whether every version that a rank may hold was seen, as far back as it matters.
+    """
+
+    joined: bool = False
+    outside: tuple[int, ...] = ()
+    lags: dict[int, int] | None = None
+    known: bool = False
+    between: bool = False
+
+
+@dataclass(slots=True)
+class Versions:
+    """Words that ranks have held.
+
+    Attributes:
+        born: word -> step after which a rank first held it, in that order.
+        held: rank -> word after step `step`.
+        since: first step since which none was left out.
+        started: whether that is the first one of all.
+    """
+
+    born: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    held: dict[int, int] = field(default_factory=dict)
+    step: int = -2
+    since: int = 0
+    started: bool = False
+
+    def take(self, window: Window, step: int, members: Sequence[int]) -> Look:
+        """Looks at the words of a step; steps are to be shown in their order."""
+        start = _words_at(window, "start", step, members)
+        if start:
+            # What there was before the first step.
+            self.held, self.step = start, step - 1
+            self.since, self.started = step, True
+            self._bear(start, step - 1)
+        after = _words_at(window, "parameters", step, members)
+        if len(after) < 2:
+            return Look()
+        changes = _words_at(window, "outside_optimizer", step, members)
+        held = self.held if self.step == step - 1 else {}
+        if not held:
+            self.since, self.started = step, False
+        before = {
+            rank: (held[rank] + change) % 2**64 for rank, change in changes.items() if rank in held
+        }
+        new = self._bear(after, step)
+        self.held, self.step = after, step
+        apart = len(set(held.values())) > 1 and held.keys() == after.keys()
+        if len(set(after.values())) == 1:
+            return Look(apart, lags=dict.fromkeys(after, 0), known=True, between=bool(before))
+        together = before if before.keys() == after.keys() else {}
+        joined = apart and len(set(together.values())) == 1
+        alone = apart and len(held) > 2 and len(set(held.values())) == len(held)
+        outside: tuple[int, ...] = ()
+        if alone and not joined:
+            outside = _outside(together) or _outside(after)
+        lags = None
+        if len(new) <= 1:
+            lags = {rank: step - self.born[word] for rank, word in after.items()}
+        known = self.started or step - self.since >= _LONG
+        return Look(joined, outside, lags, known, bool(together))
+
+    def _bear(self, words: dict[int, int], step: int) -> set[int]:
+        """Takes words; returns those that nobody had before."""
+        new = set(words.values()) - self.born.keys()
+        for word in sorted(new):
+            self.born[word] = step
+        while len(self.born) > _MEMORY:
+            self.born.popitem(last=False)
+            self.started = False
+        return new
+
+
+def _words_at(window: Window, name: str, step: int, members: Sequence[int]) -> dict[int, int]:
+    series = window.words.get(name)
+    if series is None:
+        return {}
+    column = int(np.searchsorted(window.steps, step))
+    if column == len(window.steps) or window.steps[column] != step:
+        return {}
+    rows = np.flatnonzero(np.isin(window.ranks, members) & series.present[:, column])
+    return dict(zip(window.ranks[rows].tolist(), series.values[rows, column].tolist(), strict=True))
+
+
+def _outside(words: dict[int, int]) -> tuple[int, ...]:
+    """Ranks that have not the word that most have; none where there is no such word."""
+    holders: dict[int, list[int]] = defaultdict(list)
+    for rank, word in words.items():
+        holders[word].append(rank)
+    most = max(holders.values(), key=len, default=[])
+    if 2 * len(most) <= len(words):
+        return ()
+    return tuple(sorted(set(words) - set(most)))

@@ -1,0 +1,161 @@
+"""Ranks whose parameters differ by design: averaged now and then, or versions of one model."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from support.judging import judge
+
+from rankscope.server import compare
+from rankscope.server.detectors.desync import Desync
+from rankscope.server.window import Series, Window
+
+STEPS = 80
+CUTS = ((), range(0, STEPS, 7), range(STEPS))
+
+
+@dataclass
+class Words:
+    """A job of which only whole-model words are known: what each rank held after each step."""
+
+    ranks: int
+    after: np.ndarray = field(init=False)
+    before: np.ndarray = field(init=False)
+    start: int = 1
+    unseen: set[int] = field(default_factory=set)
+
+    def __post_init__(self):
+        self.after = np.zeros((self.ranks, STEPS), np.uint64)
+        self.before = np.zeros((self.ranks, STEPS), np.uint64)
+
+    def windows(self, cuts=()):
+        edges = sorted({0, *(c for c in cuts if 0 < c < STEPS), STEPS})
+        everyone = np.arange(self.ranks, dtype=np.int64)
+        last = np.hstack([np.full((self.ranks, 1), self.start, np.uint64), self.after[:, :-1]])
+        changed = self.before - last
+        for low, high in zip(edges, edges[1:], strict=False):
+            found = []
+            for step in sorted(set(range(low, high)) - self.unseen):
+                for stage, words in (("outside_optimizer", changed), ("parameters", self.after)):
+                    if stage == "outside_optimizer" and step - 1 in self.unseen:
+                        continue
+                    found.append(compare.compare_words(step, stage, everyone, words[:, step]))
+            first = np.full((self.ranks, high - low), self.start, np.uint64)
+            there = np.zeros(first.shape, bool)
+            there[:, 0] = low == 0
+            seen = np.array([step not in self.unseen for step in range(low, high)])
+            after = np.tile(seen, (self.ranks, 1))
+            since = after & [step - 1 not in self.unseen for step in range(low, high)]
+            yield Window(
+                world_size=self.ranks,
+                ranks=everyone,
+                steps=np.arange(low, high),
+                series={},
+                comparisons=tuple(found),
+                last_step=high - 1,
+                config={"data_parallel": ""},
+                begins=dict.fromkeys(range(self.ranks), (0,)),
+                words={
+                    "start": Series(first, there),
+                    "outside_optimizer": Series(changed[:, low:high], since),
+                    "parameters": Series(self.after[:, low:high], after),
+                },
+            )
+
+
+def averaged(ranks, *, every=8, absent=None, at=23):
+    """Local SGD: each rank by itself, and after every so many steps all take the mean."""
+    job = Words(ranks)
+    random = np.random.default_rng(3)
+    held = np.full(ranks, job.start, np.uint64)
+    for step in range(STEPS):
+        job.before[:, step] = held
+        held = random.integers(1, 2**63, ranks).astype(np.uint64)
+        job.after[:, step] = held
+        if step % every == every - 1:
+            mean = np.full(ranks, random.integers(1, 2**63), np.uint64)
+            if step == at and absent is not None:
+                mean[absent] = held[absent]
+            held = mean
+    return job
+
+
+def served(ranks, *, every=3, late=None, at=40, own=None):
+    """A parameter server: rank 0 makes versions, each worker pulls now and then."""
+    job = Words(ranks)
+    held = np.full(ranks, job.start, np.uint64)
+    for step in range(STEPS):
+        job.before[:, step] = held
+        held[0] = 1000 + step
+        for rank in range(1, ranks):
+            if (step + rank) % every == 0 and not (rank == late and step >= at):
+                held[rank] = held[0]
+        if own is not None and step >= at:
+            held[own] = 5000 + step
+        job.after[:, step] = held
+    return job
+
+
+def serious(job, cuts):
+    found = judge(job, [Desync()], cuts)
+    alerts = [alert for alert in found.alerts if alert.severity != "info"]
+    return alerts, found
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_are_averaged_now_and_then_are_well(ranks, cuts):
+    alerts, found = serious(averaged(ranks), cuts)
+    assert alerts == []
+    assert found.checks["desync.parameters"].why.endswith("every 8 steps, as synchronised.")
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+def test_the_one_that_misses_an_average_is_named(cuts):
+    [alert], _ = serious(averaged(4, absent=2), cuts)
+    assert (alert.kind, alert.ranks, alert.first_step) == ("desync.parameters", (2,), 24)
+    assert "fell to 0 on ranks 0, 1 and 3, and not on rank 2" in alert.cause
+    assert alert.state == "resolved"
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+def test_of_two_ranks_nobody_can_tell_which_one_missed_it(cuts):
+    [alert], _ = serious(averaged(2, absent=1), cuts)
+    assert (alert.ranks, alert.first_step) == ((0, 1), 24)
+    assert "nothing tells which one is wrong" in alert.cause
+
+
+def test_the_first_average_of_all_is_none_that_can_be_missed():
+    job = averaged(4, absent=2, at=7)
+    alerts, _ = serious(job, ())
+    assert alerts == []
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_workers_may_hold_old_versions(ranks, cuts):
+    alerts, found = serious(served(ranks), cuts)
+    assert alerts == []
+    assert "versions of one model" in found.checks["desync.parameters"].why
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+def test_a_worker_whose_version_grows_older_and_older_is_named(cuts):
+    [alert], _ = serious(served(4, late=2), cuts)
+    # It has pulled for the last time at step 37, and 12 is 4 times what was caught up with.
+    assert (alert.ranks, alert.first_step, alert.seen_step) == ((2,), 38, 46)
+    assert "parameters 42 steps old" in alert.cause
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+def test_a_worker_that_makes_versions_of_its_own_is_no_worker(cuts):
+    alerts, _ = serious(served(4, own=3), cuts)
+    assert [alert.first_step for alert in alerts] == [40]
+
+
+def test_where_the_averaging_is_not_seen_nobody_is_said_to_have_missed_it():
+    job = averaged(4)
+    # From step 60 on every fourth step is looked at alone: nothing tells what was before it.
+    job.unseen = {step for step in range(60, STEPS) if step % 4}
+    alerts, _ = serious(job, ())
+    assert alerts == []
