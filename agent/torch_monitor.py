@@ -179,35 +179,32 @@ class TorchMonitor(Monitor):
         else:
             self._before_plain(self._facts)
 
-    # Without `contained`, because most steps are those at which nothing is due, and half of what
-    # they cost is the number of functions called.
+    @contained
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
-        try:
-            if self._watched:
-                if optimizer is not self._stepping:
-                    self._other_stepped(optimizer)
-                    return
-                self._stepping = None
-                self._counted = weakref.ref(optimizer)
-                # The steps must be counted on, or this rank's would no longer be those of the
-                # others.
-                with self._bookkeeping:
-                    self._end_watched_step()
-                self._trace_counters = trace_counters()
-            elif optimizer is not self._counted() and not self._counts(optimizer):
+        # Nothing is due at most steps, and half of what those cost is the number of functions that
+        # are called.
+        if self._watched:
+            if optimizer is not self._stepping:
+                self._other_stepped(optimizer)
                 return
-            self._step = step = self._step + 1
-            self._sequence = _sequence_number()
-            counters = self._trace_counters
-            if counters is not None:
-                self._traced = counters["frames"]["total"]
-            if step < self._next_look:
-                self._context.step = step
-            else:
-                self._look_ahead(step)
-        except Exception as fault:  # noqa: BLE001
-            self._bookkeeping.contain(fault)
+            self._stepping = None
+            self._counted = weakref.ref(optimizer)
+            # The steps must be counted on, or this rank's would no longer be those of the others.
+            with self._bookkeeping:
+                self._end_watched_step()
+            self._trace_counters = trace_counters()
+        elif optimizer is not self._counted() and not self._counts(optimizer):
+            return
+        self._step = step = self._step + 1
+        self._sequence = _sequence_number()
+        counters = self._trace_counters
+        if counters is not None:
+            self._traced = counters["frames"]["total"]
+        if step < self._next_look:
+            self._context.step = step
+        else:
+            self._look_ahead(step)
 
     @contained
     def step_unseen(self) -> None:
