@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 # Seconds between two looks at what has come: rows are rolled up together, and cost less.
 _PERIOD = 5.0
 # Part of the time that it may take: the machine has other things to do.
-_SHARE = 0.1
+_SHARE = 0.15
 
 
 class Compactor:

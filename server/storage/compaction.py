@@ -31,8 +31,9 @@ _MAX_ROWS = 20_000
 # Points of a step: it holds up batches while it writes.
 _MAX_POINTS = 400_000
 # A rank is rolled up when a view would have to read more rows or steps raw than these.
-_MAX_WAITING = 8
-_MAX_STEPS = 512
+# Each costs the same for a few steps as for some thousand.
+_MAX_WAITING = 16
+_MAX_STEPS = 1024
 
 
 def runs_to_compact(connection: Connection) -> list[int]:
@@ -175,6 +176,9 @@ def _roll(
         block = start // step // rollups.ROW
         made.blocks.append((level, block, (stop // step - 1) // rollups.ROW))
         kept = old[level]
+        goes_on = level + 1 < rollups.LEVELS and (
+            rollups.level_end(level + 1, end) > starts[level + 1]
+        )
         for metric in kept.keys() | levels.keys():
             # Of what was there only that before `start` still holds.
             parts = [kept[metric].part(0, start // step)] if metric in kept else []
@@ -184,7 +188,7 @@ def _roll(
             key = {"run": run, "metric": metric, "level": level, "rank": rank}
             made.rows += [key | row for row in rollups.rows(whole, level)]
             # What the level above has not got yet.
-            if level + 1 < rollups.LEVELS:
+            if goes_on:
                 above = starts[level + 1] // step
                 levels[metric] = rollups.coarser(whole.part(above, stop // step), rollups.FANOUT)
     mark.end = end
