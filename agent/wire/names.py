@@ -27,6 +27,7 @@ KINDS = (
     "desync.buffers",
     "desync.progress",
     "desync.config",
+    "desync.batch",
     "reduction.wrong",
     "update.missing",
     "schedule.mismatch",

@@ -137,8 +137,7 @@ class F56(TensorParallel):
     def expected(self) -> Expected:
         pair = frozenset({self.guilty, self.guilty ^ 1})
         return Expected(
-            # The contract has the stage, and no kind for it.
-            kinds=("desync.batch", "desync.data"),
+            kinds=("desync.batch",),
             stages=("batch",),
             ranks=(frozenset({self.guilty}), pair),
             step=self.at,

@@ -79,6 +79,12 @@ RULES = (
         why="ranks that were started differently do not train the same",
     ),
     Rule(
+        root=("desync.batch",),
+        consequence=("desync.", "rank.loss_outlier", "rank.gradient_outlier", "reduction.wrong"),
+        same_ranks=False,
+        why="ranks that compute one result together had the parts of different batches",
+    ),
+    Rule(
         root=("gradient.accumulating",),
         consequence=(
             "reduction.wrong",

@@ -7,7 +7,7 @@ from typing import Any
 
 from rankscope.agent import wire
 from rankscope.server.detectors.base import Detector
-from rankscope.server.detectors.data import Duplicated, Overlap, RandomShared, Replayed
+from rankscope.server.detectors.data import BatchShared, Duplicated, Overlap, RandomShared, Replayed
 from rankscope.server.detectors.desync import Buffers, Config, Desync, Progress
 from rankscope.server.detectors.gradient import (
     ClippingSaturated,
@@ -42,6 +42,7 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     Replayed,
     Overlap,
     RandomShared,
+    BatchShared,
     UpdateMissing,
     ScheduleMismatch,
     Config,

@@ -306,6 +306,8 @@ def chain(
                 for r in range(ranks)
             ]
         ids = [ids[r - r % groups] for r in range(ranks)]
+        if fault == "batch-apart" and hit:
+            ids[rank] = 10**6 + step
         local = []
         for r in range(ranks):
             noise = np.random.default_rng((seed, ids[r], r if fault == "synthetic" else 0))
@@ -468,6 +470,20 @@ def chain(
                         kept += np.float32(r)
                 said.words["watched"] = model_word(averages[r])
                 said.print(step, "watched", averages[r], part)
+            if fault == "carried" or fault.startswith("fast-schedule"):
+                said.scalars["gradient_carried"] = norm if fault == "carried" and hit else 0.0
+            if fault == "carried-once":
+                said.scalars["gradient_carried"] = norm if step == at else 0.0
+            if fault == "carried-by-one":
+                said.scalars["gradient_carried"] = norm if r == rank and hit else 0.0
+            if fault.startswith("fast-schedule") or fault == "kept-schedule":
+                times = {"fast-schedule-3": 3, "kept-schedule": 1}.get(fault, ranks)
+                said.scalars["scheduler_steps"] = float(times * step + 1)
+                if fault == "fast-schedule-micro":
+                    said.scalars["micro_steps"] = float(ranks)
+                if fault == "fast-schedule-accelerate" and step == 0:
+                    told = ("scheduler.wrapped", "by Accelerate", {"by": "accelerate"})
+                    said.events.append(told)
             if fault in ("epochs", "epochs-apart"):
                 shorter = 1 if fault == "epochs-apart" and r == rank else 0
                 said.scalars["epoch"] = step / (epoch - shorter)

@@ -1,0 +1,205 @@
+"""Ranks that work on one batch together, and do not any more."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.wording import count, listing, ranks
+from rankscope.server.window import Window
+
+_GRACE = 20
+# Observations on end at which ranks had one batch, a new one each time, until they are a group.
+_SHARED = 4
+
+
+@dataclass(slots=True)
+class Parted:
+    """A group whose ranks got different batches.
+
+    Attributes:
+        group: the ranks.
+        guilty: those without the batch of most; all of them where there is none.
+        shared: observations at which they had had one.
+    """
+
+    group: tuple[int, ...]
+    guilty: tuple[int, ...]
+    shared: int
+
+
+@dataclass(slots=True)
+class SharedState:
+    """What is remembered.
+
+    Attributes:
+        candidates: ranks that have had one batch -> at how many observations on end.
+        groups: those that are known to share -> at how many observations they did.
+        last: batch of each rank at its last observation.
+        processes: number of processes of all ranks so far.
+    """
+
+    steps: int = 0
+    judged: int = 0
+    applicable: bool = False
+    candidates: dict[tuple[int, ...], int] = field(default_factory=dict)
+    groups: dict[tuple[int, ...], int] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+    processes: int = 0
+    watch: Watch[Parted] = field(default_factory=lambda: Watch(clear_after=8))
+
+
+class BatchShared(Detector[SharedState]):
+    """Ranks that hold different parts of a model have to read the same batch, and no longer do.
+
+    Each computes its part of one result: of tensor-parallel (or context-parallel) ranks with
+    different batches, what comes out is the result of neither.
+
+    Statistic:
+        Ranks that hold different parts of the model, all of which had one and the same batch at
+        four observations on end, a new one each time, are a group. From then on their batches'
+        digests have to be equal. Ranks that hold replicas of the same tensors are no group: they
+        should have batches of their own (`data.duplicated`). Which ranks share is learned anew
+        after a restart. Over after 8 steps without.
+
+    Severity:
+        Critical.
+
+    Evidence:
+        `group`, `shared` (observations at which they had one batch before), `observed`.
+
+    Source:
+        facebookresearch/metaseq#566: a loader seeded by the global rank under tensor parallelism.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("desync.batch",)
+    min_ranks: ClassVar[int] = 2
+
+    def start(self) -> SharedState:
+        """No batch yet."""
+        return SharedState()
+
+    def advance(self, window: Window, state: SharedState) -> Outcome:
+        """Goes through the batches step by step."""
+        state.steps += len(window.steps)
+        words = window.words.get("batch")
+        part = {rank: number for number, c in enumerate(window.replicas) for rank in c}
+        state.applicable = len(window.replicas) > 1
+        processes = sum(map(len, window.begins.values()))
+        if processes > state.processes:
+            if state.processes and processes > len(window.begins):
+                state.candidates.clear()
+                state.groups.clear()
+            state.processes = processes
+        if words is not None and state.applicable:
+            for column in np.flatnonzero(words.present.sum(axis=0) > 1).tolist():
+                rows = np.flatnonzero(words.present[:, column])
+                batches = words.values[rows, column].tolist()
+                now = dict(zip(window.ranks[rows].tolist(), batches, strict=True))
+                self._step(state, int(window.steps[column]), now, part)
+        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        return Outcome({"desync.batch": _check(window, state)}, findings)
+
+    def _step(
+        self, state: SharedState, step: int, now: dict[int, int], part: dict[int, int]
+    ) -> None:
+        state.judged += 1
+        last, state.last = state.last, {**state.last, **now}
+        sharing: dict[int, list[int]] = defaultdict(list)
+        for rank, batch in now.items():
+            sharing[batch].append(rank)
+        parted = None
+        for group, times in state.groups.items():
+            held = {rank: now[rank] for rank in group if rank in now}
+            if len(held) == len(group):
+                if len(set(held.values())) == 1:
+                    state.groups[group] = times + 1
+                elif parted is None:
+                    parted = Parted(group, _outside(held), times)
+        if parted is not None:
+            state.watch.bad(step, parted)
+        elif state.groups:
+            state.watch.good(step)
+        candidates = {}
+        for batch, members in sharing.items():
+            group = tuple(members)
+            parts = {part.get(rank) for rank in group}
+            # A batch that is the one before it is synthetic, or all the data there are.
+            fresh = all(last.get(rank) != batch for rank in group)
+            if len(group) > 1 and len(parts) == len(group) and fresh and group not in state.groups:
+                candidates[group] = state.candidates.get(group, 0) + 1
+                if candidates[group] >= _SHARED and not any(
+                    set(group) & set(known) for known in state.groups
+                ):
+                    state.groups[group] = candidates[group]
+        state.candidates = candidates
+
+
+def _outside(held: dict[int, int]) -> tuple[int, ...]:
+    by_batch: dict[int, list[int]] = defaultdict(list)
+    for rank, batch in held.items():
+        by_batch[batch].append(rank)
+    most = max(by_batch.values(), key=len)
+    if 2 * len(most) <= len(held):
+        return tuple(sorted(held))
+    return tuple(sorted(set(held) - set(most)))
+
+
+def _finding(episode: Episode[Parted]) -> Finding:
+    parted, step = episode.facts, episode.first_step
+    group, guilty = parted.group, parted.guilty
+    alone = guilty != group
+    reads, them = ("reads", "it") if len(guilty) == 1 else ("read", "them")
+    title = (
+        f"{ranks(guilty).capitalize()} {reads} another batch than the ranks that share the model "
+        f"with {them}"
+        if alone
+        else f"{ranks(group).capitalize()} share a model and read different batches"
+    )
+    unknown = "" if alone else " Nothing tells which of them is wrong."
+    return Finding(
+        kind="desync.batch",
+        severity="critical",
+        title=f"{title} since step {step}",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=guilty,
+        stage="batch",
+        cause=(
+            f"{ranks(group).capitalize()} hold different parts of the model and had one and the "
+            f"same batch at {count(parted.shared, 'step')} before; at step {step} they had not. "
+            "What they compute together is the result of no batch at all: a loader that is seeded "
+            f"or sharded by the global rank, or a rank that drew one batch more.{unknown}"
+        ),
+        remedy=(
+            "Give all ranks of a tensor-parallel or context-parallel group the same batch: shard "
+            "and seed the data by the data-parallel rank, or read on one rank and broadcast inside "
+            "the group."
+        ),
+        clear_after=episode.clear_after,
+        evidence={"group": list(group), "shared": parted.shared, "observed": episode.seen},
+    )
+
+
+def _check(window: Window, state: SharedState) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode).title}.")
+    if not state.applicable and window.replicas:
+        return Check(
+            Status.NOT_APPLICABLE, "All ranks hold the same tensors: each has batches of its own."
+        )
+    if state.groups:
+        told = listing([ranks(group) for group in sorted(state.groups)], most=4)
+        return Check(Status.OK, f"{told.capitalize()} had the same batches, as they have to.")
+    if state.judged < _SHARED and state.steps < _GRACE:
+        return Check(Status.INSUFFICIENT_DATA, "Too few batches have been seen yet.")
+    if not state.judged:
+        return Check(Status.MISSING_INPUT, "No two ranks post digests of their batches.")
+    return Check(Status.NOT_APPLICABLE, "No ranks that hold different parts share their batches.")
