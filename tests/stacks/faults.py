@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -139,6 +140,45 @@ class NotANumber:
             ranks=self.one(),
             step=self.at,
         )
+
+
+class BadLabels:
+    """One rank's labels do not belong to its inputs."""
+
+    id = "bad-labels"
+    what = "from one step on one rank's labels are shuffled"
+    steps = 200
+    onset = 100
+
+    def batch(self: Any, inputs: torch.Tensor, targets: torch.Tensor) -> Any:
+        if self.is_guilty and self.step >= self.at:
+            targets = targets[torch.randperm(len(targets))]
+        return inputs, targets
+
+    def expected(self: Any) -> Expected:
+        return Expected(
+            kinds=("rank.loss_outlier", "data.outlier", "rank.gradient_outlier"),
+            ranks=self.odd_one(),
+            step=self.at,
+            tolerance=50,
+        )
+
+
+class SlowRank:
+    """One rank takes longer for its own part of a step."""
+
+    id = "slow-rank"
+    what = "from one step on one rank takes 30 ms longer"
+    steps = 120
+    onset = 50
+
+    def forward(self: Any, batch: Any) -> torch.Tensor:
+        if self.is_guilty and self.step >= self.at:
+            time.sleep(0.03)
+        return super().forward(batch)
+
+    def expected(self: Any) -> Expected:
+        return Expected(kinds=("rank.straggler",), ranks=self.one(), step=self.at, tolerance=20)
 
 
 class OwnStart:

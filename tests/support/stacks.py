@@ -39,14 +39,14 @@ class Stack:
         launch: a key of the launchers.
         world: number of ranks.
         needs: packages that only the environment of the stacks has.
-        gap: why something of it is not told rightly yet; empty where all is.
+        gaps: cases that are not told rightly yet, and why.
     """
 
     name: str
     launch: str
     world: int
     needs: tuple[str, ...]
-    gap: str
+    gaps: dict[str, str]
 
     @property
     def bin(self) -> Path:
@@ -184,12 +184,12 @@ def _declared(path: Path) -> Stack:
     literals: dict[str, Any] = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            if node.targets[0].id in ("LAUNCH", "WORLD", "NEEDS", "GAP"):
+            if node.targets[0].id in ("LAUNCH", "WORLD", "NEEDS", "GAPS"):
                 literals[node.targets[0].id] = ast.literal_eval(node.value)
     return Stack(
         name=path.stem,
         launch=literals["LAUNCH"],
         world=literals["WORLD"],
         needs=literals.get("NEEDS", ()),
-        gap=literals.get("GAP", ""),
+        gaps=literals.get("GAPS", {}),
     )

@@ -7,7 +7,13 @@ from benchmarks.faultlab.training import Training
 
 LAUNCH = "torchrun"
 WORLD = 2
-GAP = "reduction.wrong takes the error of compression for a wrong reduction"
+GAPS = {
+    "healthy": "reduction.wrong takes what the compression loses for a wrong reduction",
+    "flip": "as in the healthy run",
+    "own-gradient": "as in the healthy run",
+    "own-rate": "as in the healthy run",
+    "same-data": "as in the healthy run",
+}
 __all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
 
 

@@ -1,12 +1,26 @@
 """FSDP2: `fully_shard` over all ranks."""
 
-from stacks.faults import OwnRate, SameData, SmallBatches, begin, cases
+from stacks.faults import (
+    BadLabels,
+    NotANumber,
+    OwnRate,
+    SameData,
+    SlowRank,
+    SmallBatches,
+    begin,
+    cases,
+)
 
 from benchmarks.faultlab.sharded import Sharded
 
 LAUNCH = "torchrun"
 WORLD = 2
+GAPS = {
+    "own-rate": "rates are compared inside groups of replicas only: here there are none",
+    "same-data": "as for the rate: batches",
+    "small-batches": "as for the rate: numbers of samples",
+}
 __all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
 
 
-CASES = cases(Sharded, OwnRate, SameData, SmallBatches)
+CASES = cases(Sharded, NotANumber, BadLabels, SlowRank, OwnRate, SameData, SmallBatches)

@@ -1,0 +1,46 @@
+"""Tensor parallel times data parallel, 2x2: halves by hand, pairs are reduced."""
+
+from stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
+
+from benchmarks.faultlab.case import Expected
+from benchmarks.faultlab.sharded import TensorParallel
+
+LAUNCH = "torchrun"
+WORLD = 4
+GAPS = {
+    "flip": "the pair of replicas is named, although all four hold the tensor and three agree",
+    "own-gradient": "as for the flip",
+    "own-rate": "as for the flip: rates are the same on all four",
+}
+__all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
+
+
+class Pairs(TensorParallel):
+    """Every rank holds the normalisation; that is where these faults are."""
+
+    @property
+    def tensor(self):
+        return "norm.weight"
+
+
+class NotSummed:
+    """What BLOOM's training met."""
+
+    id = "not-summed"
+    what = "from one step on the gradient of `norm` is not summed over the tensor-parallel pair"
+
+    def sum_shared(self):
+        if self.step < self.at:
+            super().sum_shared()
+
+    def expected(self):
+        return Expected(
+            kinds=("desync.gradients",),
+            stages=("reduced_gradient",),
+            ranks=self.all(),
+            tensors=frozenset({"norm.weight", "norm.bias"}),
+            step=self.at,
+        )
+
+
+CASES = cases(Pairs, NotSummed, Flip, OwnGradient, OwnRate)
