@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -81,10 +82,9 @@ class Messenger:
     def _listen(self) -> None:
         # Not one of the pool: it would go back to it with what it listens to.
         connection = self._engine.raw_connection()
+        driver: Any = connection.driver_connection  # detached it does not know it any more
         connection.detach()
         try:
-            driver = connection.driver_connection
-            assert driver is not None
             driver.autocommit = True
             driver.execute(f"LISTEN {_CHANNEL}")
             self._news.missed()

@@ -14,6 +14,7 @@ from sqlalchemy.engine import make_url
 # SQLite has one writer at a time. Waiting for it here is fair and never times out; waiting inside
 # SQLite is neither, and ends in "database is locked".
 _writers: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
+_LONGEST_PAUSE_S = 60
 
 
 def open_engine(url: str) -> Engine:
@@ -22,7 +23,10 @@ def open_engine(url: str) -> Engine:
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() != "sqlite":
-        return create_engine(parsed, pool_size=10, max_overflow=20, pool_pre_ping=True)
+        engine = create_engine(parsed, pool_size=10, max_overflow=20, pool_pre_ping=True)
+        if parsed.get_backend_name() == "postgresql":
+            event.listen(engine, "connect", _prepare_postgresql)
+        return engine
     engine = create_engine(parsed, connect_args={"timeout": 30}, pool_size=20, max_overflow=20)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -53,6 +57,14 @@ def writing(engine: Engine) -> Iterator[Connection]:
         connection.execution_options(rankscope_writes=True)
         with connection.begin():
             yield connection
+
+
+def _prepare_postgresql(connection: Any, record: Any) -> None:
+    # A server that is suspended in the middle of a transaction holds rows of its runs: batches for
+    # them, and whoever takes the runs over, would wait until it wakes.
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{_LONGEST_PAUSE_S}s'")
+    connection.commit()
 
 
 def _prepare_sqlite(connection: Any, record: Any) -> None:
