@@ -5,6 +5,7 @@ from rankscope.agent.probes.amp import Amp
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.batch import Batch
 from rankscope.agent.probes.buffers import Buffers
+from rankscope.agent.probes.carried import CarriedGradients
 from rankscope.agent.probes.clipping import Clipping
 from rankscope.agent.probes.cosine import GradientCosine
 from rankscope.agent.probes.gradients import Gradients
@@ -16,6 +17,7 @@ from rankscope.agent.probes.optimizer import LearningRate
 from rankscope.agent.probes.optimizer_state import OptimizerState
 from rankscope.agent.probes.parameters import Parameters
 from rankscope.agent.probes.rng import RandomState
+from rankscope.agent.probes.scheduler import Scheduler
 from rankscope.agent.probes.settings import Settings
 from rankscope.agent.probes.timing import CollectiveWait, Timing
 from rankscope.agent.probes.watched import WatchedModules
@@ -26,9 +28,11 @@ PROBES: tuple[type[Probe], ...] = (
     Batch,
     Loss,
     LearningRate,
+    Scheduler,
     Settings,
     Amp,
     Clipping,
+    CarriedGradients,
     LocalGradients,
     CollectiveWait,
     Gradients,

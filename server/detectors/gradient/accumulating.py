@@ -9,11 +9,12 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.statistics import mean_over_ranks
+from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Window
 
-# By sums of sketches it is certain; twice on end, so that a pause in zeroing is not told.
+# By sums of sketches, or by what was there before, it is certain; twice on end, so that a pause in
+# zeroing is not told.
 _CERTAIN = 2
 # Without them: steps on end whose gradient points where the last one did, and has grown.
 _ALIKE = 8
@@ -29,7 +30,7 @@ class Adding:
     """What was seen.
 
     Attributes:
-        certain: by sums, and not by direction and growth.
+        certain: by sums or by what was there before, and not by direction and growth.
         cosine, grown: of the last gradient to the one before; its norm over that at the onset.
     """
 
@@ -44,6 +45,8 @@ class AddingState:
 
     Attributes:
         sums: reductions in a row that were the step before and this step's mean, since `since`.
+        carried: looks in a row at which every rank still had an earlier gradient, since
+            `carried_since`; -1 where the last one found none.
         alike: observations in a row that point the same way and grow, since `alike_since`.
     """
 
@@ -52,6 +55,8 @@ class AddingState:
     summed: int = 0
     sums: int = 0
     since: int = 0
+    carried: int = 0
+    carried_since: int = 0
     alike: int = 0
     alike_since: int = 0
     start_norm: float = 0.0
@@ -64,13 +69,15 @@ class GradientAccumulating(Detector[AddingState]):
     """Each step's gradient contains those of the steps before: `zero_grad` is missing.
 
     Statistic:
-        Where both sides of the reduction are known at two steps on end: the reduced gradient is
-        that of the step before plus the mean of this step's own, to 1e-3, twice in a row. Else, a
+        What is in the gradients when a step's own are added to them (`gradient_carried`), on every
+        rank, at two looks in a row. Or, where both sides of the reduction are known at two steps on
+        end: the reduced gradient is that of the step before plus the mean of this step's own, to
+        1e-3, twice in a row. Else, a
         cosine above 0.8 to the gradient of the step before at 8 observations on end, while the
         norm grows to twice its size. Over after 16 steps.
 
     Severity:
-        Critical by sums, warning by direction.
+        Critical by what was there and by sums, warning by direction.
 
     Evidence:
         `certain`, `cosine`, `grown` (times the norm at the onset), `observed`.
@@ -80,7 +87,7 @@ class GradientAccumulating(Detector[AddingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.accumulating",)
-    wants: ClassVar[tuple[str, ...]] = ("grad_cosine", "grad_norm")
+    wants: ClassVar[tuple[str, ...]] = ("grad_cosine", "grad_norm", "gradient_carried")
 
     def start(self) -> AddingState:
         """Nothing seen yet."""
@@ -94,9 +101,16 @@ class GradientAccumulating(Detector[AddingState]):
             zip(*(a.tolist() for a in mean_over_ranks(window, "grad_cosine")), strict=True)
         )
         norms = dict(zip(*(a.tolist() for a in mean_over_ranks(window, "grad_norm")), strict=True))
-        for step in sorted({*patterns, *cosines}):
+        held, rows = rank_rows(window, "gradient_carried")
+        carried = dict(zip(held.tolist(), np.fmin.reduce(rows, axis=1).tolist(), strict=True))
+        for step in sorted({*patterns, *cosines, *carried}):
             norm = norms.get(step, float("nan"))
             state.judged += 1
+            if step in carried:
+                self._carried(state, step, carried[step], norm)
+                if state.carried >= _CERTAIN:
+                    self._found(state, step, cosines.get(step, float("nan")), norm, certain=True)
+                    continue
             if step in patterns:
                 state.summed += 1
                 adds = patterns[step].pattern == "accumulated"
@@ -111,14 +125,24 @@ class GradientAccumulating(Detector[AddingState]):
                     continue
             if step in cosines and np.isfinite(norm):
                 self._direction(state, step, cosines[step], norm)
-            if state.sums < _CERTAIN and state.alike < _ALIKE:
+            if max(state.sums, state.carried) < _CERTAIN and state.alike < _ALIKE:
                 state.watch.good(step)
         findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
         return Outcome({"gradient.accumulating": _check(window, state)}, findings)
 
+    def _carried(self, state: AddingState, step: int, size: float, norm: float) -> None:
+        if not size > 0:
+            state.carried = -1
+            return
+        if state.carried <= 0:
+            state.carried, state.carried_since = 0, step
+            if state.alike < _ALIKE and not state.sums:
+                state.start_norm = norm
+        state.carried += 1
+
     def _direction(self, state: AddingState, step: int, cosine: float, norm: float) -> None:
         # Sums have been looked at and said no: that counts for more than the direction.
-        known = state.summed > _ALIKE and not state.sums
+        known = (state.summed > _ALIKE and not state.sums) or state.carried < 0
         if cosine < _COSINE or norm < _SLACK * state.last_norm or known:
             state.alike = 0
             state.last_norm = norm
@@ -135,6 +159,8 @@ class GradientAccumulating(Detector[AddingState]):
     ) -> None:
         grown = norm / state.start_norm if state.start_norm > 0 else float("nan")
         since = state.since if certain else state.alike_since
+        if state.carried >= _CERTAIN:
+            since = min(state.carried_since, since) if state.sums else state.carried_since
         facts = state.watch.bad(step, Adding(certain, cosine, grown), first_step=since).facts
         facts.cosine, facts.grown, facts.certain = cosine, grown, facts.certain or certain
 

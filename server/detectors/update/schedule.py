@@ -1,4 +1,4 @@
-"""A learning rate that has come to its end long before the training has."""
+"""A schedule that does not go with the steps: it advances too often, or has come to its end."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ _NOTHING = 1e-6
 # Steps without one: a last step with a rate of 0 is how many schedules end.
 _AT_LEAST = 10
 _SHARE = 0.05
+# A schedule advances too often when it did so over so many looks in a row, and so many steps.
+_LOOKS, _LOOKED = 3, 4
+_WRAPPED = "scheduler.wrapped"
 
 
 @dataclass(slots=True)
@@ -35,8 +38,29 @@ class Ended:
 
 
 @dataclass(slots=True)
+class Fast:
+    """A schedule that advances more than once a step.
+
+    Attributes:
+        times: how often.
+        micro: passes backward a step; 0 where not known.
+        wrapped: whether Accelerate has it do so.
+    """
+
+    times: int
+    micro: int
+    wrapped: bool
+
+
+@dataclass(slots=True)
 class ScheduleState:
-    """What is remembered of the learning rate, the largest of all groups and ranks."""
+    """What is remembered of the learning rate, the largest of all groups and ranks.
+
+    Attributes:
+        counts: rank -> step and `scheduler_steps` when it was looked at last.
+        times: how often the schedule has advanced a step since `times_since`, at `looks` looks.
+        micro: newest number of passes backward a step.
+    """
 
     steps: int = 0
     judged: int = 0
@@ -44,24 +68,35 @@ class ScheduleState:
     highest: float = 0.0
     nothing_since: int = -1
     watch: Watch[Ended] = field(default_factory=lambda: Watch(clear_after=8))
+    counts: dict[int, tuple[int, float]] = field(default_factory=dict)
+    times: int = 0
+    times_since: int = 0
+    looks: int = 0
+    looked: int = 0
+    micro: int = 0
+    wrapped: bool = False
+    fast: Watch[Fast] = field(default_factory=lambda: Watch(clear_after=8))
 
 
 class ScheduleMismatch(Detector[ScheduleState]):
-    """The learning rate has fallen to nothing, and training goes on.
+    """A schedule that advances too often, or has come to its end while training goes on.
 
     A schedule was made for fewer steps than are taken: it advances once for each rank or each
     micro-batch, or was given the length of one epoch.
 
     Statistic:
-        A learning rate below a millionth of its largest for 10 steps and a twentieth of the steps
-        before them, on every rank. How often a scheduler advanced cannot be seen: one that merely
-        runs too fast is found when it has come to its end.
+        `scheduler_steps` over optimizer steps between two looks: the same whole number above 1 on
+        every rank at 3 looks in a row and over 4 steps. Or a learning rate below a millionth of its
+        largest for 10 steps and a twentieth of the steps before them, on every rank. A schedule
+        that is no scheduler of torch is not counted: it is found when it has come to its end.
 
     Severity:
-        Warning.
+        Warning for one that has ended, and for one that advances once a step for each rank; info
+        where that is how often there is a micro-batch, where Accelerate does it by design, and for
+        other numbers: the schedule may be made for it.
 
     Evidence:
-        `ended_step`, `steps_without`, `lr_highest`, `world_size`.
+        `times` (advances a step) or `ended_step`, `steps_without`, `lr_highest`; `world_size`.
 
     Source:
         huggingface/accelerate#1398 and others: a scheduler stepped by every process.
@@ -69,6 +104,7 @@ class ScheduleMismatch(Detector[ScheduleState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("schedule.mismatch",)
     needs: ClassVar[tuple[str, ...]] = ("lr",)
+    wants: ClassVar[tuple[str, ...]] = ("scheduler_steps", "micro_steps")
 
     def start(self) -> ScheduleState:
         """Nothing seen yet."""
@@ -91,8 +127,92 @@ class ScheduleMismatch(Detector[ScheduleState]):
             since = state.nothing_since = step if state.nothing_since < 0 else state.nothing_since
             if step - since + 1 >= max(_AT_LEAST, _SHARE * (since - state.first)):
                 state.watch.bad(step, Ended(state.first, state.highest), first_step=since)
-        findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
+        state.wrapped |= any(e.kind == _WRAPPED for e in window.events)
+        micro = rank_rows(window, "micro_steps")
+        for step, counts in zip(*rank_rows(window, "scheduler_steps"), strict=True):
+            passes = micro[1][: int(np.searchsorted(micro[0], step, side="right"))]
+            if len(passes) and not np.isnan(passes[-1]).all():
+                state.micro = int(np.nanmax(passes[-1]))
+            told = {int(r): float(c) for r, c in zip(window.ranks, counts, strict=True) if c == c}
+            self._count(window, state, int(step), told)
+        fast = [_too_fast(e, window) for e in state.fast.take(window.last_step)]
+        ended = [_finding(e, window) for e in state.watch.take(window.last_step)]
+        # That it has ended follows from it.
+        serious = any(finding.severity == "warning" for finding in fast)
+        findings = (*fast, *(() if serious else ended))
         return Outcome({"schedule.mismatch": _check(window, state)}, findings)
+
+    def _count(
+        self, window: Window, state: ScheduleState, step: int, told: dict[int, float]
+    ) -> None:
+        """Compares how often the schedule has advanced with the steps since the last look."""
+        times: set[float] = set()
+        earliest = step
+        for rank, advanced in told.items():
+            before, state.counts[rank] = state.counts.get(rank), (step, advanced)
+            if before is not None and before[0] < step and before[1] <= advanced:
+                times.add((advanced - before[1]) / (step - before[0]))
+                earliest = min(earliest, before[0])
+        if not times:
+            return
+        number = times.pop()
+        if times or number < 2 or number != int(number):
+            state.looks = 0
+            state.fast.good(step)
+            return
+        if not state.looks or state.times != number:
+            state.times, state.looks, state.looked = int(number), 0, 0
+            # From the first step on, where it adds up: counting began before the first look.
+            first = min(c for _, c in state.counts.values()) - number * (step - earliest)
+            state.times_since = earliest if first != number * earliest else 0
+        state.looks += 1
+        state.looked += step - earliest
+        if state.looks >= _LOOKS and state.looked >= _LOOKED:
+            facts = Fast(int(number), state.micro, state.wrapped)
+            state.fast.bad(step, facts, first_step=state.times_since)
+
+
+def _too_fast(episode: Episode[Fast], window: Window) -> Finding:
+    fast, step, size = episode.facts, episode.first_step, window.world_size
+    each, meant = "", True
+    if fast.times == size > 1:
+        each, meant = " once for each rank", fast.wrapped or fast.micro == size
+    if fast.micro == fast.times:
+        each += f"{' or' if each else ''} once for each micro-batch"
+    design = (
+        " Accelerate does so by design: schedules are to be given the steps of one process."
+        if fast.wrapped
+        else ""
+    )
+    return Finding(
+        kind="schedule.mismatch",
+        key="fast",
+        severity="info" if meant else "warning",
+        title=f"The schedule advances {fast.times} times at every optimizer step"
+        + (f" ({each.strip()})" if each else ""),
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=tuple(int(r) for r in window.ranks),
+        stage="hyperparameters",
+        cause=(
+            f"Since step {step}, `scheduler.step()` is called {fast.times} times between two "
+            f"optimizer steps,{each or ' the same number every time'}, on every rank. A schedule "
+            f"of N steps is over after N / {fast.times}, warm-up included.{design}"
+        ),
+        remedy=(
+            "Call `scheduler.step()` once an optimizer step: not in the loop over micro-batches, "
+            "and not by hand where a wrapper does it. Or give the schedule "
+            f"{fast.times} times the number of optimizer steps."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "times": fast.times,
+            "micro_steps": fast.micro,
+            "world_size": size,
+            "wrapped": fast.wrapped,
+        },
+    )
 
 
 def _finding(episode: Episode[Ended], window: Window) -> Finding:
@@ -135,6 +255,9 @@ def _finding(episode: Episode[Ended], window: Window) -> Finding:
 
 
 def _check(window: Window, state: ScheduleState) -> Check:
+    fast = state.fast.open(window.last_step)
+    if fast is not None:
+        return Check(Status.OPEN, f"{_too_fast(fast, window).title}.")
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, window).title}.")
@@ -142,6 +265,10 @@ def _check(window: Window, state: ScheduleState) -> Check:
         return Check(Status.INSUFFICIENT_DATA, f"{count(state.judged, 'learning rate')} so far.")
     return Check(
         Status.OK,
-        f"The learning rate has not come to its end in {count(state.judged, 'step')}; how often a "
-        "scheduler advances cannot be seen.",
+        f"The learning rate has not come to its end in {count(state.judged, 'step')}"
+        + (
+            ", and its schedule does not advance too often."
+            if state.counts
+            else "; how often a scheduler advances cannot be seen."
+        ),
     )

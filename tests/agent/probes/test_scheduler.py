@@ -1,0 +1,95 @@
+"""How often a schedule advances, with torch's own schedulers."""
+
+import copy
+
+import pytest
+import torch
+from support.probe_harness import Harness
+from torch import nn
+from torch.optim import lr_scheduler as schedules
+
+from rankscope.agent.probes.scheduler import Scheduler
+
+
+class Job:
+    def __init__(self):
+        self.model = nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.before = schedules.StepLR(self.optimizer, 100)
+        self.harness = Harness(self.model, self.optimizer, probes=(Scheduler,))
+
+    def steps(self, number, *made, times=1):
+        for _ in range(number):
+            self.optimizer.zero_grad()
+            self.model(torch.ones(1, 3)).sum().backward()
+            self.optimizer.step()
+            for scheduler in made:
+                for _ in range(times):
+                    scheduler.step()
+        return [facts.scalars.get("scheduler_steps") for facts in self.harness.steps]
+
+
+@pytest.fixture
+def job():
+    made = Job()
+    yield made
+    made.harness.close()
+
+
+def test_a_scheduler_made_before_is_counted_when_it_advances(job):
+    assert job.steps(4, job.before) == [None, 1, 2, 3]
+
+
+def test_more_than_once_a_step(job):
+    assert job.steps(3, job.before, times=4) == [None, 4, 8]
+
+
+def test_without_one_there_is_no_number(job):
+    assert job.steps(3) == [None, None, None]
+
+
+class Own(schedules.StepLR):
+    def step(self, epoch=None):
+        super().step()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: schedules.CosineAnnealingWarmRestarts(o, 5),
+        lambda o: schedules.OneCycleLR(o, 0.1, total_steps=50),
+        lambda o: schedules.SequentialLR(
+            o, [schedules.ConstantLR(o), schedules.StepLR(o, 5)], milestones=[2]
+        ),
+        lambda o: schedules.ChainedScheduler([schedules.ConstantLR(o), schedules.StepLR(o, 5)]),
+        lambda o: Own(o, 5),
+    ],
+    ids=["restarts", "one cycle", "sequence", "chained", "own"],
+)
+# torch's own sequence of schedules steps before the optimizer does, and is warned by torch.
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_one_step_counts_once(job, make):
+    told = job.steps(5, make(job.optimizer))
+    assert [b - a for a, b in zip(told[1:], told[2:], strict=False)] == [1, 1, 1]
+
+
+def test_another_optimizers_schedule_does_not_count(job):
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    scheduler = schedules.StepLR(other, 5)
+    other.step()
+    assert job.steps(3, scheduler) == [None, None, None]
+
+
+def test_a_schedule_steps_as_it_does_without_us(job):
+    inside = schedules.ExponentialLR(job.optimizer, 0.5)
+    job.steps(3, inside)
+    assert inside.get_last_lr() == [0.1 * 0.5**3]
+    assert copy.deepcopy(inside.state_dict()) == inside.state_dict()
+
+
+def test_classes_are_given_back():
+    before = {kind: vars(kind).get("step") for kind in (schedules.LRScheduler, Own)}
+    made = Job()
+    assert vars(schedules.LRScheduler)["step"] is not before[schedules.LRScheduler]
+    made.harness.close()
+    assert {kind: vars(kind).get("step") for kind in before} == before
