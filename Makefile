@@ -5,15 +5,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+STACKS_VENV := .venv-stacks
+STACKS_STAMP := $(STACKS_VENV)/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test check fix demo faultlab docs screenshot clean
+.PHONY: help install test test-stacks check fix demo faultlab docs screenshot clean
 
 help:
 	@echo "make demo        train on 4 ranks, break one, watch Rankscope find it; ARGS=\"--list-faults\""
 	@echo "make faultlab    break trainings in every known way and score what is said; ARGS=\"--list\""
 	@echo "make test        the whole test suite; ARGS=\"tests/wire -x\" goes to pytest"
+	@echo "make test-stacks real jobs of Horovod, TensorFlow and all other stacks; ARGS=\"-k horovod\""
 	@echo "make check       format, lint, types, who may import whom"
 	@echo "make fix         mend what ruff can mend by itself"
 	@echo "make docs        write the generated pages of docs/ again"
@@ -40,6 +43,14 @@ test: $(STAMP)
 	@.ci/browser
 	$(BIN)/pytest $(ARGS)
 
+$(STACKS_STAMP): tests/stacks/install.sh tests/stacks/constraints.txt tests/stacks/horovod.txt
+	@echo "Installing the stacks into $(STACKS_VENV) (the first time this takes 10 minutes) ..."
+	@tests/stacks/install.sh $(STACKS_VENV) $(PYTHON)
+	@touch $@
+
+test-stacks: $(STAMP) $(STACKS_STAMP)
+	STACKS_VENV=$(abspath $(STACKS_VENV)) $(BIN)/pytest tests/stacks -m stacks $(ARGS)
+
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -64,4 +75,4 @@ screenshot: $(STAMP)
 	$(BIN)/python docs/demo_screenshot.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(STACKS_VENV) build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -105,9 +105,16 @@ def wrapper_of(model: torch.nn.Module) -> str:
 def first_step(optimizer: Any) -> int:
     """Steps that the optimizer has taken before, read off its state; 0 for a fresh one.
 
-    Those of the parameter that has taken most: others may have been frozen for a while.
+    Those of the parameter that has taken most: others may have been frozen for a while. One step
+    that has left nothing behind is none: Horovod's `broadcast_optimizer_state` takes it, with
+    gradients of zero, so that there is a state to broadcast.
     """
     state = getattr(optimizer, "state", None) or {}
     every = [p for group in optimizer.param_groups for p in group["params"]]
-    steps = [state.get(p, {}).get("step") for p in every]
-    return max((int(step) for step in steps if step is not None), default=0)
+    held = [state.get(p, {}) for p in every]
+    steps = [int(own["step"]) for own in held if own.get("step") is not None]
+    taken = max(steps, default=0)
+    if taken != 1:
+        return taken
+    moments = [v for own in held for k, v in own.items() if k != "step" and torch.is_tensor(v)]
+    return int(any(bool(moment.any()) for moment in moments) or not moments)

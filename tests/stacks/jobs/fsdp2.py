@@ -16,6 +16,7 @@ from benchmarks.faultlab.sharded import Sharded
 LAUNCH = "torchrun"
 WORLD = 2
 GAPS = {
+    "slow-rank": "which rank is waited for is told of DDP's reduction only",
     "own-rate": "rates are compared inside groups of replicas only: here there are none",
     "same-data": "as for the rate: batches",
     "small-batches": "as for the rate: numbers of samples",
