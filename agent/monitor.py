@@ -12,7 +12,7 @@ from rankscope.agent import last_words
 from rankscope.agent.connection import Connection
 from rankscope.agent.guard import Guard, message_of
 from rankscope.agent.schedule import Schedule
-from rankscope.agent.whereabouts import phase_of
+from rankscope.agent.whereabouts import phase_of, place_of
 from rankscope.agent.wire import Event
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ PLAIN = frozenset((float, int, bool))
 
 # How long `close` may take.
 _CLOSE_SECONDS = 5.0
+# A step that takes so long is told of, with the place where it is: half of what a collective's
+# shortest usual time-out is, and longer than nearly all steps.
+_STALLED_SECONDS = 10.0
 # Steps between two posts of what the agent measures of itself.
 _REPORT_INTERVAL = 32
 
@@ -50,6 +53,8 @@ class Monitor:
         self._thread = threading.get_ident()
         self._step = step  # the step in progress
         self._reported = step
+        self._stood = (step, time.monotonic())
+        self._stalled_at = ""
         self._guard = Guard(self._report, everywhere=True)
         # A value that cannot be recorded is no reason to stop recording the others.
         self._bookkeeping = self._guard.probe("records", tolerance=1000)
@@ -103,7 +108,24 @@ class Monitor:
     @property
     def phase(self) -> str:
         """What the training thread is doing, read off its stack."""
-        return phase_of(self._thread)
+        phase = phase_of(self._thread)
+        self._tell_stalled(phase)
+        return phase
+
+    def _tell_stalled(self, phase: str) -> None:
+        """Tells where the training thread is, once for each place, when a step does not end."""
+        step, since = self._stood
+        now = time.monotonic()
+        if step != self._step:
+            self._stood, self._stalled_at = (self._step, now), ""
+        elif now - since >= _STALLED_SECONDS and not self.closed:
+            place = place_of(self._thread)
+            if place != self._stalled_at:
+                self._stalled_at = place
+                data = {"phase": phase, "step": step, "seconds": round(now - since, 1)}
+                # Of a step that is complete on all ranks: the server goes no further meanwhile.
+                before = max(step - 2, 0)
+                self._records.event(Event(step=before, kind="stalled", text=place, data=data))
 
     # -------------------------------------------------------------------- for the kinds of monitor
 

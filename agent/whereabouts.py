@@ -6,6 +6,7 @@ that never returns.
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 from types import CodeType, FrameType
@@ -25,6 +26,16 @@ _SIGNS: tuple[tuple[str, str | None, str], ...] = (
     (os.path.join("torch", "serialization.py"), None, "checkpoint"),
 )
 _DEPTH = 200
+# Instructions that load what has a name.
+_NAMES = ("LOAD_FAST", "LOAD_DEREF", "LOAD_NAME", "LOAD_GLOBAL")
+# Parts of file names that are no code of the user's.
+_NOT_THE_USERS = (
+    f"{os.sep}site-packages{os.sep}",
+    f"{os.sep}dist-packages{os.sep}",
+    os.path.dirname(os.__file__) + os.sep,
+    os.path.dirname(__file__) + os.sep,
+    "<frozen",
+)
 
 _known: dict[CodeType, str] = {}
 
@@ -39,7 +50,9 @@ def phase_of(thread: int) -> str:
     frame: FrameType | None = sys._current_frames().get(thread)
     if frame is None:
         return ""
-    found = "idle"
+    found = "collective" if _waits_for_work(frame) else "idle"
+    if found != "idle":
+        return found
     for _ in range(_DEPTH):
         if frame is None:
             break
@@ -53,6 +66,55 @@ def phase_of(thread: int) -> str:
             break
         frame = frame.f_back
     return found
+
+
+def place_of(thread: int) -> str:
+    """Where in the user's own code a thread is: `train (train.py:12)`; empty where there is none.
+
+    Args:
+        thread: as for `phase_of`.
+    """
+    frame: FrameType | None = sys._current_frames().get(thread)
+    for _ in range(_DEPTH):
+        if frame is None:
+            break
+        code = frame.f_code
+        if not any(part in code.co_filename for part in _NOT_THE_USERS):
+            name = os.path.basename(code.co_filename)
+            return f"{code.co_name} ({name}:{frame.f_lineno})"
+        frame = frame.f_back
+    return ""
+
+
+def _waits_for_work(frame: FrameType) -> bool:
+    """Whether the innermost frame is in `work.wait()`, a call into C++ that has no frame.
+
+    Which method is called is read off the instruction that is under way; it has to belong to a
+    `Work` of torch.distributed, where its name tells what it is called on.
+    """
+    code, at = frame.f_code, frame.f_lasti
+    if "wait" not in code.co_names:
+        return False
+    before = [i for i in dis.get_instructions(code) if i.offset <= at]
+    if not before or not before[-1].opname.startswith("CALL"):
+        return False
+    call = before[-1].positions
+    for index in range(len(before) - 1, 0, -1):
+        found = before[index]
+        if found.opname not in ("LOAD_METHOD", "LOAD_ATTR") or found.positions is None:
+            continue
+        if call is None or found.positions.lineno != call.lineno:
+            return False
+        if found.positions.col_offset != call.col_offset:
+            continue
+        if found.argval != "wait":
+            return False
+        owner = before[index - 1]
+        if owner.opname.startswith(_NAMES) and isinstance(owner.argval, str):
+            held = frame.f_locals.get(owner.argval, frame.f_globals.get(owner.argval))
+            return any(kind.__name__ == "Work" for kind in type(held).__mro__)
+        return before[-1].arg == 0
+    return False
 
 
 def _sign_of(code: CodeType) -> str:

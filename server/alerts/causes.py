@@ -234,7 +234,7 @@ RULES = (
     ),
     Rule(
         root=("rank.silent",),
-        consequence=("rank.silent",),
+        consequence=("rank.silent", "rank.stalled"),
         earliest=-_EPISODE,
         latest=_EPISODE,
         same_ranks=False,

@@ -21,7 +21,7 @@ from rankscope.server.detectors.loss import (
     LossOscillating,
     LossSpike,
 )
-from rankscope.server.detectors.rank import RankLossOutlier, RankSilent
+from rankscope.server.detectors.rank import RankLossOutlier, RankSilent, RankStalled
 from rankscope.server.detectors.reduction import ReductionWrong
 from rankscope.server.detectors.update import ScheduleMismatch, UpdateMissing
 
@@ -37,6 +37,7 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     LossOscillating,
     RankLossOutlier,
     RankSilent,
+    RankStalled,
     ReductionWrong,
     Duplicated,
     Replayed,

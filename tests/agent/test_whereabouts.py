@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from support.watching import Watching
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from rankscope.agent.whereabouts import phase_of
+from rankscope.agent.whereabouts import phase_of, place_of
 
 LONGEST = 30
 
@@ -185,6 +186,35 @@ def test_a_worker_that_is_waited_for():
     program = [sys.executable, waits_for_worker.__file__]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=4 * LONGEST)
     assert (ended.returncode, ended.stdout) == (0, "data\n"), ended.stderr
+
+
+class Work:
+    """As torch.distributed's: what waits has no frame of its own."""
+
+    def __init__(self, wait):
+        self.wait = wait
+
+
+@pytest.mark.parametrize(("owner", "phase"), [(Work, "collective"), (SimpleNamespace, "idle")])
+def test_an_asynchronous_collective_that_is_waited_for(owner, phase):
+    # A lock's `acquire` is a call into C, like that of the real one.
+    lock = threading.Lock()
+    lock.acquire()
+    handle = owner(wait=lock.acquire)
+    reached = threading.Event()
+
+    def train():
+        reached.set()
+        handle.wait()
+
+    running = Running(train)
+    assert reached.wait(LONGEST)
+    try:
+        wait_until(lambda: running.phase == phase)
+        assert place_of(running.ident).startswith("train (test_whereabouts.py:")
+    finally:
+        lock.release()
+        running.end()
 
 
 def test_a_thread_that_is_gone():

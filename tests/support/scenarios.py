@@ -17,7 +17,7 @@ from support.traces import Trace
 
 from rankscope.agent import wire
 from rankscope.server import compare
-from rankscope.server.window import Comparison, RankLife, Series, Window
+from rankscope.server.window import Comparison, Occurrence, RankLife, Series, Window
 
 TRACES = Path(__file__).parents[1] / "server" / "detectors" / "traces"
 
@@ -306,12 +306,14 @@ class Timeline:
         seconds: how long it goes.
         lives: the ranks' lives at a time.
         away: times at which the server does not evaluate.
+        told: events, with the time at which they come.
     """
 
     world_size: int
     seconds: int
     lives: Callable[[float], list[RankLife]]
     away: range = range(0)
+    told: tuple[tuple[float, Occurrence], ...] = ()
 
     def windows(self, cuts: Iterable[int] = ()) -> Iterator[Window]:
         """One a second; `cuts` mean nothing here."""
@@ -333,6 +335,7 @@ class Timeline:
                 lives=tuple(lives),
                 now=float(second),
                 last_step=evaluated,
+                events=tuple(event for at, event in self.told if int(at) == second),
             )
 
 
@@ -417,6 +420,45 @@ def silence(
     return Timeline(world_size=ranks, seconds=seconds, lives=lives, away=pause)
 
 
+def stalled(
+    seed: int,
+    *,
+    ranks: int = 4,
+    rank: int = 1,
+    elsewhere: str = "idle",
+    back: float = 1e9,
+    fails: float = 1e9,
+    done: bool = False,
+    seconds: int = 200,
+) -> Timeline:
+    """A step a second; from second 30 on all but one wait in a collective of step 31.
+
+    Args:
+        elsewhere: phase of that one; `collective`: another one, `same`: the same.
+        back: time from which on they all go on.
+        fails: time at which the others' collective times out.
+        done: it has said that it is done.
+    """
+
+    def lives(time: float) -> list[RankLife]:
+        last = 30 if 30 <= time < back else int(min(time, 30) + max(time - back, 0))
+        found = []
+        for r in range(ranks):
+            ended = "finished" if done and r == rank and time >= 31 else "running"
+            state = "failed" if time >= fails and r != rank else ended
+            found.append(RankLife(r, 0.0, time, last, state, error="timed out"))
+        return found
+
+    told = []
+    for r in range(ranks):
+        odd = r == rank and elsewhere != "same"
+        place = "evaluate (train.py:40)" if odd else "reduce (train.py:12)"
+        data = {"phase": elsewhere if odd else "collective", "step": 31, "seconds": 10.0}
+        if not (done and r == rank):
+            told.append((41.0, Occurrence(r, 30, "stalled", place, data)))
+    return Timeline(world_size=ranks, seconds=seconds, lives=lives, told=tuple(told))
+
+
 GENERATORS: dict[str, Callable[..., Any]] = {
     generator.__name__: generator
     for generator in (
@@ -430,5 +472,6 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         apart,
         chain,
         silence,
+        stalled,
     )
 }

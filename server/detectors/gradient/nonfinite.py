@@ -78,7 +78,7 @@ class GradientNonFinite(Detector[BrokenState]):
 
     def advance(self, window: Window, state: BrokenState) -> Outcome:
         """Looks at every norm."""
-        state.events += window.events
+        state.events += [event for event in window.events if event.kind == "nonfinite"]
         steps, norms = rank_rows(window, "grad_norm")
         local = dict(zip(*_listed(*rank_rows(window, "grad_norm_local")), strict=True))
         skipped = dict(zip(*_listed(*rank_rows(window, "steps_skipped")), strict=True))

@@ -2,5 +2,6 @@
 
 from rankscope.server.detectors.rank.loss_outlier import RankLossOutlier
 from rankscope.server.detectors.rank.silent import RankSilent
+from rankscope.server.detectors.rank.stalled import RankStalled
 
-__all__ = ["RankLossOutlier", "RankSilent"]
+__all__ = ["RankLossOutlier", "RankSilent", "RankStalled"]
