@@ -29,6 +29,9 @@ from rankscope.agent.wire import Event
 _UNSEEN = 12e-6
 _UNSEEN_BASIC = 40e-6
 
+# Names of frozen parameters that are told.
+_MOST_NAMES = 500
+
 Kind = TypeVar("Kind", bound=Probe)
 
 # Number of graph nodes that this thread has made.
@@ -290,10 +293,18 @@ class TorchMonitor(Monitor):
         # At sampled steps: ranks that sample at different intervals have all looked where they
         # share a step.
         if self._tracked.changed():
+            frozen = self._tracked.frozen
             self._note(self._tracked.renew())
+            if self._tracked.frozen != frozen:
+                self._tell_frozen(self._tracked.frozen)
             self._context.parameters = self._tracked.group
             self._announce(self._tracked.group)
             self._roles.clear()
+
+    def _tell_frozen(self, names: tuple[str, ...]) -> None:
+        text = f"{len(names)} of the parameters that the optimizer holds are trained no longer"
+        data = {"names": list(names[:_MOST_NAMES]), "count": len(names)}
+        self._event(self._step, "parameters.frozen", text, data)
 
     def _end_watched_step(self) -> None:
         began = time.perf_counter()

@@ -30,6 +30,9 @@ class Tracked:
     Attributes:
         group: the parameters. Its table has a new name each time they have changed, so that
             fingerprints of before and after are never taken for the same tensors.
+        frozen: names of those that the optimizer holds and training could change at first, and that
+            require no gradient now. What an optimizer for another part of the model trains, and
+            is switched off in between, is not among them.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
@@ -37,7 +40,11 @@ class Tracked:
         self._optimizer = optimizer
         self._version = 0
         self._declared: list[tuple[str, str]] = []
+        self.frozen: tuple[str, ...] = ()
         self.group = self._found(_TABLE)
+        self._at_first = {
+            id(p): (name, p) for name, p in zip(self.group.names, self.group.tensors, strict=True)
+        }
 
     def changed(self) -> bool:
         """Whether a parameter or module was replaced or added, a parameter frozen or unfrozen.
@@ -61,6 +68,10 @@ class Tracked:
         before = self.group
         self._version += 1
         self.group = self._found(f"{_TABLE}@{self._version}")
+        held = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        self.frozen = tuple(
+            name for i, (name, p) in self._at_first.items() if i in held and not p.requires_grad
+        )
         old = dict(zip(before.names, before.tensors, strict=True))
         new = dict(zip(self.group.names, self.group.tensors, strict=True))
         told = [

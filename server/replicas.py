@@ -61,7 +61,8 @@ class Replicas:
                     numbers[id(table)] = self._numbers.setdefault(content, len(self._numbers))
                 by_name[name] = numbers[id(table)]
             for prefix in ("parameters", *_TABLES.values()):
-                found = [by_name[name] for name in sorted(by_name) if name.startswith(prefix)]
+                names = sorted((n for n in by_name if n.startswith(prefix)), key=_version)
+                found = [by_name[name] for name in names]
                 self._keys[rank, prefix] = tuple(found) if found else None
 
     def table(self, rank: int, name: str) -> wire.TensorTable | None:
@@ -109,7 +110,20 @@ class Replicas:
         classes: dict[_Key, list[int]] = defaultdict(list)
         for row in rows.tolist():
             classes[self._keys.get((int(ranks[row]), prefix))].append(row)
-        return sorted((np.array(held, np.int64) for held in classes.values()), key=_size)
+        if prefix == "parameters":
+            # When parameters are frozen or added all ranks tell of it, one after the other: who has
+            # not yet is still one of those it was with.
+            for key in sorted((k for k in classes if k is not None), key=len, reverse=True):
+                longer = [k for k in classes if k is not None and k[: len(key)] == key != k]
+                if longer:
+                    classes[max(longer, key=lambda k: len(classes[k]))] += classes.pop(key)
+        return sorted((np.array(sorted(held), np.int64) for held in classes.values()), key=_size)
+
+
+def _version(name: str) -> tuple[str, int]:
+    """Order of tables: `parameters@10` is newer than `parameters@2`."""
+    table, _, version = name.partition("@")
+    return table, int(version) if version.isdigit() else 0
 
 
 def _size(rows: Int64) -> tuple[int, int]:

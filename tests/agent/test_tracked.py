@@ -179,3 +179,20 @@ def test_declared_parts(model, tracked):
     model.append(nn.Linear(2, 2, bias=False))
     tracked.renew()
     assert tracked.group.described().shards == ("stage 1", "stage 1", "expert 2", "stage 1")
+
+
+def test_what_the_optimizer_holds_and_is_frozen_on_the_way(model, optimizer, tracked):
+    assert tracked.frozen == ()
+    model[0].requires_grad_(False)
+    tracked.renew()
+    assert tracked.frozen == ("0.weight", "0.bias")
+    model[0].weight.requires_grad_(True)
+    tracked.renew()
+    assert tracked.frozen == ("0.bias",)
+
+
+def test_what_another_optimizer_trains_may_be_switched_off(model):
+    tracked = Tracked(model, sgd(model[2].parameters()))
+    model[0].requires_grad_(False)
+    tracked.renew()
+    assert tracked.frozen == ()

@@ -484,6 +484,12 @@ def chain(
                 if fault == "fast-schedule-accelerate" and step == 0:
                     told = ("scheduler.wrapped", "by Accelerate", {"by": "accelerate"})
                     said.events.append(told)
+            if fault.startswith("freezes") and step in (at, at + 8):
+                # All of it is trained again where that is meant.
+                names = [n for n in NAMES if not n.startswith("head")] if step == at else []
+                if names or fault == "freezes-for-a-while":
+                    told = {"names": names, "count": len(names)}
+                    said.events.append(("parameters.frozen", "trained no longer", told))
             if fault in ("epochs", "epochs-apart"):
                 shorter = 1 if fault == "epochs-apart" and r == rank else 0
                 said.scalars["epoch"] = step / (epoch - shorter)

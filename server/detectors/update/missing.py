@@ -19,6 +19,8 @@ _GRACE = 20
 _SOME, _ALL = 4, 2
 # A learning rate this far below its largest moves small tensors by less than their last bit.
 _SMALL_RATE = 1e-3
+_FROZEN = "parameters.frozen"
+_MAX_NAMES = 500
 
 
 @dataclass(slots=True)
@@ -42,6 +44,24 @@ class Still:
 
 
 @dataclass(slots=True)
+class Frozen:
+    """Parameters that were trained and require no gradient any more.
+
+    Attributes:
+        names: of them, at most 500; of `count`.
+        by_rank: rank -> how many.
+    """
+
+    names: tuple[str, ...]
+    by_rank: dict[int, int]
+
+    @property
+    def count(self) -> int:
+        """Most of a rank."""
+        return max(self.by_rank.values())
+
+
+@dataclass(slots=True)
 class MissingState:
     """What is remembered.
 
@@ -53,6 +73,7 @@ class MissingState:
         highest: largest learning rate so far.
         skipped: skipped steps so far, by rank.
         held: the optimizer's coverage, as a finding; None where it covers the model.
+        frozen: what was trained at first and is no longer.
     """
 
     steps: int = 0
@@ -68,6 +89,7 @@ class MissingState:
     elsewhere: Still | None = None
     begun: int = 0
     watch: Watch[Still] = field(default_factory=lambda: Watch(clear_after=16))
+    frozen: Watch[Frozen] = field(default_factory=lambda: Watch(clear_after=0))
 
 
 class UpdateMissing(Detector[MissingState]):
@@ -79,11 +101,13 @@ class UpdateMissing(Detector[MissingState]):
         two observations on end, or tensors with a gradient (1e-4 of the whole or more) that did
         not at four. Steps without a gradient, with one that is not finite, skipped by a loss
         scaler, or with a learning rate below a thousandth of the largest so far (it moves less
-        than the last bit) do not count. Over after 16 steps.
+        than the last bit) do not count. Over after 16 steps. And parameters in the optimizer that
+        required a gradient at attach and do not any more, after steps have moved them.
 
     Severity:
-        Critical where nothing moves, warning for some of the tensors, info where the optimizer
-        leaves out a part of the model from the start (which may be meant).
+        Critical where nothing moves, warning for some of the tensors (frozen on the way, too), info
+        where the optimizer leaves out a part of the model from the start, or where it is frozen
+        before the first step (which may be meant).
 
     Evidence:
         `tensors` (that did not move) `of` so many, `whole`, `missing` (names that the optimizer
@@ -129,7 +153,9 @@ class UpdateMissing(Detector[MissingState]):
             present = words.present[:, column] if words is not None else due & False
             values = words.values[:, column] if words is not None else np.zeros(len(due), np.uint64)
             self._step(window, state, step, due, left, present, values)
+        self._frozen(window, state)
         findings = [_finding(e, window) for e in state.watch.take(window.last_step)]
+        findings += [_stopped(e, window) for e in state.frozen.take(window.last_step)]
         known = state.elsewhere or state.uncovered
         if state.elsewhere is not None:
             findings = []  # that nothing moves follows from it
@@ -192,6 +218,25 @@ class UpdateMissing(Detector[MissingState]):
         elif left is not None or not some:
             if not state.still and not state.some:
                 state.watch.good(step)
+
+    def _frozen(self, window: Window, state: MissingState) -> None:
+        """What ranks have told of parameters that are trained no longer."""
+        for event in window.events:
+            if event.kind != _FROZEN:
+                continue
+            count_, names = int(event.data.get("count", 0)), event.data.get("names", ())
+            known = state.frozen.open(event.step)
+            if not count_:
+                if known is not None:
+                    known.facts.by_rank.pop(event.rank, None)
+                    if not known.facts.by_rank:
+                        known.facts.by_rank[event.rank] = len(known.facts.names)
+                        state.frozen.good(event.step)
+                continue
+            told = tuple(str(n) for n in names)
+            facts = state.frozen.bad(event.step, Frozen(told, {})).facts
+            facts.by_rank[event.rank] = count_
+            facts.names = tuple(dict.fromkeys((*facts.names, *told)))[:_MAX_NAMES]
 
     def _coverage(self, window: Window, state: MissingState) -> None:
         """What the optimizer holds, as the ranks said at attach."""
@@ -273,6 +318,50 @@ def _finding(episode: Episode[Still], window: Window) -> Finding:
     )
 
 
+def _stopped(episode: Episode[Frozen], window: Window) -> Finding:
+    frozen, step = episode.facts, episode.first_step
+    who = tuple(sorted(frozen.by_rank))
+    where = "" if len(who) == window.world_size else f" on {ranks(who)}"
+    of = int(window.config.get("parameter_tensors") or 0)
+    # Frozen before anything has moved: that is how the training was set up.
+    begins = [b[-1] for b in window.begins.values() if b]
+    at_first = step <= min(begins, default=0)
+    names = listing([f"`{name}`" for name in frozen.names], most=4)
+    return Finding(
+        kind="update.missing",
+        key="frozen",
+        severity="info" if at_first else "warning",
+        title=f"{count(frozen.count, 'tensor')}{f' of {of}' if of else ''} "
+        f"{'is' if frozen.count == 1 else 'are'} frozen since step {step}{where}",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=who,
+        tensors=frozen.names,
+        stage="parameters",
+        cause=sentences(
+            f"Since step {step} at the latest {names} "
+            f"{'requires' if frozen.count == 1 else 'require'} no gradient{where}, and did when "
+            "the monitor was attached: the optimizer holds them, and no step changes them.",
+            "Something has set `requires_grad` to False on the way: a schedule of freezing, a "
+            "switch for another phase (evaluation, a second network) that was not taken back, or "
+            "a condition that holds too long.",
+        ),
+        remedy=(
+            "If it is meant, silence this alert. Else set `requires_grad` to True again, and look "
+            "for what has frozen them."
+        ),
+        clear_after=0,
+        evidence={
+            "tensors": frozen.count,
+            "of": of,
+            "whole": False,
+            "missing": [],
+            "observed": episode.seen,
+        },
+    )
+
+
 def _held(still: Still, step: int, last_step: int) -> Finding:
     names = listing(list(still.names), most=4)
     if still.whole:
@@ -325,6 +414,9 @@ def _check(window: Window, state: MissingState) -> Check:
             return Check(Status.OPEN, f"{_held(still, state.begun, 0).title}.")
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+    stopped = state.frozen.open(window.last_step)
+    if stopped is not None:
+        return Check(Status.OPEN, f"{_stopped(stopped, window).title}.")
     if not state.judged:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No update has been looked at yet.")

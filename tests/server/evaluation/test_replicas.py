@@ -157,3 +157,13 @@ def test_tables_are_compared_by_what_they_say():
     assert replicas.rows("parameters", np.arange(5)).tolist() == [0, 2, 4]
     replicas.learn({4: {"parameters": table("w", shards=("1/2",))}})
     assert replicas.rows("parameters", np.arange(5)).tolist() == [1, 3, 4]
+
+
+def test_ranks_tell_one_after_the_other_of_other_parameters():
+    replicas, everyone = Replicas(), np.arange(3)
+    replicas.learn(ALL)
+    changed = {f"parameters@{n}": table("w") for n in range(1, 11)}
+    replicas.learn({2: MODEL | changed})
+    assert [c.tolist() for c in replicas.classes("parameters", everyone)] == [[0, 1, 2]]
+    replicas.learn({0: MODEL | changed, 1: MODEL | {"parameters@1": table("b")}})
+    assert [c.tolist() for c in replicas.classes("parameters", everyone)] == [[0, 2], [1]]
