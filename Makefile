@@ -49,7 +49,8 @@ $(STACKS_STAMP): tests/stacks/install.sh tests/stacks/constraints.txt tests/stac
 	@touch $@
 
 test-stacks: $(STAMP) $(STACKS_STAMP)
-	STACKS_VENV=$(abspath $(STACKS_VENV)) $(BIN)/pytest tests/stacks -m stacks $(ARGS)
+	STACKS_VENV=$(abspath $(STACKS_VENV)) STACKS_RESULTS=docs/stacks/results.json \
+	  $(BIN)/pytest tests/stacks -m stacks $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

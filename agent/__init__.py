@@ -26,11 +26,16 @@ _HOMES = {
 __all__ = ["Monitor", "__version__", "attach", "start"]
 
 
+_MODULES = {"keras": "rankscope.agent.integrations.keras"}
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
         return version("rankscope")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name in _HOMES:
         # `import_module` binds the submodule `attach` or `start` in this package; the function must
         # win, so it is bound again here, and this hook is not called for it a second time.

@@ -5,7 +5,7 @@ Not a part of `make test`: `make test-stacks` installs what they need and runs t
 
 import pytest
 from support.service import Service
-from support.stacks import judged, run, stacks
+from support.stacks import judged, keep, run, stacks
 
 pytestmark = [pytest.mark.stacks, pytest.mark.e2e]
 
@@ -21,6 +21,7 @@ def service(tmp_path_factory):
 def test_a_stack(stack, service, tmp_path):
     printed = run(stack, service.url, tmp_path)
     cases = judged(service.url, tmp_path)
+    keep(stack, cases)
     assert sum(not case.expected.kinds for case in cases) == 1
     assert sum(bool(case.expected.kinds) for case in cases) >= 3
     wrong = {case.case: case.complaint for case in cases if case.complaint}

@@ -23,6 +23,10 @@ STACKS = REPOSITORY / "tests" / "stacks"
 # `make test-stacks` makes it; another one may be named.
 ENVIRONMENT = Path(os.environ.get("STACKS_VENV", REPOSITORY / ".venv-stacks"))
 _JUDGE_SECONDS = 60.0
+# Where `make test-stacks` has the results written that the table of the documentation is made of.
+_RESULTS = os.environ.get("STACKS_RESULTS")
+_COMPARED = ("start", "batch", "local_gradient", "reduced_gradient", "parameters")
+_COMPARED += ("optimizer_state", "hyperparameters")
 _LAUNCHERS = {
     "torchrun": ("torchrun", "--standalone", "--nproc-per-node={world}"),
     "horovodrun": ("horovodrun", "-np", "{world}", "--gloo", "python"),
@@ -61,7 +65,7 @@ class Judged:
     Attributes:
         alert: the one that was judged.
         roots: all root alerts, in short.
-        metrics: names of the series that arrived.
+        seen: names of the series and stages of the fingerprints that arrived.
     """
 
     case: str
@@ -71,7 +75,7 @@ class Judged:
     score: Score
     alert: dict[str, Any] | None
     roots: tuple[str, ...]
-    metrics: tuple[str, ...]
+    seen: tuple[str, ...]
     state: str
 
     @property
@@ -161,16 +165,40 @@ def judged(server: str, folder: Path) -> list[Judged]:
                 score=scored,
                 alert=alert,
                 roots=tuple(_short(root) for root in roots),
-                metrics=tuple(_metrics(server, told["run"])),
+                seen=tuple(_seen(server, told["run"])),
                 state=state,
             )
         )
     return found
 
 
-def _metrics(server: str, run: str) -> list[str]:
-    answer = httpx.get(f"{server}/api/v1/runs/{run}/metrics", timeout=30)
-    return [item["name"] for item in answer.json()["items"]] if answer.status_code == 200 else []
+def keep(stack: Stack, cases: list[Judged]) -> None:
+    """Writes the results of a stack, where they are wanted."""
+    if _RESULTS is None:
+        return
+    path = Path(_RESULTS)
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known[stack.name] = {
+        "what": ast.get_docstring(ast.parse((STACKS / "jobs" / f"{stack.name}.py").read_text())),
+        "launch": stack.launch,
+        "ranks": stack.world,
+        "seen": list(next(case.seen for case in cases if not case.expected.kinds)),
+        "cases": {case.case: {"what": case.what, "right": not case.complaint} for case in cases},
+        "gaps": stack.gaps,
+    }
+    path.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf-8")
+
+
+def _seen(server: str, run: str) -> list[str]:
+    root = f"{server}/api/v1/runs/{run}"
+    with httpx.Client(timeout=30) as client:
+        series = [item["name"] for item in client.get(f"{root}/metrics").json()["items"]]
+        compared = [
+            stage
+            for stage in _COMPARED
+            if client.get(f"{root}/divergence", params={"stage": stage, "limit": 1}).json()["items"]
+        ]
+    return sorted({name for name in series if "/" not in name} | set(compared))
 
 
 def _short(alert: dict[str, Any]) -> str:

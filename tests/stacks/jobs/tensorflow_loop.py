@@ -1,0 +1,82 @@
+"""A custom loop of TensorFlow under MirroredStrategy."""
+
+import tensorflow as tf
+from stacks.jobs.keras_mirrored import BadLabels, Drifts, Mirrored, Nan, OwnStart, begin
+
+from benchmarks.faultlab.case import Expected
+from rankscope import agent
+
+LAUNCH = "python"
+WORLD = 2
+NEEDS = ("tensorflow",)
+__all__ = ["CASES", "LAUNCH", "NEEDS", "WORLD", "begin"]
+
+
+class Loop(Mirrored):
+    """Gradients are summed over the replicas and divided by their number by hand."""
+
+    def divisor(self, step):
+        """Of the summed gradients."""
+        return float(self.world)
+
+    def train(self):
+        self.build()
+        with self.strategy.scope():
+            self.optimizer.build(self.net.trainable_variables)
+        names = [v.path.replace("/", ".") for v in self.net.trainable_variables]
+        watch = agent.keras.Replicas(
+            self.net.trainable_variables,
+            strategy=self.strategy,
+            server=self.setting.server,
+            run=self.setting.run,
+            project="stacks",
+            overhead=1.0,
+        )
+        for monitor in watch.monitors:
+            monitor._schedule.ask_dense(10**9)
+        data = self.strategy.experimental_distribute_dataset(self.dataset())
+        for step, (inputs, targets) in enumerate(data):
+            self.before_step(step)
+            divisor = tf.constant(self.divisor(step))
+            loss, local, reduced = self.one_step(inputs, targets, divisor)
+            watch.step(
+                loss=loss,
+                local_gradients=dict(zip(names, local, strict=True)),
+                gradients=dict(zip(names, reduced, strict=True)),
+            )
+        watch.close()
+
+    @tf.function
+    def one_step(self, inputs, targets, divisor):
+        def replica(inputs, targets):
+            with tf.GradientTape() as tape:
+                logits = self.net(inputs, training=True)
+                each = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
+                loss = tf.reduce_mean(each)
+            variables = [v.value for v in self.net.trainable_variables]
+            local = tape.gradient(loss, variables)
+            context = tf.distribute.get_replica_context()
+            reduced = [g / divisor for g in context.all_reduce("sum", local)]
+            # Keras sums what each replica hands over.
+            shares = [g / self.world for g in reduced]
+            self.optimizer.apply(shares, self.net.trainable_variables)
+            return loss, local, reduced
+
+        return self.strategy.run(replica, args=(inputs, targets))
+
+
+class Summed:
+    """A sum where a mean was meant."""
+
+    id = "summed"
+    what = "from one step on the summed gradients are not divided by the number of replicas"
+
+    def divisor(self, step):
+        return 1.0 if step >= self.at else super().divisor(step)
+
+    def expected(self):
+        return Expected(kinds=("reduction.wrong",), ranks=self.everybody(), step=self.at)
+
+
+FAULTS = (OwnStart, Drifts, Nan, BadLabels, Summed)
+CASES = [Loop, *(type(f"{f.__name__}Loop", (f, Loop), {}) for f in FAULTS)]
