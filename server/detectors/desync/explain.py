@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.desync.incident import Apart, Growth
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
 from rankscope.server.window import TensorDifference
 
 _MAX_DETAILS = 16
+_TINY = sys.float_info.min
 # Steps within which ranks that go their own ways from the start may be made equal.
 _PATIENCE = 64
 
@@ -30,7 +33,8 @@ def finding_of(incident: Apart, drift: float, critical: float) -> Finding:
         drift: relative distance below which it is mere drift.
         critical: relative distance from which it is critical.
     """
-    drifting = incident.relative < drift and incident.spread
+    # What no sketch shows are zeros of another sign.
+    drifting = incident.relative < drift and (incident.spread or incident.relative <= _TINY)
     cause, remedy = _explain(incident, drifting)
     return Finding(
         kind=incident.kind,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.judging import judge
 
+from rankscope.agent import wire
 from rankscope.server import compare
 from rankscope.server.detectors.desync import Desync
 from rankscope.server.window import Series, Window
@@ -159,3 +160,32 @@ def test_where_the_averaging_is_not_seen_nobody_is_said_to_have_missed_it():
     job.unseen = {step for step in range(60, STEPS) if step % 4}
     alerts, _ = serious(job, ())
     assert alerts == []
+
+
+def test_a_zero_of_another_sign_is_no_desync():
+    zeros = np.zeros((1, 4))
+    prints = [
+        wire.Print(
+            step=0,
+            stage="start",
+            table="parameters",
+            digests=np.array([1 + (rank == 2), 7], np.uint64),
+            sketches=np.vstack([zeros, zeros + 1]),
+        )
+        for rank in range(4)
+    ]
+    everyone = np.arange(4, dtype=np.int64)
+    table = compare.LabelledTable(("bias", "weight"), ((3,), (4,)), ("parameters",) * 2)
+    made = compare.compare_prints(0, "start", everyone, prints, table)
+    window = Window(
+        world_size=4,
+        ranks=everyone,
+        steps=np.arange(1),
+        series={},
+        comparisons=(made,),
+        last_step=0,
+        begins=dict.fromkeys(range(4), (0,)),
+    )
+    detector = Desync()
+    [finding] = detector.advance(window, detector.start()).findings
+    assert (finding.severity, finding.ranks, finding.tensors) == ("info", (2,), ("bias",))
