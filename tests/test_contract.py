@@ -83,7 +83,7 @@ COMMANDS_TO_COME = set("report import export token".split())
 
 def test_kinds():
     # The contract's, and what has come since.
-    assert sorted(wire.KINDS) == sorted((*KINDS, "desync.batch", "rng.shared"))
+    assert sorted(wire.KINDS) == sorted((*KINDS, "desync.batch", "desync.rng", "rng.shared"))
     assert len(set(wire.KINDS)) == len(wire.KINDS)
 
 

@@ -28,6 +28,7 @@ KINDS = (
     "desync.progress",
     "desync.config",
     "desync.batch",
+    "desync.rng",
     "reduction.wrong",
     "update.missing",
     "schedule.mismatch",

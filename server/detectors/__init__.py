@@ -7,7 +7,15 @@ from typing import Any
 
 from rankscope.agent import wire
 from rankscope.server.detectors.base import Detector
-from rankscope.server.detectors.data import BatchShared, Duplicated, Overlap, RandomShared, Replayed
+from rankscope.server.detectors.data import (
+    BatchShared,
+    Duplicated,
+    Imbalanced,
+    Overlap,
+    RandomParted,
+    RandomShared,
+    Replayed,
+)
 from rankscope.server.detectors.desync import Buffers, Config, Desync, Progress
 from rankscope.server.detectors.gradient import (
     ClippingSaturated,
@@ -43,7 +51,9 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     Replayed,
     Overlap,
     RandomShared,
+    RandomParted,
     BatchShared,
+    Imbalanced,
     UpdateMissing,
     ScheduleMismatch,
     Config,

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from support.columns import of_rank
 
 from rankscope.agent import wire
 from rankscope.server import detectors
 from rankscope.server.align import Aligner
 from rankscope.server.detectors.runner import Evaluation
-from rankscope.server.storage.evaluation import ColumnPart, Life, NewData, PrintPart
+from rankscope.server.storage.columns import Columns
+from rankscope.server.storage.evaluation import NewData, PrintPart
+from rankscope.server.storage.lives import Life
 from rankscope.server.window import Occurrence, RankLife, Window
 
 NAMES = ("embed.weight", "first.weight", "second.weight", "first.bias", "head.weight", "head.bias")
@@ -144,8 +147,8 @@ class Posted:
             yield from aligner.windows(1000.0 + high)
 
     def _data(self, low: int, high: int) -> NewData:
-        columns: list[ColumnPart] = []
-        words: list[ColumnPart] = []
+        columns: list[Columns] = []
+        words: list[Columns] = []
         prints: list[PrintPart] = []
         events: list[Occurrence] = []
         attempt = sum(b <= high - 1 for b in self.began) - 1
@@ -163,7 +166,7 @@ class Posted:
                         for name, value in getattr(one, kind).items():
                             series.setdefault(name, []).append((step, value))
                     target += [
-                        ColumnPart(
+                        of_rank(
                             rank,
                             number,
                             name,
@@ -443,6 +446,9 @@ def chain(
                 ),
                 "hyperparameters": word(rate),
             }
+            if fault.startswith("draws"):
+                more = int(fault == "draws-more" and hit and r == rank)
+                said.words["rng/torch"] = word("rng", step, r // groups, more)
             if step % thin and step >= dense:
                 del said.words["batch"], said.words["rng/torch"]
             if full:
@@ -490,6 +496,15 @@ def chain(
                 if names or fault == "freezes-for-a-while":
                     told = {"names": names, "count": len(names)}
                     said.events.append(("parameters.frozen", "trained no longer", told))
+            if fault.endswith("-batches") or fault == "more-tokens":
+                size = np.random.default_rng((seed, step, r)).lognormal(4.0, 0.7)
+                said.scalars["samples"] = {
+                    "small-batches": 2.0 if hit and r == rank else 16.0,
+                    "ragged-batches": float(round(size)),
+                    "last-batches": 3.0 if place == epoch - 1 and r == rank else 16.0,
+                }.get(fault, 16.0)
+                if fault == "more-tokens":
+                    said.scalars["tokens"] = 512.0 if hit and r == rank else 256.0
             if fault in ("epochs", "epochs-apart"):
                 shorter = 1 if fault == "epochs-apart" and r == rank else 0
                 said.scalars["epoch"] = step / (epoch - shorter)

@@ -1,9 +1,19 @@
-"""What the ranks train on: batches that come twice."""
+"""What the ranks train on: batches that come twice or are of unlike sizes, random numbers."""
 
 from rankscope.server.detectors.data.duplicated import Duplicated
+from rankscope.server.detectors.data.imbalanced import Imbalanced
 from rankscope.server.detectors.data.overlap import Overlap
+from rankscope.server.detectors.data.random_parted import RandomParted
 from rankscope.server.detectors.data.randomness import RandomShared
 from rankscope.server.detectors.data.replayed import Replayed
 from rankscope.server.detectors.data.shared import BatchShared
 
-__all__ = ["BatchShared", "Duplicated", "Overlap", "RandomShared", "Replayed"]
+__all__ = [
+    "BatchShared",
+    "Duplicated",
+    "Imbalanced",
+    "Overlap",
+    "RandomParted",
+    "RandomShared",
+    "Replayed",
+]

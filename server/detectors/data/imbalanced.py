@@ -1,0 +1,201 @@
+"""Ranks that train on far less, or far more, than the others, and count as much."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.wording import count, number, ranks
+from rankscope.server.window import Float64, Int64, Window
+
+_GRACE = 20
+# A rank has this many times less, or more, than the median of the others.
+_FACTOR = 2.0
+# At so many looks on end, and one more each time their number has doubled beyond `_FIRST`. Of
+# batches of random lengths one in twelve is that short (deviation of the logarithm 0.5): eight on
+# end happen by chance once in 5e8 looks, and even where it is one in four, a long run with many
+# ranks has as good as none.
+_LOOKS, _FIRST = 8, 64
+
+
+@dataclass(slots=True)
+class Uneven:
+    """Ranks whose batches are of another size.
+
+    Attributes:
+        what: `tokens` or `samples`.
+        guilty: those with less, or, where these are most, those with more.
+        sizes: by rank, at the last look.
+        share: of all samples or tokens, that of the guilty ranks together.
+        weight: what they count in an average over ranks.
+    """
+
+    what: str
+    guilty: tuple[int, ...]
+    sizes: dict[int, float]
+    share: float
+    weight: float
+
+
+@dataclass(slots=True)
+class UnevenState:
+    """What is remembered.
+
+    Attributes:
+        streaks: rank -> looks on end (negative: with less), and the first of them.
+        looks: so far.
+    """
+
+    steps: int = 0
+    looks: int = 0
+    what: str = "samples"
+    streaks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    watch: Watch[Uneven] = field(default_factory=lambda: Watch(clear_after=16))
+
+
+class Imbalanced(Detector[UnevenState]):
+    """A rank's batches are persistently far smaller, or larger, than those of the others.
+
+    Gradients that are averaged over ranks with equal weight are then no longer those of the mean
+    over samples (or tokens): the samples of the smaller batches count for more.
+
+    Statistic:
+        `tokens` of a step where they are told, else `samples`: at most half of the median of the
+        other ranks, or at least twice that, on the same side at 8 looks on end (one more each time
+        the number of looks doubles beyond 64). Batches whose sizes vary by themselves, or that are
+        short at the end of an epoch, are not on one side for so long. Over after 16 steps.
+
+    Severity:
+        Warning. A loss that is weighted by hand, so that it comes out right, cannot be seen.
+
+    Evidence:
+        `what`, `sizes` by rank, `share` (of all samples or tokens) and `weight` (in the average) of
+        the ranks that are named, `observed`.
+
+    Source:
+        huggingface/transformers#34191, pytorch/torchtune#1875: means of unequal numbers of tokens.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("data.imbalanced",)
+    wants: ClassVar[tuple[str, ...]] = ("samples", "tokens")
+    min_ranks: ClassVar[int] = 2
+
+    def start(self) -> UnevenState:
+        """No batch yet."""
+        return UnevenState()
+
+    def advance(self, window: Window, state: UnevenState) -> Outcome:
+        """Goes through the sizes of the batches step by step."""
+        state.steps += len(window.steps)
+        tokens = rank_rows(window, "tokens")
+        by_step = dict(zip(tokens[0].tolist(), tokens[1], strict=True))
+        steps, rows = rank_rows(window, "samples")
+        for step, samples in zip(steps.tolist(), rows, strict=True):
+            told = by_step.get(step)
+            whole = told is not None and bool((~np.isnan(told) >= ~np.isnan(samples)).all())
+            sizes = told if whole and told is not None else samples
+            what = "tokens" if whole else "samples"
+            if what != state.what:
+                state.what = what
+                state.streaks.clear()
+            there = np.flatnonzero(~np.isnan(sizes))
+            if len(there) > 1:
+                self._step(state, step, window.ranks[there], sizes[there])
+        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        return Outcome({"data.imbalanced": _check(window, state)}, findings)
+
+    def _step(self, state: UnevenState, step: int, who: Int64, sizes: Float64) -> None:
+        state.looks += 1
+        needed = _LOOKS + int(max(0.0, math.log2(state.looks / _FIRST)))
+        others = _median_of_others(sizes)
+        for rank, size, usual in zip(who.tolist(), sizes.tolist(), others.tolist(), strict=True):
+            side = int(size >= _FACTOR * usual) - int(_FACTOR * size <= usual)
+            times, since = state.streaks.get(rank, (0, step))
+            if not times or not side or times * side < 0:
+                times, since = 0, step
+            state.streaks[rank] = (times + side, since)
+        less = tuple(r for r in who.tolist() if state.streaks[r][0] <= -needed)
+        more = tuple(r for r in who.tolist() if state.streaks[r][0] >= needed)
+        guilty = less if less and (len(less) <= len(more) or not more) else more
+        if not guilty:
+            state.watch.good(step)
+            return
+        by_rank = dict(zip(who.tolist(), sizes.tolist(), strict=True))
+        share = sum(by_rank[r] for r in guilty) / max(float(sizes.sum()), 1.0)
+        facts = Uneven(state.what, guilty, by_rank, share, len(guilty) / len(who))
+        since = min(state.streaks[r][1] for r in guilty)
+        state.watch.bad(step, facts, first_step=since)
+
+
+def _median_of_others(sizes: Float64) -> Float64:
+    """For each rank the median of all others, float64 [R]."""
+    ordered = np.sort(sizes)
+    n = len(ordered)
+    # Without one of them the middle of n - 1: which two it lies between depends on where it was.
+    places = np.searchsorted(ordered, sizes)
+    low, high = (n - 2) // 2, (n - 1) // 2
+    at_low = ordered[np.where(places <= low, low + 1, low)]
+    at_high = ordered[np.where(places <= high, high + 1, high)]
+    middle: Float64 = 0.5 * (at_low + at_high)
+    return middle
+
+
+def _finding(episode: Episode[Uneven]) -> Finding:
+    uneven, step = episode.facts, episode.first_step
+    who, what = ranks(uneven.guilty), uneven.what
+    one = len(uneven.guilty) == 1
+    sizes = sorted(uneven.sizes.values())
+    typical = float(
+        np.median([s for r, s in uneven.sizes.items() if r not in uneven.guilty] or sizes)
+    )
+    own = float(np.median([uneven.sizes[r] for r in uneven.guilty]))
+    side = "smaller" if own < typical else "larger"
+    return Finding(
+        kind="data.imbalanced",
+        severity="warning",
+        title=f"Batches of {who} are {side} than the others' ({number(own)} to {number(typical)} "
+        f"{what}) since step {step}",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=uneven.guilty,
+        stage="batch",
+        cause=(
+            f"Since step {step}, {who} {'trains' if one else 'train'} on {number(own)} {what} a "
+            f"step, the others on {number(typical)}: {number(100 * uneven.share)} % of all {what}, "
+            f"and {number(100 * uneven.weight)} % of the weight in a mean over ranks. The gradient "
+            f"is not that of the mean over {what}, unless the losses are weighted by their number."
+        ),
+        remedy=(
+            f"Give every rank as many {what}, or divide each rank's summed loss by the number of "
+            f"{what} of all ranks together (all-reduced) and multiply by the number of ranks."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "what": what,
+            "sizes": {str(rank): size for rank, size in uneven.sizes.items()},
+            "share": uneven.share,
+            "weight": uneven.weight,
+            "observed": episode.seen,
+        },
+    )
+
+
+def _check(window: Window, state: UnevenState) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode).title}.")
+    if state.looks >= _LOOKS:
+        return Check(
+            Status.OK,
+            f"No rank had batches of another size for long, at {count(state.looks, 'look')}.",
+        )
+    if state.steps < _GRACE or state.looks:
+        return Check(Status.INSUFFICIENT_DATA, f"{count(state.looks, 'batch')} so far.")
+    return Check(Status.MISSING_INPUT, "No two ranks post the number of their samples.")
