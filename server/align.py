@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,9 @@ from rankscope.server.conservation import Sums
 from rankscope.server.pending import Pending, superseded_from
 from rankscope.server.replicas import REPLICATED, Replicas
 from rankscope.server.spans import Spans
-from rankscope.server.storage.evaluation import ColumnPart, Life, NewData, PrintPart
+from rankscope.server.storage.columns import Columns
+from rankscope.server.storage.evaluation import NewData, PrintPart
+from rankscope.server.storage.lives import Life
 from rankscope.server.window import (
     Comparison,
     Int64,
@@ -94,14 +97,16 @@ class Aligner:
         self.last_step = -1
         self.late = 0
         self.given_up = 0
-        self._series: dict[tuple[str, int], Pending] = defaultdict(Pending)
-        self._words: dict[tuple[str, int], Pending] = defaultdict(Pending)
+        self._series = Pending(np.float64)
+        self._words = Pending(np.uint64)
         # By step and stage, then by rank and table.
         self._prints: dict[tuple[int, str], dict[tuple[int, str], PrintPart]] = defaultdict(dict)
         self._print_bytes = 0
         # First and last step that each attempt of a rank has posted anything about.
         self._begins: dict[int, dict[int, int]] = defaultdict(dict)
         self._ends: dict[tuple[int, int], int] = {}
+        # By rank and attempt, the first step from which a later attempt's points count.
+        self._superseded: dict[tuple[int, int], int] = {}
         # Last step of each rank about which nothing more is in the database, during a replay.
         self._read: dict[int, int] = {}
         self._lives: dict[int, Life] = {}
@@ -118,16 +123,17 @@ class Aligner:
     def add(self, data: NewData) -> None:
         """Takes what is new in the database."""
         lowest: dict[int, int] = {}
+        for part in (*data.columns, *data.words):
+            first, last = int(part.steps[0]), int(part.steps[-1])  # they ascend
+            for rank in part.ranks.tolist():
+                self._heard(rank, part.attempt, first, last)
+                if first < lowest.get(rank, first + 1):
+                    lowest[rank] = first
         for target, parts in ((self._series, data.columns), (self._words, data.words)):
             for part in parts:
-                if target is self._words and part.metric not in self.stages:
-                    continue
-                first, last = int(part.steps[0]), int(part.steps[-1])  # they ascend
-                self._heard(part.rank, part.attempt, first, last)
-                lowest[part.rank] = min(lowest.get(part.rank, first), first)
                 fresh = self._fresh(part)
                 if len(fresh.steps):
-                    target[part.metric, part.rank].add(fresh)
+                    target.add(fresh)
         for made in data.prints:
             if made.print.stage not in self.stages:
                 continue
@@ -137,6 +143,9 @@ class Aligner:
             # What the next page holds of a rank is later than the earliest of this one: the parts
             # of a step never arrive a whole page (thousands of batches) apart.
             self._read[rank] = max(self._read.get(rank, -1), first - 1)
+        if self._superseded:
+            self._series.forget(self._superseded)
+            self._words.forget(self._superseded)
         self._lives = {life.life.rank: life for life in data.lives}
         self._replicas.learn(data.tables)
         self._world_size = data.world_size
@@ -161,15 +170,22 @@ class Aligner:
 
     def _heard(self, rank: int, attempt: int, first: int, last: int) -> None:
         begins = self._begins[rank]
-        begins[attempt] = min(begins.get(attempt, first), first)
-        self._ends[rank, attempt] = max(self._ends.get((rank, attempt), last), last)
+        if first < begins.get(attempt, first + 1):
+            begins[attempt] = first
+            if len(begins) > 1:
+                for one in begins:
+                    from_step = superseded_from(one, begins)
+                    if from_step < inf:
+                        self._superseded[rank, one] = int(from_step)
+        if last > self._ends.get((rank, attempt), last - 1):
+            self._ends[rank, attempt] = last
 
-    def _fresh(self, part: ColumnPart) -> ColumnPart:
+    def _fresh(self, part: Columns) -> Columns:
         if part.steps[0] > self.last_step:
             return part
-        new = part.steps > self.last_step
-        self.late += int((~new).sum())
-        return replace(part, steps=part.steps[new], values=part.values[new])
+        late = int(np.searchsorted(part.steps, self.last_step, side="right"))
+        self.late += late * len(part.ranks) * len(part.names)
+        return replace(part, steps=part.steps[late:], values=part.values[..., late:])
 
     def _add_print(self, made: PrintPart) -> None:
         step = made.print.step
@@ -236,9 +252,8 @@ class Aligner:
         return entry.through_step
 
     def _steps(self, through: int) -> Int64:
-        # The series of a batch share the array of their steps.
-        held = {id(s): s for p in self._series.values() for s in p.steps}
-        held |= {id(s): s for p in self._words.values() for s in p.steps}
+        # Scalars and words that came together share the array of their steps.
+        held = {id(s): s for s in (*self._series.steps(), *self._words.steps())}
         prints = np.array([step for step, _ in self._prints], dtype=np.int64)
         steps = np.unique(np.concatenate([prints, *held.values()]))
         return steps[steps <= through]
@@ -253,14 +268,8 @@ class Aligner:
         reductions: tuple[Reduction, ...] = ()
         negligible: dict[int, int] = {}
         if len(steps):  # else nothing that waits is complete
-            for name in sorted({metric for metric, _ in self._series}):
-                aligned = self._aligned(self._series, name, ranks, steps, through, np.float64)
-                if aligned is not None:
-                    series[name] = aligned
-            for stage in sorted({stage for stage, _ in self._words}):
-                aligned = self._aligned(self._words, stage, ranks, steps, through, np.uint64)
-                if aligned is not None:
-                    words[stage] = aligned
+            series = self._series.take(ranks, steps, through)
+            words = self._words.take(ranks, steps, through)
             reductions = self._reductions(ranks, through)
             negligible = conservation.negligible(
                 {
@@ -296,28 +305,6 @@ class Aligner:
             begins={rank: tuple(sorted(b.values())) for rank, b in self._begins.items()},
             negligible=negligible,
         )
-
-    def _aligned(
-        self,
-        pending: dict[tuple[str, int], Pending],
-        name: str,
-        ranks: Int64,
-        steps: Int64,
-        through: int,
-        dtype: type[Any],
-    ) -> Series | None:
-        values = np.zeros((len(ranks), len(steps)), dtype)
-        present = np.zeros(values.shape, dtype=bool)
-        for row, rank in enumerate(ranks.tolist()):
-            held = pending.get((name, rank))
-            if held is None or not held.steps:
-                continue
-            at, what = held.take(through, self._begins[rank])
-            # Each step once, and all of them among `steps`: as many are the same.
-            columns = slice(None) if len(at) == len(steps) else np.searchsorted(steps, at)
-            values[row, columns] = what
-            present[row, columns] = True
-        return Series(values, present) if present.any() else None
 
     # ----------------------------------------------------------------------------- the comparisons
 
@@ -593,6 +580,8 @@ def lives_since(lives: Sequence[Life], floor: float) -> tuple[Life, ...]:
     While the server was away it could not hear anybody: silence is counted from its return.
     """
     return tuple(
-        replace(life, life=replace(life.life, last_seen=max(life.life.last_seen, floor)))
+        life
+        if life.life.last_seen >= floor
+        else replace(life, life=replace(life.life, last_seen=floor))
         for life in lives
     )

@@ -1,87 +1,129 @@
-"""Points that wait for their step to be complete, with the attempts they belong to."""
+"""Values that wait for their step to be complete, many ranks and series in one array."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 import numpy as np
 
-from rankscope.server.storage.evaluation import ColumnPart
-from rankscope.server.window import Int64
+from rankscope.agent.wire import Array
+from rankscope.server.storage.columns import Columns
+from rankscope.server.window import Bool, Int64, Series
 
 
-@dataclass(slots=True)
 class Pending:
-    """Points of one series of one rank that are not in a window yet."""
+    """Values of one kind, float64 or uint64, that are not in a window yet."""
 
-    steps: list[Int64] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)
-    attempts: list[int] = field(default_factory=list)
+    def __init__(self, dtype: type[Any]) -> None:
+        self._dtype = np.dtype(dtype)
+        self._held: list[Columns] = []
 
-    def add(self, part: ColumnPart) -> None:
-        """Takes what one batch brought."""
-        self.steps.append(part.steps)
-        self.values.append(part.values)
-        self.attempts.append(part.attempt)
+    def add(self, part: Columns) -> None:
+        """Takes values of some ranks."""
+        self._held.append(part)
 
-    def take(self, through: int, begins: Mapping[int, int]) -> tuple[Int64, Any]:
-        """Points up to a step, each step once: of several the newest attempt's last stands.
+    def steps(self) -> list[Int64]:
+        """The steps of what waits, in arrays that may overlap."""
+        # What came together shares the array of its steps.
+        return [*{id(part.steps): part.steps for part in self._held}.values()]
+
+    def forget(self, superseded: Mapping[tuple[int, int], int]) -> None:
+        """Drops what later attempts of the same ranks have said anew.
 
         Args:
-            begins: first step of each attempt.
+            superseded: rank and attempt -> first step from which a later one's values count.
         """
-        if len(begins) > 1:
-            self._forget_superseded(begins)
-        if not self.steps:
-            return np.zeros(0, dtype=np.int64), np.zeros(0)
-        whole = self._whole(through)
-        if whole is not None:
-            return whole
-        order = np.argsort(self.attempts, kind="stable")
-        steps = np.concatenate([self.steps[i] for i in order])
-        values = np.concatenate([self.values[i] for i in order])
-        attempts = np.concatenate(
-            [np.full(len(self.steps[i]), self.attempts[i], dtype=np.int64) for i in order]
+        attempts = {attempt for _, attempt in superseded}
+        held, self._held = self._held, []
+        for part in held:
+            if part.attempt not in attempts:
+                self._held.append(part)
+                continue
+            firsts = [superseded.get((rank, part.attempt), inf) for rank in part.ranks.tolist()]
+            ends = np.searchsorted(part.steps, np.array(firsts))
+            for end in np.unique(ends[ends > 0]).tolist():
+                rows = ends == end
+                self._held.append(
+                    replace(
+                        part,
+                        ranks=part.ranks[rows],
+                        arrivals=part.arrivals[rows],
+                        steps=part.steps[:end],
+                        values=part.values[rows, :, :end],
+                    )
+                )
+
+    def take(self, ranks: Int64, steps: Int64, through: int) -> dict[str, Series]:
+        """What waits at steps up to `through`, by series.
+
+        Args:
+            ranks: all that there are, ascending.
+            steps: all up to `through` at which something waits, ascending.
+        """
+        due: list[Columns] = []
+        held, self._held = self._held, []
+        for part in held:
+            if part.steps[-1] <= through:
+                due.append(part)
+            elif part.steps[0] > through:
+                self._held.append(part)
+            else:
+                end = int(np.searchsorted(part.steps, through, side="right"))
+                due.append(replace(part, steps=part.steps[:end], values=part.values[..., :end]))
+                self._held.append(
+                    replace(part, steps=part.steps[end:], values=part.values[..., end:])
+                )
+        if not due:
+            return {}
+        names = sorted({name for part in due for name in part.names})
+        row_of = {name: row for row, name in enumerate(names)}
+        values = np.zeros((len(names), len(ranks), len(steps)), self._dtype)
+        present = np.zeros(values.shape, dtype=bool)
+        count = 0
+        for part in due:
+            _put(values, present, part, row_of, ranks, steps)
+            count += part.values.size
+        if np.count_nonzero(present) < count:
+            # A rank has posted a step more than once.
+            for part in _in_order(due):
+                _put(values, present, part, row_of, ranks, steps)
+        return {name: Series(values[n], present[n]) for name, n in row_of.items()}
+
+
+def _put(
+    values: Array,
+    present: Bool,
+    part: Columns,
+    row_of: Mapping[str, int],
+    ranks: Int64,
+    steps: Int64,
+) -> None:
+    """Puts values [N, M, S] where they belong in all of them, [M, R, S]."""
+    place = np.ix_(
+        np.array([row_of[name] for name in part.names]),
+        np.searchsorted(ranks, part.ranks),
+        np.searchsorted(steps, part.steps),
+    )
+    values[place] = part.values.transpose(1, 0, 2)
+    present[place] = True
+
+
+def _in_order(parts: Iterable[Columns]) -> list[Columns]:
+    """Rank by rank, so that what stands comes last: the newest attempt's last to arrive."""
+    single = [
+        replace(
+            part,
+            ranks=part.ranks[n : n + 1],
+            arrivals=part.arrivals[n : n + 1],
+            values=part.values[n : n + 1],
         )
-        later = steps > through
-        self.steps, self.values, self.attempts = [], [], []
-        for attempt in np.unique(attempts[later]):
-            rest = later & (attempts == attempt)
-            self.steps.append(steps[rest])
-            self.values.append(values[rest])
-            self.attempts.append(int(attempt))
-        steps, values = steps[~later], values[~later]
-        if len(steps) > 1 and not bool((np.diff(steps) > 0).all()):
-            by_step = np.argsort(steps, kind="stable")
-            steps, values = steps[by_step], values[by_step]
-            stands = np.append(np.diff(steps) > 0, True)
-            steps, values = steps[stands], values[stands]
-        return steps, values
-
-    def _whole(self, through: int) -> tuple[Int64, Any] | None:
-        """All of it, where it is due and in order already; that is nearly always so."""
-        if self.steps[-1][-1] > through or self.attempts.count(self.attempts[0]) < len(self.steps):
-            return None
-        steps, values = self.steps[0], self.values[0]
-        if len(self.steps) > 1:
-            steps, values = np.concatenate(self.steps), np.concatenate(self.values)
-        if len(steps) > 1 and not bool((steps[1:] > steps[:-1]).all()):
-            return None
-        self.steps, self.values, self.attempts = [], [], []
-        return steps, values
-
-    def _forget_superseded(self, begins: Mapping[int, int]) -> None:
-        held = list(zip(self.steps, self.values, self.attempts, strict=True))
-        self.steps, self.values, self.attempts = [], [], []
-        for steps, values, attempt in held:
-            stand = steps < superseded_from(attempt, begins)
-            if stand.any():
-                self.steps.append(steps[stand])
-                self.values.append(values[stand])
-                self.attempts.append(attempt)
+        for part in parts
+        for n in range(len(part.ranks))
+    ]
+    return sorted(single, key=lambda part: (part.attempt, int(part.arrivals[0])))
 
 
 def superseded_from(attempt: int, begins: Mapping[int, int]) -> float:

@@ -18,8 +18,9 @@ from rankscope.server.detectors.base import Check
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.storage import comparisons, evaluation, leases, snapshots
 from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.evaluation import Life, NewData, RunRow
+from rankscope.server.storage.evaluation import NewData, RunRow
 from rankscope.server.storage.leases import Lease
+from rankscope.server.storage.lives import Life, Lives
 from rankscope.server.window import Window
 
 _logger = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class RunEvaluation:
         self._stopping = stopping or threading.Event()
         self._resume = resume
         self._memory = self._blank()
+        self._lives = Lives()
         # What an evaluation before this one left, until this one has caught up with it.
         self._stored: dict[str, Alert] | None = None
         self._told_through = -1
@@ -122,6 +124,7 @@ class RunEvaluation:
                     after=self._memory.arrival,
                     metrics=self._memory.aligner.metrics,
                     stages=self._memory.aligner.stages,
+                    known=self._lives,
                 )
             more = data.more
             for entry in data.lives:

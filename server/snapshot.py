@@ -36,7 +36,8 @@ _OURS = (
         f"rankscope.server.{name}"
         for name in (
             *("align", "alerts", "compare", "conservation", "detectors", "pending", "replicas"),
-            *("run_evaluation", "spans", "storage.evaluation", "window"),
+            *("run_evaluation", "spans", "storage.columns", "storage.evaluation", "storage.lives"),
+            "window",
         )
     ),
 )

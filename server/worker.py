@@ -22,6 +22,10 @@ _logger = logging.getLogger(__name__)
 
 # Silence is noticed at this pace; new data wake the loop at once.
 _INTERVAL_S = 1.0
+# Between two looks the others, who take batches, have the processor for so many times as long as
+# the last look took: of many ranks' posts each look finds more, and costs little more for that.
+_REST = 2.0
+_MAX_REST_S = 0.25
 # A run without news is looked at no more often than this, however often others wake the loop.
 _QUIET_S = 0.5
 # A loop that was itself away for longer than this (a suspended machine) has heard nobody meanwhile.
@@ -117,8 +121,10 @@ class Worker:
                     _logger.exception("no partitions could be made for runs to come")
             self._wake.wait(_INTERVAL_S)
             self._wake.clear()
+            began = time.monotonic()
             try:
                 self.look()
+                self._stopping.wait(min(_REST * (time.monotonic() - began), _MAX_REST_S))
             except Exception:
                 # One bad moment of the database must not end the loop.
                 _logger.exception("evaluation failed; trying again")

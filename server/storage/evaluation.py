@@ -6,21 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from sqlalchemy import Connection, Row, insert, select, text, union, update
 
 from rankscope.agent import wire
-from rankscope.agent.wire import Array, Int64
 from rankscope.server.alerts.model import Alert
 from rankscope.server.detectors.base import Check
 from rankscope.server.storage import dialect, schema
 from rankscope.server.storage.alerts import alert_from_row, alert_to_row
-from rankscope.server.storage.attempts import newest_attempts
-from rankscope.server.storage.dictionary import read_layouts
-from rankscope.server.storage.packing import unpack, unpack_steps
+from rankscope.server.storage.columns import Columns, load_columns
+from rankscope.server.storage.lives import Life, Lives
 from rankscope.server.storage.prints import bytes_of, load_contents, print_of
 from rankscope.server.storage.tables import load_tables
-from rankscope.server.window import Occurrence, RankLife
+from rankscope.server.window import Occurrence
 
 # A run that says nothing for this long is looked at no more, until a rank posts again.
 _FORGET_SECONDS = 24 * 3600.0
@@ -45,34 +42,12 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnPart:
-    """Points of one series of one rank; `metric` is the stage for words."""
-
-    rank: int
-    attempt: int
-    metric: str
-    steps: Int64
-    values: Array
-
-
-@dataclass(frozen=True, slots=True)
 class PrintPart:
     """A fingerprint of one rank."""
 
     rank: int
     attempt: int
     print: wire.Print
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """The newest attempt of a rank; `session` is its process."""
-
-    life: RankLife
-    attempt: int
-    through_step: int
-    started_at: float
-    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +65,8 @@ class NewData:
 
     arrival: int
     more: bool
-    columns: tuple[ColumnPart, ...]
-    words: tuple[ColumnPart, ...]
+    columns: tuple[Columns, ...]
+    words: tuple[Columns, ...]
     prints: tuple[PrintPart, ...]
     lives: tuple[Life, ...]
     tables: Mapping[int, Mapping[str, wire.TensorTable]]
@@ -135,12 +110,14 @@ def load_new(
     limit: int = 2000,
     metrics: Collection[str] | None = None,
     stages: Collection[str] | None = None,
+    known: Lives | None = None,
 ) -> NewData:
     """What arrived after `after`: at most `limit` batches of it, and no more than memory takes.
 
     Args:
         metrics: scalars that are wanted; None for all.
         stages: words and fingerprints that are wanted; None for all.
+        known: what the caller read of the ranks before, so that only changes cost something.
     """
     head = connection.execute(
         select(schema.run.c.arrivals, schema.run.c.world_size, schema.run.c.config).where(
@@ -148,85 +125,30 @@ def load_new(
         )
     ).one()
     prints, arrival = _prints(connection, run, after, min(head.arrivals, after + limit), stages)
-    columns, words, arrival = _points(
-        connection, run, after, arrival, {"scalar": metrics, "word": stages}
+    columns, words, arrival = load_columns(
+        connection,
+        run=run,
+        after=after,
+        until=arrival,
+        wanted={"scalar": metrics, "word": stages},
+        enough=_PAGE_BYTES,
     )
-    newest = newest_attempts(connection, run=run)
+    lives = Lives() if known is None else known
+    living = lives.read(connection, run=run)
+    news = _hellos(connection, run, lives.told_since(after))
     return NewData(
         arrival=arrival,
         more=arrival < head.arrivals,
-        columns=tuple(columns),
-        words=tuple(words),
+        columns=columns,
+        words=words,
         prints=tuple(part for came, part in prints if came <= arrival),
-        lives=tuple(_life(row) for row in newest),
-        tables=_tables(connection, run, [row for row in newest if _is_news(row, after)]),
+        lives=living,
+        tables=_tables(connection, run, news),
         world_size=head.world_size,
         config=head.config,
-        configs=_configs(connection, run, [row for row in newest if _is_news(row, after)]),
+        configs={row.rank: row.config for row in news},
         events=_events(connection, run, after, arrival),
     )
-
-
-def _wanted(name: str, among: Collection[str] | None) -> bool:
-    return among is None or name in among
-
-
-def _points(
-    connection: Connection,
-    run: int,
-    after: int,
-    until: int,
-    wanted: Mapping[str, Collection[str] | None],
-) -> tuple[list[ColumnPart], list[ColumnPart], int]:
-    """Scalars and words that arrived up to `until`, or up to where there are enough of them.
-
-    Args:
-        wanted: names of series of each kind; None for all.
-    """
-    m, c = schema.metric, schema.chunk
-    names = {
-        row.id: (row.kind, row.name)
-        for row in connection.execute(select(m).where(m.c.run == run))
-        if _wanted(row.name, wanted.get(row.kind, ()))
-    }
-    places = {
-        number: found
-        for number, metrics in read_layouts(connection, run=run).items()
-        if (found := [(n, *names[metric]) for n, metric in enumerate(metrics) if metric in names])
-    }
-    columns: list[ColumnPart] = []
-    words: list[ColumnPart] = []
-    rows = connection.execute(
-        select(c)
-        .where(
-            *(c.c.run == run, c.c.arrival > after, c.c.arrival <= until),
-            c.c.layout.in_(places),
-        )
-        .order_by(c.c.arrival, c.c.layout)
-        .execution_options(yield_per=64)
-    )
-    size = 0
-    with rows:
-        arrival = after
-        for row in rows:
-            if size > _PAGE_BYTES and row.arrival > arrival:
-                return columns, words, arrival
-            arrival = row.arrival
-            steps = unpack_steps(row.steps, row.first_step, row.points)
-            width = 8 * row.points
-            for place, kind, name in places[row.layout]:
-                # Cut out first: else what waits for its step would hold the whole row.
-                values = row.values[place * width : (place + 1) * width]
-                size += width
-                part = ColumnPart(
-                    rank=row.rank,
-                    attempt=row.attempt,
-                    metric=name,
-                    steps=steps,
-                    values=unpack(values, np.uint64 if kind == "word" else np.float64),
-                )
-                (words if kind == "word" else columns).append(part)
-    return columns, words, until
 
 
 def _prints(
@@ -255,35 +177,24 @@ def _prints(
     ], until
 
 
-def _life(row: Any) -> Life:
-    return Life(
-        life=RankLife(
-            rank=row.rank,
-            first_seen=row.first_seen,
-            last_seen=row.last_seen,
-            last_step=row.last_step,
-            state=row.state,
-            phase=row.phase,
-            error=row.error,
-            host=row.host,
-            heartbeat_seconds=row.heartbeat_seconds,
-            longest_gap=row.longest_gap,
-            typical_gap=row.typical_gap,
-            attempt=row.attempt,
-        ),
-        attempt=row.attempt,
-        through_step=row.through_step,
-        started_at=row.started_at,
-        session=row.session,
+def _hellos(
+    connection: Connection, run: int, told: Collection[tuple[int, int]]
+) -> Sequence[Row[Any, Any, Any, Any]]:
+    """Tables and configuration of some attempts (rank and number), by rank."""
+    if not told:
+        return []
+    a = schema.attempt.c
+    rows = connection.execute(
+        select(a.rank, a.attempt, a.tables, a.config)
+        .where(a.run == run, a.rank.in_([rank for rank, _ in told]))
+        .order_by(a.rank)
     )
-
-
-def _is_news(row: Row[Any], after: int) -> bool:
-    return row.hello_arrival is not None and row.hello_arrival > after
+    wanted = {*told}
+    return [row for row in rows if (row.rank, row.attempt) in wanted]
 
 
 def _tables(
-    connection: Connection, run: int, newest: Sequence[Row[Any]]
+    connection: Connection, run: int, newest: Sequence[Row[Any, Any, Any, Any]]
 ) -> dict[int, dict[str, wire.TensorTable]]:
     versions = {version for row in newest for version in row.tables.values()}
     # Ranks that hold the same share one object.
@@ -291,17 +202,6 @@ def _tables(
     return {
         row.rank: {name: tables[version] for name, version in row.tables.items()} for row in newest
     }
-
-
-def _configs(
-    connection: Connection, run: int, newest: Sequence[Row[Any]]
-) -> dict[int, Mapping[str, Any]]:
-    if not newest:
-        return {}
-    a = schema.attempt
-    wanted = {(row.rank, row.attempt) for row in newest}
-    rows = connection.execute(select(a.c.rank, a.c.attempt, a.c.config).where(a.c.run == run))
-    return {row.rank: row.config for row in rows if (row.rank, row.attempt) in wanted}
 
 
 def _events(connection: Connection, run: int, after: int, until: int) -> tuple[Occurrence, ...]:

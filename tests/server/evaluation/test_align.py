@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.columns import of_rank
 
 from rankscope.agent import wire
 from rankscope.server.align import MAX_LAG, SILENT_SECONDS, UNSEEN_SECONDS, Aligner
-from rankscope.server.storage.evaluation import ColumnPart, Life, NewData
+from rankscope.server.storage.evaluation import NewData
+from rankscope.server.storage.lives import Life
 from rankscope.server.window import RankLife
 
 TABLES = {"parameters": wire.TensorTable(("w",), ((1,),), ("float32",), ("",))}
@@ -16,7 +18,7 @@ TABLES = {"parameters": wire.TensorTable(("w",), ((1,),), ("float32",), ("",))}
 def part(rank, steps, values=None, attempt=0, metric="loss", dtype=np.float64):
     steps = np.array(steps, np.int64)
     held = steps * 1.0 + 1000 * rank if values is None else np.array(values)
-    return ColumnPart(rank, attempt, metric, steps, held.astype(dtype))
+    return of_rank(rank, attempt, metric, steps, held.astype(dtype))
 
 
 def life(rank, through, state="running", last_seen=0.0, attempt=0):

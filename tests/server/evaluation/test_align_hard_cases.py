@@ -1,11 +1,13 @@
 """Alignment and comparison where ranks restart, fall silent, sample apart or are read in pages."""
 
 import numpy as np
+from support.columns import of_rank
 
 from rankscope.agent import wire
 from rankscope.server import compare
 from rankscope.server.align import Aligner
-from rankscope.server.storage.evaluation import ColumnPart, Life, NewData, PrintPart
+from rankscope.server.storage.evaluation import NewData, PrintPart
+from rankscope.server.storage.lives import Life
 from rankscope.server.window import RankLife
 
 TABLE = wire.TensorTable(("a", "b"), ((4,), (4,)), ("f", "f"), ("", ""))
@@ -36,11 +38,11 @@ def data(lives, columns=(), words=(), prints=(), more=False):
 
 
 def word(rank, steps, values, attempt=0):
-    return ColumnPart(rank, attempt, "parameters", np.array(steps), np.array(values, np.uint64))
+    return of_rank(rank, attempt, "parameters", np.array(steps), np.array(values, np.uint64))
 
 
 def col(rank, steps, value=1.0, metric="loss", attempt=0):
-    return ColumnPart(rank, attempt, metric, np.array(steps), np.full(len(steps), value))
+    return of_rank(rank, attempt, metric, np.array(steps), np.full(len(steps), value))
 
 
 def run(aligner, now=100.0):

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from support.columns import of_rank
 
 from rankscope.agent import wire
 from rankscope.server.align import Aligner
 from rankscope.server.replicas import REPLICATED, Replicas
-from rankscope.server.storage.evaluation import ColumnPart, Life, NewData, PrintPart
+from rankscope.server.storage.evaluation import NewData, PrintPart
+from rankscope.server.storage.lives import Life
 from rankscope.server.window import RankLife
 
 
@@ -32,7 +34,7 @@ def data(tables, through, *, words=(), prints=(), state="running"):
 
 
 def word(rank, stage, step, value):
-    return ColumnPart(rank, 0, stage, np.array([step]), np.array([value], np.uint64))
+    return of_rank(rank, 0, stage, np.array([step]), np.array([value], np.uint64))
 
 
 def made(rank, stage, step, digests, of="parameters", sketches=None):

@@ -1,10 +1,12 @@
 """Tensors that ranks hold alike although they hold different parts of others."""
 
 import numpy as np
+from support.columns import of_rank
 
 from rankscope.agent import wire
 from rankscope.server.align import Aligner
-from rankscope.server.storage.evaluation import ColumnPart, Life, NewData, PrintPart
+from rankscope.server.storage.evaluation import NewData, PrintPart
+from rankscope.server.storage.lives import Life
 from rankscope.server.window import RankLife
 
 GRADIENT = "reduced_gradient"
@@ -69,7 +71,7 @@ def pairs(step, *, apart, stage=GRADIENT):
 
 def words(step):
     return [
-        ColumnPart(r, 0, "parameters", np.array([step]), np.array([r % 2], np.uint64))
+        of_rank(r, 0, "parameters", np.array([step]), np.array([r % 2], np.uint64))
         for r in range(4)
     ]
 

@@ -108,13 +108,13 @@ def test_what_is_new_is_read_in_pages(engine):
         key = runs.find_run(connection, "r").key
         while True:
             data = evaluation.load_new(connection, run=key, after=after, limit=2, metrics={"loss"})
-            losses += [(p.metric, v) for p in data.columns for v in p.values.tolist()]
-            words += [v for p in data.words for v in p.values.tolist()]
+            losses += [(p.names, v) for p in data.columns for v in p.values.ravel().tolist()]
+            words += [v for p in data.words for v in p.values.ravel().tolist()]
             prints += [p.print for p in data.prints]
             after = data.arrival
             if not data.more:
                 break
-    assert losses == [("loss", float(s)) for s in range(5)]
+    assert losses == [(("loss",), float(s)) for s in range(5)]
     assert words == [2**63 + s for s in range(5)]
     assert [p.digests.tolist() for p in prints] == [[s, 2**64 - 1] for s in range(5)]
     assert np.isnan(prints[0].sketches).all()

@@ -57,7 +57,7 @@ def test_series_of_the_same_steps_share_a_row(engine):
     with reading(engine) as connection:
         new = evaluation.load_new(connection, run=key_of(connection), after=0)
         (word,) = new.words
-        assert word.values.tolist() == [1, 2, 2**64 - 1]
+        assert word.values.tolist() == [[[1, 2, 2**64 - 1]]]
         assert series.latest_values(connection, run=key_of(connection), metrics=["a", "d"]) == {
             (0, "a"): 3.0,
             (0, "d"): 9.0,
@@ -124,7 +124,7 @@ def test_batches_together_are_as_one_by_one(engine, seed):
         with reading(engine) as connection:
             new = evaluation.load_new(connection, run=key_of(connection, run), after=0)
         assert new.arrival == 24
-        assert sum(len(part.steps) for part in new.columns) == 3 * 8 * 4
+        assert sum(part.values.size for part in new.columns) == 3 * 8 * 4
 
 
 def test_a_transaction_that_fails_leaves_no_numbers_behind(engine):
