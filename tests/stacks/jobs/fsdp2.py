@@ -19,7 +19,6 @@ GAPS = {
     "slow-rank": "which rank is waited for is told of DDP's reduction only",
     "own-rate": "rates are compared inside groups of replicas only: here there are none",
     "same-data": "as for the rate: batches",
-    "small-batches": "as for the rate: numbers of samples",
 }
 __all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
 
