@@ -33,7 +33,7 @@ _LOST_SECONDS = 30.0
 # A snapshot is made after so many seconds of work, and when that was so many times what it costs:
 # who takes over has that much to do again, and it slows the evaluation down by that share at most.
 _SNAPSHOT_WORK_S = 1.0
-_SNAPSHOT_SHARE = 20.0
+_SNAPSHOT_SHARE = 50.0
 
 
 class Renumbered(Exception):
@@ -183,6 +183,7 @@ class RunEvaluation:
         return made
 
     def _keep(self, connection: Connection, state: bytes) -> None:
+        began = time.perf_counter()
         snapshots.save(
             connection,
             run=self._key,
@@ -190,6 +191,7 @@ class RunEvaluation:
             arrival=self._memory.arrival,
             state=state,
         )
+        self._cost += time.perf_counter() - began
 
     def _page(self, row: RunRow, data: NewData, now: float, listening_since: float) -> None:
         lives = lives_since(data.lives, listening_since)

@@ -6,12 +6,14 @@ on disk may arrive after what a later one posted; it still comes before it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Update, bindparam, func, insert, select, update
+from sqlalchemy import JSON, Connection, func, insert, select, update
+from sqlalchemy.engine import Dialect
 
 from rankscope.agent import wire
 from rankscope.server.storage import schema
@@ -34,11 +36,13 @@ class Met:
         process: whose `attempt` may still rise until the attempts are written.
         latest: whether the batch is the last word of the newest process of its rank.
         hello_wanted: nothing is known of it but that it is there.
+        last_step: last step that the batch says anything about; -1 for none.
     """
 
     process: Process
     latest: bool
     hello_wanted: bool
+    last_step: int
 
 
 class Process:
@@ -139,9 +143,12 @@ class Attempts:
         if batch.hello is not None:
             tables = store_tables(self._connection, run=self._run, tables=batch.hello.tables)
         process = self._of(batch)
+        last = last_step(batch)
         if process is None:
             latest, hello_wanted = True, batch.hello is None
-            process = self._begin(batch, arrival=arrival, received_at=received_at, tables=tables)
+            process = self._begin(
+                batch, last, arrival=arrival, received_at=received_at, tables=tables
+            )
         else:
             row = process.row
             # Batches may overtake each other: the last word is that of the highest number.
@@ -156,37 +163,39 @@ class Attempts:
                     "last_seq": max(row["last_seq"], place(batch.seq)),
                     "last_seen": max(row["last_seen"], received_at),
                     "sent_at": max(row["sent_at"], batch.sent_at),
-                    "last_step": max(row["last_step"], last_step(batch)),
+                    "last_step": max(row["last_step"], last),
                     "through_step": max(row["through_step"], batch.through_step),
                 }
             )
             if tables:
                 process.set({"tables": {**process.tables, **tables}})
         newest = all(other.attempt <= process.attempt for other in processes)
-        return Met(process=process, latest=latest and newest, hello_wanted=hello_wanted)
+        return Met(process, latest and newest, hello_wanted, last)
 
     def write(self) -> None:
         """Writes what has changed."""
         new: list[dict[str, Any]] = []
-        changed: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        changed: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
         for rank, processes in self._by_rank.items():
             for process in processes:
                 if not process.known:
                     new.append({"run": self._run, **process.row})
                     process.known = True
                 elif process.changed:
-                    where = {
-                        "at_run": self._run,
-                        "at_rank": rank,
-                        "at_session": process.row["session"],
-                    }
                     names = tuple(sorted(process.changed))
-                    changed.setdefault(names, []).append(process.changed | where)
+                    values = [
+                        json.dumps(process.changed[name])
+                        if name in _JSON and process.changed[name] is not None
+                        else process.changed[name]
+                        for name in names
+                    ]
+                    row = (*values, self._run, rank, process.row["session"])
+                    changed.setdefault(names, []).append(row)
                 process.changed = {}
         if new:
             self._connection.execute(insert(schema.attempt), new)
         for names, rows in changed.items():
-            self._connection.execute(_change(names), rows)
+            self._connection.exec_driver_sql(_change(self._connection.dialect, names), rows)
         if self._taken:
             self._connection.execute(insert(schema.taken), self._taken)
             self._taken = []
@@ -198,7 +207,13 @@ class Attempts:
         return None
 
     def _begin(
-        self, batch: wire.Batch, *, arrival: int, received_at: float, tables: Mapping[str, str]
+        self,
+        batch: wire.Batch,
+        last: int,
+        *,
+        arrival: int,
+        received_at: float,
+        tables: Mapping[str, str],
     ) -> Process:
         processes = self._by_rank[batch.rank]
         number = self._number(batch)
@@ -216,7 +231,7 @@ class Attempts:
                 "first_seen": received_at,
                 "last_seen": received_at,
                 "sent_at": batch.sent_at,
-                "last_step": last_step(batch),
+                "last_step": last,
                 "through_step": batch.through_step,
                 "tables": dict(tables),
                 **_said(batch),
@@ -286,19 +301,22 @@ class Attempts:
 
 
 @lru_cache(maxsize=64)
-def _change(names: tuple[str, ...]) -> Update:
-    """The statement that sets these columns of a process."""
-    t = schema.attempt
-    return (
-        update(t)
-        .where(
-            t.c.run == bindparam("at_run"),
-            t.c.rank == bindparam("at_rank"),
-            t.c.session == bindparam("at_session"),
-        )
-        .values({name: bindparam(name) for name in names})
-    )
+def _change(dialect: Dialect, names: tuple[str, ...]) -> str:
+    """The statement that sets these columns of a process, as the driver takes it.
 
+    Its arguments are the values in this order, run, rank and session. A process changes with every
+    batch, and SQLAlchemy looks at each value of each row on its way.
+    """
+    t, quoted = schema.attempt, dialect.identifier_preparer
+    mark = "%s" if dialect.name == "postgresql" else "?"
+    new = ", ".join(f"{quoted.format_column(t.c[name])} = {mark}" for name in names)
+    key = (t.c.run, t.c.rank, t.c.session)
+    where = " AND ".join(f"{quoted.format_column(column)} = {mark}" for column in key)
+    return f"UPDATE {quoted.format_table(t)} SET {new} WHERE {where}"
+
+
+# The driver takes these as text.
+_JSON = frozenset(c.name for c in schema.attempt.c if isinstance(c.type, JSON))
 
 # A process that has not said hello.
 _UNKNOWN: dict[str, Any] = {

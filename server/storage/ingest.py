@@ -15,7 +15,6 @@ from rankscope.server.storage.attempts import (
     Attempts,
     Process,
     begun,
-    last_step,
     newest_attempts,
 )
 from rankscope.server.storage.bulk import Row, add_missing_rows, add_rows
@@ -89,6 +88,7 @@ def _store_run(
     answers = []
     stored: list[tuple[wire.Batch, float]] = []
     words: list[wire.Batch] = []
+    last_step = run.last_step
     for batch, received_at in received:
         if attempts.has(batch):
             answer = wire.Answer(accepted=0, duplicate=True, dense_until=_wish(run, batch))
@@ -98,6 +98,7 @@ def _store_run(
         met = attempts.meet(batch, arrival=arrivals, received_at=received_at)
         rows.add(batch, met.process, arrival=arrivals, received_at=received_at)
         stored.append((batch, received_at))
+        last_step = max(last_step, met.last_step)
         if met.latest:
             words.append(batch)
         answers.append(
@@ -113,7 +114,7 @@ def _store_run(
         new = {
             "arrivals": arrivals,
             "last_seen_at": max(run.last_seen_at, *(at for _, at in stored)),
-            "last_step": max(run.last_step, *(last_step(batch) for batch, _ in stored)),
+            "last_step": last_step,
             **_about_run(connection, run.key, words),
         }
         t = schema.run
