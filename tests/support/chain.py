@@ -469,13 +469,17 @@ def chain(
                 weight = np.float32(
                     0.3 if fault == "average-differs" and hit and r == rank else 0.1
                 )
+                if fault == "average-apart" and hit:
+                    weight = np.float32(0.1 + 0.1 * r)
                 part = "watched/ema/buffers" if fault == "average-buffers" else "watched/ema"
                 for kept, new in zip(averages[r], held[r], strict=True):
                     kept += weight * (new - kept)
                     if part != "watched/ema" and hit:
                         kept += np.float32(r)
-                said.words["watched"] = model_word(averages[r])
-                said.print(step, "watched", averages[r], part)
+                # Two of the ranks look more often than the others.
+                if fault != "average-apart" or r in (1, 2) or step % (2 * every) == 0:
+                    said.words["watched"] = model_word(averages[r])
+                    said.print(step, "watched", averages[r], part)
             if fault == "carried" or fault.startswith("fast-schedule"):
                 said.scalars["gradient_carried"] = norm if fault == "carried" and hit else 0.0
             if fault == "carried-once":

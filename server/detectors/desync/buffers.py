@@ -25,12 +25,12 @@ class OwnBuffers(Incident):
     """Ranks whose buffers differ.
 
     Attributes:
-        first: the comparison that found it.
+        widest: of those that found it, the first one of the most ranks.
         tensors: those that differed at the first look tensor by tensor; of `tensor_count`.
         agreeing: whether the last comparison found them equal.
     """
 
-    first: Comparison
+    widest: Comparison
     tensors: tuple[TensorDifference, ...] = ()
     tensor_count: int = 0
     agreeing: bool = False
@@ -119,34 +119,37 @@ class Buffers(Detector[BuffersState]):
                 seen_step=step,
                 last_step=step,
                 clear_after=_CLEAR_AFTER,
-                first=comparison,
+                widest=comparison,
             )
         incident.agreeing = False
         incident.last_step = max(incident.last_step, step)
+        if len(comparison.ranks) > len(incident.widest.ranks):
+            # Ranks look at intervals of their own: at the first step some may not have looked.
+            incident.widest = comparison
         if comparison.tensors and not incident.tensors:
             incident.tensors = comparison.tensors
             incident.tensor_count = comparison.tensor_count
 
 
 def _finding(incident: OwnBuffers) -> Finding:
-    first, names = incident.first, [t.name for t in incident.tensors]
+    widest, names = incident.widest, [t.name for t in incident.tensors]
     which = ""
     if names:
         which = f" ({names[0]}" + (f" and {len(names) - 1} more)" if len(names) > 1 else ")")
-    who = ranks(first.deviating)
-    one = len(first.deviating) == 1
-    if first.stage == "watched":
+    who = ranks(widest.deviating)
+    one = len(widest.deviating) == 1
+    if widest.stage == "watched":
         # Without a look tensor by tensor, nothing says that it is more than its buffers.
         serious = any(not t.table.endswith(_OF_BUFFERS) for t in incident.tensors)
         module = f"`{names[0].partition('.')[0]}`" if names else "a watched module"
         title = f"{who.capitalize()} {'holds' if one else 'hold'} another {module}"
-        title += f" than the rest since step {first.step}" if first.decided else ""
-        if not first.decided:
-            title = f"{module} differs between {who} since step {first.step}"
+        title += f" than the rest since step {incident.first_step}" if widest.decided else ""
+        if not widest.decided:
+            title = f"{module} differs between {who} since step {incident.first_step}"
         cause = (
             f"The module watched as {module} is not the same on all ranks since step "
-            f"{first.step}{which}, while each rank's model is judged apart from it. It was updated "
-            "from what is a rank's own (its loss, its batches, gradients before the reduction), "
+            f"{incident.first_step}{which}, while each rank's model is judged apart from it. It was "
+            "updated from what is a rank's own (its loss, its batches, gradients before the reduction), "
             "on some ranks only, or was not the same at its start."
             if serious
             else f"Buffers of the watched module {module} differ between the ranks{which}. Those "
@@ -162,7 +165,7 @@ def _finding(incident: OwnBuffers) -> Finding:
         serious = False
         title = (
             f"{who.capitalize()} {'keeps' if one else 'keep'} buffers of "
-            f"{'its' if one else 'their'} own since step {first.step}{which}"
+            f"{'its' if one else 'their'} own since step {incident.first_step}{which}"
         )
         cause = (
             "Buffers differ between the ranks. Those of batch norm do in most trainings: each rank "
@@ -175,21 +178,21 @@ def _finding(incident: OwnBuffers) -> Finding:
         )
     return Finding(
         kind="desync.buffers",
-        key="" if first.stage == "buffers" else first.stage,
+        key="" if widest.stage == "buffers" else widest.stage,
         severity="warning" if serious else "info",
         title=title,
         seen_step=incident.seen_step,
         last_step=incident.last_step,
         first_step=incident.first_step,
-        ranks=first.deviating,
+        ranks=widest.deviating,
         tensors=tuple(names),
-        stage=first.stage,
+        stage=widest.stage,
         cause=cause,
         remedy=remedy,
         clear_after=incident.clear_after,
         evidence={
-            "groups": [list(group) for group in groups_of(first)],
-            "decided": first.decided,
+            "groups": [list(group) for group in groups_of(widest)],
+            "decided": widest.decided,
             "tensors_differing": len(names),
             "tensor_count": incident.tensor_count,
             "tensor_details": [
