@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from sqlalchemy import Connection, Engine
 
+from rankscope.agent.wire import Float64
 from rankscope.dashboard.figures import Curve, Mark
 from rankscope.dashboard.source import Distances, Divergence, Selection
 from rankscope.server.compare import pairwise_distances
@@ -51,9 +52,9 @@ class DatabaseSource:
             )
         return [
             # Raw points are their own extremes; only buckets have a range worth drawing.
-            Curve(s.rank, s.steps, s.values)
+            Curve(s.rank, s.steps, _wide(s.values))
             if s.low is s.values
-            else Curve(s.rank, s.steps, s.values, s.low, s.high)
+            else Curve(s.rank, s.steps, _wide(s.values), _wide(s.low), _wide(s.high))
             for s in found
         ]
 
@@ -120,6 +121,11 @@ class DatabaseSource:
                 connection, run=_key(connection, run), limit=_MAX_MARKS, state="open"
             )
         return sorted({rank for a in found if a.severity != "info" for rank in a.ranks})
+
+
+def _wide(values: Float64) -> Float64:
+    """As figures compute with them; roll-ups come as they are stored, which may be float32."""
+    return values.astype(np.float64, copy=False)
 
 
 def _key(connection: Connection, run: str) -> int:

@@ -77,11 +77,17 @@ def outlying(curves: Sequence[Curve]) -> list[int]:
     if not usable.any():
         return []
     finite = finite[:, usable]
-    center = np.nanmedian(finite, axis=0)
-    spread = 1.4826 * np.nanmedian(np.abs(finite - center), axis=0)
+    # What takes no account of NaN is ten times as fast.
+    median = np.median if np.isfinite(finite).all() else np.nanmedian
+    center = median(finite, axis=0)
+    spread = 1.4826 * median(np.abs(finite - center), axis=0)
     # Ranks that agree to the last digit leave no spread; then rounding alone is no outlier.
     spread = np.maximum(spread, 1e-6 * np.abs(center) + 1e-300)
-    score = np.array([_median_of(row) for row in np.abs(finite - center) / spread])
+    apart = np.abs(finite - center) / spread
+    if np.isfinite(apart).all():
+        score = np.median(apart, axis=1)
+    else:
+        score = np.array([_median_of(row) for row in apart])
     order = np.argsort(-score, kind="stable")[:_MAX_OUTLYING]
     return [curves[i].rank for i in order if score[i] >= 6.0]
 

@@ -12,7 +12,7 @@ from fastapi import Request, Response
 
 from rankscope.agent.wire import Int64
 from rankscope.server.storage.packing import pack
-from rankscope.server.storage.rollups import narrow
+from rankscope.server.storage.rollups import narrowed
 from rankscope.server.storage.series import RankSeries
 
 BINARY = "application/msgpack"
@@ -56,19 +56,37 @@ def pack_series(metric: str, found: Sequence[RankSeries]) -> bytes:
     `min` and `max` are left out of raw points; `width` is that of the buckets, 1 for points.
     """
     series = []
-    for one in found:
-        made: dict[str, Any] = {"rank": one.rank, "width": one.width, "steps": _steps(one.steps)}
-        arrays = {"values": one.values}
-        if one.low is not one.values:
-            arrays |= {"min": one.low, "max": one.high}
-        data = narrow(np.concatenate(list(arrays.values())))
-        made["dtype"] = "<f4" if data.dtype == np.float32 else "<f8"
-        size = len(one.steps)
-        for n, name in enumerate(arrays):
-            made[name] = pack(data[n * size : (n + 1) * size])
+    steps: Int64 | None = None
+    packed_steps: bytes | list[int] = b""
+    for one, data in zip(found, _narrow(found), strict=True):
+        # Ranks go in step: most have the same ones.
+        if steps is None or not np.array_equal(steps, one.steps):
+            steps, packed_steps = one.steps, _steps(one.steps)
+        made: dict[str, Any] = {"rank": one.rank, "width": one.width, "steps": packed_steps}
+        made["dtype"] = "<f4" if data[0].dtype == np.float32 else "<f8"
+        for name, values in zip(("values", "min", "max"), data, strict=False):
+            made[name] = pack(values)
         series.append(made)
     packed: bytes = msgpack.packb({"metric": metric, "series": series})
     return packed
+
+
+def _narrow(found: Sequence[RankSeries]) -> list[list[Any]]:
+    """The arrays of each rank; float32 where a drawing of that rank does not show it."""
+    arrays = [[s.values] if s.low is s.values else [s.values, s.low, s.high] for s in found]
+    wide = [n for n, of in enumerate(arrays) if any(a.dtype != np.float32 for a in of)]
+    sizes = [sum(map(len, arrays[n])) for n in wide]
+    wide = [n for n, size in zip(wide, sizes, strict=True) if size]
+    if wide:
+        starts = np.cumsum([0, *(size for size in sizes if size)])
+        whole = np.concatenate([a for n in wide for a in arrays[n]])
+        short, differs = narrowed(whole, starts[:-1])
+        for n, start, keeps in zip(wide, starts.tolist(), differs.tolist(), strict=False):
+            size, data = len(arrays[n][0]), whole if keeps else short
+            arrays[n] = [
+                data[start + k * size : start + (k + 1) * size] for k in range(len(arrays[n]))
+            ]
+    return arrays
 
 
 def _steps(steps: Int64) -> bytes | list[int]:

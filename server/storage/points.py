@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -58,26 +57,33 @@ def read_points(
         *((c.layout + 0).in_(places), (c.rank + 0).in_(wanted), c.arrival > mark.arrival),
         *(c.first_step + 0 <= last, c.last_step >= first),
     )
-    rows = [*(connection.execute(known) if mark.number else ()), *connection.execute(new)]
-    return merged(rows, first, last)
+    rows = [
+        tuple(row)
+        for one in ((known, new) if mark.number else (new,))
+        for row in connection.execute(one)
+    ]
+    return _merged(rows, first, last)
 
 
-def merged(rows: Sequence[Any], first: int, last: int) -> Points:
-    """Points of rows from step `first` to `last`, each step of a rank once."""
+def _merged(rows: Sequence[Any], first: int, last: int) -> Points:
+    """Points of rows (`_values`) from step `first` to `last`, each step of a rank once."""
     if not rows:
         return Points(_NO_STEPS, _NO_STEPS, _NO_VALUES)
-    # Not by the database, which would carry the values through its sorting.
-    rows = sorted(rows, key=attrgetter("rank", "attempt", "arrival"))
-    count = np.array([row.points for row in rows], np.int64)
-    rank = np.repeat(np.array([row.rank for row in rows], np.int64), count)
-    begin = np.array([row.first_step for row in rows], np.int64)
+    keys = np.array([row[:5] for row in rows], np.int64)
+    # As of one set of series they mostly come.
+    if not _ascend(keys):
+        # Not by the database, which would carry the values through its sorting.
+        order = np.lexsort((keys[:, 2], keys[:, 1], keys[:, 0]))
+        keys, rows = keys[order], [rows[n] for n in order.tolist()]
+    count, begin = keys[:, 4], keys[:, 3]
+    rank = np.repeat(keys[:, 0], count)
     before = np.cumsum(count) - count
     steps = np.arange(len(rank), dtype=np.int64) + np.repeat(begin - before, count)
     for n, row in enumerate(rows):
-        if row.steps is not None:
+        if row[5] is not None:
             a = int(before[n])
-            steps[a : a + row.points] = unpack_steps(row.steps, row.first_step, row.points)
-    values: Float64 = unpack(b"".join([row.values for row in rows]), np.float64)
+            steps[a : a + row[4]] = unpack_steps(row[5], row[3], row[4])
+    values: Float64 = unpack(b"".join([row[6] for row in rows]), np.float64)
     inside = (steps >= first) & (steps <= last)
     if not inside.all():
         rank, steps, values = rank[inside], steps[inside], values[inside]
@@ -89,12 +95,20 @@ def merged(rows: Sequence[Any], first: int, last: int) -> Points:
     return Points(rank, steps, values)
 
 
+def _ascend(keys: Int64) -> bool:
+    """Whether rows are in the order of rank, attempt and arrival."""
+    rank, attempt, arrival = keys[1:, :3].T - keys[:-1, :3].T
+    return bool(
+        ((rank > 0) | (rank == 0) & ((attempt > 0) | (attempt == 0) & (arrival >= 0))).all()
+    )
+
+
 def _values(places: Mapping[int, int]) -> Select[Any]:
     c = schema.chunk.c
     place = case(dict(places), value=c.layout)
     values = func.substr(c["values"], place * c.points * 8 + 1, c.points * 8, type_=LargeBinary)
     return select(
-        *(c.rank, c.first_step, c.attempt, c.arrival, c.points, c.steps), values.label("values")
+        *(c.rank, c.attempt, c.arrival, c.first_step, c.points, c.steps), values.label("values")
     )
 
 

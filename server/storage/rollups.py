@@ -53,7 +53,7 @@ class Buckets:
     Attributes:
         index: int64 [N], ascending: of those that hold anything.
         count: int64 [N], points.
-        mean, low, high: float64 [M, N].
+        mean, low, high: float64 [M, N]; float32 where they are as they were stored.
     """
 
     index: Int64
@@ -152,30 +152,40 @@ def rows(buckets: Buckets, level: int) -> list[dict[str, Any]]:
 def read_rows(found: Sequence[Any], level: int) -> Buckets:
     """Buckets of rows of the table `rollup`, in the order of these; M = 1.
 
-    Of several series, one behind the other, the index ascends within each only.
+    Of several series, one behind the other, the index ascends within each only. Values are float32
+    where all rows have that.
     """
-    index: list[Int64] = []
-    count: list[Int64] = []
-    values: list[list[Float64]] = [[], [], []]
-    plain = np.arange(ROW, dtype=np.int64)
-    full = np.full(ROW, width(level), np.int64)
-    for row in found:
-        n = row.buckets
-        if row.offsets is None:
-            index.append(plain[:n] + (row.block * ROW + row.first))
-        else:
-            index.append(unpack(row.offsets, np.uint8) + np.int64(row.block * ROW))
-        count.append(full[:n] if row.counts is None else unpack(row.counts, np.int32))
-        kind: type[Any] = np.float32 if len(row.values) == 12 * n else np.float64
-        data = unpack(row.values, kind)
-        for k in range(3):
-            values[k].append(data[k * n : (k + 1) * n])
-    if not index:
+    if not found:
         return EMPTY
-    mean, low, high = (np.concatenate(v).astype(np.float64, copy=False)[None] for v in values)
-    return Buckets(
-        np.concatenate(index), np.concatenate(count).astype(np.int64, copy=False), mean, low, high
+    sizes = np.array([row.buckets for row in found], np.int64)
+    begin = np.array([row.block * ROW + row.first for row in found], np.int64)
+    before = np.cumsum(sizes) - sizes
+    index = np.arange(sizes.sum(), dtype=np.int64) + np.repeat(begin - before, sizes)
+    count = np.full(len(index), width(level), np.int64)
+    for n, row in enumerate(found):
+        part = slice(int(before[n]), int(before[n] + sizes[n]))
+        if row.offsets is not None:
+            index[part] = unpack(row.offsets, np.uint8) + np.int64(row.block * ROW)
+        if row.counts is not None:
+            count[part] = unpack(row.counts, np.int32)
+    narrow = [len(row.values) == 12 * row.buckets for row in found]
+    if all(narrow):
+        data = unpack(b"".join([row.values for row in found]), np.float32)
+    else:
+        # NaN and infinities of float32 are the same in float64.
+        data = np.concatenate(
+            [
+                unpack(row.values, np.float32 if short else np.float64)
+                for row, short in zip(found, narrow, strict=True)
+            ]
+        )
+    # A row has its means, then its lows, then its highs.
+    cuts = list(zip((3 * before).tolist(), sizes.tolist(), strict=True))
+    mean, low, high = (
+        np.concatenate([data[at + k * n : at + (k + 1) * n] for at, n in cuts])[None]
+        for k in range(3)
     )
+    return Buckets(index, count, mean, low, high)
 
 
 def by_metric(found: Sequence[Any], level: int) -> Mapping[int, Buckets]:
@@ -188,18 +198,50 @@ def by_metric(found: Sequence[Any], level: int) -> Mapping[int, Buckets]:
 
 def narrow(values: Float64) -> Any:
     """The values as float32 where a drawing of these alone does not show it, else as they are."""
+    if len(values) == 0:
+        return values.astype(np.float32)
+    short, differs = narrowed(values, np.zeros(1, np.int64))
+    return values if differs[0] else short
+
+
+def narrowed(values: Any, starts: Int64) -> tuple[Any, Any]:
+    """Values as float32, and where drawings show that.
+
+    Args:
+        values: float64 [N].
+        starts: int64 [K], ascending from 0: where each stretch begins that is drawn alone.
+
+    Returns:
+        float32 [N] and bool [K].
+    """
     # Values beyond float32's range are inf in it, and so no longer near what they were.
     with np.errstate(over="ignore", invalid="ignore"):
-        narrow = values.astype(np.float32)
-        finite = np.isfinite(values)
-        if finite.all():
-            some, near = values, narrow
-        else:
-            some, near = values[finite], narrow[finite]
-        if len(some) == 0:
-            return narrow
-        moved = np.abs(near - some).max()
-        return narrow if moved <= (some.max() - some.min()) * _EXACT_ENOUGH else values
+        short = values.astype(np.float32)
+        moved = np.where(np.isfinite(values), np.abs(short - values), 0)
+        furthest = np.maximum.reduceat(moved, starts)
+        return short, _seen(furthest, spans(values, starts))
+
+
+def spans(values: Any, starts: Int64) -> Any:
+    """From the smallest to the largest number of each stretch; infinite where there is none."""
+    finite = np.isfinite(values)
+    low = high = values
+    if not finite.all():
+        low, high = np.where(finite, values, np.inf), np.where(finite, values, -np.inf)
+    with np.errstate(over="ignore"):
+        return np.abs(np.maximum.reduceat(high, starts) - np.minimum.reduceat(low, starts))
+
+
+def shows(values: Any, spans: Any) -> bool:
+    """Whether any of some values as float32 is seen to differ, each in a drawing of such a span."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = np.where(np.isfinite(values), np.abs(values.astype(np.float32) - values), 0)
+        return bool(_seen(moved, spans).any())
+
+
+def _seen(moved: Any, spans: Any) -> Any:
+    # Where numbers span more than float64 holds, those beyond float32's range are beyond it still.
+    return (moved > spans * _EXACT_ENOUGH) | np.isinf(moved)
 
 
 def _starts(index: Int64) -> Int64:

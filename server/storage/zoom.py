@@ -82,7 +82,8 @@ def read_buckets(
     """
     first = first // zoom.width * zoom.width
     last = min((last // zoom.width + 1) * zoom.width, 2**63) - 1
-    parts: list[tuple[Int64, rollups.Buckets]] = []
+    everyone = np.array(sorted(ranks), np.int64)
+    parts: list[rollups.Buckets] = []
     for end, some in _by_end(_valid_until(connection, run, ranks, mark)).items():
         below = min(end, last + 1)
         if zoom.level is not None:
@@ -90,7 +91,8 @@ def read_buckets(
             for level in range(zoom.level, -1, -1):
                 begin, stop = stop, max(stop, min(rollups.level_end(level, end), last + 1))
                 if begin < stop:
-                    parts.append(_read(connection, run, metric, level, some, begin, stop))
+                    found = _read(connection, run, metric, level, some, begin, stop)
+                    parts.append(_keyed(everyone, *found, zoom.width, first))
             below = max(first, below)
         else:
             below = first
@@ -98,8 +100,12 @@ def read_buckets(
             points = read_points(
                 connection, run=run, places=places, ranks=some, mark=mark, first=below, last=last
             )
-            parts.append(_of_points(points))
-    return _together(parts, zoom.width)
+            parts.append(_keyed(everyone, *_of_points(points), zoom.width, first))
+    done = _together([part for part in parts if len(part.index)])
+    index = (done.index & ((1 << _INDEX_BITS) - 1)) * zoom.width + first
+    return everyone[done.index >> _INDEX_BITS], rollups.Buckets(
+        index, done.count, done.mean, done.low, done.high
+    )
 
 
 def _valid_until(
@@ -165,28 +171,57 @@ def _of_points(points: Points) -> tuple[Int64, rollups.Buckets]:
     return points.rank, rollups.Buckets(points.steps, ones, values, values, values)
 
 
-def _together(
-    parts: Sequence[tuple[Int64, rollups.Buckets]], width: int
-) -> tuple[Int64, rollups.Buckets]:
-    parts = [part for part in parts if len(part[0])]
-    if not parts:
-        return _NOBODY, rollups.EMPTY
-    everyone, rank = np.unique(np.concatenate([rank for rank, _ in parts]), return_inverse=True)
-    found = rollups.joined([buckets for _, buckets in parts])
-    index = found.index // width
+def _keyed(
+    everyone: Int64, rank: Int64, found: rollups.Buckets, width: int, first: int
+) -> rollups.Buckets:
+    """Buckets of a view, by a key that ascends with the place of the rank and the bucket."""
+    place = np.searchsorted(everyone, rank)
     # Indices count from the first one: a step may have 63 bits.
-    lowest = index.min()
-    key = (rank << _INDEX_BITS) | (index - lowest)
-    count, mean, low, high = found.count, found.mean, found.low, found.high
-    if len(parts) > 1:
-        order = np.argsort(key, kind="stable")
-        key, count = key[order], count[order]
-        mean, low, high = mean[:, order], low[:, order], high[:, order]
-    done = rollups.combined(key, count, mean, low, high)
-    index = ((done.index & ((1 << _INDEX_BITS) - 1)) + lowest) * width
-    return everyone[done.index >> _INDEX_BITS], rollups.Buckets(
-        index, done.count, done.mean, done.low, done.high
+    key = (place << _INDEX_BITS) | ((found.index - first) // width)
+    return rollups.combined(key, found.count, found.mean, found.low, found.high)
+
+
+def _together(parts: Sequence[rollups.Buckets]) -> rollups.Buckets:
+    """All parts by key; buckets that several have a share in become one."""
+    if not parts:
+        return rollups.EMPTY
+    most = max(parts, key=lambda part: len(part.index))
+    rest = [part for part in parts if part is not most]
+    if not rest:
+        return most
+    # The rest is little, mostly: what is not in it stays as it is.
+    few = _sorted(rest)
+    at = np.searchsorted(most.index, few.index)
+    shared = at[np.append(most.index, -1)[at] == few.index]
+    if len(shared):
+        few = _sorted([few, _picked(most, shared)])
+        left = np.ones(len(most.index), bool)
+        left[shared] = False
+        most = _picked(most, np.flatnonzero(left))
+    if len(most.index) == 0:
+        return few
+    at = np.searchsorted(most.index, few.index)
+    place = most.index >> _INDEX_BITS
+    starts = np.flatnonzero(np.append(True, place[1:] != place[:-1]))
+    of = np.searchsorted(place[starts], few.index >> _INDEX_BITS, "right") - 1
+    values = []
+    for one, some in ((most.mean, few.mean), (most.low, few.low), (most.high, few.high)):
+        # Float32 as far as what is put into it takes that.
+        if one.dtype != some.dtype and rollups.shows(some[0], rollups.spans(one[0], starts)[of]):
+            one = one.astype(np.float64)
+        values.append(np.insert(one, at, some, axis=1))
+    return rollups.Buckets(
+        np.insert(most.index, at, few.index), np.insert(most.count, at, few.count), *values
     )
 
 
-_NOBODY = np.empty(0, np.int64)
+def _sorted(parts: Sequence[rollups.Buckets]) -> rollups.Buckets:
+    found = rollups.joined(parts)
+    found = _picked(found, np.argsort(found.index, kind="stable"))
+    return rollups.combined(found.index, found.count, found.mean, found.low, found.high)
+
+
+def _picked(of: rollups.Buckets, at: Int64) -> rollups.Buckets:
+    return rollups.Buckets(
+        of.index[at], of.count[at], of.mean[:, at], of.low[:, at], of.high[:, at]
+    )
