@@ -51,6 +51,7 @@ COMPARED_SERIES = (
 # What detectors look at as it is: what goes into a step, and what changes in it or before it.
 WATCHED_WORDS = (
     "batch",
+    *(f"rows/{i}" for i in range(4)),
     "start",
     "outside_optimizer",
     "parameters",

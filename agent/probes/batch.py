@@ -10,8 +10,9 @@ import torch
 
 from rankscope.agent.fingerprint import FingerprintPlan
 from rankscope.agent.model_facts import core, held
-from rankscope.agent.probes.arrival import Together
+from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.rows import Hashes, RowHashes, packed
 from rankscope.agent.probes.tables import readable
 from rankscope.agent.tensors import TensorGroup
 
@@ -26,15 +27,16 @@ _MAX_TENSORS = 1000
 
 
 class Batch(Probe):
-    """The word `batch`, and `samples` and `tokens` of the step.
+    """The word `batch`, which samples are in it, and `samples` and `tokens` of the step.
 
     Costs one pass over what the root module is given (tier `word`), at the moment it is given:
     a trainer may use the same memory for the next batch. Elsewhere two instructions a forward pass.
 
     The word covers all tensors in the arguments of the root module, in order; under accumulation
-    those of all micro-batches, in order. Samples are the rows of the first tensor, tokens the
-    elements of the first one of whole numbers with two dimensions; those of all micro-batches
-    together. Passes in evaluation mode or without gradients do not count.
+    those of all micro-batches, in order. The words `rows/0` and on tell a few samples of the step
+    (`RowHashes`), so that ranks that read the same ones can be found. Samples are the rows of the
+    first tensor, tokens the elements of the first one of whole numbers with two dimensions; those
+    of all micro-batches together. Passes in evaluation mode or without gradients do not count.
     """
 
     name = "batch"
@@ -45,6 +47,8 @@ class Batch(Probe):
         self._core = core(context.model)
         self._plans = TensorGroup(_STAGE, (), ())
         self._waiting: list[tuple[FingerprintPlan, Any, int]] = []
+        self._row_hashes = RowHashes()
+        self._rows: list[Hashes | Arrival] = []
         self._seen = 0
         self._word = 0
         self._samples = 0
@@ -66,6 +70,9 @@ class Batch(Probe):
             self._count(given)
             if len(self._waiting) < _MAX_WAITING:
                 self._digest([held(t) for t in given])
+                rows = self._row_hashes.begin(held(given[0]))
+                if rows is not None:
+                    self._rows.append(rows)
         self._seconds += time.perf_counter() - began
 
     def after_step(self, facts: StepFacts) -> None:
@@ -73,19 +80,23 @@ class Batch(Probe):
         if not self._seen:
             return
         facts.charge("word", self._seconds)
-        waiting, word = self._waiting, self._word
+        waiting, word, rows = self._waiting, self._word, self._rows
         facts.scalars["samples"] = self._samples
         if self._tokens:
             facts.scalars["tokens"] = self._tokens
         self._seen = self._word = self._samples = self._tokens = 0
-        self._waiting, self._seconds = [], 0.0
+        self._waiting, self._rows, self._seconds = [], [], 0.0
         if len(waiting) >= _MAX_WAITING:
             return
 
         def deliver() -> None:
             facts.words[_STAGE] = _combined(word, waiting)
+            if rows:
+                facts.words |= packed(rows)
 
-        facts.when_ready(Together(*(pending for _, pending, _ in waiting)), deliver)
+        coming = (pending for _, pending, _ in waiting)
+        arriving = (r for r in rows if isinstance(r, Arrival))
+        facts.when_ready(Together(*coming, *arriving), deliver)
 
     def _count(self, given: list[torch.Tensor]) -> None:
         first = given[0]

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 from support.columns import of_rank
+from support.samples import read
+from support.samples import words as words_of_samples
 
 from rankscope.agent import wire
 from rankscope.server import detectors
@@ -254,6 +256,8 @@ def chain(
     groups: int = 1,
     without: tuple[str, ...] = (),
     thin: int = 1,
+    reads: str = "",
+    batch: int = 16,
 ) -> Posted:
     """A training of `ranks` ranks in which something goes wrong from step `at` on.
 
@@ -265,6 +269,8 @@ def chain(
         groups: so many ranks share a batch and a part of every tensor, as in tensor parallelism.
         without: scalars, words and stages that are not posted.
         thin: after the first `dense` steps, batches are posted at every so many.
+        reads: the way in which samples are dealt (`support.samples`); empty: none are told of.
+        batch: samples in a batch.
     """
     random = np.random.default_rng(seed)
     target = NAMES.index(tensor)
@@ -446,6 +452,11 @@ def chain(
                 ),
                 "hyperparameters": word(rate),
             }
+            if reads:
+                samples = read(
+                    reads, seed=seed, step=step, rank=r, ranks=ranks, epoch=epoch, batch=batch
+                )
+                said.words |= words_of_samples(samples, word)
             if fault.startswith("draws"):
                 more = int(fault == "draws-more" and hit and r == rank)
                 said.words["rng/torch"] = word("rng", step, r // groups, more)

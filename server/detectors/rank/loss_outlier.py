@@ -34,7 +34,7 @@ class LossOutlierPolicy:
         min_progress: mean difference as a share of the progress made.
         min_spread: mean difference as a multiple of the range of the ranks' own that do not stand
             out with it: shards that are unlike differ all, and one that lies a little further out
-            is no outlier.
+            is no outlier. Where nothing tells which side is wrong, of the range on either side.
         windows: so many in a row open an incident.
         critical_level: share of the level, with `critical_progress`, that is critical.
         critical_progress: share of the progress made.
@@ -98,13 +98,15 @@ class RankLossOutlier(Detector[LossOutlierState]):
         d = the rank's loss minus the median of the other ranks' at the same step, over 50
         observations. It fires where the mean of d is more than 6 standard errors from 0, more than
         20 % of the others' level, more than 5 % of the progress made since the start, and more than
-        3 times the range of the mean losses of the ranks that do not stand out with it, in two
+        3 times the range of the mean losses of the ranks that do not stand out with it (of those on
+        either side where half of them lie apart), in two
         windows in a row, 10 observations apart. The onset is the change point of d in the last 128
         observations (two means, least squares). It is over after 15 windows without.
 
     Severity:
         Warning; critical where the mean of d is above the others' level and above 25 % of the
-        progress made.
+        progress made. Info where half of more than two ranks lie apart and did so from the first
+        step on: two pairs among four ranks whose data differ are as likely as a fault.
 
     Evidence:
         `difference` (mean of d), `z`, `level` (the others'), `progress`, `decided`; with two ranks
@@ -190,8 +192,13 @@ class RankLossOutlier(Detector[LossOutlierState]):
         # Without all that stand out with it, since a second rank at fault, less so, must not hide
         # it; unless these are half of all, as they are where no two ranks' data are alike.
         rest = ~same if 2 * (~same).sum() > len(same) else ~side
-        own = np.nanmean(losses[:, usable][:, rest], axis=0)
-        if size[top] <= policy.min_spread * np.ptp(own):
+        own = np.nanmean(losses[:, usable], axis=0)
+        spread = np.ptp(own[rest])
+        if not decided:
+            # Of a few ranks that all differ, two often lie close together by chance.
+            above = own > np.median(own)
+            spread = max(np.ptp(own[above]), np.ptp(own[~above])) if above.any() else spread
+        if size[top] <= policy.min_spread * spread:
             state.firing = 0
             return
         guilty = side if decided else same | other
@@ -339,7 +346,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
             evidence["moved"] = {str(r): incident.moved[r] for r in who if r in incident.moved}
         return Finding(
             kind="rank.loss_outlier",
-            severity="critical" if incident.critical else "warning",
+            severity=_severity(incident),
             title=title,
             seen_step=incident.seen_step,
             last_step=incident.last_step,
@@ -363,6 +370,12 @@ class RankLossOutlier(Detector[LossOutlierState]):
             f"A hint: at the onset the loss of rank {most} moved by {number(moved[most])}, that of "
             f"rank {next_most} by {number(moved[next_most])}."
         )
+
+
+def _severity(incident: _Outlier) -> str:
+    if not incident.decided and incident.from_start and incident.world > 2:
+        return "info"
+    return "critical" if incident.critical else "warning"
 
 
 def others_median(values: Float64) -> Float64:

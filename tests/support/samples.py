@@ -1,0 +1,48 @@
+"""What ranks tell of the samples that they read, for ways of dealing a data set to them."""
+
+from functools import cache
+
+import numpy as np
+
+_NO_ROW = 0xFFFF_FFFF
+_ROWS = 8
+
+
+@cache
+def order(*seed, size):
+    return np.random.default_rng(seed).permutation(size)
+
+
+def read(way, *, seed, step, rank, ranks, epoch, batch):
+    """Numbers of the samples in a batch, of a set of `epoch * ranks * batch`.
+
+    Ways: `dealt` (one order for all, each rank its part), `own-orders` (an order of each rank's
+    own), `drawn` (at random from all), `rotated` (parts stay, and go to the next rank each epoch),
+    `twice` (dealt, of a set that holds everything twice), `padded` (dealt, a rank's last one is
+    another rank's first one), `kept` (parts stay with their ranks).
+    """
+    size = epoch * ranks * batch
+    turn, place = divmod(step, epoch)
+    if way == "drawn":
+        return np.random.default_rng((seed, step, rank)).integers(size, size=batch)
+    if way == "own-orders":
+        own = order(seed, turn, rank, size=size)[rank::ranks]
+    elif way in ("rotated", "kept"):
+        part = (rank + turn) % ranks if way == "rotated" else rank
+        own = np.random.default_rng((seed, turn, part)).permutation(epoch * batch) * ranks + part
+    else:
+        own = order(seed, turn, size=size)[rank::ranks]
+    chosen = own[place * batch : (place + 1) * batch].copy()
+    if way == "twice":
+        chosen //= 2
+    if way == "padded" and place == epoch - 1 and rank:
+        chosen[-1] = order(seed, turn, size=size)[0]
+    return chosen
+
+
+def words(samples, digest):
+    """The words that the agent posts of a batch: of itself, and of its samples."""
+    hashes = sorted(digest("sample", int(s)) >> 12 for s in samples)[:_ROWS]
+    ids = [h & _NO_ROW for h in hashes] + [_NO_ROW] * (_ROWS - len(hashes))
+    pairs = {f"rows/{i}": ids[2 * i] << 32 | ids[2 * i + 1] for i in range(_ROWS // 2)}
+    return {"batch": digest("batch", *(int(s) for s in samples)), **pairs}
