@@ -64,7 +64,7 @@ def test_no_loss_at_all_is_no_pass():
 def test_spikes_long_apart_are_incidents_of_their_own():
     found = judge(spikes(0, at=[150, 250]), [LossSpike()])
     assert [a.first_step for a in found.alerts] == [150, 250]
-    assert {a.severity for a in found.alerts} == {"warning"}
+    assert {a.severity for a in found.alerts} == {"info"}
     assert "2 spikes before" in found.checks["loss.spike"].why
 
 
@@ -82,10 +82,10 @@ def test_spikes_are_forgotten_after_a_thousand_steps():
     loss[:, [200, 900, 1600, 2300]] *= 40
     found = judge(trace(loss), [LossSpike()])
     assert [(a.severity, a.evidence["spikes"]) for a in found.alerts] == [
-        ("warning", 1),
-        ("warning", 2),
-        ("warning", 2),
-        ("warning", 2),
+        ("info", 1),
+        ("info", 2),
+        ("info", 2),
+        ("info", 2),
     ]
 
 
@@ -103,7 +103,7 @@ def test_a_new_level_is_taken_for_what_it_is_in_the_end():
     found = judge(trace(loss), [LossSpike()])
     assert [(a.first_step, a.severity) for a in found.alerts] == [
         (300, "critical"),
-        (600, "warning"),
+        (600, "info"),
     ]
     assert found.alerts[0].state == "resolved"
     assert "has not come back" in found.alerts[0].title
@@ -438,7 +438,7 @@ def test_a_synchronisation_that_no_longer_takes_place_is_missed():
     assert [(a.key, a.state) for a in found.alerts] == [
         ("", "resolved"),
         ("synchronised", "resolved"),
-        ("", "open"),
+        ("missed", "open"),
     ]
 
 
