@@ -10,11 +10,13 @@ STACKS_STAMP := $(STACKS_VENV)/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-stacks check fix demo faultlab docs screenshot clean
+.PHONY: help install test test-stacks check fix demo faultlab bench docs screenshot clean
 
 help:
 	@echo "make demo        train on 4 ranks, break one, watch Rankscope find it; ARGS=\"--list-faults\""
 	@echo "make faultlab    break trainings in every known way and score what is said; ARGS=\"--list\""
+	@echo "make bench       speed and size, beside other trackers; ARGS=\"--quick\" or \"--peers none\""
+	@echo "make corpus      train small models, healthy and broken, judge them; ARGS=\"--seeds 0 1\""
 	@echo "make test        the whole test suite; ARGS=\"tests/wire -x\" goes to pytest"
 	@echo "make test-stacks real jobs of Horovod, TensorFlow and all other stacks; ARGS=\"-k horovod\""
 	@echo "make check       format, lint, types, who may import whom"
@@ -68,6 +70,12 @@ demo: $(STAMP)
 faultlab: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faultlab $(ARGS)
 
+bench: $(STAMP)
+	@$(BIN)/python -m benchmarks.run $(ARGS)
+
+corpus: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.corpus table .corpus $(ARGS)
+
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 
@@ -76,4 +84,4 @@ screenshot: $(STAMP)
 	$(BIN)/python docs/demo_screenshot.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(STACKS_VENV) build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(STACKS_VENV) .venv-peers build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

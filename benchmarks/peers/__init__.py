@@ -1,0 +1,1 @@
+"""The same points written by Rankscope and by other trackers, in turns, on one machine."""
