@@ -3,17 +3,20 @@
 python -m benchmarks.corpus record FOLDER --seeds 0 1 2
 python -m benchmarks.corpus judge FOLDER
 python -m benchmarks.corpus keep FOLDER
+python -m benchmarks.corpus table FOLDER   # records what is not there yet, and prints the tables
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from support.traces import Trace
 
+from benchmarks.corpus import table
 from benchmarks.corpus.families import FAULTY, HEALTHY, record
 from rankscope.server.alerts.causes import link
 from rankscope.server.alerts.lifecycle import fold
@@ -58,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("what", choices=("record", "judge", "keep"))
+    parser.add_argument("what", choices=("record", "judge", "keep", "table"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--family", default="")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
@@ -66,6 +69,8 @@ def main() -> None:
     torch.set_num_threads(1)
     names = [n for n in (HEALTHY | FAULTY) if n.startswith(arguments.family)]
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    if arguments.what == "table":
+        sys.exit(table.report(arguments.folder, names, arguments.seeds))
     if arguments.what == "keep":
         keep(arguments.folder)
         return

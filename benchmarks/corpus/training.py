@@ -16,6 +16,7 @@ from support.traces import Trace
 from torch import nn
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+Objective = Callable[[nn.Module, Batch], tuple[torch.Tensor, int | None]]
 
 
 @dataclass(kw_only=True)
@@ -31,6 +32,9 @@ class Recipe:
         before: called before each step with the model and the optimizer.
         clip: largest norm of the gradient.
         micro: micro-batches in a step.
+        objective: loss of a batch and the number of right answers in it (None: there are none),
+            where it is neither cross-entropy (`classes`) nor a squared error.
+        held_out: data on which the model is evaluated after every 25th step.
     """
 
     model: nn.Module
@@ -45,6 +49,24 @@ class Recipe:
     clip: float | None = None
     micro: int = 1
     classes: bool = True
+    objective: Objective | None = None
+    held_out: Batch | None = None
+
+
+# How many steps lie between two looks: at the held-out data, at the size of the updates.
+EVALUATED = 25
+SAMPLED = 4
+
+
+def supervised(criterion: nn.Module, *, classes: bool) -> Objective:
+    """The usual: what the model makes of the inputs against the targets."""
+
+    def objective(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int | None]:
+        output = model(batch[0])
+        right = int((output.argmax(1) == batch[1]).sum()) if classes else None
+        return criterion(output, batch[1]), right
+
+    return objective
 
 
 def norm(gradients: list[torch.Tensor]) -> float:
@@ -56,12 +78,15 @@ def train(name: str, seed: int, recipe: Recipe, facts: dict[str, Any]) -> Trace:
     random = np.random.default_rng(seed)
     inputs, targets = recipe.data
     criterion: nn.Module = nn.CrossEntropyLoss() if recipe.classes else nn.MSELoss()
+    objective = recipe.objective or supervised(criterion, classes=recipe.classes)
     parameters = list(recipe.model.parameters())
     optimizer = recipe.optimizer(parameters)
     source = recipe.batches(random)
     shape = recipe.ranks, recipe.steps
-    metrics = ("loss", "accuracy", "grad_norm", "grad_norm_local", "lr")
-    series = {metric: np.full(shape, np.nan) for metric in metrics}
+    metrics = ("loss", "accuracy", "grad_norm", "grad_norm_local", "lr", "samples")
+    sparse = ("update_ratio", "weight_norm", "eval/loss", "eval/accuracy")
+    series = {metric: np.full(shape, np.nan) for metric in (*metrics, *sparse)}
+    present = {metric: np.zeros(shape, dtype=bool) for metric in sparse}
     for step in range(recipe.steps):
         if recipe.rate is not None:
             for group in optimizer.param_groups:
@@ -69,20 +94,19 @@ def train(name: str, seed: int, recipe: Recipe, facts: dict[str, Any]) -> Trace:
         if recipe.before is not None:
             recipe.before(step, recipe.model, optimizer)
         total = [torch.zeros_like(p) for p in parameters]
-        losses, right, seen = np.zeros(recipe.ranks), np.zeros(recipe.ranks), 0
+        losses, right, seen = np.zeros(recipe.ranks), np.full(recipe.ranks, np.nan), 0
         locals_ = [[torch.zeros_like(p) for p in parameters] for _ in range(recipe.ranks)]
         for _ in range(recipe.micro):
             for rank, chosen in enumerate(next(source)):
                 batch = inputs[chosen], targets[chosen]
                 if recipe.spoil is not None:
                     batch = recipe.spoil(step, rank, batch)
-                output = recipe.model(batch[0])
-                loss = criterion(output, batch[1])
-                gradients = torch.autograd.grad(loss, parameters)
+                loss, hits = objective(recipe.model, batch)
+                gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 losses[rank] += float(loss.detach()) / recipe.micro
-                if recipe.classes:
-                    right[rank] += float((output.argmax(1) == batch[1]).sum())
-                    seen = len(chosen)
+                if hits is not None:
+                    right[rank] = np.nan_to_num(right[rank]) + hits
+                seen = len(chosen)
                 torch._foreach_add_(locals_[rank], gradients, alpha=1 / recipe.micro)
         for rank, gradients in enumerate(locals_):
             series["grad_norm_local"][rank, step] = norm(gradients)
@@ -94,8 +118,29 @@ def train(name: str, seed: int, recipe: Recipe, facts: dict[str, Any]) -> Trace:
         series["grad_norm"][:, step] = norm(total)
         series["lr"][:, step] = optimizer.param_groups[0]["lr"]
         series["loss"][:, step] = losses
+        series["samples"][:, step] = seen * recipe.micro
         series["accuracy"][:, step] = right / max(seen * recipe.micro, 1)
+        looked = step % SAMPLED == 0
+        before = [p.detach().clone() for p in parameters] if looked else []
         optimizer.step()
-    if not recipe.classes:
+        if looked:
+            size = norm([p.detach() for p in parameters])
+            moved = norm([p.detach() - old for p, old in zip(parameters, before, strict=True)])
+            series["weight_norm"][:, step], present["weight_norm"][:, step] = size, True
+            series["update_ratio"][:, step], present["update_ratio"][:, step] = moved / size, True
+        if recipe.held_out is not None and step % EVALUATED == 0 and step > 0:
+            with torch.no_grad():
+                loss, hits = objective(recipe.model, recipe.held_out)
+            series["eval/loss"][:, step], present["eval/loss"][:, step] = float(loss), True
+            if hits is not None:
+                share = hits / len(recipe.held_out[0])
+                series["eval/accuracy"][:, step] = share
+                present["eval/accuracy"][:, step] = True
+    if np.isnan(series["accuracy"]).all():
         del series["accuracy"]
-    return Trace(name, seed, np.arange(recipe.steps), series, facts=facts)
+    for metric in sparse:
+        if not present[metric].any():
+            del series[metric], present[metric]
+        else:
+            series[metric] = np.where(present[metric], series[metric], 0.0)
+    return Trace(name, seed, np.arange(recipe.steps), series, present, facts=facts)

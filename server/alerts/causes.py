@@ -240,6 +240,55 @@ RULES = (
         same_ranks=False,
         why="the other ranks wait for a rank that no longer takes part, or are stopped with it",
     ),
+    Rule(
+        root=(
+            "loss.diverging",
+            "loss.oscillating",
+            "loss.spike",
+            "loss.nonfinite",
+            "gradient.accumulating",
+        ),
+        consequence=("gradient.exploding", "gradient.oscillating", "lr.too_high"),
+        earliest=-_EPISODE,
+        latest=_EPISODE,
+        same_ranks=False,
+        why="loss and gradient leave what they had reached together",
+    ),
+    Rule(
+        root=("desync.", "reduction.wrong", "rank.loss_outlier", "data.", "gradient.accumulating"),
+        consequence=(
+            "gradient.exploding",
+            "gradient.oscillating",
+            "lr.too_high",
+            "generalization.gap",
+            "loss.plateau",
+            "accuracy.stalled",
+        ),
+        earliest=-_BLUR,
+        same_ranks=False,
+        why="what is trained on, or what comes of it, is not what it should be",
+    ),
+    Rule(
+        root=("update.missing", "schedule.mismatch", "lr.too_low", "amp.scale_collapse"),
+        consequence=("loss.plateau", "accuracy.stalled", "lr.too_low"),
+        earliest=-_EPISODE,
+        same_ranks=False,
+        why="steps that change next to nothing teach next to nothing",
+    ),
+    Rule(
+        root=("gradient.oscillating", "gradient.exploding"),
+        consequence=("gradient.exploding", "gradient.oscillating", "lr.too_high"),
+        earliest=-_BLUR,
+        same_ranks=False,
+        why="the gradient had begun to leave its usual size before",
+    ),
+    Rule(
+        root=("loss.diverging", "loss.spike"),
+        consequence=("generalization.gap",),
+        earliest=-_EPISODE,
+        same_ranks=False,
+        why="the training turned away from what it had reached",
+    ),
 )
 
 

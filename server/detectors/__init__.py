@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rankscope.agent import wire
+from rankscope.server.detectors.accuracy import AccuracyStalled
 from rankscope.server.detectors.base import Detector
 from rankscope.server.detectors.data import (
     BatchShared,
@@ -17,19 +18,24 @@ from rankscope.server.detectors.data import (
     Replayed,
 )
 from rankscope.server.detectors.desync import Buffers, Config, Desync, Progress
+from rankscope.server.detectors.generalization import GeneralizationGap
 from rankscope.server.detectors.gradient import (
     ClippingSaturated,
     GradientAccumulating,
+    GradientExploding,
     GradientNonFinite,
+    GradientOscillating,
     ScaleCollapse,
 )
 from rankscope.server.detectors.loss import (
     LossDiverging,
     LossNonFinite,
     LossOscillating,
+    LossPlateau,
     LossSpike,
 )
 from rankscope.server.detectors.rank import RankLossOutlier, RankSilent, RankStalled
+from rankscope.server.detectors.rate import RateTooHigh, RateTooLow
 from rankscope.server.detectors.reduction import ReductionWrong
 from rankscope.server.detectors.update import ScheduleMismatch, UpdateMissing
 
@@ -62,6 +68,13 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     ScaleCollapse,
     ClippingSaturated,
     GradientAccumulating,
+    GradientExploding,
+    GradientOscillating,
+    LossPlateau,
+    AccuracyStalled,
+    GeneralizationGap,
+    RateTooHigh,
+    RateTooLow,
 )
 
 

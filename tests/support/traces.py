@@ -39,6 +39,8 @@ class Trace:
     def save(self, path: Path) -> None:
         """Writes it with 9 bits of precision, which squeezes to a few kilobytes."""
         arrays = {f"series/{name}": _rounded(values) for name, values in self.series.items()}
+        for name, mask in self.present.items():
+            arrays[f"present/{name}"] = np.packbits(mask, axis=1)
         facts = np.frombuffer(json.dumps(dict(self.facts)).encode(), dtype=np.uint8)
         np.savez_compressed(
             path, steps=self.steps.astype(np.int32), seed=self.seed, facts=facts, **arrays
@@ -53,6 +55,14 @@ class Trace:
                 if name.startswith("series/")
             }
             ranks = max(len(values) for values in series.values())
+            count = len(stored["steps"])
+            present = {
+                name.removeprefix("present/"): np.unpackbits(
+                    stored[name], axis=1, count=count
+                ).astype(bool)
+                for name in stored.files
+                if name.startswith("present/")
+            }
             return cls(
                 name=path.stem,
                 seed=int(stored["seed"]),
@@ -61,6 +71,7 @@ class Trace:
                     name: np.broadcast_to(values, (ranks, values.shape[1])).copy()
                     for name, values in series.items()
                 },
+                present=present,
                 facts=json.loads(stored["facts"].tobytes()),
             )
 
@@ -69,7 +80,9 @@ class Trace:
     def scaled(self, factor: float) -> Trace:
         """The same training with another unit of the loss (and so of the gradients)."""
         scaled = {
-            name: values * factor if name == "loss" or name.startswith("grad_norm") else values
+            name: values * factor
+            if name in ("loss", "eval/loss") or name.startswith("grad_norm")
+            else values
             for name, values in self.series.items()
         }
         return replace(self, series=scaled)

@@ -2,7 +2,16 @@
 
 from rankscope.server.detectors.gradient.accumulating import GradientAccumulating
 from rankscope.server.detectors.gradient.clipping import ClippingSaturated
+from rankscope.server.detectors.gradient.exploding import GradientExploding
 from rankscope.server.detectors.gradient.nonfinite import GradientNonFinite
+from rankscope.server.detectors.gradient.oscillating import GradientOscillating
 from rankscope.server.detectors.gradient.scale import ScaleCollapse
 
-__all__ = ["ClippingSaturated", "GradientAccumulating", "GradientNonFinite", "ScaleCollapse"]
+__all__ = [
+    "ClippingSaturated",
+    "GradientAccumulating",
+    "GradientExploding",
+    "GradientNonFinite",
+    "GradientOscillating",
+    "ScaleCollapse",
+]

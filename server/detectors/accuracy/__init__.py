@@ -1,0 +1,5 @@
+"""The family of the accuracy."""
+
+from rankscope.server.detectors.accuracy.stalled import AccuracyStalled
+
+__all__ = ["AccuracyStalled"]

@@ -1,0 +1,221 @@
+"""An accuracy that does not follow the loss."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.statistics import Progress, mann_kendall
+from rankscope.server.detectors.walking import median, noise_of_mean, together
+from rankscope.server.detectors.wording import number, percent
+from rankscope.server.window import Window
+
+_BACK = 200
+_STRIDE = 10
+_FIRST = 50
+# Relative size of an update below which training is slow whatever its data: a tenth of the usual.
+_SMALL_UPDATE = 3e-4
+
+
+@dataclass(frozen=True, slots=True)
+class StalledPolicy:
+    """Thresholds of `accuracy.stalled`; everything is judged over 200 observations.
+
+    Attributes:
+        min_fall: fall of the loss, as a share of its start.
+        min_trend: Mann-Kendall Z of the fall.
+        flat: change of the accuracy from one half to the other that is none, at least.
+        gain: rise of the accuracy since the start that is none, at least.
+        high: accuracy from which on nothing can be gained.
+    """
+
+    min_fall: float = 0.05
+    min_trend: float = 3.0
+    flat: float = 0.005
+    gain: float = 0.05
+    high: float = 0.97
+
+
+@dataclass(slots=True)
+class Stuck:
+    """What was seen."""
+
+    accuracy: float
+    at_start: float
+    error: float
+    loss_before: float
+    loss_after: float
+    update: float
+    rate: float
+
+
+@dataclass(slots=True)
+class StalledState:
+    """What `accuracy.stalled` remembers."""
+
+    progress: Progress = field(default_factory=Progress)
+    first: list[float] = field(default_factory=list)
+    recent: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=_BACK))
+    updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    rate: float = math.nan
+    watch: Watch[Stuck] = field(default_factory=lambda: Watch(clear_after=60))
+
+
+class AccuracyStalled(Detector[StalledState]):
+    """The loss falls and the accuracy has not moved since the start.
+
+    Statistic:
+        Over 200 observations of both, looked at every 10: the medians of 20 blocks of the loss fall
+        by more than 5 % of its start (first four against last four; Mann-Kendall Z below -3), while
+        the means of the accuracy's two halves differ by less than twice the standard error of
+        their difference (or 0.005), and the later one is no better than the first 50 observations
+        by more than 3 standard errors (or 0.05). The standard error is that of neighbouring
+        differences (von Neumann 1941). An accuracy above 0.97 has nothing to gain. An accuracy
+        that has risen and then stays is no fault of this kind: data have their ceilings.
+
+    Severity:
+        Warning.
+
+    Evidence:
+        `accuracy`, `accuracy_at_start`, `standard_error`, `loss_before`, `loss_after`, and where
+        they are posted `update_ratio` and `lr`.
+
+    Source:
+        TheDeepChecker's correlation of loss and accuracy, made directional. Found on every seed of
+        an unbalanced problem with too small a rate, and on no healthy run of the corpus.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("accuracy.stalled",)
+    needs: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+    wants: ClassVar[tuple[str, ...]] = ("lr", "update_ratio")
+
+    def __init__(self, policy: StalledPolicy | None = None) -> None:
+        self.policy = policy or StalledPolicy()
+
+    def start(self) -> StalledState:
+        """Nothing seen yet."""
+        return StalledState()
+
+    def advance(self, window: Window, state: StalledState) -> Outcome:
+        """Takes loss and accuracy where both are known."""
+        for step, row in together(window, "loss", "accuracy", "lr", "update_ratio"):
+            state.rate = row.get("lr", state.rate)
+            if math.isfinite(row.get("update_ratio", math.nan)):
+                state.updates.append(row["update_ratio"])
+            loss, accuracy = row.get("loss", math.nan), row.get("accuracy", math.nan)
+            if not (math.isfinite(loss) and math.isfinite(accuracy)):
+                continue
+            state.progress.push(step, loss)
+            if len(state.first) < _FIRST:
+                state.first.append(accuracy)
+            state.recent.append((step, loss, accuracy))
+            if len(state.recent) == _BACK and state.progress.count % _STRIDE == 0:
+                self._look(step, state)
+        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        return Outcome({"accuracy.stalled": _check(window, state)}, findings)
+
+    def _look(self, step: int, state: StalledState) -> None:
+        policy = self.policy
+        losses = np.array([loss for _, loss, _ in state.recent])
+        blocks = np.median(losses.reshape(-1, _STRIDE), axis=1)
+        before, after = float(blocks[:4].mean()), float(blocks[-4:].mean())
+        falls = (
+            before - after > policy.min_fall * abs(state.progress.start)
+            and mann_kendall(blocks) < -policy.min_trend
+        )
+        accuracies = [accuracy for _, _, accuracy in state.recent]
+        half = _BACK // 2
+        early, late = float(np.mean(accuracies[:half])), float(np.mean(accuracies[half:]))
+        error = math.sqrt(2) * noise_of_mean(accuracies[half:])
+        at_start = float(np.mean(state.first))
+        start_error = math.hypot(error, noise_of_mean(state.first))
+        stuck = (
+            abs(late - early) < max(2 * error, policy.flat)
+            and late - at_start <= max(3 * start_error, policy.gain)
+            and late < policy.high
+        )
+        if not (falls and stuck):
+            state.watch.good(step)
+            return
+        update = median(state.updates)
+        facts = Stuck(late, at_start, error, before, after, update, state.rate)
+        episode = state.watch.bad(step, facts, first_step=state.recent[0][0])
+        episode.facts = facts
+
+
+def _check(window: Window, state: StalledState) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode).title}.")
+    if len(state.recent) < _BACK:
+        why = f"{len(state.recent)} of {_BACK} steps with a loss and an accuracy."
+        return Check(Status.INSUFFICIENT_DATA, why)
+    late = float(np.mean([a for _, _, a in state.recent][-_BACK // 2 :]))
+    began = float(np.mean(state.first))
+    return Check(
+        Status.OK, f"The accuracy began at {number(began)} and has come to {number(late)}."
+    )
+
+
+def _finding(episode: Episode[Stuck]) -> Finding:
+    facts = episode.facts
+    evidence = {
+        "accuracy": facts.accuracy,
+        "accuracy_at_start": facts.at_start,
+        "standard_error": facts.error,
+        "loss_before": facts.loss_before,
+        "loss_after": facts.loss_after,
+    }
+    if math.isfinite(facts.rate):
+        evidence["lr"] = facts.rate
+    if math.isfinite(facts.update):
+        evidence["update_ratio"] = facts.update
+    share = percent(facts.accuracy)
+    if facts.update < _SMALL_UPDATE:
+        cause = (
+            f"The steps are small: each changes the parameters by {number(facts.update)} of their "
+            "size, a tenth of the usual or less. The loss shrinks without any answer changing, as "
+            f"when the model says the most frequent class of all samples ({share} are right)."
+        )
+        factor = min(max(1e-3 / facts.update, 3.0), 30.0) if facts.update > 0 else 10.0
+        rate = (
+            f" from {number(facts.rate)} to {number(facts.rate * factor)}"
+            if math.isfinite(facts.rate)
+            else f" {factor:.0f}-fold"
+        )
+        remedy = (
+            f"Raise the learning rate{rate}. If {share} is the share of the most frequent class, "
+            "weight the classes in the loss."
+        )
+    else:
+        cause = (
+            "The model becomes surer without becoming better. Most likely it answers with the most "
+            f"frequent class ({share} are right); or the accuracy is computed from something else "
+            "than what the loss is computed from (another axis, another threshold, other labels)."
+        )
+        remedy = (
+            f"Compare {share} with the share of the most frequent class. If they agree, weight the "
+            "classes in the loss or balance the batches; if not, compute the accuracy of one batch "
+            "by hand."
+        )
+    return Finding(
+        kind="accuracy.stalled",
+        severity="warning",
+        title=(
+            f"The accuracy stays at {share} since step {episode.first_step} while the loss falls "
+            f"from {number(facts.loss_before)} to {number(facts.loss_after)}"
+        ),
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        cause=cause,
+        remedy=remedy,
+        clear_after=episode.clear_after,
+        evidence=evidence,
+    )

@@ -1,0 +1,178 @@
+"""A gradient that outgrows what it was."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.history import Companions, rate_sentence
+from rankscope.server.detectors.walking import together
+from rankscope.server.detectors.wording import count, number, sentences
+from rankscope.server.window import Window
+
+_NEW = 6
+_USUAL = 100
+_EVIDENCE = 40
+_WARM = 20
+_IN_A_ROW = 3
+
+
+@dataclass(slots=True)
+class Explosion:
+    """What was seen: the norm it had, the largest one, and the rate's rise before, if any."""
+
+    usual: float
+    worst: float
+    lr_before: float = math.nan
+    lr_after: float = math.nan
+    lr_step: int = -1
+    clip: float = math.nan
+
+
+@dataclass(slots=True)
+class ExplodingState:
+    """What `gradient.exploding` remembers; the norms in the order of their steps."""
+
+    total: int = 0
+    first: list[float] = field(default_factory=list)
+    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_USUAL + _NEW))
+    above: int = 0
+    companions: Companions = field(default_factory=Companions)
+    watch: Watch[Explosion] = field(default_factory=lambda: Watch(clear_after=50))
+
+
+class GradientExploding(Detector[ExplodingState]):
+    """The norm of the gradient grows to more than ten times what it was, and not at one step only.
+
+    Statistic:
+        The median of the last 6 norms lies above 10 times the median of the 100 before them, and
+        above half of what the norm was in the first 50 steps, at 3 steps in a row; after 20 steps,
+        with at least 40 norms. The norm before clipping counts where it is posted. While it lasts
+        the norms do not become what is usual; it is over after 50 steps below 3 times the usual.
+
+    Severity:
+        Warning; critical from 100 times the usual norm on.
+
+    Evidence:
+        `usual`, `worst`, `factor`, and where the learning rate rose before `lr_before`,
+        `lr_after`, `lr_step`.
+
+    Source:
+        Pascanu, Mikolov and Bengio (2013), as a ratio of medians, so that single outliers and the
+        small norms of a finished training do not count. Never on a healthy run of the corpus.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("gradient.exploding",)
+    needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
+    wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr")
+
+    def start(self) -> ExplodingState:
+        """Nothing seen yet."""
+        return ExplodingState()
+
+    def advance(self, window: Window, state: ExplodingState) -> Outcome:
+        """Takes the norms one by one; one that is not finite is another detector's matter."""
+        state.companions.take(window)
+        for step, row in together(window, "grad_norm", "grad_norm_preclip"):
+            state.companions.pass_to(step)
+            norm = row.get("grad_norm_preclip", row.get("grad_norm", math.nan))
+            if math.isfinite(norm):
+                self._take(step, norm, state)
+        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        return Outcome({"gradient.exploding": _check(window, state)}, findings)
+
+    def _take(self, step: int, norm: float, state: ExplodingState) -> None:
+        state.total += 1
+        if len(state.first) < 50:
+            state.first.append(norm)
+        known = state.watch.current
+        if known is not None and known.holding:
+            if norm > 3 * known.facts.usual:
+                state.watch.bad(step, known.facts)
+                known.facts.worst = max(known.facts.worst, norm)
+                return
+            # What it was before belongs to the past: the new level is judged by itself.
+            state.recent.clear()
+            state.above = 0
+            state.watch.good(step)
+            return
+        state.recent.append((step, norm))
+        if len(state.recent) < _EVIDENCE or state.total <= _WARM + _NEW:
+            state.watch.good(step)
+            return
+        norms = np.array([n for _, n in state.recent])
+        usual = float(np.median(norms[:-_NEW]))
+        newest = float(np.median(norms[-_NEW:]))
+        floor = 0.5 * float(np.median(state.first))
+        state.above = state.above + 1 if newest > 10 * usual and newest > floor else 0
+        if state.above < _IN_A_ROW:
+            state.watch.good(step)
+            return
+        onset = next(s for s, n in state.recent if n > 5 * usual)
+        facts = Explosion(usual, float(norms[-_NEW:].max()))
+        rise = state.companions.raised_rate(onset, before=100)
+        if rise is not None:
+            facts.lr_before, facts.lr_after = rise["lr_before"], rise["lr_after"]
+            facts.lr_step = int(rise["lr_step"])
+        state.watch.bad(step, facts, first_step=onset)
+
+
+def _check(window: Window, state: ExplodingState) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode).title}.")
+    if state.total < _EVIDENCE:
+        why = f"{count(state.total, 'finite gradient norm')} of {_EVIDENCE} needed."
+        return Check(Status.INSUFFICIENT_DATA, why)
+    return Check(Status.OK, f"{count(state.total, 'gradient norm')} looked at, none grew tenfold.")
+
+
+def _finding(episode: Episode[Explosion]) -> Finding:
+    facts = episode.facts
+    factor = facts.worst / facts.usual if facts.usual else math.inf
+    evidence: dict[str, float] = {"usual": facts.usual, "worst": facts.worst, "factor": factor}
+    limit = number(2 * facts.usual)
+    if facts.lr_step >= 0:
+        rise = {
+            "lr_before": facts.lr_before,
+            "lr_after": facts.lr_after,
+            "lr_step": facts.lr_step,
+        }
+        evidence |= rise
+        cause = sentences(rate_sentence(rise), "Steps of that size leave the valley.")
+        remedy = (
+            f"Keep the learning rate near {number(facts.lr_before)} and restart from a checkpoint "
+            f"before step {episode.first_step}; clip the norm at {limit}, twice the usual one."
+        )
+    else:
+        cause = (
+            "The learning rate did not rise before it. It is too high for where the training has "
+            "come to, a deep or recurrent path multiplies the gradient, or the data changed "
+            "(another source, inputs that are not normalised)."
+        )
+        remedy = (
+            f"Clip the norm at {limit}, twice the usual one. If the loss rose with it, restart "
+            f"before step {episode.first_step} with a third of the learning rate; look at the "
+            f"batches from step {episode.first_step} on."
+        )
+    return Finding(
+        kind="gradient.exploding",
+        severity="critical" if factor >= 100 else "warning",
+        title=(
+            f"The gradient has grown from {number(facts.usual)} to {number(facts.worst)} since "
+            f"step {episode.first_step}"
+        ),
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        cause=cause,
+        remedy=remedy,
+        clear_after=episode.clear_after,
+        evidence=evidence,
+    )

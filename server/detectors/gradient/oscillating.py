@@ -1,0 +1,173 @@
+"""A gradient whose size begins to jump from step to step."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.walking import median, together
+from rankscope.server.detectors.wording import count, number
+from rankscope.server.window import Window
+
+_BACK = 64
+_STRIDE = 16
+_EARLIER = 4
+_FACTOR = 3.0
+_LEAST = 0.5
+_IN_A_ROW = 2
+
+
+@dataclass(slots=True)
+class Jumps:
+    """What was seen: the scatter of the logarithm before and now, and the rate's change."""
+
+    before: float
+    now: float
+    lr_before: float
+    lr_now: float
+    signed: bool
+
+
+@dataclass(slots=True)
+class OscillatingState:
+    """What `gradient.oscillating` remembers."""
+
+    total: int = 0
+    norms: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_BACK))
+    earlier: deque[float] = field(default_factory=lambda: deque(maxlen=32))
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=3 * _BACK))
+    above: int = 0
+    signed: bool = False
+    watch: Watch[Jumps] = field(default_factory=lambda: Watch(clear_after=_BACK))
+
+
+class GradientOscillating(Detector[OscillatingState]):
+    """The norm of the gradient jumps from step to step as it did not before.
+
+    Statistic:
+        s is the standard deviation of the differences of neighbouring log norms, over the root of
+        2, in 64 observations, looked at every 16. It is above 3 times the median of the earlier
+        ones (at least 4, those that were alarmed about left out) and above 0.5, twice in a row.
+        Over after 64 steps without it.
+
+    Severity:
+        Warning; info for losses that change their sign, whose gradient has no lasting size.
+
+    Evidence:
+        `scatter_before`, `scatter`, `lr_before`, `lr`.
+
+    Source:
+        The scatter of a mean of B samples goes with 1 over the root of B (McCandlish et al. 2018):
+        a loader that gives the same sample many times was found 20 to 36 steps after it began.
+        Healthy runs, also of single samples, have none.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("gradient.oscillating",)
+    needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
+    wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr", "loss")
+
+    def start(self) -> OscillatingState:
+        """Nothing seen yet."""
+        return OscillatingState()
+
+    def advance(self, window: Window, state: OscillatingState) -> Outcome:
+        """Takes the norms one by one; a norm of 0 has no logarithm and is left out."""
+        for step, row in together(window, *self.needs, *self.wants):
+            state.signed |= row.get("loss", 0.0) < 0
+            if "lr" in row:
+                state.rates.append(row["lr"])
+            norm = row.get("grad_norm_preclip", row.get("grad_norm", math.nan))
+            if not (math.isfinite(norm) and norm > 0):
+                continue
+            state.total += 1
+            state.norms.append((step, math.log(norm)))
+            if len(state.norms) == _BACK and state.total % _STRIDE == 0:
+                self._look(step, state)
+        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        return Outcome({"gradient.oscillating": _check(window, state)}, findings)
+
+    def _look(self, step: int, state: OscillatingState) -> None:
+        scatter = float(np.std(np.diff([norm for _, norm in state.norms]))) / math.sqrt(2)
+        usual = median(state.earlier)
+        high = len(state.earlier) >= _EARLIER and scatter > _FACTOR * usual and scatter > _LEAST
+        state.above = state.above + 1 if high else 0
+        if not high:
+            state.earlier.append(scatter)
+        if state.above < _IN_A_ROW:
+            state.watch.good(step)
+            return
+        rates = list(state.rates) or [math.nan]
+        facts = Jumps(usual, scatter, rates[0], rates[-1], state.signed)
+        episode = state.watch.bad(step, facts, first_step=_onset(state, usual))
+        episode.facts.now = max(episode.facts.now, scatter)
+
+
+def _onset(state: OscillatingState, usual: float) -> int:
+    """The first step in the window that jumps by more than twice what two usual norms would."""
+    norms = list(state.norms)
+    jumps = (
+        step
+        for (_, old), (step, new) in zip(norms, norms[1:], strict=False)
+        if abs(new - old) > 4 * math.sqrt(2) * usual
+    )
+    return next(jumps, norms[0][0])
+
+
+def _check(window: Window, state: OscillatingState) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode).title}.")
+    need = _BACK + (_EARLIER + 1) * _STRIDE
+    if state.total < need:
+        why = f"{count(state.total, 'gradient norm')} of {need} needed."
+        return Check(Status.INSUFFICIENT_DATA, why)
+    scatter = number(state.earlier[-1])
+    return Check(Status.OK, f"The logarithm of the gradient norm scatters by {scatter}, as before.")
+
+
+def _finding(episode: Episode[Jumps]) -> Finding:
+    facts = episode.facts
+    fewer = (facts.now / facts.before) ** 2 if facts.before else math.inf
+    if facts.lr_now > 1.5 * facts.lr_before:
+        cause = (
+            f"The learning rate rose from {number(facts.lr_before)} to {number(facts.lr_now)}: the "
+            "steps jump across the valley."
+        )
+        remedy = f"Go back to a learning rate of {number(facts.lr_before)}."
+    else:
+        cause = (
+            "The learning rate did not rise. The gradient is the mean of fewer different samples "
+            f"(as if of {number(fewer)} times fewer: the scatter grows with the root), as when a "
+            "loader gives the same samples again and again, or batches come from one source each."
+        )
+        remedy = (
+            f"Count the different samples in the batches from step {episode.first_step} on; "
+            "shuffle the sources into each batch. If the data are meant to be so, use a larger "
+            "batch or accumulate."
+        )
+    return Finding(
+        kind="gradient.oscillating",
+        severity="info" if facts.signed else "warning",
+        title=(
+            f"The gradient norm jumps by a factor of {number(math.exp(facts.now))} from step to "
+            f"step since step {episode.first_step}"
+        ),
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        cause=cause,
+        remedy=remedy,
+        clear_after=episode.clear_after,
+        evidence={
+            "scatter_before": facts.before,
+            "scatter": facts.now,
+            "lr_before": facts.lr_before,
+            "lr": facts.lr_now,
+        },
+    )

@@ -1,0 +1,6 @@
+"""The family of the learning rate."""
+
+from rankscope.server.detectors.rate.high import RateTooHigh
+from rankscope.server.detectors.rate.low import RateTooLow
+
+__all__ = ["RateTooHigh", "RateTooLow"]

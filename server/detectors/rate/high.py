@@ -1,0 +1,180 @@
+"""A learning rate that a training does not stand."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.gradient.exploding import GradientExploding
+from rankscope.server.detectors.history import Companions, rate_sentence
+from rankscope.server.detectors.loss.diverging import LossDiverging
+from rankscope.server.detectors.loss.oscillating import LossOscillating
+from rankscope.server.detectors.walking import median, together
+from rankscope.server.detectors.wording import count, number
+from rankscope.server.window import Window
+
+# Healthy medians of the update over the parameters reach 7e-3, single steps 9.9e-3.
+_LARGE = 3e-2
+_AIM = 3e-3
+_UPDATES = 4
+_EVIDENCE = 40
+_NEAR = 200
+
+
+@dataclass(frozen=True, slots=True)
+class High:
+    """The second sign, as it was when the first one was seen; `rise` is that of the rate."""
+
+    rate: float
+    update: float
+    rise: Mapping[str, float] | None
+
+
+@dataclass(slots=True)
+class HighState:
+    """What `lr.too_high` remembers: the states of the detectors it asks, and what they found.
+
+    Attributes:
+        judged: kind and `seen_step` of their findings -> the second sign, None without it.
+        current: that which is told of, and until when it held.
+    """
+
+    parts: list[tuple[Detector[Any], Any]]
+    total: int = 0
+    updates: list[tuple[int, float]] = field(default_factory=list)
+    rates: list[tuple[int, float]] = field(default_factory=list)
+    judged: dict[tuple[str, int], High | None] = field(default_factory=dict)
+    current: tuple[str, int] | None = None
+    last_step: int = -1
+
+
+class RateTooHigh(Detector[HighState]):
+    """The loss or the gradient leaves what it had reached, and the learning rate explains it.
+
+    Statistic:
+        Two signs together. First: the loss diverges or oscillates, or the gradient explodes (as
+        those kinds say). Second: the learning rate rose by half or more in the 100 steps before,
+        or the updates of the 200 steps before are too large (median of 4 sampled ones or more
+        above 0.03 of the parameters). Without the second sign the data are as likely, and nothing
+        is said here. Over after 200 steps without the first.
+
+    Severity:
+        As the first sign has it; a sign that is but info is none.
+
+    Evidence:
+        `sign` (its kind), `lr`, `update_ratio` where it is posted, and where the rate rose
+        `lr_before`, `lr_after`, `lr_step`.
+
+    Source:
+        Stability needs a rate below 2 over the largest curvature (Cohen et al. 2021); the size of
+        updates stands for it, as it needs no curvature.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("lr.too_high",)
+    needs: ClassVar[tuple[str, ...]] = ("loss", "lr")
+    wants: ClassVar[tuple[str, ...]] = ("grad_norm", "grad_norm_preclip", "update_ratio")
+
+    def start(self) -> HighState:
+        """Nothing seen yet."""
+        parts: tuple[Detector[Any], ...] = (LossDiverging(), LossOscillating(), GradientExploding())
+        return HighState([(part, part.start()) for part in parts])
+
+    def advance(self, window: Window, state: HighState) -> Outcome:
+        """Asks the others, and looks at the rate and the updates before what they found."""
+        for step, row in together(window, "loss", "lr", "update_ratio"):
+            state.total += "loss" in row
+            if math.isfinite(row.get("lr", math.nan)):
+                state.rates.append((step, row["lr"]))
+            if math.isfinite(row.get("update_ratio", math.nan)):
+                state.updates.append((step, row["update_ratio"]))
+        findings: list[Finding] = []
+        told = [
+            finding
+            for detector, memory in state.parts
+            for finding in detector.advance(window, memory).findings
+            if finding.severity != "info"
+        ]
+        for sign in sorted(told, key=lambda f: (f.seen_step, f.kind)):
+            identity = sign.kind, sign.seen_step
+            if identity not in state.judged:
+                state.judged[identity] = _second_sign(sign, state)
+            high = state.judged[identity]
+            if high is None:
+                continue
+            # One at a time: what comes while one lasts belongs to it.
+            if state.current is None or sign.seen_step > state.last_step + _NEAR:
+                state.current = identity
+            if state.current == identity:
+                state.last_step = max(state.last_step, sign.last_step)
+                findings.append(_finding(sign, high))
+        # Not by number: how much of a long block is looked back at must not depend on its length.
+        for series in (state.updates, state.rates):
+            old = bisect_left(series, (window.last_step - 4 * _NEAR, -math.inf))
+            del series[:old]
+        return Outcome({"lr.too_high": _check(window, state)}, tuple(findings))
+
+
+def _second_sign(sign: Finding, state: HighState) -> High | None:
+    known = [(s, v) for s, v in state.rates if s <= sign.seen_step]
+    recent = [v for s, v in state.updates if sign.seen_step - _NEAR < s <= sign.seen_step]
+    update = median(recent)
+    rise = Companions(rates=deque(known)).raised_rate(sign.first_step, before=100)
+    if rise is None and not (len(recent) >= _UPDATES and update > _LARGE):
+        return None
+    return High(known[-1][1] if known else math.nan, update, rise)
+
+
+def _check(window: Window, state: HighState) -> Check:
+    if state.current is not None and window.last_step <= state.last_step + _NEAR:
+        kind, step = state.current
+        return Check(Status.OPEN, f"The learning rate is too high: {kind} since step {step}.")
+    if state.total < _EVIDENCE:
+        why = f"{count(state.total, 'loss value')} of {_EVIDENCE} needed."
+        return Check(Status.INSUFFICIENT_DATA, why)
+    others = sum(high is None for high in state.judged.values())
+    if others:
+        why = (
+            f"{count(others, 'disturbance')} of loss or gradient, none of which a risen rate or "
+            "large updates explain."
+        )
+        return Check(Status.OK, why)
+    return Check(
+        Status.OK, "The loss does not diverge or swing, and the gradient does not explode."
+    )
+
+
+def _finding(sign: Finding, high: High) -> Finding:
+    evidence: dict[str, Any] = {"sign": sign.kind, "lr": high.rate}
+    if math.isfinite(high.update):
+        evidence["update_ratio"] = high.update
+    if high.rise is not None:
+        evidence |= dict(high.rise)
+        usable = float(high.rise["lr_before"])
+        cause = f"{sign.title}. {rate_sentence(high.rise)}"
+    else:
+        # The update goes with the rate.
+        usable = high.rate * min(max(_AIM / high.update, 0.01), 0.3)
+        cause = (
+            f"{sign.title}. A step changes the parameters by {number(high.update)} of their size; "
+            "healthy trainings stay below 0.01."
+        )
+    return Finding(
+        kind="lr.too_high",
+        severity=sign.severity,
+        title=f"The learning rate of {number(high.rate)} is too high",
+        seen_step=sign.seen_step,
+        last_step=sign.last_step,
+        first_step=sign.first_step,
+        cause=cause,
+        remedy=(
+            f"Restart before step {sign.first_step} with a learning rate of {number(usable)}, and "
+            "reach it by a warm-up of some hundred steps; clip the gradient against single steps."
+        ),
+        clear_after=sign.clear_after,
+        evidence=evidence,
+    )

@@ -1,0 +1,276 @@
+"""A learning rate that leaves nothing to learn with."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.statistics import Progress
+from rankscope.server.detectors.walking import median, together
+from rankscope.server.detectors.wording import count, number, percent
+from rankscope.server.window import Window
+
+_EVIDENCE = 200
+_STRIDE = 10
+# Of update over parameters: what is usual lies between 1e-4 and 1e-2, healthy medians above 4e-5.
+_SMALL = 1e-5
+_USUAL = 1e-3
+_UPDATES = 10
+_MIN_GAIN = 0.05
+_LEARNED = 0.6
+# A collapse: the rate falls to this share of its peak, and was this long ago higher.
+_COLLAPSED = 0.01
+_WAIT = 100
+_BEFORE = 60
+
+
+@dataclass(slots=True)
+class Slow:
+    """What was seen; `collapse_step` is -1 for a rate that was low from the beginning."""
+
+    rate: float
+    peak: float
+    update: float
+    first: float
+    last: float
+    collapse_step: int = -1
+    gained_before: float = math.nan
+    gained_after: float = math.nan
+
+
+@dataclass(slots=True)
+class LowState:
+    """What `lr.too_low` remembers.
+
+    Attributes:
+        drop: step at which the rate fell, the losses just before, and how many came since.
+    """
+
+    progress: Progress = field(default_factory=Progress)
+    first: list[float] = field(default_factory=list)
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=_WAIT))
+    before: deque[float] = field(default_factory=lambda: deque(maxlen=_BEFORE))
+    accuracies: deque[float] = field(default_factory=lambda: deque(maxlen=_WAIT))
+    updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    rate: float = math.nan
+    peak: float = 0.0
+    peak_step: int = -1
+    rates: int = 0
+    signed: bool = False
+    drop: int = -1
+    drop_losses: tuple[float, ...] = ()
+    since_drop: int = 0
+    watch: Watch[Slow] = field(default_factory=lambda: Watch(clear_after=_STRIDE))
+
+
+class RateTooLow(Detector[LowState]):
+    """The learning rate is too small for anything to be learned, from the start or all at once.
+
+    Statistic:
+        From the start: after 200 losses the mean of the last 100 is less than 5 % below that of
+        the first 50, the median update of 10 sampled steps or more is above 0 and below 1e-5 of
+        the parameters, and the accuracy, where there is one, is 0.6 or less. All at once: the rate
+        falls to 1 % of its peak or less within 60 losses while the loss was falling (by more than
+        3 % of the progress made over the 60 before) and above a tenth of its start; 100 losses
+        later less than an eighth of that has been gained. Steady decay is neither: it leaves the
+        loss time to settle.
+
+    Severity:
+        Warning; never more than info for losses that change their sign.
+
+    Evidence:
+        `lr`, `peak`, `first` and `last` (loss), `update_ratio` where it is posted; of a collapse
+        `collapse_step`, `gained_before` and `gained_after`.
+
+    Source:
+        The usual size of updates, 1e-3 of the parameters; a schedule counted in epochs and called
+        at every step, or the other way round. Healthy medians lie between 4.4e-5 and 7e-3.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("lr.too_low",)
+    needs: ClassVar[tuple[str, ...]] = ("loss", "lr")
+    wants: ClassVar[tuple[str, ...]] = ("update_ratio", "accuracy")
+
+    def start(self) -> LowState:
+        """Nothing seen yet."""
+        return LowState()
+
+    def advance(self, window: Window, state: LowState) -> Outcome:
+        """Takes the losses with the rates they were made with."""
+        for step, row in together(window, *self.needs, *self.wants):
+            if math.isfinite(row.get("update_ratio", math.nan)):
+                state.updates.append(row["update_ratio"])
+            if math.isfinite(row.get("accuracy", math.nan)):
+                state.accuracies.append(row["accuracy"])
+            if math.isfinite(row.get("lr", math.nan)):
+                self._rate(step, row["lr"], state)
+            loss = row.get("loss", math.nan)
+            if not math.isfinite(loss):
+                continue
+            state.signed |= loss < 0
+            state.progress.push(step, loss)
+            if len(state.first) < 50:
+                state.first.append(loss)
+            state.last.append(loss)
+            if state.drop >= 0:
+                state.since_drop += 1
+            else:
+                state.before.append(loss)
+            if state.progress.count % _STRIDE == 0:
+                self._look(step, state)
+        findings = tuple(_finding(e, state) for e in state.watch.take(window.last_step))
+        return Outcome({"lr.too_low": _check(window, state)}, findings)
+
+    def _rate(self, step: int, rate: float, state: LowState) -> None:
+        state.rates += 1
+        state.rate = rate
+        if rate >= state.peak:
+            state.peak = rate
+        # The last step at which the rate was one to learn with: half its peak.
+        if rate >= 0.5 * state.peak:
+            state.peak_step = state.progress.count
+        low = rate <= _COLLAPSED * state.peak
+        if low and state.drop < 0:
+            state.drop = step
+            state.drop_losses = tuple(state.before)
+            state.since_drop = 0
+            if state.progress.count - state.peak_step > _BEFORE:
+                state.drop_losses = ()  # a decay, and no fall
+        elif not low and state.drop >= 0:
+            state.drop = -1
+            state.before.clear()
+
+    def _look(self, step: int, state: LowState) -> None:
+        found = self._collapsed(state) or self._from_the_start(state)
+        if found is None:
+            state.watch.good(step)
+            return
+        first_step = (
+            found.collapse_step if found.collapse_step >= 0 else state.progress.spacing.first
+        )
+        state.watch.bad(step, found, first_step=first_step).facts = found
+
+    def _collapsed(self, state: LowState) -> Slow | None:
+        if state.drop < 0 or state.since_drop < _WAIT or len(state.drop_losses) < _BEFORE:
+            return None
+        third = _BEFORE // 3
+        early = float(np.mean(state.drop_losses[:third]))
+        level = float(np.mean(state.drop_losses[-third:]))
+        after = list(state.last)
+        last = float(np.mean(after[_WAIT // 2 :]))
+        # Both halves lie after the fall: the trend just before it is none of the gain.
+        gained, later = early - level, float(np.mean(after[: _WAIT // 2])) - last
+        falling = (
+            gained > 0.03 * state.progress.scale
+            and level > 0.1 * abs(state.progress.start)
+            and gained > 0
+        )
+        if not falling or later >= gained / 8:
+            return None
+        return Slow(
+            state.rate, state.peak, median(state.updates), level, last, state.drop, gained, later
+        )
+
+    def _from_the_start(self, state: LowState) -> Slow | None:
+        if state.progress.count < _EVIDENCE or len(state.updates) < _UPDATES:
+            return None
+        first, last = float(np.mean(state.first)), float(np.mean(state.last))
+        update = median(state.updates)
+        accuracy = float(np.mean(state.accuracies)) if state.accuracies else 0.0
+        still = first - last < _MIN_GAIN * abs(first)
+        # A rate that was high and has come down is the end of a schedule, not its beginning.
+        if not (still and 0 < update < _SMALL and accuracy <= _LEARNED):
+            return None
+        if state.rate < 0.1 * state.peak:
+            return None
+        return Slow(state.rate, state.peak, update, first, last)
+
+
+def _check(window: Window, state: LowState) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode, state).title}.")
+    if state.progress.count < _EVIDENCE:
+        why = f"{count(state.progress.count, 'finite loss value')} of {_EVIDENCE} needed."
+        return Check(Status.INSUFFICIENT_DATA, why)
+    rate, peak = number(state.rate), number(state.peak)
+    if len(state.updates) < _UPDATES:
+        why = (
+            f"The learning rate, {rate} after {peak}, has not collapsed; too few `update_ratio` "
+            f"({len(state.updates)} of {_UPDATES}) say whether it was too low from the start."
+        )
+        return Check(Status.INSUFFICIENT_DATA, why)
+    return Check(
+        Status.OK,
+        f"The learning rate is {rate} after {peak}; a step changes the parameters by "
+        f"{number(median(state.updates))} of their size.",
+    )
+
+
+def _finding(episode: Episode[Slow], state: LowState) -> Finding:
+    facts = episode.facts
+    evidence: dict[str, float] = {
+        "lr": facts.rate,
+        "peak": facts.peak,
+        "first": facts.first,
+        "last": facts.last,
+    }
+    if math.isfinite(facts.update):
+        evidence["update_ratio"] = facts.update
+    if facts.collapse_step >= 0:
+        evidence |= {
+            "collapse_step": facts.collapse_step,
+            "gained_before": facts.gained_before,
+            "gained_after": facts.gained_after,
+        }
+        title = (
+            f"The learning rate fell from {number(facts.peak)} to {number(facts.rate)} at step "
+            f"{facts.collapse_step}, and the loss stopped falling at {number(facts.last)}"
+        )
+        cause = (
+            f"In the {_BEFORE} steps before, the loss fell by {number(facts.gained_before)}, in "
+            f"the {_WAIT} after, by {number(facts.gained_after)}. Most likely the schedule counts "
+            "something else than it is told: steps for epochs, micro-batches or ranks for steps, "
+            "or a total that is too small."
+        )
+        remedy = (
+            f"The schedule ended after {count(facts.collapse_step, 'call')} or so: compare that "
+            "number with the total it was given, and call it once for each optimizer step (or "
+            f"epoch, as it counts). Go on from step {facts.collapse_step} with "
+            f"{number(facts.peak)}."
+        )
+    else:
+        times = _USUAL / facts.update
+        title = (
+            f"The learning rate of {number(facts.rate)} is too low: a step changes the parameters "
+            f"by {number(facts.update)} of their size"
+        )
+        share = (facts.first - facts.last) / abs(facts.first) if facts.first else 0.0
+        cause = (
+            f"The loss gained {percent(max(share, 0.0))} over the run so far. Updates of usual "
+            f"size are {number(times)} times as large."
+        )
+        remedy = (
+            f"Raise the learning rate by tens, up to {number(facts.rate * times)}, at which a step "
+            f"would change the parameters by {number(_USUAL)} of their size. If the rate is meant "
+            "to be so, look at the gradient: it may be divided once too often (by ranks, "
+            "micro-batches, or a mean over tokens)."
+        )
+    return Finding(
+        kind="lr.too_low",
+        severity="info" if state.signed else "warning",
+        title=title,
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        cause=cause,
+        remedy=remedy,
+        clear_after=episode.clear_after,
+        evidence=evidence,
+    )

@@ -1,0 +1,41 @@
+"""Several series at once, step by step, and what their recent values say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rankscope.server.detectors.statistics import mean_over_ranks
+from rankscope.server.window import Window
+
+
+def together(window: Window, *metrics: str) -> Iterator[tuple[int, dict[str, float]]]:
+    """Steps at which any of the metrics was posted, ascending, with their means over the ranks.
+
+    A metric that nobody posted at a step is not in its dictionary.
+    """
+    rows: dict[int, dict[str, float]] = {}
+    for metric in metrics:
+        steps, means = mean_over_ranks(window, metric)
+        for step, value in zip(steps.tolist(), means.tolist(), strict=True):
+            rows.setdefault(step, {})[metric] = value
+    yield from sorted(rows.items())
+
+
+def noise_of_mean(values: Sequence[float]) -> float:
+    """Standard error of the mean of N values, whatever their trend; 0 for fewer than 2.
+
+    From the differences of neighbours (von Neumann 1941), which a slow trend hardly enters.
+    """
+    if len(values) < 2:
+        return 0.0
+    differences = np.diff(np.asarray(values, dtype=np.float64))
+    return float(np.sqrt(np.mean(differences**2) / 2 / len(values)))
+
+
+def median(values: Sequence[float]) -> float:
+    """Median of the finite ones; NaN where there is none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return float(np.median(finite)) if finite else math.nan
