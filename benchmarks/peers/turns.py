@@ -36,6 +36,8 @@ _ENVIRONMENT = {
     # Nothing is to be reported to anybody, and no terminal to be asked.
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    # A dozen processes for jobs that nobody gives: they would take time from what is measured.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "WANDB_ERROR_REPORTING": "false",
     "AIM_UI_TELEMETRY_ENABLED": "0",
     "HF_HUB_OFFLINE": "1",
