@@ -146,8 +146,11 @@ class Apart(Incident):
 
         Ranks that go their own ways part as fast as independent steps do, with the square root of
         the time at least; less than its fourth root from the first steps to the last look means
-        that they were brought together in between.
+        that they were brought together in between. Ranks that go their own ways differ in all of
+        their tensors: where some are equal, it is another fault, which learning may hold in check.
         """
+        if self.tensors and not (self.everywhere or self.tensor_count == 1):
+            return False
         early = [(s, d) for s, d, _ in self.sizes if s < self.first_step + _EARLY]
         if not early or not self.sizes[-1][1] > 0:
             return False

@@ -413,6 +413,34 @@ def test_a_small_difference_is_critical_where_it_grows(stage, severity):
     assert (alert.severity, alert.ranks) == (severity, (2,))
 
 
+class Unwrapped(Trace):
+    """A run that nothing is known to keep equal: no wrapper reduces its gradients."""
+
+    def windows(self, cuts=()):
+        for window in super().windows(cuts):
+            yield replace(window, config={"data_parallel": ""})
+
+
+@pytest.mark.parametrize(("differing", "severity"), [(8, "info"), (2, "critical")])
+def test_ranks_that_learn_for_themselves_differ_in_all_tensors(differing, severity):
+    # A distance that stays in bounds between rare looks may be that of local SGD.
+    ranks, labels = np.arange(2), np.array([0, 1])
+    steps = [*range(9), *range(64, 260, 4)]
+    distance = [0.01 * (s + 1) if s < 9 else 0.09 + 0.0003 * s for s in steps]
+    tensors = tuple(
+        TensorDifference(f"w{i}", (4, 4), (1,), 0.1, 0.1, buckets=7) for i in range(differing)
+    )
+    comparisons = tuple(
+        Comparison(step, stage, ranks, labels, *2 * (np.array([0.0, d]),), False, tensors, 8)
+        for step, d in zip(steps, distance, strict=True)
+        for stage in ("reduced_gradient", "parameters")
+    )
+    made = Unwrapped("own", 0, np.arange(260), {"loss": np.ones((2, 260))}, comparisons=comparisons)
+    (alert,) = judge(made, [Desync()]).alerts
+    assert alert.evidence["growth"] == Growth.GROWING
+    assert (alert.kind, alert.severity, alert.ranks) == ("desync.gradients", severity, (0, 1))
+
+
 def test_clipping_on_one_rank_only():
     made = apart(0, fault="skipped")
     clipped = tuple(
