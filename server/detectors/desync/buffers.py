@@ -148,9 +148,9 @@ def _finding(incident: OwnBuffers) -> Finding:
             title = f"{module} differs between {who} since step {incident.first_step}"
         cause = (
             f"The module watched as {module} is not the same on all ranks since step "
-            f"{incident.first_step}{which}, while each rank's model is judged apart from it. It was "
-            "updated from what is a rank's own (its loss, its batches, gradients before the reduction), "
-            "on some ranks only, or was not the same at its start."
+            f"{incident.first_step}{which}, while each rank's model is judged apart from it. It "
+            "was updated from what is a rank's own (its loss, its batches, gradients before the "
+            "reduction), on some ranks only, or was not the same at its start."
             if serious
             else f"Buffers of the watched module {module} differ between the ranks{which}. Those "
             "of batch norm do in most trainings: each rank follows its own batches."
