@@ -14,6 +14,8 @@ from collections import defaultdict
 
 import numpy as np
 
+from rankscope.server.storage.packing import unpack_steps
+
 Points = dict[int, dict[int, str]]  # step -> rank -> text
 
 
@@ -65,17 +67,24 @@ def _list(database: sqlite3.Connection, run: int) -> None:
 
 def _points(database: sqlite3.Connection, run: int, name: str) -> Points:
     points: Points = defaultdict(dict)
-    rows = database.execute(
-        'select m.kind, c.rank, c.first_step, c.points, c.steps, c."values" from chunk c join'
-        " metric m on m.run = c.run and m.id = c.metric where c.run = ? and m.name = ?"
-        " order by c.attempt, c.arrival",
-        (run, name),
+    wanted = dict(
+        database.execute("select id, kind from metric where run = ? and name = ?", (run, name))
     )
-    for kind, rank, first, count, steps, values in rows:
-        at = np.arange(first, first + count) if steps is None else np.frombuffer(steps, "<i8")
-        what = np.frombuffer(values, "<u8" if kind == "word" else "<f8")
-        for step, value in zip(at.tolist(), what.tolist(), strict=True):
-            points[step][rank] = f"{value:016x}" if kind == "word" else f"{value:.6g}"
+    rows = database.execute(
+        'select l.metrics, c.rank, c.first_step, c.points, c.steps, c."values" from chunk c'
+        " join layout l on l.run = c.run and l.id = c.layout where c.run = ?"
+        " order by c.attempt, c.arrival",
+        (run,),
+    )
+    for metrics, rank, first, count, steps, values in rows:
+        at = unpack_steps(steps, first, count)
+        for place, metric in enumerate(np.frombuffer(metrics, "<i4").tolist()):
+            if metric not in wanted:
+                continue
+            word = wanted[metric] == "word"
+            what = np.frombuffer(values, "<u8" if word else "<f8")[place * count :][:count]
+            for step, value in zip(at.tolist(), what.tolist(), strict=True):
+                points[step][rank] = f"{value:016x}" if word else f"{value:.6g}"
     return points
 
 
