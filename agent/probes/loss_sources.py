@@ -239,33 +239,24 @@ def _scalers() -> list[type]:
 def _teller(name: str, code: CodeType) -> Callable[..., None]:
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
+    @process_wide("loss")
     def told(output: Any, *values: Any) -> None:
         for ref in _listeners:
             listener = ref()
             # The ordinary case, and it is to cost nothing: `backward` will tell.
             if listener is None or (listener.core.training and not listener.sampling.signals):
                 continue
-            _tell(name, dict(zip(names, values, strict=True)), output)
-            return
+            if type(output) is not torch.Tensor or not _is_real(output):
+                return
+            if not listener.core.training and _latest is not None:
+                latest = _latest()
+                if latest is not None and latest is not listener:
+                    continue
+            listener.loss_computed(name, dict(zip(names, values, strict=True)), output)
+            if listener.busy and not _passes_wanted:
+                _passes_wanted.append(True)
 
     return told
-
-
-@process_wide("loss")
-def _tell(name: str, given: dict[str, Any], output: Any) -> None:
-    if type(output) is not torch.Tensor or not _is_real(output):
-        return
-    for ref in _listeners:
-        listener = ref()
-        if listener is None or (listener.core.training and not listener.sampling.signals):
-            continue
-        if not listener.core.training and _latest is not None:
-            latest = _latest()
-            if latest is not None and latest is not listener:
-                continue
-        listener.loss_computed(name, given, output)
-        if listener.busy and not _passes_wanted:
-            _passes_wanted.append(True)
 
 
 def _is_real(output: torch.Tensor) -> bool:
