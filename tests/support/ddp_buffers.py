@@ -1,6 +1,7 @@
 """A model with buffers, and two processes that train it under DistributedDataParallel."""
 
 import torch
+from support.ending import end_at_once
 from support.probe_harness import Harness
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -54,3 +55,4 @@ def worker(rank, folder, results):
     harness.close()
     results.put((rank, [word(harness, i) for i in range(3)], ended, hooks))
     torch.distributed.destroy_process_group()
+    end_at_once(results)

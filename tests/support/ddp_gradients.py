@@ -1,6 +1,7 @@
 """Two processes under DistributedDataParallel and what the gradient probes say of them."""
 
 import torch
+from support.ending import end_at_once
 from support.probe_harness import Harness
 from torch import nn
 from torch.nn import functional
@@ -81,3 +82,4 @@ def worker(rank, folder):
         )
     torch.save(told, f"{folder}/{rank}")
     torch.distributed.destroy_process_group()
+    end_at_once()

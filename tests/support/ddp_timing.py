@@ -3,6 +3,7 @@
 import time
 
 import torch
+from support.ending import end_at_once
 from support.probe_harness import Harness
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -30,3 +31,4 @@ def worker(rank, folder, results):
     hooks = [p._backward_hooks for p in model.parameters()]
     results.put((rank, waited, [bool(h) for h in hooks]))
     torch.distributed.destroy_process_group()
+    end_at_once(results)

@@ -8,6 +8,7 @@ import random
 
 import numpy as np
 import torch
+from support.ending import end_at_once
 from torch import nn
 from torch.nn import functional
 
@@ -249,3 +250,4 @@ def ddp_worker(rank, folder, url, rounds):
     monitors[0].close()
     torch.save((plain, watched, faults), f"{folder}/{rank}")
     torch.distributed.destroy_process_group()
+    end_at_once()

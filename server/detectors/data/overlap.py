@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.restarts import passed, restarts
 from rankscope.server.detectors.wording import count, percent, ranks
 from rankscope.server.window import Window
 
@@ -57,7 +58,7 @@ class OverlapState:
         recent: share of the last ones that had been there before.
         evidence: log-likelihood ratio for parts that overlap.
         halvings: how often only every second sample was kept.
-        processes: number of processes of all ranks so far.
+        restarts: how often a rank has begun anew so far.
         closed: why it is no longer judged; empty while it is.
     """
 
@@ -67,11 +68,17 @@ class OverlapState:
     recent: float = 0.0
     evidence: float = 0.0
     halvings: int = 0
-    processes: int = 0
+    restarts: int = 0
     closed: str = ""
     began: int = -1
     shared: Shared = field(default_factory=Shared)
     watch: Watch[Shared] = field(default_factory=lambda: Watch(clear_after=64))
+
+    def forget(self, restarts: int) -> None:
+        """What was read so far tells nothing any more."""
+        self.owners.clear()
+        self.shared, self.began, self.recent, self.evidence = Shared(), -1, 0.0, 0.0
+        self.restarts, self.closed = restarts, ""
 
 
 class Overlap(Detector[OverlapState]):
@@ -112,19 +119,19 @@ class Overlap(Detector[OverlapState]):
         state.steps += len(window.steps)
         words = window.words.get("batch")
         members = max(window.replicas, key=len)
-        processes = sum(map(len, window.begins.values()))
-        if processes > state.processes:
-            if state.processes and processes > len(window.begins):
-                # What was read after the checkpoint is read again, and perhaps by other ranks.
-                state.owners.clear()
-                state.shared, state.began, state.recent, state.evidence = Shared(), -1, 0.0, 0.0
-                state.closed = ""
-            state.processes = processes
-        if words is not None and len(members) > 1 and not state.closed:
+        if words is not None and len(members) > 1:
+            later = restarts(window)
             rows = np.flatnonzero(np.isin(window.ranks, members))
             present, values = words.present[rows], words.values[rows]
             samples = _samples(window, rows)
             for column in np.flatnonzero(present.any(axis=0)).tolist():
+                step = int(window.steps[column])
+                begun = passed(later, step)
+                if begun > state.restarts:
+                    # What was read after the checkpoint is read again, and perhaps by other ranks.
+                    state.forget(begun)
+                if state.closed:
+                    continue
                 there = np.flatnonzero(present[:, column])
                 batches = values[there, column].tolist()
                 if len(set(batches)) < len(batches):
@@ -136,10 +143,8 @@ class Overlap(Detector[OverlapState]):
                     )
                     for row, batch in zip(there.tolist(), batches, strict=True)
                 }
-                self._step(state, int(window.steps[column]), held, len(members))
+                self._step(state, step, held, len(members))
                 state.shared.samples = samples is not None
-                if state.closed:
-                    break
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         return Outcome({"data.overlap": _check(window, state)}, findings)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.restarts import passed, restarts
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import Window
 
@@ -47,7 +48,7 @@ class PartedState:
         groups: those that are known to -> at how many observations they did.
         last: state and batch of each rank at its last observation.
         generator: the one that is looked at.
-        processes: number of processes of all ranks so far.
+        restarts: how often a rank has begun anew so far.
     """
 
     steps: int = 0
@@ -56,7 +57,7 @@ class PartedState:
     groups: dict[tuple[int, ...], int] = field(default_factory=dict)
     last: dict[int, tuple[int, int]] = field(default_factory=dict)
     generator: str = ""
-    processes: int = 0
+    restarts: int = 0
     watch: Watch[Parted] = field(default_factory=lambda: Watch(clear_after=8))
 
 
@@ -95,12 +96,6 @@ class RandomParted(Detector[PartedState]):
         """Goes through the states of the generators step by step."""
         state.steps += len(window.steps)
         part = {rank: number for number, c in enumerate(window.replicas) for rank in c}
-        processes = sum(map(len, window.begins.values()))
-        if processes > state.processes:
-            if state.processes and processes > len(window.begins):
-                state.candidates.clear()
-                state.groups.clear()
-            state.processes = processes
         if len(window.replicas) > 1:
             self._look(window, state, part)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
@@ -117,7 +112,13 @@ class RandomParted(Detector[PartedState]):
         drawn = window.words.get(state.generator)
         if drawn is None:
             return
+        later = restarts(window)
         for column in np.flatnonzero(drawn.present.sum(axis=0) > 1).tolist():
+            begun = passed(later, int(window.steps[column]))
+            if begun > state.restarts:
+                state.restarts = begun
+                state.candidates.clear()
+                state.groups.clear()
             rows = np.flatnonzero(drawn.present[:, column])
             known = batches.present[rows, column] if batches is not None else rows < 0
             batch = batches.values[rows, column] if batches is not None else rows

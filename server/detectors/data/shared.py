@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.restarts import passed, restarts
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import Window
 
@@ -41,7 +42,7 @@ class SharedState:
         candidates: ranks that have had one batch -> at how many observations on end.
         groups: those that are known to share -> at how many observations they did.
         last: batch of each rank at its last observation.
-        processes: number of processes of all ranks so far.
+        restarts: how often a rank has begun anew so far.
     """
 
     steps: int = 0
@@ -50,7 +51,7 @@ class SharedState:
     candidates: dict[tuple[int, ...], int] = field(default_factory=dict)
     groups: dict[tuple[int, ...], int] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
-    processes: int = 0
+    restarts: int = 0
     watch: Watch[Parted] = field(default_factory=lambda: Watch(clear_after=8))
 
 
@@ -90,14 +91,14 @@ class BatchShared(Detector[SharedState]):
         words = window.words.get("batch")
         part = {rank: number for number, c in enumerate(window.replicas) for rank in c}
         state.applicable = len(window.replicas) > 1
-        processes = sum(map(len, window.begins.values()))
-        if processes > state.processes:
-            if state.processes and processes > len(window.begins):
-                state.candidates.clear()
-                state.groups.clear()
-            state.processes = processes
         if words is not None and state.applicable:
+            later = restarts(window)
             for column in np.flatnonzero(words.present.sum(axis=0) > 1).tolist():
+                begun = passed(later, int(window.steps[column]))
+                if begun > state.restarts:
+                    state.restarts = begun
+                    state.candidates.clear()
+                    state.groups.clear()
                 rows = np.flatnonzero(words.present[:, column])
                 batches = words.values[rows, column].tolist()
                 now = dict(zip(window.ranks[rows].tolist(), batches, strict=True))
