@@ -90,6 +90,6 @@ def test_a_schedule_steps_as_it_does_without_us(job):
 def test_classes_are_given_back():
     before = {kind: vars(kind).get("step") for kind in (schedules.LRScheduler, Own)}
     made = Job()
-    assert vars(schedules.LRScheduler)["step"] is not before[schedules.LRScheduler]
+    assert hasattr(vars(schedules.LRScheduler)["step"], "__wrapped__")
     made.harness.close()
     assert {kind: vars(kind).get("step") for kind in before} == before
