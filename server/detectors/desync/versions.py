@@ -97,7 +97,8 @@ class Versions:
 
     def _bear(self, words: dict[int, int], step: int) -> set[int]:
         """Takes words; returns those that nobody had before."""
-        new = set(words.values()) - self.born.keys()
+        # Word by word: the difference of a set and the keys of a dict walks through all the keys.
+        new = {word for word in words.values() if word not in self.born}
         for word in sorted(new):
             self.born[word] = step
         while len(self.born) > _MEMORY:

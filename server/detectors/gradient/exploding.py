@@ -7,12 +7,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import numpy as np
-
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Companions, rate_sentence
-from rankscope.server.detectors.walking import together
+from rankscope.server.detectors.statistics import SlidingMedian
+from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, sentences
 from rankscope.server.window import Window
 
@@ -42,9 +41,25 @@ class ExplodingState:
     total: int = 0
     first: list[float] = field(default_factory=list)
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_USUAL + _NEW))
+    newest: SlidingMedian = field(default_factory=lambda: SlidingMedian(_NEW))
+    usual: SlidingMedian = field(default_factory=lambda: SlidingMedian(_USUAL))
     above: int = 0
     companions: Companions = field(default_factory=Companions)
     watch: Watch[Explosion] = field(default_factory=lambda: Watch(clear_after=50))
+
+    def push(self, step: int, norm: float) -> None:
+        """Takes a norm; what is no longer among the newest becomes usual."""
+        self.recent.append((step, norm))
+        passed = self.newest.push(norm)
+        if passed is not None:
+            self.usual.push(passed)
+
+    def forget(self) -> None:
+        """Begins anew with what is usual."""
+        self.recent.clear()
+        self.newest.clear()
+        self.usual.clear()
+        self.above = 0
 
 
 class GradientExploding(Detector[ExplodingState]):
@@ -98,24 +113,21 @@ class GradientExploding(Detector[ExplodingState]):
                 known.facts.worst = max(known.facts.worst, norm)
                 return
             # What it was before belongs to the past: the new level is judged by itself.
-            state.recent.clear()
-            state.above = 0
+            state.forget()
             state.watch.good(step)
             return
-        state.recent.append((step, norm))
+        state.push(step, norm)
         if len(state.recent) < _EVIDENCE or state.total <= _WARM + _NEW:
             state.watch.good(step)
             return
-        norms = np.array([n for _, n in state.recent])
-        usual = float(np.median(norms[:-_NEW]))
-        newest = float(np.median(norms[-_NEW:]))
-        floor = 0.5 * float(np.median(state.first))
-        state.above = state.above + 1 if newest > 10 * usual and newest > floor else 0
+        usual, newest = state.usual.median, state.newest.median
+        grew = newest > 10 * usual and newest > 0.5 * median(state.first)
+        state.above = state.above + 1 if grew else 0
         if state.above < _IN_A_ROW:
             state.watch.good(step)
             return
         onset = next(s for s, n in state.recent if n > 5 * usual)
-        facts = Explosion(usual, float(norms[-_NEW:].max()))
+        facts = Explosion(usual, state.newest.largest)
         rise = state.companions.raised_rate(onset, before=100)
         if rise is not None:
             facts.lr_before, facts.lr_after = rise["lr_before"], rise["lr_after"]

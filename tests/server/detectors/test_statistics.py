@@ -12,6 +12,7 @@ from rankscope.server.detectors.rank.loss_outlier import others_median
 from rankscope.server.detectors.statistics import (
     Baseline,
     Progress,
+    SlidingMedian,
     Spacing,
     change_point,
     lag_one,
@@ -220,3 +221,16 @@ def test_others_median_is_what_it_says(ranks, seed):
                 assert np.isnan(medians[rank])
             else:
                 assert medians[rank] == pytest.approx(np.median(others))
+
+
+@given(st.lists(st.floats(-5, 5).map(lambda v: round(v, 1)), max_size=40), st.integers(1, 9))
+def test_a_sliding_median_is_that_of_the_last_values(values, size):
+    sliding = SlidingMedian(size)
+    for index, value in enumerate(values):
+        passed = sliding.push(value)
+        assert passed == (values[index - size] if index >= size else None)
+        last = values[max(0, index + 1 - size) : index + 1]
+        assert sliding.median == np.median(last)
+        assert sliding.largest == max(last)
+    sliding.clear()
+    assert math.isnan(sliding.median)
