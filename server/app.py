@@ -23,7 +23,7 @@ from rankscope.server.api import (
     stream,
     verdict,
 )
-from rankscope.server.compactor import Compactor
+from rankscope.server.background import background
 from rankscope.server.dashboard_data import DatabaseSource
 from rankscope.server.news import Counters, News
 from rankscope.server.notify import Messenger
@@ -31,7 +31,6 @@ from rankscope.server.settings import Settings
 from rankscope.server.storage import migrate
 from rankscope.server.storage.engine import open_engine
 from rankscope.server.storage.writer import Writer
-from rankscope.server.worker import Worker
 
 _INGEST = ("/api/v1/ingest", "POST")
 _RAW_SECURITY_HEADERS = [
@@ -49,20 +48,16 @@ def create_app(settings: Settings) -> FastAPI:
         migrate.upgrade(engine)
         news: News = app.state.news
         app.state.writer.start()
-        compactor = Compactor(engine)
-        compactor.start()
         messenger = Messenger(engine, news)
         messenger.start()
-        worker = Worker(engine, news.wake, tell=news.changed)
-        if settings.evaluate:
-            worker.start()
+        work = background(settings, engine, news)
+        work.start()
         try:
             yield
         finally:
             news.stopping.set()
-            worker.stop()
+            work.stop()
             app.state.writer.stop()
-            compactor.stop()
             messenger.stop()
             engine.dispose()
 

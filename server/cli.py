@@ -47,6 +47,8 @@ def serve(argv: Sequence[str]) -> int:
             host=options.host,
             port=options.port,
             workers=options.workers,
+            # Several servers evaluate side by side as it is.
+            background="process" if options.workers == 1 else "threads",
         )
     except (ValueError, OSError) as error:
         return _complain(str(error))

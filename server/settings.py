@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 from sqlalchemy.engine import make_url
@@ -19,7 +20,8 @@ class Settings:
     Attributes:
         database: SQLAlchemy URL.
         workers: server processes behind the port.
-        evaluate: whether this process evaluates runs; off in tests that want to do it themselves.
+        evaluate: whether this server evaluates runs; off in tests that want to do it themselves.
+        background: where it does so, and compacts: in a process of its own, or in `threads`.
     """
 
     database: str
@@ -27,6 +29,7 @@ class Settings:
     port: int = 8642
     evaluate: bool = True
     workers: int = 1
+    background: Literal["process", "threads"] = "threads"
 
     def __post_init__(self) -> None:
         try:

@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 
 # SQLite has one writer at a time. Waiting for it here is fair and never times out; waiting inside
 # SQLite is neither, and ends in "database is locked".
-_writers: WeakKeyDictionary[Engine, threading.Lock] = WeakKeyDictionary()
+_writers: WeakKeyDictionary[Engine, _Turn] = WeakKeyDictionary()
 _LONGEST_PAUSE_S = 60
+
+
+class _Turn:
+    """To write: one thread of one process at a time.
+
+    Processes wait for each other at a file beside the database. It must be another one: closing a
+    file takes back all locks that SQLite has on it in the same process.
+    """
+
+    def __init__(self, database: str | None) -> None:
+        self._thread = threading.Lock()
+        in_memory = not database or ":memory:" in database or database.startswith("file:")
+        self._path = None if in_memory else f"{database}-lock"
+        self._file = -1
+
+    def __enter__(self) -> None:
+        self._thread.acquire()
+        try:
+            if self._path is not None:
+                self._wait(self._path)
+        except BaseException:
+            self._thread.release()
+            raise
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._thread.release()
+
+    def _wait(self, path: str) -> None:
+        if self._file < 0:
+            try:
+                self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except OSError:
+                return  # SQLite says better what is wrong with the place
+            finalize(self, os.close, self._file)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
 
 
 def open_engine(url: str) -> Engine:
@@ -30,7 +69,7 @@ def open_engine(url: str) -> Engine:
     engine = create_engine(parsed, connect_args={"timeout": 30}, pool_size=20, max_overflow=20)
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
-    _writers[engine] = threading.Lock()
+    _writers[engine] = _Turn(parsed.database)
     return engine
 
 
