@@ -46,7 +46,10 @@ from rankscope.server.window import (
 COMPARED_SERIES = (
     ("grad_norm", "reduced_gradient", compare.NORM_TOLERANCE),
     ("lr", "hyperparameters", 1e-12),
+    ("amp_scale", "hyperparameters", 1e-12),
 )
+# What tells from `grad_norm` what the gradient's norm was before clipping.
+_CLIPPING = ("grad_norm_preclip", "clip_coefficient")
 
 # What detectors look at as it is: what goes into a step, and what changes in it or before it.
 WATCHED_WORDS = (
@@ -92,7 +95,7 @@ class Aligner:
 
     def __init__(self, metrics: Collection[str]) -> None:
         compared = {name for name, _, _ in COMPARED_SERIES}
-        self.metrics = frozenset(metrics) | compared | {"grad_norm_preclip"}
+        self.metrics = frozenset(metrics) | compared | {*_CLIPPING}
         self.stages = frozenset((*REPLICATED, *WATCHED_WORDS, "local_gradient"))
         self._wanted = frozenset(metrics)
         self.last_step = -1
@@ -377,14 +380,20 @@ class Aligner:
         parts: dict[tuple[int, str], dict[int, Comparison]] = {}
         for metric, stage, tolerance in COMPARED_SERIES:
             if metric in series:
+                of_metric: dict[tuple[int, str], Comparison] = {}
                 by_value = partial(compare.compare_values, tolerance=tolerance)
-                self._compare(found, parts, series[metric], stage, by_value, ranks, steps)
+                self._compare(of_metric, parts, series[metric], stage, by_value, ranks, steps)
+                # Of the numbers that speak for a link, one that differs counts.
+                apart = {key: c for key, c in found.items() if not c.equal}
+                found |= of_metric | apart
         self._told_from_clipping(found, series, ranks, steps)
         of_words: dict[tuple[int, str], Comparison] = {}
         for stage, words in all_words.items():
             if stage in REPLICATED:
                 self._compare(of_words, parts, words, stage, compare.compare_words, ranks, steps)
-        found |= of_words
+        # Not every setting that is compared as a number is in the word of all settings.
+        apart = {k: c for k, c in found.items() if k[1] == "hyperparameters" and not c.equal}
+        found |= of_words | apart
         for key in sorted(k for k in self._prints if k[0] <= through):
             taken = self._take_prints(key)
             known, whole = parts.get(key, {}), found.get(key)
@@ -428,23 +437,33 @@ class Aligner:
         applied, before = series.get("grad_norm"), series.get("grad_norm_preclip")
         if applied is None or before is None:
             return
+        factors = series.get("clip_coefficient")
         for key in [k for k, c in found.items() if k[1] == "reduced_gradient" and not c.equal]:
             column = int(np.searchsorted(steps, key[0]))
             rows = np.flatnonzero(np.isin(ranks, found[key].ranks) & applied.present[:, column])
-            if not before.present[rows, column].any():
+            clipped = before.present[rows, column]
+            if not clipped.any():
                 continue
-            norms = np.where(
-                before.present[rows, column],
-                before.values[rows, column],
-                applied.values[rows, column],
-            )
-            # Clipping adds the squares up in another order than the norm of what was applied.
-            reduced = compare.compare_values(
-                *key, ranks[rows], norms, tolerance=10 * compare.NORM_TOLERANCE
-            )
-            if reduced.equal:
-                found[key[0], "clipped_gradient"] = replace(found[key], stage="clipped_gradient")
-                found[key] = reduced
+            after, norm = applied.values[rows, column], before.values[rows, column]
+            whole = [np.where(clipped, norm, after)]
+            if factors is not None:
+                # Of the tensors that were clipped, which need not be all of them: their norm is
+                # what it was and no longer what it was times the factor.
+                factor = np.where(factors.present[rows, column], factors.values[rows, column], 1.0)
+                with np.errstate(invalid="ignore", over="ignore"):
+                    squares = after**2 + (1 - factor**2) * norm**2
+                    whole.append(np.where(clipped, np.sqrt(squares), after))
+            for norms in whole:
+                # Clipping adds the squares up in another order than the norm of what was applied.
+                reduced = compare.compare_values(
+                    *key, ranks[rows], norms, tolerance=10 * compare.NORM_TOLERANCE
+                )
+                if reduced.equal:
+                    found[key[0], "clipped_gradient"] = replace(
+                        found[key], stage="clipped_gradient"
+                    )
+                    found[key] = reduced
+                    break
 
     def _compare(
         self,

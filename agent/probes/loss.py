@@ -40,7 +40,7 @@ class _Computed(NamedTuple):
 
 
 class Loss(Probe):
-    """`loss`, `accuracy`, `eval/loss`, `eval/accuracy`.
+    """`loss`, `accuracy`, `passes_discarded`, `eval/loss`, `eval/accuracy`.
 
     Costs 5 microseconds a step; the accuracy (tier `signals`; during evaluation always) a look at
     the scores.
@@ -49,8 +49,8 @@ class Loss(Probe):
     accumulation divided it by and mixed precision multiplied it with is taken back; a weight that
     the trainer gave it stays. A step's loss is the mean over its backward passes, without those
     that left this optimizer's gradients alone (another model's) and those whose gradients were
-    thrown away again. Of a closure that is called several times the first call counts, as in what
-    `step` returns.
+    thrown away again: of these, `passes_discarded` is the number, posted where there are any. Of a
+    closure that is called several times the first call counts, as in what `step` returns.
 
     Leaves `micro_steps`: the number of those backward passes.
 
@@ -160,6 +160,8 @@ class Loss(Probe):
                 own = own_passes(passes, before, self._single)
                 value, judged = self._mean(own)
                 count = len(own)
+                if before == len(passes) > count:
+                    facts.scalars["passes_discarded"] = before - count
             facts.shared["micro_steps"] = count
             facts.scalars["loss"] = value
             if judged is not None and (ratio := judged.ratio()) is not None:

@@ -68,7 +68,14 @@ RULES = (
     ),
     Rule(
         root=("desync.progress",),
-        consequence=("desync.parameters", "desync.gradients", "desync.optimizer", "update.missing"),
+        consequence=(
+            "desync.parameters",
+            "desync.gradients",
+            "desync.optimizer",
+            "desync.hyperparameters",
+            "desync.buffers",
+            "update.missing",
+        ),
         same_ranks=False,
         why="ranks that do not take the same steps do not hold the same",
     ),
@@ -133,10 +140,10 @@ RULES = (
     ),
     Rule(
         root=("clipping.saturated",),
-        consequence=("update.missing",),
+        consequence=("update.missing", "loss.spike", "loss.diverging", "gradient.exploding"),
         earliest=-_BLUR,
         same_ranks=False,
-        why="gradients are shortened to next to nothing",
+        why="gradients are shortened to next to nothing, and momentum goes on without them",
     ),
     Rule(
         root=("loss.nonfinite",),

@@ -237,6 +237,24 @@ def test_lbfgs_steps_once_a_closure(watching):
 # ------------------------------------------------------------------------------- mixed precision
 
 
+def test_gradients_that_are_thrown_away_are_counted_with_the_next_step(watching):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching.attach(model, optimizer)
+    diary = Diary(model)
+    for index in range(8):
+        optimizer.zero_grad()
+        loss = loss_of(model, index)
+        loss.backward()
+        # The trainer looks for an overflow by itself.
+        if index not in (3, 5, 6):
+            optimizer.step()
+            diary.step(loss)
+    diary.check(watching)
+    assert watching.points("passes_discarded") == {3: 1.0, 4: 2.0}
+    assert watching.points("micro_steps") == dict.fromkeys(range(5), 1.0)
+
+
 def test_skipped_steps_are_not_counted(watching):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

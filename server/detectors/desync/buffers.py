@@ -8,7 +8,7 @@ from typing import ClassVar
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.desync.incident import groups_of
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.wording import count, ranks
+from rankscope.server.detectors.wording import count, number, ranks
 from rankscope.server.window import Comparison, TensorDifference, Window
 
 # Beside the chain of a step, and watched because somebody asked for it.
@@ -18,6 +18,10 @@ _CLEAR_AFTER = 8
 # Steps without a comparison after which it counts as missing.
 _GRACE = 20
 _MAX_DETAILS = 16
+# What batch norm estimates. Variances of batches of one kind of data do not differ by half.
+_VARIANCE = ".running_var"
+_STATISTICS = (".running_mean", _VARIANCE)
+_FAR = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,12 +32,41 @@ class OwnBuffers(Incident):
         widest: of those that found it, the first one of the most ranks.
         tensors: those that differed at the first look tensor by tensor; of `tensor_count`.
         agreeing: whether the last comparison found them equal.
+        most: largest relative distance of a variance so far.
+        still: whether statistics were the same number apart at two looks on end.
+        last: relative distances at the last look, by name of the statistics.
     """
 
     widest: Comparison
     tensors: tuple[TensorDifference, ...] = ()
     tensor_count: int = 0
     agreeing: bool = False
+    most: float = 0.0
+    still: bool = False
+    last: dict[str, float] = field(default_factory=dict)
+
+    def look(self, comparison: Comparison) -> None:
+        """Takes a look that found them apart, tensor by tensor."""
+        held = {t.name: t.distance for t in comparison.tensors if t.name.endswith(_STATISTICS)}
+        # Statistics that the batches still move are never twice the same distance apart.
+        self.still |= bool(held) and held == self.last
+        self.last = held
+        for tensor in comparison.tensors:
+            if tensor.name.endswith(_VARIANCE) and tensor.relative > self.most:
+                self.most = tensor.relative
+
+    @property
+    def harm(self) -> str:
+        """Why these are not the statistics of each rank's own batches; empty where they may be."""
+        statistics = [t for t in self.tensors if t.name.endswith(_STATISTICS)]
+        if not statistics or self.widest.stage != "buffers":
+            return ""
+        groups = groups_of(self.widest)
+        if self.widest.decided and len(groups[0]) > 1:
+            return "minority"
+        if self.still:
+            return "still"
+        return "far" if self.most > _FAR else ""
 
 
 @dataclass(slots=True)
@@ -65,12 +98,16 @@ class Buffers(Detector[BuffersState]):
     Severity:
         Info for buffers. Most trainings with batch norm keep statistics of their own on each rank,
         by default: nothing is wrong with the training then, but which rank is evaluated and saved
-        matters. Warning where parameters of a watched module differ: it is made from parameters
-        that are the same everywhere, so it has to be, too.
+        matters. Warning where running means and variances are not those of each rank's own batches
+        (most ranks agree bit for bit and some do not; or they differ and no step moves them any
+        more), or where a running variance is apart by more than half of its norm: the same model
+        then does something else on another rank. Warning where parameters of a watched module
+        differ: it is made from parameters that are the same everywhere, so it has to be, too.
 
     Evidence:
         `groups` (ranks that agree with each other), `decided`, `tensors_differing`,
-        `tensor_count`, `tensor_details`.
+        `tensor_count`, `tensor_details`, `harm` (why it is a warning: `minority`, `still` or `far`)
+        and `variance` (largest relative distance of a running variance).
 
     Source:
         DistributedDataParallel's `broadcast_buffers`, which makes buffers equal at the beginning of
@@ -108,6 +145,10 @@ class Buffers(Detector[BuffersState]):
             findings.append(_finding(incident))
             incident = kept.incident = None
         if comparison.equal:
+            if incident is not None and not set(comparison.ranks.tolist()).issuperset(
+                incident.widest.deviating
+            ):
+                return  # those that were apart did not look
             if incident is not None and not incident.agreeing:
                 # Nothing showed before this step that they agreed again.
                 incident.last_step = max(incident.last_step, step - 1)
@@ -129,6 +170,8 @@ class Buffers(Detector[BuffersState]):
         if comparison.tensors and not incident.tensors:
             incident.tensors = comparison.tensors
             incident.tensor_count = comparison.tensor_count
+        if comparison.tensors:
+            incident.look(comparison)
 
 
 def _finding(incident: OwnBuffers) -> Finding:
@@ -162,20 +205,12 @@ def _finding(incident: OwnBuffers) -> Finding:
             else "Nothing, if this is meant. Else broadcast the buffers."
         )
     else:
-        serious = False
+        serious = bool(incident.harm)
         title = (
             f"{who.capitalize()} {'keeps' if one else 'keep'} buffers of "
             f"{'its' if one else 'their'} own since step {incident.first_step}{which}"
         )
-        cause = (
-            "Buffers differ between the ranks. Those of batch norm do in most trainings: each rank "
-            "follows the statistics of its own batches, and what is evaluated or saved depends on "
-            "the rank that does it."
-        )
-        remedy = (
-            "Nothing, if this is meant. Else use SyncBatchNorm, or broadcast the buffers before "
-            "evaluating and saving."
-        )
+        cause, remedy = _told(incident, who)
     return Finding(
         kind="desync.buffers",
         key="" if widest.stage == "buffers" else widest.stage,
@@ -195,6 +230,8 @@ def _finding(incident: OwnBuffers) -> Finding:
             "decided": widest.decided,
             "tensors_differing": len(names),
             "tensor_count": incident.tensor_count,
+            "harm": incident.harm,
+            "variance": incident.most,
             "tensor_details": [
                 {
                     "name": t.name,
@@ -207,6 +244,46 @@ def _finding(incident: OwnBuffers) -> Finding:
             ],
         },
     )
+
+
+def _told(incident: OwnBuffers, who: str) -> tuple[str, str]:
+    """Cause and remedy where the model's own buffers differ."""
+    step = incident.first_step
+    match incident.harm:
+        case "minority":
+            return (
+                f"At step {step} the other ranks' statistics of batch norm agree bit for bit, and "
+                f"those of {who} do not: they are not made from each rank's own batches. They were "
+                "estimated anew from other samples, restored from elsewhere, or changed on some "
+                "ranks only; an evaluation gives another result there.",
+                "Estimate batch norm anew from the same samples on every rank (PreciseBN: the same "
+                "number of batches), or on one rank; then broadcast the buffers.",
+            )
+        case "still":
+            return (
+                f"Statistics of batch norm differ between the ranks since step {step}, and no step "
+                "of the training moves them any more: they were estimated anew from different "
+                "samples, or frozen while each rank had its own. The model does something else on "
+                "every rank, in evaluations and, where they are used, in training.",
+                "Estimate batch norm anew from the same samples on every rank (PreciseBN: the same "
+                "number of batches), or on one rank; then broadcast the buffers.",
+            )
+        case "far":
+            return (
+                "Each rank's batch norm follows its own batches, and these are very different: the "
+                f"running variances are {number(incident.most)} of their norm apart. A checkpoint "
+                "of one rank does not give what another rank's evaluation shows.",
+                "Use SyncBatchNorm, or let DistributedDataParallel broadcast the buffers, and see "
+                "why the ranks' inputs are of such different sizes (normalisation, shards).",
+            )
+        case _:
+            return (
+                "Buffers differ between the ranks. Those of batch norm do in most trainings: each "
+                "rank follows the statistics of its own batches, and what is evaluated or saved "
+                "depends on the rank that does it.",
+                "Nothing, if this is meant. Else use SyncBatchNorm, or broadcast the buffers "
+                "before evaluating and saving.",
+            )
 
 
 def _check(state: BuffersState) -> Check:

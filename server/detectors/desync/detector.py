@@ -37,8 +37,11 @@ _SUBJECT = {
     "desync.parameters": "fingerprints of the parameters",
     "desync.gradients": "the norm or fingerprints of the reduced gradient",
     "desync.optimizer": "fingerprints of the optimizer's state",
-    "desync.hyperparameters": "the learning rate or other settings of the optimizer",
+    "desync.hyperparameters": "the learning rate, the loss scale or other settings",
 }
+
+# Hyperparameters that are compared as numbers, and how a person calls them.
+_SETTINGS = {"lr": "learning rate", "amp_scale": "loss scale"}
 
 # Compared by norm at steps at which they are not fingerprinted.
 _GRADIENTS = ("reduced_gradient", "clipped_gradient")
@@ -130,30 +133,32 @@ class Desync(Detector[DesyncState]):
     """Ranks that must hold the same do not: the first broken link of the chain names the cause.
 
     Within a step the links follow each other: parameters at the start, parameters changed outside
-    the optimizer, reduced gradient, clipped gradient, optimizer state, hyperparameters, parameters
-    after the update. What differs first is the cause and gives the kind; what differs after it is
-    its consequence and no alert of its own. An incident lasts until the parameters agree again.
+    the optimizer, loss scale, reduced gradient, clipped gradient, optimizer state, hyperparameters,
+    parameters after the update. What differs first is the cause and gives the kind; what differs
+    after it is its consequence and no alert of its own. An incident lasts until the parameters
+    agree again.
 
     Statistic:
         Equality of digests (bit by bit), and of gradient norms to 1e-6. The guilty ranks are those
-        outside the largest group of equal ranks; with two ranks, or two groups of one size, all are
-        named and nothing tells which one is wrong. The tensors come from the first look tensor by
-        tensor after the onset, ordered by relative distance. Where the parameters return to
-        equality four times at one interval, the ranks are taken to be synchronised every so many
-        steps on purpose, and only a missed synchronisation is a desync. Where ranks that were all
-        by themselves have come together before, one that is left out when most of them do again has
-        missed it. Where ranks hold versions of one model of which one rank makes the new ones (a
-        parameter server) and were never all equal for four steps, it is the age of their versions
-        that is judged: older than 8 steps, and than 4 times the oldest that was caught up with, is
-        a desync. Over after 8 steps of agreement.
+        outside the largest group of equal ranks, as soon as all have looked; with two ranks, or two
+        groups of one size, all are named and nothing tells which one is wrong. That ranks agree
+        again counts where those that were apart are among them. The tensors come from the first
+        look tensor by tensor after the onset, ordered by relative distance. Where the parameters
+        return to equality four times at one interval, the ranks are taken to be synchronised every
+        so many steps on purpose, and only a missed synchronisation is a desync. Where ranks that
+        were all by themselves have come together before, one that is left out when most of them do
+        again has missed it. Where ranks hold versions of one model of which one rank makes the new
+        ones (a parameter server) and were never all equal for four steps, it is the age of their
+        versions that is judged: older than 8 steps, and than 4 times the oldest that was caught up
+        with, is a desync. Over after 8 steps of agreement.
 
     Severity:
         By the distance over the norm, from sketches: below 1e-6 in several tensors info (drift
         through different arithmetic), below 1e-3 warning, above critical, and warning while the
         size is not known. Gradients, hyperparameters and parameters at the start are critical
         whatever the size, drift aside: what differs there grows. Info for the first 64 steps where
-        every rank was alone from the beginning and no DDP is there to keep them equal: local SGD
-        and parameter servers begin like this.
+        every rank was alone from the beginning, in half of the tensors at least, and no DDP is
+        there to keep them equal: local SGD and parameter servers begin like this.
 
     Evidence:
         `groups` (ranks that agree with each other), `decided`, `last_equal_step`, `agreed` (links
@@ -168,7 +173,7 @@ class Desync(Detector[DesyncState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = tuple(_SUBJECT)
-    wants: ClassVar[tuple[str, ...]] = ("lr",)
+    wants: ClassVar[tuple[str, ...]] = tuple(_SETTINGS)
     min_ranks: ClassVar[int] = 2
 
     def __init__(self, policy: DesyncPolicy | None = None) -> None:
@@ -187,7 +192,9 @@ class Desync(Detector[DesyncState]):
         members = max(window.replicas, key=len)
         relevant = (c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1)
         for step, group in groupby(relevant, key=lambda c: c.step):
-            comparisons = sorted(group, key=lambda c: _ORDER[c.stage])
+            comparisons = sorted(group, key=lambda c: _place(window, c))
+            if (known := state.incident) is not None:
+                comparisons = [c for c in comparisons if not c.equal or known.covers(c)]
             broken = [c for c in comparisons if not c.equal]
             for comparison in comparisons:
                 stage = comparison.stage
@@ -317,6 +324,8 @@ class Desync(Detector[DesyncState]):
             incident.agreeing = True
         elif not incident.agreeing:
             incident.last_step = step
+        for comparison in broken:
+            incident.widen(comparison)
         incident.take(comparisons)
 
     def _open(
@@ -327,17 +336,9 @@ class Desync(Detector[DesyncState]):
         comparisons: Sequence[Comparison],
     ) -> Apart:
         first = broken[0]
-        values: dict[int, float] = {}
-        rates = window.series.get("lr")
-        if first.stage == "hyperparameters" and rates is not None:
-            column = int(np.searchsorted(window.steps, first.step))
-            values = {
-                int(rank): float(rates.values[row, column])
-                for row, rank in enumerate(window.ranks)
-                if rates.present[row, column]
-            }
-            if len(set(values.values())) == 1:
-                values = {}  # it is another setting that differs
+        setting, values = (
+            _differing(window, first) if first.stage == "hyperparameters" else ("", {})
+        )
         return Apart(
             first_step=first.step,
             seen_step=first.step,
@@ -355,6 +356,7 @@ class Desync(Detector[DesyncState]):
                 if c.equal and c.stage in _GRADIENTS and not c.tensor_count
             ),
             last_equal=state.last_equal.get(first.stage),
+            setting=setting,
             values=values,
             tentative=(
                 int(first.clusters.max()) + 1 == len(first.ranks)
@@ -537,6 +539,29 @@ class Desync(Detector[DesyncState]):
 
     def _apart(self, state: DesyncState, stages: Sequence[str]) -> bool:
         return any(state.differed.get(stage, 0) for stage in stages)
+
+
+def _place(window: Window, comparison: Comparison) -> float:
+    """Place in the chain of a step. The loss scale is at work before there is a gradient."""
+    if comparison.stage == "hyperparameters" and not comparison.equal:
+        setting, _ = _differing(window, comparison)
+        if setting == _SETTINGS["amp_scale"]:
+            return _ORDER["reduced_gradient"] - 0.5
+    return _ORDER[comparison.stage]
+
+
+def _differing(window: Window, comparison: Comparison) -> tuple[str, dict[int, float]]:
+    """Which setting differs at a step, and what it is on each rank; ("", {}) for none of these."""
+    column = int(np.searchsorted(window.steps, comparison.step))
+    for name, called in _SETTINGS.items():
+        series = window.series.get(name)
+        if series is None:
+            continue
+        rows = np.isin(window.ranks, comparison.ranks) & series.present[:, column]
+        held = series.values[rows, column].tolist()
+        if len(set(held)) > 1:
+            return called, dict(zip(window.ranks[rows].tolist(), held, strict=True))
+    return "", {}
 
 
 def _interval(returns: Sequence[int]) -> int:

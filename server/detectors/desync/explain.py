@@ -157,6 +157,8 @@ def _may_be_meant(incident: Apart) -> bool:
     """Whether ranks that were never kept equal may be made so yet, or stay near each other."""
     if not incident.tentative:
         return False
+    if 0 < len(incident.tensors) < incident.tensor_count / 2:
+        return False  # ranks that go their own ways differ in nearly all of their tensors
     if incident.last_step - incident.first_step <= _PATIENCE:
         return True
     return incident.bounded or incident.growth in (Growth.CONSTANT, Growth.SHRINKING)
@@ -181,7 +183,7 @@ def _what(incident: Apart) -> tuple[str, str]:
     if incident.kind == "desync.hyperparameters":
         if not incident.values:
             return "other optimizer settings", "different optimizer settings"
-        return "another learning rate", "different learning rates"
+        return f"another {incident.setting}", f"different {incident.setting}s"
     if incident.kind == "desync.optimizer":
         return "another optimizer state", "different optimizer states"
     return "other parameters", "different parameters"
@@ -331,6 +333,16 @@ def _hyperparameters(incident: Apart) -> tuple[str, str]:
             "changed under a condition that differs between ranks, or restored on some ranks only.",
             "Compare the series `hyperparameters/...` of the ranks, and set and restore the "
             f"optimizer alike on every rank. {_restore(incident)}",
+        )
+    if incident.setting == "loss scale":
+        return (
+            f"From step {incident.first_step} on the ranks multiply their losses by different "
+            "scales: their gradients are weighted unequally in the reduction, each takes another "
+            "scale out of the result, and their parameters part. A rank saw an overflow alone, "
+            "its scaler was restored or updated alone, or began with another value.",
+            "Let all ranks agree on overflows (reduce `found_inf` before `scaler.update()`), "
+            "restore the scaler's state on every rank, and start it with one value. "
+            f"{_restore(incident)}",
         )
     return (
         f"From step {incident.first_step} on the ranks step with different learning rates, and "

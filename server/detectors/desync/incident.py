@@ -47,7 +47,8 @@ class Apart(Incident):
         sizes: (step, distance, relative) of the parameters, at steps looked at tensor by tensor.
         broken: stage -> steps at which it was compared and differed.
         compared: stage -> steps at which it was compared.
-        values: rank -> the hyperparameter when it began.
+        setting: the hyperparameter that differed, as a person calls it; empty if it is not known.
+        values: rank -> that hyperparameter when it began.
         missed: period of a synchronisation that did not take place; 0 for none.
         lag: of workers of a parameter server, steps by which the guilty ones' parameters are old,
             and by which others were at most; (0, 0) for none.
@@ -73,6 +74,7 @@ class Apart(Incident):
     sizes: list[tuple[int, float, float]] = field(default_factory=list)
     broken: dict[str, int] = field(default_factory=dict)
     compared: dict[str, int] = field(default_factory=dict)
+    setting: str = ""
     values: Mapping[int, float] = field(default_factory=dict)
     missed: int = 0
     lag: tuple[int, int] = (0, 0)
@@ -81,6 +83,28 @@ class Apart(Incident):
     tentative: bool = False
     _stride: int = 1
     _offered: int = 0
+
+    def covers(self, comparison: Comparison) -> bool:
+        """Whether ranks that agree with each other show that it is over.
+
+        Ranks look at steps of their own: those that agreed all the time agree still.
+        """
+        present = set(comparison.ranks.tolist())
+        if not present.issuperset(self.ranks):
+            return False
+        return len(present) > len(self.ranks) or not self.decided
+
+    def widen(self, comparison: Comparison) -> None:
+        """Learns who is apart from whom, once more ranks have looked than when it began."""
+        present = {*comparison.ranks.tolist()}
+        known = {rank for group in self.groups for rank in group}
+        own = not (self.missed or self.lag[0]) and comparison.stage == self.stage
+        if not (own and present > known):
+            return
+        self.ranks = comparison.deviating
+        self.decided = comparison.decided and len(present) > 2
+        self.groups = groups_of(comparison)
+        self.tentative = self.tentative and all(len(group) == 1 for group in self.groups)
 
     def take(self, comparisons: Sequence[Comparison]) -> None:
         """Learns from the comparisons of one step, the first one included."""

@@ -12,15 +12,14 @@ from rankscope.server.compare import labels_of
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
-from rankscope.server.window import Float64, Int64, Window
+from rankscope.server.detectors.wording import count, listing, ranks, sentences
+from rankscope.server.window import Comparison, Float64, Int64, Window
 
 _GRACE = 20
 # What is counted, and how a person calls it.
 _COUNTED = {
     "optimizer_steps": "steps of the optimizer",
     "steps_skipped": "skipped steps",
-    "amp_scale": "a loss scale of",
     # Whoever logs it.
     "epoch": "epochs",
 }
@@ -30,6 +29,10 @@ _SAME = 1e-6
 _EPOCHS = 1.5
 # Steps on end at which a rank applied what the others did one step later.
 _LATE = 2
+# Backward passes of a rank whose gradients it threw away before it stepped.
+_DISCARDED = "passes_discarded"
+# Links at which a rank that has left a step out differs from the others.
+_SHOWS = ("reduced_gradient", "clipped_gradient", "optimizer_state", "parameters")
 
 
 @dataclass(slots=True)
@@ -66,7 +69,14 @@ class _Norms:
 
 @dataclass(slots=True)
 class ProgressState:
-    """What is remembered: steps compared, and the last values of each."""
+    """What is remembered: steps compared, and the last values of each.
+
+    Attributes:
+        discarded: ranks that have thrown away a pass more than the others, at `discarded_step`, and
+            since when nothing that would show it was compared.
+        level: whether the ranks were equal when they were compared last.
+        usual: steps at which ranks threw away different numbers of passes, and stayed equal.
+    """
 
     steps: int = 0
     judged: int = 0
@@ -76,6 +86,10 @@ class ProgressState:
     last: dict[str, dict[int, float]] = field(default_factory=dict)
     norms: dict[tuple[int, ...], _Norms] = field(default_factory=dict)
     late: dict[int, tuple[int, int]] = field(default_factory=dict)
+    discarded: Behind | None = None
+    discarded_step: int = -1
+    level: bool = True
+    usual: int = 0
     shifted: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
     watch: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
     epochs: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
@@ -89,14 +103,16 @@ class Progress(Detector[ProgressState]):
     leaves them: schedules, seeds and checkpoints no longer belong together.
 
     Statistic:
-        `optimizer_steps`, `steps_skipped`, `amp_scale` and the whole part of `epoch` (where it is
-        logged) of a step, equal on all ranks that hold the same tensors, and the step at which each
-        rank's newest process began. Over after 8 steps of agreement. A rank whose gradient norm is,
-        twice on end, that of the others one step later has not taken a step that they took.
+        `optimizer_steps`, `steps_skipped` and the whole part of `epoch` (where it is logged) of a
+        step, equal on all ranks that hold the same tensors, and the step at which each rank's
+        newest process began. Over after 8 steps of agreement. A rank whose gradient norm is,
+        twice on end, that of the others one step later has not taken a step that they took; nor has
+        one that threw away a backward pass before its step, as the others did not, where gradients,
+        state or parameters are no longer equal at the next comparison.
 
     Severity:
-        Critical; warning for the loss scale or the epoch alone. An epoch counts as over after one
-        and a half without a difference.
+        Critical; warning for the epoch alone, which counts as over after one and a half epochs
+        without a difference.
 
     Evidence:
         `what` (the series, or `begin`), `values` by rank at the first step, `decided`.
@@ -107,7 +123,7 @@ class Progress(Detector[ProgressState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.progress",)
-    wants: ClassVar[tuple[str, ...]] = (*_COUNTED, "grad_norm")
+    wants: ClassVar[tuple[str, ...]] = (*_COUNTED, "grad_norm", _DISCARDED)
     min_ranks: ClassVar[int] = 2
 
     def start(self) -> ProgressState:
@@ -160,6 +176,7 @@ class Progress(Detector[ProgressState]):
                 state.watch.good(step)
         for members in classes:
             self._shifts(window, state, members)
+        self._discards(window, state, classes)
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
         findings += [_finding(e) for e in state.epochs.take(window.last_step)]
         findings += [_shift(e) for e in state.shifted.take(window.last_step)]
@@ -223,6 +240,35 @@ class Progress(Detector[ProgressState]):
                 found = Behind("grad_norm", values, (rank,), True)
                 state.shifted.bad(step, found, first_step=since)
 
+    def _discards(
+        self, window: Window, state: ProgressState, classes: list[tuple[int, ...]]
+    ) -> None:
+        """Ranks that computed a gradient, threw it away and parted from the others then."""
+        told: dict[int, dict[int, float]] = {}
+        for step, row in zip(*rank_rows(window, _DISCARDED), strict=True):
+            values = np.nan_to_num(row)
+            told[int(step)] = dict(zip(window.ranks.tolist(), values.tolist(), strict=True))
+        shown: dict[int, list[Comparison]] = {}
+        for comparison in window.comparisons:
+            if comparison.stage in _SHOWS:
+                shown.setdefault(comparison.step, []).append(comparison)
+        for step in sorted({*told, *shown}):
+            if step in told and state.discarded is None and state.level:
+                state.discarded = _discarding(told[step], classes)
+                state.discarded_step = step
+            held = shown.get(step, [])
+            behind = state.discarded
+            if behind is not None:
+                held = [c for c in held if _shows(c, behind.guilty)]
+            if not held:
+                continue
+            state.level = all(c.equal for c in held)
+            if behind is not None:
+                state.usual += state.level
+                if not state.level and not state.usual:
+                    state.shifted.bad(step, behind, first_step=state.discarded_step)
+                state.discarded = None
+
     def _begun(self, window: Window, state: ProgressState) -> None:
         if len(window.ranks) < window.world_size or not len(window.steps):
             return
@@ -252,6 +298,22 @@ def _newest(ranks_: Int64, rows: Float64, last: Mapping[int, float]) -> dict[int
     return known
 
 
+def _shows(comparison: Comparison, guilty: tuple[int, ...]) -> bool:
+    """Whether some ranks are compared with others."""
+    present = set(comparison.ranks.tolist())
+    return present.issuperset(guilty) and len(present) > len(guilty)
+
+
+def _discarding(told: Mapping[int, float], classes: list[tuple[int, ...]]) -> Behind | None:
+    """Ranks that threw away a pass where others that hold the same threw away none."""
+    for members in classes:
+        values = {rank: told.get(rank, 0.0) for rank in members}
+        guilty = tuple(rank for rank, value in values.items() if value)
+        if guilty and len(guilty) < len(members):
+            return Behind(_DISCARDED, values, guilty, decided=True)
+    return None
+
+
 def _behind(what: str, who: Int64, values: Float64) -> Behind:
     labels, decided = labels_of(values)
     decided = decided and len(who) > 2
@@ -270,14 +332,7 @@ def _finding(episode: Episode[Behind]) -> Finding:
     who = ranks(guilty).capitalize()
     verb = "has" if len(guilty) == 1 else "have"
     told = _told(behind, what)
-    if behind.what == "amp_scale":
-        title = f"{who} {verb} another loss scale since step {step}"
-        cause = f"At step {step}, {told}: their gradients are weighted unequally from here on."
-        remedy = (
-            "Let all ranks agree on overflows (reduce `found_inf` before `scaler.update()`), "
-            "restore the scaler's state on every rank, and start it with one value."
-        )
-    elif behind.what == "epoch":
+    if behind.what == "epoch":
         title = f"{who} {'is' if len(guilty) == 1 else 'are'} in another epoch since step {step}"
         cause = (
             f"At step {step}, {told}. Their epochs are not equally long: the data are dealt out "
@@ -316,7 +371,7 @@ def _finding(episode: Episode[Behind]) -> Finding:
     return Finding(
         kind="desync.progress",
         key="epoch" if behind.what == "epoch" else "",
-        severity="warning" if behind.what in ("amp_scale", "epoch") else "critical",
+        severity="warning" if behind.what == "epoch" else "critical",
         title=title,
         seen_step=episode.seen_step,
         last_step=episode.last_step,
@@ -334,6 +389,12 @@ def _finding(episode: Episode[Behind]) -> Finding:
     )
 
 
+_SKIPPED = (
+    "has skipped a step that they took, for an overflow that it saw alone or under another "
+    "condition of its own, and its parameters, schedule and counters are one step behind."
+)
+
+
 def _shift(episode: Episode[Behind]) -> Finding:
     behind, step = episode.facts, episode.first_step
     who = ranks(behind.guilty)
@@ -349,9 +410,10 @@ def _shift(episode: Episode[Behind]) -> Finding:
         stage="parameters",
         cause=(
             f"Since step {step}, {who} applies at each step the gradient that the others apply "
-            "one step later: it has skipped a step that they took, for an overflow that it saw "
-            "alone or under another condition of its own, and its parameters, schedule and "
-            "counters are one step behind."
+            f"one step later: it {_SKIPPED}"
+            if behind.what == "grad_norm"
+            else f"Before its step {step}, {who} computed a gradient and threw it away, the others "
+            f"did not, and the ranks are no longer equal since: it {_SKIPPED}"
         ),
         remedy=(
             "Decide on all ranks together whether a step is skipped (reduce `found_inf` with MAX "
@@ -407,9 +469,7 @@ def _told(behind: Behind, what: str) -> str:
     said = []
     for value, held in sorted(by_value.items(), key=lambda item: len(item[1])):
         verb = "has" if len(held) == 1 else "have"
-        if what.endswith(" of"):
-            said.append(f"{ranks(held)} {verb} {what} {number(value)}")
-        elif what == "step":
+        if what == "step":
             said.append(f"{ranks(held)} at step {value:,.0f}")
         elif what == "epochs":
             said.append(f"{ranks(held)} {'is' if len(held) == 1 else 'are'} in epoch {value:,.0f}")

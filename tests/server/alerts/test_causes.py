@@ -18,6 +18,21 @@ def forever(kind, step, **more):
 
 CASES = {
     # root, consequence, whether they are linked
+    "a step left out, and the loss scale that it changed": (
+        forever("desync.progress", 50, stage="parameters", ranks=(2,)),
+        forever("desync.hyperparameters", 50, stage="hyperparameters", ranks=(2,)),
+        True,
+    ),
+    "clipped to nothing, while momentum goes on": (
+        forever("clipping.saturated", 50),
+        alert("loss.diverging", 57),
+        True,
+    ),
+    "a limit that clips nearly always": (
+        forever("clipping.saturated", 50, severity="info"),
+        alert("loss.diverging", 57),
+        False,
+    ),
     "desync, then a spike": (forever("desync.parameters", 50), alert("loss.spike", 50), True),
     "a spike, then desync": (forever("desync.parameters", 50), alert("loss.spike", 49), False),
     "desync and the loss of the same rank": (

@@ -159,6 +159,48 @@ def test_ranks_that_hold_different_shards_are_not_compared():
     assert window.comparisons == ()
 
 
+def clipping(first, second, *, clip):
+    """Two ranks' norms of what they applied, and of what they clipped before; and the factor."""
+    names = ("grad_norm", "grad_norm_preclip", "clip_coefficient")[: 3 if clip else 1]
+    aligner = Aligner(())
+    columns = [
+        part(rank, [0], [value], metric=name)
+        for rank, told in enumerate((first, second))
+        for name, value in zip(names, told, strict=False)
+    ]
+    aligner.add(data(columns, [life(0, 0), life(1, 0)]))
+    [window] = aligner.windows(0.0)
+    return {c.stage: c.equal for c in window.comparisons}
+
+
+def test_ranks_that_clip_different_tensors_by_their_norms_had_one_gradient_before():
+    # Of a gradient of norm 5, one rank clips a part of norm 3 to 0.1, the other one of norm 4.
+    first = (np.hypot(4.0, 0.1), 3.0, 0.1 / 3)
+    second = (np.hypot(3.0, 0.1), 4.0, 0.1 / 4)
+    found = clipping(first, second, clip=True)
+    assert found == {"reduced_gradient": True, "clipped_gradient": False}
+    assert clipping(first, second, clip=False) == {"reduced_gradient": False}
+
+
+def test_ranks_that_clip_all_of_different_gradients_had_different_ones_before():
+    assert clipping((0.1, 3.0, 0.1 / 3), (0.2, 4.0, 0.2 / 4), clip=True) == {
+        "reduced_gradient": False
+    }
+
+
+def test_of_the_settings_that_are_numbers_one_that_differs_counts():
+    for scales in ([8.0, 4.0], [8.0, 8.0]):
+        for rates in ([0.1, 0.1], [0.1, 0.2]):
+            aligner = Aligner(())
+            told = {"lr": rates, "amp_scale": scales}
+            columns = [part(r, [0], [told[n][r]], metric=n) for n in told for r in range(2)]
+            words = [part(r, [0], [7], metric="hyperparameters", dtype=np.uint64) for r in range(2)]
+            aligner.add(data(columns, [life(0, 0), life(1, 0)], words))
+            [window] = aligner.windows(0.0)
+            (comparison,) = window.comparisons
+            assert comparison.equal == (scales[0] == scales[1] and rates[0] == rates[1])
+
+
 @settings(deadline=None)
 @given(
     posts=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 7)), min_size=1, max_size=40),

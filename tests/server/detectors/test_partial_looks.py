@@ -1,0 +1,219 @@
+"""Ranks look at steps of their own choice: what the looks of some of them show, and what not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.judging import judge
+from support.scenarios import apart
+from support.traces import Trace
+
+from rankscope.server import compare
+from rankscope.server.detectors.desync import Buffers, Desync, Progress
+from rankscope.server.window import Comparison, TensorDifference
+
+
+def of_ranks(comparison, *ranks):
+    """The same look, of which these ranks alone have told."""
+    rows = np.flatnonzero(np.isin(comparison.ranks, ranks))
+    labels, decided = compare.labels_of(comparison.clusters[rows])
+    if not labels.any():
+        return compare.agreed(comparison.step, comparison.stage, comparison.ranks[rows])
+    return replace(
+        comparison,
+        ranks=comparison.ranks[rows],
+        clusters=labels,
+        distance=comparison.distance[rows],
+        relative=comparison.relative[rows],
+        decided=decided,
+    )
+
+
+class Unwrapped(Trace):
+    """A run that nothing is known to keep equal: no wrapper reduces its gradients."""
+
+    def windows(self, cuts=()):
+        for window in super().windows(cuts):
+            yield replace(window, config={"data_parallel": ""})
+
+
+def run(comparisons, *, ranks=4, steps=60, kind=Trace, **series):
+    loss = np.ones((ranks, steps))
+    present = {name: ~np.isnan(values) for name, values in series.items()}
+    values = {name: np.nan_to_num(held) for name, held in series.items()}
+    return kind(
+        "made",
+        0,
+        np.arange(steps),
+        {"loss": loss, **values},
+        present=present,
+        comparisons=tuple(sorted(comparisons, key=lambda c: c.step)),
+    )
+
+
+def differing(step, stage, clusters, tensors=(), of=0):
+    labels, decided = compare.labels_of(np.array(clusters))
+    size = np.where(labels == 0, 0.0, 0.1)
+    ranks = np.arange(len(clusters))
+    return Comparison(step, stage, ranks, labels, size, size, decided, tuple(tensors), of)
+
+
+def equal(step, stage, ranks=4):
+    return compare.agreed(step, stage, np.arange(ranks))
+
+
+def buffer(name, distance, relative=0.02):
+    return TensorDifference(name, (8,), (1,), distance, relative, 8, "buffers")
+
+
+# ------------------------------------------------------------------------------------- the chain
+
+
+def test_ranks_that_agree_without_the_one_that_was_apart_show_nothing():
+    made = apart(0, fault="step-skipped", at=40)
+    looks = tuple(
+        of_ranks(c, 0, 1, 3) if c.step > 40 and c.step % 3 else c for c in made.comparisons
+    )
+    (alert,) = judge(replace(made, comparisons=looks), [Desync()]).alerts
+    assert (alert.ranks, alert.first_step, alert.state) == ((2,), 40, "open")
+    assert alert.tensors
+
+
+def test_who_is_apart_is_told_anew_once_all_have_looked():
+    made = apart(0, fault="subgroups", at=40)
+    looks = tuple(of_ranks(c, 0, 1, 2) if 40 <= c.step < 48 else c for c in made.comparisons)
+    early = judge(replace(made, comparisons=tuple(c for c in looks if c.step < 48)), [Desync()])
+    late = judge(replace(made, comparisons=looks), [Desync()])
+    (before,), (after,) = early.alerts, late.alerts
+    assert before.id == after.id
+    assert (before.ranks, after.ranks) == ((2,), (0, 1, 2, 3))
+    assert after.evidence["groups"] == [[0, 1], [2, 3]]
+    assert not after.evidence["decided"]
+
+
+@pytest.mark.parametrize(("count", "severity"), [(2, "critical"), (7, "info")])
+def test_ranks_that_differ_in_a_few_tensors_from_the_start_do_not_go_their_own_ways(
+    count, severity
+):
+    tensors = [TensorDifference(f"w{i}", (4, 4), (1,), 0.1, 0.1, 7) for i in range(count)]
+    looks = [
+        differing(step, stage, [0, 1], tensors, of=8)
+        for step in range(40)
+        for stage in ("reduced_gradient", "parameters")
+    ]
+    (alert,) = judge(run(looks, ranks=2, kind=Unwrapped), [Desync()]).alerts
+    assert (alert.kind, alert.severity) == ("desync.gradients", severity)
+
+
+def test_a_loss_scale_of_its_own_is_the_cause_of_another_gradient():
+    looks = [equal(step, "hyperparameters") for step in range(30)]
+    for step in range(30, 60):
+        for stage in ("clipped_gradient", "hyperparameters", "parameters"):
+            looks.append(differing(step, stage, [0, 0, 1, 0]))
+    scales = np.full((4, 60), 65536.0)
+    scales[2, 30:] /= 2
+    (alert,) = judge(run(looks, amp_scale=scales), [Desync()]).alerts
+    assert (alert.kind, alert.stage) == ("desync.hyperparameters", "hyperparameters")
+    assert (alert.ranks, alert.first_step, alert.severity) == ((2,), 30, "critical")
+    assert "another loss scale" in alert.title
+    assert "weighted unequally" in alert.cause
+    assert alert.evidence["values"]["2"] == 32768.0
+
+
+def test_a_learning_rate_of_its_own_comes_after_the_gradient_in_the_chain():
+    stages = ("clipped_gradient", "hyperparameters", "parameters")
+    looks = [differing(step, s, [0, 0, 1, 0]) for step in range(30, 60) for s in stages]
+    rates = np.full((4, 60), 0.1)
+    rates[2, 30:] /= 2
+    (alert,) = judge(run(looks, lr=rates, amp_scale=np.full((4, 60), 8.0)), [Desync()]).alerts
+    assert (alert.kind, alert.stage) == ("desync.gradients", "clipped_gradient")
+
+
+# --------------------------------------------------------------------------------------- progress
+
+
+def discarding(step, rank, *, ranks=2, steps=60):
+    thrown = np.full((ranks, steps), np.nan)
+    thrown[rank, step] = 1.0
+    return thrown
+
+
+def parted(since, *, ranks=2, every=8):
+    clusters = [*[0] * (ranks - 1), 1]
+    for step in range(0, 60, every):
+        for stage in ("reduced_gradient", "parameters"):
+            yield equal(step, stage, ranks) if step < since else differing(step, stage, clusters)
+
+
+def test_a_gradient_thrown_away_on_one_rank_tells_the_step_that_it_left_out():
+    made = run(parted(30), ranks=2, passes_discarded=discarding(29, 1))
+    for cuts in ((), range(60)):
+        (alert,) = judge(made, [Progress()], cuts).alerts
+        assert (alert.kind, alert.severity) == ("desync.progress", "critical")
+        assert (alert.ranks, alert.first_step, alert.seen_step) == ((1,), 29, 32)
+        assert "threw it away" in alert.cause
+
+
+def test_a_gradient_thrown_away_by_ranks_that_stay_equal_is_none_left_out():
+    assert not judge(run(parted(99), passes_discarded=discarding(29, 1), ranks=2), [Progress()]).of(
+        "desync.progress"
+    )
+
+
+def test_nor_is_one_that_all_ranks_threw_away():
+    thrown = discarding(29, 1)
+    thrown[0, 29] = 1.0
+    assert not judge(run(parted(30), passes_discarded=thrown, ranks=2), [Progress()]).alerts
+
+
+def test_nor_one_of_ranks_that_were_apart_before():
+    assert not judge(
+        run(parted(20), passes_discarded=discarding(29, 1), ranks=2), [Progress()]
+    ).alerts
+
+
+# ---------------------------------------------------------------------------------------- buffers
+
+
+def statistics(step, clusters, distance, variance=0.02):
+    tensors = [buffer("bn.running_mean", distance), buffer("bn.running_var", distance, variance)]
+    return differing(step, "buffers", clusters, tensors, of=3)
+
+
+def severity_of(looks):
+    (alert,) = judge(run(looks, ranks=len(looks[0].ranks)), [Buffers()]).alerts
+    return alert.severity, alert.evidence["harm"]
+
+
+def test_statistics_of_each_ranks_own_batches_are_worth_a_note():
+    looks = [statistics(step, [0, 1, 2, 3], 0.1 + 0.01 * step) for step in range(40)]
+    assert severity_of(looks) == ("info", "")
+
+
+def test_statistics_that_most_ranks_share_are_not_of_own_batches():
+    looks = [equal(20, "buffers"), statistics(30, [0, 0, 1, 0], 0.1)]
+    assert severity_of(looks) == ("warning", "minority")
+
+
+def test_other_buffers_may_be_one_ranks_own():
+    counter = TensorDifference("seen", (1,), (2,), 1.0, 1.0, 1, "buffers")
+    assert severity_of([differing(30, "buffers", [0, 0, 1, 0], [counter], of=3)]) == ("info", "")
+
+
+def test_statistics_that_differ_and_stay_as_they_are():
+    looks = [equal(20, "buffers", 2), *(statistics(step, [0, 1], 0.1) for step in (30, 34))]
+    assert severity_of(looks) == ("warning", "still")
+
+
+def test_statistics_of_very_different_data():
+    looks = [statistics(s, [0, 1, 2, 3], 0.1 + s, variance=0.1 * s) for s in range(1, 9)]
+    assert severity_of(looks) == ("warning", "far")
+
+
+def test_buffers_of_the_others_that_agree_show_nothing():
+    looks = [
+        of_ranks(c, 0, 1, 3) if c.step % 3 == 1 else c
+        for c in (statistics(step, [0, 0, 1, 0], 0.1 + step) for step in range(30, 60))
+    ]
+    (alert,) = judge(run(looks), [Buffers()]).alerts
+    assert (alert.first_step, alert.state) == (30, "open")
