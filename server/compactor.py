@@ -1,4 +1,4 @@
-"""Rolls up what comes, in a thread beside the ingest that takes a small share of the time."""
+"""Rolls up and merges what comes, in a thread that takes a small share of the time."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from sqlalchemy import Connection, select
 
 from rankscope.agent.wire import Array, Int64
 from rankscope.server.storage import schema
+from rankscope.server.storage.arrivals import rows_as_they_came
 from rankscope.server.storage.dictionary import read_layouts
 from rankscope.server.storage.packing import unpack, unpack_steps
 
@@ -62,7 +64,7 @@ def load_columns(
     Returns:
         Scalars, words, and the arrival up to which they were read.
     """
-    m, c = schema.metric.c, schema.chunk.c
+    m = schema.metric.c
     names = {
         row.id: (row.kind, row.name)
         for row in connection.execute(select(m.id, m.kind, m.name).where(m.run == run))
@@ -77,15 +79,10 @@ def load_columns(
                 told = tuple(names[metrics[n]][1] for n in found)
                 places.setdefault(number, []).append((kind, np.array(found), told))
     groups: dict[tuple[int, int, int, int, bytes | None], list[_Group]] = {}
-    rows = connection.execute(
-        select(c.layout, c.rank, c.first_step, c.arrival, c.attempt, c.points, c.steps, c["values"])
-        .where(c.run == run, c.arrival > after, c.arrival <= until, c.layout.in_(places))
-        .order_by(c.arrival, c.layout)
-        .execution_options(yield_per=64)
-    )
+    rows = rows_as_they_came(connection, run=run, after=after, until=until, layouts=places)
     size, arrival = 0, after
-    with rows:
-        for layout, rank, first, came, attempt, points, packed, values in rows:
+    with closing(rows):
+        for came, layout, rank, first, attempt, points, packed, values in rows:
             if size > enough and came > arrival:
                 until = arrival
                 break

@@ -1,11 +1,12 @@
-"""Roll-ups of what has come, made beside the ingest in small steps.
+"""Roll-ups of what has come, and long rows of short ones, made beside the ingest in small steps.
 
     while compact(engine, run):
         ...
 
-A step looks at new rows of `chunk`, or rolls up some ranks. It reads and computes outside of the
-transaction that writes, which fails without a trace where another server was faster, or this one is
-killed: the mark of the run (`marks.py`) and the rows it speaks of change together.
+A step looks at new rows of `chunk`, or rolls up and merges those of some ranks. It reads and
+computes outside of the transaction that writes, which fails without a trace where another server
+was faster, or this one is killed: the mark of the run (`marks.py`) and the rows it speaks of change
+together.
 
 Points that come late, or again, take the mark of their rank back to before them: what follows is
 rolled up anew, and until then read raw.
@@ -21,7 +22,7 @@ import numpy as np
 from sqlalchemy import Connection, Engine, and_, delete, func, insert, or_, select
 
 from rankscope.agent.wire import Float64, Int64
-from rankscope.server.storage import marks, rollups, schema
+from rankscope.server.storage import marks, merging, rollups, schema
 from rankscope.server.storage.dictionary import read_layouts
 from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.packing import unpack, unpack_steps
@@ -62,11 +63,17 @@ def compact(engine: Engine, run: int, *, max_points: int = _MAX_POINTS) -> bool:
             if _due(mark.ranks[rank]):
                 made.append(_roll(connection, run, rank, mark.ranks[rank], scalars, left))
                 left -= max(made[-1].points, 1)
-    pending = more or any(_due(m) for m in mark.ranks.values())
-    with writing(engine) as connection:
-        if not marks.save(connection, mark, run=run, pending=pending):
-            return True
-        _write(connection, run, made, sorted({m for of in scalars.values() for m in of.values()}))
+        merged = [] if more else merging.make(connection, run, mark)
+    pending = more or any(_due(m) or merging.due(m) for m in mark.ranks.values())
+    metrics = sorted({metric for of in scalars.values() for metric in of.values()})
+    try:
+        with writing(engine) as connection:
+            if not marks.save(connection, mark, run=run, pending=pending):
+                return True
+            _write(connection, run, made, metrics)
+            merging.write(connection, run, merged)
+    except merging.Overtaken:
+        return True
     return pending
 
 
@@ -114,6 +121,7 @@ def _look(connection: Connection, run: int, mark: marks.Mark) -> bool:
     ):
         m = mark.ranks.setdefault(n, marks.RankMark(end=_whole(lowest)))
         m.end = min(m.end, _whole(lowest))
+        merging.moved_back(m, lowest)
         m.last = max(m.last, highest)
         m.longest = max(m.longest, longest)
         m.waiting += count

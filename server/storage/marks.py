@@ -13,6 +13,8 @@ from rankscope.server.storage.packing import pack, unpack
 
 _BLOCKS = 256
 _WIDTH = 64
+# Rows are merged to longer ones in so many goes.
+TIERS = 2
 
 
 @dataclass(slots=True)
@@ -24,12 +26,14 @@ class RankMark:
         last: the last step seen so far; -1 before any.
         waiting: rows of `chunk` that have come since it was last rolled up.
         longest: steps from the first to the last of the longest row of `chunk`, less one.
+        merged: up to which step its rows are merged, for each tier of `merging.py`.
     """
 
     end: int = 0
     last: int = -1
     waiting: int = 0
     longest: int = 0
+    merged: list[int] = field(default_factory=lambda: [0] * TIERS)
 
 
 @dataclass(slots=True)
@@ -74,10 +78,15 @@ def load(connection: Connection, *, run: int) -> Mark:
     if row is None:
         return Mark()
     ranks = unpack(row.ranks, np.int64).reshape(-1, 5).tolist()
+    merges = unpack(row.merges or b"", np.int64).reshape(-1, 1 + TIERS).tolist()
+    merged = {rank: ends for rank, *ends in merges}
     return Mark(
         row.number,
         row.arrival,
-        {rank: RankMark(*rest) for rank, *rest in ranks},
+        {
+            rank: RankMark(end, last, waiting, longest, merged.get(rank, [0] * TIERS))
+            for rank, end, last, waiting, longest in ranks
+        },
         unpack(row.touched, np.int64).copy(),
         row.touched_width,
     )
@@ -87,6 +96,7 @@ def save(connection: Connection, mark: Mark, *, run: int, pending: bool) -> bool
     """Writes a mark as the next number; False, with nothing written, where another was faster."""
     t = schema.rollup_mark
     ranks = [[rank, m.end, m.last, m.waiting, m.longest] for rank, m in sorted(mark.ranks.items())]
+    merges = [[rank, *m.merged] for rank, m in sorted(mark.ranks.items())]
     values = {
         "number": mark.number + 1,
         "arrival": mark.arrival,
@@ -94,6 +104,7 @@ def save(connection: Connection, mark: Mark, *, run: int, pending: bool) -> bool
         "ranks": pack(np.array(ranks, np.int64)),
         "touched": pack(mark.touched),
         "touched_width": mark.touched_width,
+        "merges": pack(np.array(merges, np.int64)),
     }
     if mark.number == 0:
         made = dialect.insert(connection, t).on_conflict_do_nothing().values(run=run, **values)

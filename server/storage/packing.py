@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zlib
 from typing import Any
 
 import numpy as np
@@ -44,3 +45,21 @@ def unpack_steps(data: bytes | None, first: int, count: int) -> Int64:
     steps = unpack(data, np.int64)
     # A single step is never written, so that this is a stride.
     return first + steps[0] * np.arange(count, dtype=np.int64) if len(steps) == 1 else steps
+
+
+def pack_parts(arrivals: Int64, counts: Int64) -> bytes:
+    """Bytes of when the steps of a merged row came.
+
+    Args:
+        arrivals: [P], ascending, less than 2**31 apart.
+        counts: [P], how many steps each brought.
+    """
+    apart = np.diff(arrivals, prepend=arrivals[0])
+    # Ranks take turns and post alike, so that these are small numbers, and much the same.
+    return zlib.compress(pack(np.concatenate([apart, counts]).astype(np.int32)), 1)
+
+
+def unpack_parts(data: bytes, first: int) -> tuple[Int64, Int64]:
+    """The arrivals and counts that `pack_parts` wrote; `first` is the first arrival."""
+    apart, counts = unpack(zlib.decompress(data), np.int32).astype(np.int64).reshape(2, -1)
+    return first + np.cumsum(apart), counts

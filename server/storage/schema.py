@@ -204,6 +204,23 @@ chunk = Table(
     Index(None, "run", "arrival"),
 )
 
+# Rows of `chunk` that were several, and which of their steps came when; see `merging.py`.
+merged_chunk = Table(
+    "merged_chunk",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("layout", Integer, primary_key=True, autoincrement=False),
+    Column("rank", Integer, primary_key=True, autoincrement=False),
+    Column("first_step", BigInteger, primary_key=True, autoincrement=False),
+    # That of the first part, as it stands in `chunk`.
+    Column("arrival", BigInteger, primary_key=True, autoincrement=False),
+    Column("last_arrival", BigInteger, nullable=False),
+    # See `packing.pack_parts`.
+    Column("parts", LargeBinary, nullable=False),
+    # The evaluator asks which of them reach beyond what it has seen: mostly none.
+    Index(None, "run", "last_arrival"),
+)
+
 # Count, mean, smallest and largest value of stretches of steps; see `rollups.py`.
 rollup = Table(
     "rollup",
@@ -238,6 +255,8 @@ rollup_mark = Table(
     Column("ranks", LargeBinary, nullable=False),
     Column("touched", LargeBinary, nullable=False),
     Column("touched_width", BigInteger, nullable=False),
+    # int64 [R, 1 + tiers]: rank, and up to which step its rows of `chunk` are merged.
+    Column("merges", LargeBinary, nullable=True),
 )
 
 # One number for each tensor of a table at some steps.

@@ -1,0 +1,336 @@
+"""Long rows of `chunk` made of short ones, without a word lost of which of their steps came when.
+
+A rank that posts each step by itself leaves a row a step: views read hundreds of rows a rank where
+one would do. Rows that were rolled up are merged in two goes, so that also the newest steps of a
+run, at which people look most, lie in few rows: of each 32 steps first, and of each 512 then.
+
+A merged row stands where its first part stood, with that one's arrival. `merged_chunk` keeps the
+arrivals of all, by which the evaluation reads them (`columns.py`) as it would have read the parts,
+whenever it begins again. Of a step that came twice the later one stands, so that a row is left as
+it is where it holds a step that another one of the same process holds, too. What comes later yet
+stands behind a merged row as behind its parts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations_with_replacement, groupby
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Table, case, delete, func, select
+
+from rankscope.agent.wire import Int64
+from rankscope.server.storage import marks, schema
+from rankscope.server.storage.bulk import Row, add_rows
+from rankscope.server.storage.dictionary import read_layouts
+from rankscope.server.storage.packing import (
+    pack,
+    pack_parts,
+    pack_steps,
+    unpack,
+    unpack_parts,
+    unpack_steps,
+)
+
+# Steps that are merged, for each tier, and how many a row may have to be worth it.
+_STEPS = (32, 512)
+_SHORT = (16, 47)
+# SQLite reads a row as a whole to cut one series out of it.
+_MAX_BYTES = 48 * 1024
+# From the first part's arrival to the last one's: who begins to read in between has to find it.
+MAX_SPAN = 1 << 20
+# Of a rank at once, and rows of all: batches wait while they are written.
+_STEPS_AT_ONCE = 2048
+_ROWS_AT_ONCE = 4000
+
+
+class Overtaken(Exception):
+    """Rows have changed since they were read; nothing may be written of what was made of them."""
+
+
+@dataclass(slots=True)
+class Merge:
+    """Rows of one set of series of one rank, one behind the other, that become one."""
+
+    layout: int
+    rank: int
+    attempt: int
+    rows: list[Any] = field(default_factory=list)
+    bytes: int = 0
+
+    def takes(self, row: Any, size: int) -> bool:
+        """Whether a row can come next."""
+        last = self.rows[-1]
+        return bool(
+            row.attempt == self.attempt
+            and row.first_step > last.last_step
+            and row.arrival > last.last_arrival
+            and row.last_arrival - self.rows[0].arrival < MAX_SPAN
+            and self.bytes + size <= _MAX_BYTES
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What is written for rows that become one.
+
+    Attributes:
+        chunk, merged: its rows of `chunk` and `merged_chunk`.
+        again: how many of the rows were merged ones before.
+    """
+
+    of: Merge
+    chunk: Row
+    merged: Row
+    again: int
+
+
+def due(mark: marks.RankMark) -> bool:
+    """Whether a rank has steps that were rolled up and not looked at here."""
+    return _behind(mark) > 0
+
+
+def moved_back(mark: marks.RankMark, step: int) -> None:
+    """Something has come at a step that may lie before the mark."""
+    for tier, steps in enumerate(_STEPS):
+        mark.merged[tier] = min(mark.merged[tier], step // steps * steps)
+
+
+def make(connection: Connection, run: int, mark: marks.Mark) -> list[Merged]:
+    """Merges rows of some ranks, those that are furthest behind first, and moves their marks on."""
+    made: list[Merged] = []
+    waiting = [rank for rank, of in mark.ranks.items() if due(of)]
+    if not waiting:
+        return made
+    layouts = read_layouts(connection, run=run)
+    left = _ROWS_AT_ONCE
+    for rank in sorted(waiting, key=lambda rank: (-_behind(mark.ranks[rank]), rank)):
+        if left <= 0:
+            break
+        of = mark.ranks[rank]
+        # The longest first: what becomes that is not made short of before.
+        for tier in reversed(range(marks.TIERS)):
+            of.merged[tier] = max(of.merged[tier:])
+            begin, end = of.merged[tier], min(_end(of, tier), of.merged[tier] + _STEPS_AT_ONCE)
+            if begin >= end:
+                continue
+            rows = _rows(connection, run, rank, layouts, begin, end, of.longest)
+            left -= max(len(rows), 1)
+            if not any(row.first_step >= begin for row in rows):
+                end = _next(connection, run, rank, layouts, end, _end(of, tier), tier)
+            some = list(_chosen(rows, rank, layouts, mark.arrival, tier, begin))
+            if some:
+                made += _merged(connection, run, some, layouts)
+            for one in some:
+                of.longest = max(of.longest, one.rows[-1].last_step - one.rows[0].first_step)
+            of.merged[tier] = end
+    return made
+
+
+def write(connection: Connection, run: int, made: Sequence[Merged]) -> None:
+    """Puts merged rows into the places of those that they were made of.
+
+    Raises:
+        Overtaken: these are not there any more as they were.
+    """
+    for one in made:
+        first, last = one.of.rows[0], one.of.rows[-1]
+        for table, expected in ((schema.chunk, len(one.of.rows)), (schema.merged_chunk, one.again)):
+            c = table.c
+            statement = delete(table).where(
+                *(c.run == run, c.layout == one.of.layout, c.rank == one.of.rank),
+                *(c.first_step >= first.first_step, c.first_step <= last.first_step),
+                *(c.arrival >= first.arrival, c.arrival <= last.arrival),
+            )
+            if table is schema.chunk:
+                # A rank's processes may have been numbered anew.
+                statement = statement.where(schema.chunk.c.attempt == one.of.attempt)
+            elif not expected:
+                continue
+            if connection.execute(statement).rowcount != expected:
+                raise Overtaken
+    add_rows(connection, schema.chunk, [one.chunk for one in made])
+    add_rows(connection, schema.merged_chunk, [one.merged for one in made])
+
+
+def _behind(mark: marks.RankMark) -> int:
+    return max(_end(mark, tier) - done for tier, done in enumerate(mark.merged))
+
+
+def _end(mark: marks.RankMark, tier: int) -> int:
+    return mark.end // _STEPS[tier] * _STEPS[tier]
+
+
+def _rows(
+    connection: Connection,
+    run: int,
+    rank: int,
+    layouts: Mapping[int, Any],
+    begin: int,
+    end: int,
+    longest: int,
+) -> Sequence[Any]:
+    """Rows that hold steps from `begin` on and begin before `end`, without their values."""
+    c, m = schema.chunk.c, schema.merged_chunk.c
+    return connection.execute(
+        select(
+            *(c.layout, c.attempt, c.first_step, c.last_step, c.arrival, c.points, c.steps),
+            func.coalesce(m.last_arrival, c.arrival).label("last_arrival"),
+        )
+        .outerjoin(
+            schema.merged_chunk,
+            (m.run == c.run)
+            & (m.layout == c.layout)
+            & (m.rank == c.rank)
+            & (m.first_step == c.first_step)
+            & (m.arrival == c.arrival),
+        )
+        .where(
+            *(c.run == run, c.layout.in_(layouts), c.rank == rank),
+            *(c.first_step >= begin - longest, c.first_step < end, c.last_step >= begin),
+        )
+        .order_by(c.layout, c.first_step, c.arrival)
+    ).all()
+
+
+def _next(
+    connection: Connection,
+    run: int,
+    rank: int,
+    layouts: Mapping[int, Any],
+    begin: int,
+    end: int,
+    tier: int,
+) -> int:
+    """Where a tier goes on behind a gap: at most at `end`."""
+    c = schema.chunk.c
+    found = connection.scalar(
+        select(func.min(c.first_step)).where(
+            c.run == run, c.layout.in_(layouts), c.rank == rank, c.first_step >= begin
+        )
+    )
+    return end if found is None else min(end, found // _STEPS[tier] * _STEPS[tier])
+
+
+def _chosen(
+    rows: Sequence[Any],
+    rank: int,
+    layouts: Mapping[int, tuple[int, ...]],
+    arrival: int,
+    tier: int,
+    begin: int,
+) -> Iterator[Merge]:
+    """What is worth to be merged: rows without another one of their series' in between."""
+    clashing = _clashing(rows, layouts)
+    for layout, some in groupby(enumerate(rows), key=lambda entry: entry[1].layout):
+        width = 8 * len(layouts[layout])
+        made: Merge | None = None
+        block = -1
+        for n, row in some:
+            fits = (
+                row.points <= _SHORT[tier]
+                and row.first_step >= begin
+                and row.last_arrival <= arrival
+                and n not in clashing
+            )
+            size = width * row.points
+            same = row.first_step // _STEPS[tier] == block
+            if made is not None and not (fits and same and made.takes(row, size)):
+                if len(made.rows) > 1:
+                    yield made
+                made = None
+            if not fits:
+                continue
+            if made is None:
+                made = Merge(layout, rank, row.attempt)
+                block = row.first_step // _STEPS[tier]
+            made.rows.append(row)
+            made.bytes += size
+        if made is not None and len(made.rows) > 1:
+            yield made
+
+
+def _clashing(rows: Sequence[Any], layouts: Mapping[int, tuple[int, ...]]) -> set[int]:
+    """Places of rows that hold a step of a series that another row of the process holds, too."""
+    found: set[int] = set()
+    by_attempt: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for n, row in enumerate(rows):
+        by_attempt[row.attempt][row.layout].append(n)
+    for of in by_attempt.values():
+        sets = {layout: set(layouts[layout]) for layout in of}
+        for a, b in combinations_with_replacement(of, 2):
+            if not sets[a].isdisjoint(sets[b]):
+                found |= _sharing(rows, of[a] if a == b else of[a] + of[b])
+    return found
+
+
+def _sharing(rows: Sequence[Any], among: Sequence[int]) -> set[int]:
+    """Of rows at some places those that hold a step that another one of these holds, too."""
+    ends = np.array([(rows[n].first_step, rows[n].last_step) for n in among])
+    ends = ends[np.argsort(ends[:, 0], kind="stable")]
+    if bool((ends[1:, 0] > np.maximum.accumulate(ends[:-1, 1])).all()):
+        return set()
+    held = [unpack_steps(rows[n].steps, rows[n].first_step, rows[n].points) for n in among]
+    of = np.repeat(np.array(among), [len(steps) for steps in held])
+    _, which, counts = np.unique(np.concatenate(held), return_inverse=True, return_counts=True)
+    return set(of[counts[which] > 1].tolist())
+
+
+def _merged(
+    connection: Connection, run: int, some: Sequence[Merge], layouts: Mapping[int, tuple[int, ...]]
+) -> Iterator[Merged]:
+    """Rows of one rank, with the values of what they are made of."""
+    begin = min(one.rows[0].first_step for one in some)
+    end = max(one.rows[-1].first_step for one in some)
+
+    def read(table: Table, *columns: Any) -> dict[tuple[int, int, int], Any]:
+        c = table.c
+        found = connection.execute(
+            select(c.layout, c.first_step, c.arrival, *columns).where(
+                *(c.run == run, c.layout.in_({one.layout for one in some})),
+                *(c.rank == some[0].rank, c.first_step >= begin, c.first_step <= end),
+            )
+        )
+        return {(row.layout, row.first_step, row.arrival): row for row in found}
+
+    longest = max(row.points for one in some for row in one.rows)
+    c = schema.chunk.c
+    values = read(schema.chunk, case((c.points <= longest, c["values"])).label("values"))
+    parts = read(schema.merged_chunk, schema.merged_chunk.c.parts)
+    for one in some:
+        yield _merge(one, run, len(layouts[one.layout]), values, parts)
+
+
+def _merge(
+    of: Merge,
+    run: int,
+    series: int,
+    values: Mapping[tuple[int, int, int], Any],
+    parts: Mapping[tuple[int, int, int], Any],
+) -> Merged:
+    keys = [(of.layout, row.first_step, row.arrival) for row in of.rows]
+    steps = np.concatenate([unpack_steps(row.steps, row.first_step, row.points) for row in of.rows])
+    # As bits: NaN says more than that it is none.
+    columns = [unpack(values[key].values, np.uint64).reshape(series, -1) for key in keys]
+    arrivals: list[Int64] = []
+    counts: list[Int64] = []
+    for key, row in zip(keys, of.rows, strict=True):
+        told = (np.array([row.arrival]), np.array([row.points]))
+        if key in parts:
+            told = unpack_parts(parts[key].parts, row.arrival)
+        arrivals.append(told[0])
+        counts.append(told[1])
+    when, first = np.concatenate(arrivals), of.rows[0]
+    place = (run, of.layout, of.rank, first.first_step, first.arrival)
+    return Merged(
+        of,
+        (
+            *(*place, int(steps[-1]), of.attempt, len(steps)),
+            *(pack_steps(steps), pack(np.concatenate(columns, axis=1))),
+        ),
+        (*place, int(when[-1]), pack_parts(when, np.concatenate(counts))),
+        sum(key in parts for key in keys),
+    )
