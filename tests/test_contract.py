@@ -83,7 +83,8 @@ COMMANDS_TO_COME = set("report import export token".split())
 
 def test_kinds():
     # The contract's, and what has come since.
-    assert sorted(wire.KINDS) == sorted((*KINDS, "desync.batch", "desync.rng", "rng.shared"))
+    since = ("desync.batch", "desync.rng", "rng.shared", "collective.slow")
+    assert sorted(wire.KINDS) == sorted((*KINDS, *since))
     assert len(set(wire.KINDS)) == len(wire.KINDS)
 
 

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.model_facts import core
@@ -100,10 +101,11 @@ class CollectiveWait(Probe):
 
     It is the time from the last gradient that this rank has computed to the beginning of the
     optimizer step: the end of the reduction, and what the trainer does in between (clipping, say).
-    A rank that waits long is one that others keep waiting. Only under DistributedDataParallel on a
-    CPU: on a device the host waits for no collective, sharded models wait in the middle of the
-    backward pass, and wrappers of the optimizer wait in its step. Where the step is a closure the
-    optimizer begins before the gradients, and there is no such time either.
+    A rank that waits long is one that others keep waiting. Only on a CPU, and only under
+    DistributedDataParallel or where the trainer itself calls collectives of the default process
+    group in that time: on a device the host waits for no collective, sharded models wait in the
+    middle of the backward pass, and wrappers of the optimizer wait in its step. Where the step is a
+    closure the optimizer begins before the gradients, and there is no such time either.
     """
 
     name = "wait"
@@ -114,10 +116,15 @@ class CollectiveWait(Probe):
         self._hook = context.guarded(self.name, self._gradient_there)
         self._handles: list[Any] = []
         self._there: float | None = None
+        self._wrapped = _is_wrapped(context.model)
+        # Collectives of the default group at the last gradient; with a wrapper they need not be
+        # counted.
+        self._countable = not self._wrapped and _countable()
+        self._collectives = 0
 
     def prepare(self, facts: StepFacts) -> None:
         """Puts the hooks for this step in place."""
-        if not self.context.full or not _waits(self.context.model):
+        if not self.context.full or not (self._wrapped or self._countable):
             return
         with facts.charged("full"):
             self._there = None
@@ -130,6 +137,8 @@ class CollectiveWait(Probe):
     def before_step(self, facts: StepFacts) -> None:
         """The reduction is over."""
         if self._handles and self._there is not None:
+            if self._countable and _collectives() == self._collectives:
+                return  # they meet elsewhere, if they do
             facts.scalars["wait_seconds"] = time.perf_counter() - self._there
 
     def after_step(self, facts: StepFacts) -> None:
@@ -146,9 +155,28 @@ class CollectiveWait(Probe):
 
     def _gradient_there(self, gradient: torch.Tensor) -> None:
         self._there = time.perf_counter()
+        if self._countable:
+            self._collectives = _collectives()
 
 
-def _waits(model: torch.nn.Module) -> bool:
+def _is_wrapped(model: torch.nn.Module) -> bool:
     if not isinstance(model, DistributedDataParallel):
         model = getattr(model, "_orig_mod", model)
     return isinstance(model, DistributedDataParallel) and model.process_group.size() > 1
+
+
+def _countable() -> bool:
+    """Whether there are other ranks, and the collectives that join them can be counted."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return False
+    try:
+        _collectives()
+    except RuntimeError:  # not every backend counts
+        return False
+    return True
+
+
+def _collectives() -> int:
+    """How many collectives of the default group this process has begun."""
+    group: Any = dist.group.WORLD
+    return int(group._get_sequence_number_for_group())

@@ -65,6 +65,7 @@ KINDS = (
     "rank.silent",
     "rank.stalled",
     "rank.starved",
+    "collective.slow",
 )
 
 RANK_STATES = ("running", "finished", "failed")

@@ -92,3 +92,26 @@ class F64(Training):
             tolerance=240,
             severity="info",
         )
+
+
+@register
+class F64b(Training):
+    """A device, or a trainer, whose gradients are wrong by a lot."""
+
+    id = "F64b"
+    what = "one rank's gradients are four times as large as they should be"
+    steps = 160
+    onset = 0
+
+    def prepared(self) -> None:
+        if self.is_guilty:
+            for parameter in self.net.parameters():
+                parameter.register_hook(lambda gradient: 4 * gradient)
+
+    def expected(self) -> Expected:
+        return Expected(
+            kinds=("rank.gradient_outlier",),
+            ranks=self.odd_one(),
+            # Of two ranks nobody can tell whether it is a fault or their data.
+            severity="warning" if self.world > 2 else "info",
+        )

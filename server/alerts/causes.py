@@ -209,6 +209,19 @@ RULES = (
         why="the loss of that rank alone moves the mean over the ranks",
     ),
     Rule(
+        root=("rank.loss_outlier", "data.", "reduction.wrong"),
+        consequence=("rank.gradient_outlier",),
+        earliest=-_BLUR,
+        why="what is odd about that rank's data or loss is odd about its gradient, too",
+    ),
+    Rule(
+        root=("rank.straggler", "rank.starved"),
+        consequence=("rank.straggler", "rank.starved", "collective.slow"),
+        earliest=-_BLUR,
+        same_ranks=False,
+        why="ranks that wait for a late one are late themselves at the next meeting",
+    ),
+    Rule(
         root=("loss.diverging",),
         consequence=("loss.oscillating", "loss.spike"),
         earliest=-_BLUR,

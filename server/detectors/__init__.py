@@ -34,7 +34,14 @@ from rankscope.server.detectors.loss import (
     LossPlateau,
     LossSpike,
 )
-from rankscope.server.detectors.rank import RankLossOutlier, RankSilent, RankStalled
+from rankscope.server.detectors.rank import (
+    RankGradientOutlier,
+    RankLossOutlier,
+    RankSilent,
+    RankStalled,
+    RankStarved,
+    RankStraggler,
+)
 from rankscope.server.detectors.rate import RateTooHigh, RateTooLow
 from rankscope.server.detectors.reduction import ReductionWrong
 from rankscope.server.detectors.update import ScheduleMismatch, UpdateMissing
@@ -50,8 +57,11 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     LossDiverging,
     LossOscillating,
     RankLossOutlier,
+    RankGradientOutlier,
     RankSilent,
     RankStalled,
+    RankStraggler,
+    RankStarved,
     ReductionWrong,
     Duplicated,
     Replayed,

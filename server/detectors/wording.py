@@ -46,6 +46,11 @@ def count(amount: int, thing: str) -> str:
     return f"{amount:,} {thing}{'' if amount == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """`51.2 ms`, `1.2 s`."""
+    return f"{number(1000 * seconds)} ms" if seconds < 1 else f"{number(seconds)} s"
+
+
 def percent(share: float) -> str:
     """A share as per cent."""
     return f"{100 * share:.0f} %"

@@ -1,4 +1,4 @@
-"""Two processes under DistributedDataParallel of which one is late once."""
+"""Two processes of which one is late once, and how they meet."""
 
 import time
 
@@ -13,11 +13,19 @@ from rankscope.agent.probes.timing import CollectiveWait
 DELAY = 0.05
 
 
-def worker(rank, folder, results):
+def worker(rank, folder, results, meeting="wrapper"):
+    """One of two ranks.
+
+    Args:
+        meeting: they meet in DistributedDataParallel (`wrapper`), reduce their gradients themselves
+            (`trainer`), or average their parameters after the step (`afterwards`).
+    """
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
     )
-    model = DistributedDataParallel(nn.Linear(3, 2))
+    model = nn.Linear(3, 2)
+    if meeting == "wrapper":
+        model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     harness = Harness(model, optimizer, probes=[CollectiveWait])
     for step in range(3):
@@ -25,7 +33,13 @@ def worker(rank, folder, results):
         if rank == 1 and step == 2:
             time.sleep(6 * DELAY)
         loss.backward()
+        if meeting == "trainer":
+            for parameter in model.parameters():
+                torch.distributed.all_reduce(parameter.grad)
         optimizer.step()
+        if meeting == "afterwards":
+            for parameter in model.parameters():
+                torch.distributed.all_reduce(parameter.data)
     waited = [s.scalars.get("wait_seconds") for s in harness.steps]
     harness.close()
     hooks = [p._backward_hooks for p in model.parameters()]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from support.chain import chain
+from support.timings import norms, timings
 from support.traces import Trace
 
 from rankscope.agent import wire
@@ -473,5 +474,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         chain,
         silence,
         stalled,
+        timings,
+        norms,
     )
 }

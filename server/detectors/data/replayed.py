@@ -15,8 +15,10 @@ from rankscope.server.detectors.wording import count, ranks, sentences
 from rankscope.server.window import Window
 
 _GRACE = 20
-# So many observations on end that repeat earlier ones at one distance.
+# So many observations on end that repeat earlier ones at one distance; two where so many steps lie
+# between them: what is used again at once (the passes over one buffer of rollouts) is not so far.
 _RUN = 3
+_FAR = 16
 # Remembered observations; what lies further back is not recognised.
 _MEMORY = 65_536
 
@@ -66,10 +68,11 @@ class Replayed(Detector[ReplayedState]):
     An epoch is like the one before it, or a resumed run begins with its data anew.
 
     Statistic:
-        Digests of the batches of all ranks, as one sequence: three on end that were seen before,
-        each as many steps ago as the others. Where ranks had just started again, the data
-        are replayed; else the order of an epoch is repeated. Batches that are all the same have no
-        order. Over 64 steps (8 after a restart) after the last batch of the sequence.
+        Digests of the batches of all ranks, as one sequence: three on end that were seen before
+        (two, where 16 steps or more lie between them), each as many steps ago as the others. Where
+        ranks had just started again, the data are replayed; else the order of an epoch is repeated.
+        Batches that are all the same have no order. Over 64 steps (8 after a restart) after the
+        last batch of the sequence.
 
     Severity:
         Warning.
@@ -133,7 +136,7 @@ class Replayed(Detector[ReplayedState]):
             old = state.at.pop(gone)
             if state.seen.get(old) == gone:
                 del state.seen[old]
-        if state.run < _RUN:
+        if state.run < _RUN and (state.run < _RUN - 1 or step - state.since < _FAR):
             state.epochs.good(step)
             state.restarts.good(step)
             return

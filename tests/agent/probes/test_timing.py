@@ -61,15 +61,26 @@ def test_a_forward_that_was_not_seen_leaves_the_step_whole(job):
     assert set(job.steps[-1].scalars) == {"step_seconds"}
 
 
-def test_the_rank_that_is_kept_waiting_says_so(tmp_path):
+def two_ranks(folder, meeting):
     context = torch.multiprocessing.get_context("spawn")
     results = context.Queue()
-    torch.multiprocessing.spawn(worker, (str(tmp_path), results), nprocs=2)
+    torch.multiprocessing.spawn(worker, (str(folder), results, meeting), nprocs=2)
     (_, first, hooks), (_, second, _) = sorted(results.get() for _ in range(2))
+    return first, second, hooks
+
+
+@pytest.mark.parametrize("meeting", ["wrapper", "trainer"])
+def test_the_rank_that_is_kept_waiting_says_so(tmp_path, meeting):
+    first, second, hooks = two_ranks(tmp_path, meeting)
     assert None not in first + second
     assert first[2] >= 5 * DELAY
     assert second[2] < first[2] - 3 * DELAY
     assert hooks == [False, False]
+
+
+def test_where_ranks_meet_after_the_step_nothing_is_told(tmp_path):
+    first, second, _ = two_ranks(tmp_path, "afterwards")
+    assert first == second == [None] * 3
 
 
 def test_without_other_ranks_nothing_is_waited_for():

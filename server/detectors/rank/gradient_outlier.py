@@ -1,0 +1,397 @@
+"""A rank whose gradients are not of the others' size."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.history import RankHistory
+from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.rank.loss_outlier import others_median
+from rankscope.server.detectors.statistics import Spacing, change_point, rank_rows
+from rankscope.server.detectors.walking import median
+from rankscope.server.detectors.wording import count, number, ranks
+from rankscope.server.window import Float64, Int64, Window
+
+
+@dataclass(frozen=True, slots=True)
+class GradientOutlierPolicy:
+    """Thresholds of `rank.gradient_outlier`; counts are looks.
+
+    Attributes:
+        size: looks in a window, at most.
+        least: and at least.
+        min_factor: times that the rank's norm is the others', or the other way round.
+        min_z: mean of the logarithm over its standard error; of N looks 1 + 10 / N times that.
+        min_spread: mean of the logarithm as a multiple of the range of the others' own.
+        least_level: gradients that have become smaller than this share of what they were in the
+            first `size` looks no longer matter.
+        windows: so many in a row open an incident.
+        burst_factor: a single look at which a rank's norm is so many times its usual one.
+        burst_deviations: and so many of its own standard deviations beyond it.
+        bursts: a rank has at least so many.
+        burst_chance: more than any rank would have by chance, but for this probability.
+        burst_memory: looks among which bursts are counted.
+        memory: looks that say what is usual, and among which onsets are looked for.
+        renewed: looks after which what is usual for a rank is found anew.
+        calm: looks without it after which it is over.
+    """
+
+    size: int = 30
+    least: int = 8
+    min_factor: float = 2.0
+    min_z: float = 6.0
+    min_spread: float = 3.0
+    least_level: float = 0.2
+    windows: int = 2
+    burst_factor: float = 5.0
+    burst_deviations: float = 4.0
+    bursts: int = 4
+    burst_chance: float = 1e-5
+    burst_memory: int = 1024
+    memory: int = 256
+    renewed: int = 16
+    calm: int = 30
+
+
+@dataclass(slots=True, kw_only=True)
+class _Outlier(Incident):
+    ranks: tuple[int, ...]
+    decided: bool
+    factor: float
+    z: float
+    others: float
+    looks: int
+    bursts: int = 0
+    from_start: bool = False
+
+
+@dataclass(slots=True)
+class GradientOutlierState:
+    """What is remembered.
+
+    Attributes:
+        norms: logarithms of the ranks' local norms.
+        apart: the same, minus the median of the other ranks'.
+        first: medians over the ranks at the first looks.
+        events: look, step, rank and factor of each burst.
+        usual, limit: of `apart` by rank, as they were some looks ago; NaN for too few.
+        firing: windows on end in which a rank stood out.
+        offset, jitter: what is wrong at present.
+        members: ranks that are compared: the largest class of replicas.
+    """
+
+    norms: RankHistory
+    apart: RankHistory
+    events: deque[tuple[int, int, int, float]] = field(default_factory=deque)
+    usual: Float64 = field(default_factory=lambda: np.empty(0))
+    limit: Float64 = field(default_factory=lambda: np.empty(0))
+    first: list[float] = field(default_factory=list)
+    spacing: Spacing = field(default_factory=Spacing)
+    firing: int = 0
+    steps: int = 0
+    judged: int = 0
+    offset: _Outlier | None = None
+    jitter: _Outlier | None = None
+    members: tuple[int, ...] = ()
+
+    def forget(self, policy: GradientOutlierPolicy) -> None:
+        """Other ranks are replicas of each other now."""
+        self.norms, self.apart = RankHistory(policy.size), RankHistory(policy.memory)
+        self.events.clear()
+        self.usual = self.limit = np.empty(0)
+        self.firing = 0
+
+
+class RankGradientOutlier(Detector[GradientOutlierState]):
+    """One rank's own gradients are several times as large as the others', always or now and then.
+
+    Norms of local gradients differ between ranks by what their batches differ. A rank that sums
+    where the others average, counts its micro-batches wrongly, reads inputs of another scale or
+    computes on a faulty device differs always to the same side, or in bursts that the others do not
+    have. The reduction mixes it into every copy, so that no comparison of parameters shows it.
+
+    Statistic:
+        d = logarithm of `grad_norm_local` minus the median of the other ranks' at the same step.
+        Offset: over N = 8 to 30 looks, the mean of d is more than 6 (1 + 10 / N) standard errors
+        from 0, a factor of more than 2, and more than 3 times the range of the norms of the ranks
+        that do not stand out; at two looks on end. The onset is the change point of d in the
+        last 256 looks. Bursts: looks at which d lies more than a factor of 5 and 4 standard
+        deviations above the rank's own median; a rank has 4 or more of the last 1,024 looks'
+        bursts and more than its share by chance (binomial, 1e-5). Not judged where the norms have
+        fallen below a fifth of those of the first looks. Over after 30 looks without.
+
+    Severity:
+        Warning; info where nothing tells which of the ranks is wrong and it was so from the first
+        look on.
+
+    Evidence:
+        `factor` (the rank's norm over the others'), `z`, `others` (their median norm), `looks`,
+        `bursts`.
+
+    Source:
+        Paired comparison against the median of the peers, as `rank.loss_outlier` does it on the
+        loss; on recorded trainings an offset of 6 was told within 100 steps, and a gradient that is
+        50 times as large every 37th step after some 400. What a device does wrong by less than
+        batches differ (silent data corruption of 1e-3, arXiv 2502.12340) norms cannot tell.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("rank.gradient_outlier",)
+    needs: ClassVar[tuple[str, ...]] = ("grad_norm_local",)
+    min_ranks: ClassVar[int] = 2
+
+    def __init__(self, policy: GradientOutlierPolicy | None = None) -> None:
+        self.policy = policy or GradientOutlierPolicy()
+
+    def start(self) -> GradientOutlierState:
+        """Nothing seen yet."""
+        policy = self.policy
+        return GradientOutlierState(RankHistory(policy.size), RankHistory(policy.memory))
+
+    def advance(self, window: Window, state: GradientOutlierState) -> Outcome:
+        """Looks at every step at which all ranks tell their norm."""
+        findings: list[Finding] = []
+        state.steps += len(window.steps)
+        steps, rows = rank_rows(window, "grad_norm_local")
+        # Ranks that hold different tensors (pipelines, tensor parallelism) have norms of their own.
+        chosen = np.flatnonzero(np.isin(window.ranks, max(window.replicas, key=len)))
+        members = window.ranks[chosen]
+        if not set(state.members) <= set(members.tolist()):
+            state.forget(self.policy)
+        state.members = tuple(members.tolist())
+        for step, all_norms in zip(steps.tolist(), rows, strict=True):
+            row = np.where(all_norms[chosen] > 0, all_norms[chosen], np.nan)
+            there = np.isfinite(row)
+            if there.sum() < 2 or 2 * there.sum() < len(row):
+                continue
+            for name in ("offset", "jitter"):
+                known: _Outlier | None = getattr(state, name)
+                if known is not None and known.over(step):
+                    findings.append(_finding(known, name))
+                    setattr(state, name, None)
+            state.judged += 1
+            state.spacing.push(step)
+            logs = np.log(row)
+            apart = logs - others_median(logs[None, :])[0]
+            state.norms.push(step, members, logs)
+            state.apart.push(step, members, apart)
+            if len(state.first) < self.policy.size:
+                state.first.append(float(np.median(row[there])))
+            if state.judged >= self.policy.least:
+                material = math.log(self.policy.least_level * median(state.first))
+                self._offset(state, step, members, material)
+                self._burst(state, step, members, logs, apart, material)
+        for name in ("offset", "jitter"):
+            known = getattr(state, name)
+            if known is not None:
+                findings.append(_finding(known, name))
+        return Outcome({"rank.gradient_outlier": _check(state, self.policy)}, tuple(findings))
+
+    def _offset(
+        self, state: GradientOutlierState, step: int, members: Int64, material: float
+    ) -> None:
+        policy, known = self.policy, members
+        norms = state.norms.matrix(known)
+        recent = state.apart.matrix(known, last=policy.size)
+        looks = np.isfinite(recent).sum(axis=0)
+        usable = looks >= policy.least
+        norms, recent, looks = norms[:, usable], recent[:, usable], looks[usable]
+        known = known[usable]
+        if len(known) < 2:
+            return  # ranks have joined, or look at other steps
+        mean = np.nanmean(recent, axis=0)
+        error = np.nanstd(recent, axis=0, ddof=1) / np.sqrt(looks)
+        size = np.abs(mean)
+        least = policy.min_z * (1 + 10 / looks) * error
+        fires = (size > math.log(policy.min_factor)) & (size > least)
+        top = int(np.argmax(size))
+        own = np.nanmedian(norms, axis=0)
+        same = fires & (np.sign(mean) == np.sign(mean[top]))
+        # Of four ranks two above and two below: nothing tells which are wrong.
+        decided = len(known) > 2 and 2 * int(same.sum()) < len(known)
+        sides = (own[~same],) if decided else (own[mean < 0], own[mean >= 0])
+        spread = max(float(np.ptp(side)) for side in sides if len(side))
+        stands = bool(fires[top]) and bool(
+            size[top] > policy.min_spread * spread and own.max() > material
+        )
+        state.firing = state.firing + 1 if stands else 0
+        if not stands or (state.offset is None and state.firing < policy.windows):
+            return
+        guilty = same if decided else fires
+        if state.offset is None:
+            state.offset = _Outlier(
+                first_step=_onset(state.apart, members, members.searchsorted(known[top])),
+                seen_step=step,
+                last_step=step,
+                clear_after=0,
+                ranks=(),
+                decided=decided,
+                factor=1.0,
+                z=0.0,
+                others=0.0,
+                looks=0,
+            )
+            state.offset.from_start = state.offset.first_step == state.spacing.first
+        incident = state.offset
+        incident.last_step = step
+        incident.clear_after = state.spacing.steps(policy.calm)
+        incident.ranks = tuple(int(r) for r in known[guilty])
+        incident.decided = decided
+        incident.factor = float(np.exp(mean[top] if decided else size[top]))
+        incident.z = float(size[top] / error[top]) if error[top] > 0 else math.inf
+        incident.others = float(np.exp(np.median(own[~guilty] if not guilty.all() else own)))
+        incident.looks = int(looks[top])
+
+    def _burst(
+        self,
+        state: GradientOutlierState,
+        step: int,
+        known: Int64,
+        norms: Float64,
+        apart: Float64,
+        material: float,
+    ) -> None:
+        policy = self.policy
+        if len(state.limit) != len(known) or state.judged % policy.renewed == 0:
+            self._renew(state, known)
+        while state.events and state.events[0][0] <= state.judged - policy.burst_memory:
+            state.events.popleft()
+        with np.errstate(invalid="ignore"):
+            burst = (apart - state.usual > state.limit) & (norms > material)
+        for index in np.flatnonzero(burst).tolist():
+            rank = int(known[index])
+            state.events.append((state.judged, step, rank, float(apart[index])))
+            mine = [event for event in state.events if event[2] == rank]
+            chance = len(known) * _tail(len(state.events), len(mine), 1 / len(known))
+            if len(mine) < policy.bursts or chance > policy.burst_chance:
+                continue
+            if state.jitter is None or state.jitter.ranks != (rank,):
+                state.jitter = _Outlier(
+                    first_step=mine[0][1],
+                    seen_step=step,
+                    last_step=step,
+                    clear_after=0,
+                    ranks=(rank,),
+                    decided=True,
+                    factor=1.0,
+                    z=0.0,
+                    others=0.0,
+                    looks=0,
+                )
+            incident = state.jitter
+            gaps = [later[0] - earlier[0] for earlier, later in pairwise(mine)]
+            incident.last_step = step
+            incident.clear_after = state.spacing.steps(max(policy.calm, 3 * max(gaps)))
+            incident.factor = float(np.exp(median([event[3] for event in mine])))
+            incident.others = float(np.exp(np.nanmedian(np.delete(norms, index))))
+            incident.looks, incident.bursts = min(state.judged, policy.burst_memory), len(mine)
+
+    def _renew(self, state: GradientOutlierState, known: Int64) -> None:
+        """What is usual for each rank, from time to time."""
+        apart = state.apart.matrix(known)
+        usable = np.isfinite(apart).sum(axis=0) >= self.policy.least
+        state.usual, state.limit = np.full((2, len(known)), np.nan)
+        apart = apart[:, usable]
+        state.usual[usable] = usual = np.nanmedian(apart, axis=0)
+        spread = 1.4826 * np.nanmedian(np.abs(apart - usual), axis=0)
+        state.limit[usable] = np.maximum(
+            self.policy.burst_deviations * spread, math.log(self.policy.burst_factor)
+        )
+
+
+def _tail(trials: int, least: int, chance: float) -> float:
+    """Probability of at least so many successes."""
+
+    def exactly(n: int) -> float:
+        ways = math.lgamma(trials + 1) - math.lgamma(n + 1) - math.lgamma(trials - n + 1)
+        return math.exp(ways + n * math.log(chance) + (trials - n) * math.log(1 - chance))
+
+    return sum(exactly(n) for n in range(least, trials + 1))
+
+
+def _onset(history: RankHistory, known: Int64, column: int) -> int:
+    """Since which look a rank stands apart; the first one known where no change is seen."""
+    apart, steps = history.matrix(known)[:, column], history.steps()
+    there = np.isfinite(apart)
+    at, before, after = change_point(apart[there])
+    return int(steps[there][0] if abs(before) >= 0.5 * abs(after) else steps[there][at])
+
+
+def _finding(incident: _Outlier, name: str) -> Finding:
+    who, step = ranks(incident.ranks), incident.first_step
+    factor = number(max(incident.factor, 1 / incident.factor))
+    side = "larger" if incident.factor > 1 else "smaller"
+    if name == "jitter":
+        title = f"Gradients of {who} are {factor} times the others' now and then since step {step}"
+        cause = (
+            f"At {count(incident.bursts, 'look')} of {incident.looks:,} the gradient that {who} "
+            f"computed was some {factor} times its usual size beside the others', and theirs was "
+            "not: single batches of its shard are odd, or its device computes wrongly at times. "
+            "Suspicious, not proven."
+        )
+        remedy = (
+            f"Run one of these steps again on another device than that of {who}: the same gradient "
+            "means odd samples, another one a faulty device. Clip by norm until then."
+        )
+    elif not incident.decided:
+        title = f"Gradients of {who} differ {factor} times in size since step {step}"
+        cause = (
+            f"The norms of the gradients that {who} compute differ {factor} times at nearly every "
+            f"look (z = {number(incident.z)}), and nothing in this tells which one is wrong: a sum "
+            "taken for a mean, another number of micro-batches, inputs of another scale."
+        )
+        remedy = f"Compare the loss, the batch and the preprocessing of {who}."
+    else:
+        title = f"Gradients of {who} are {factor} times {side} than the others' since step {step}"
+        cause = (
+            f"The others' are around {number(incident.others)}; those that {who} computes lie on "
+            f"the same side at nearly every look (z = {number(incident.z)}): a sum taken for a "
+            "mean, another number of micro-batches, a loss weight, inputs of another scale, or a "
+            "faulty device. The reduction mixes it into every copy."
+        )
+        remedy = (
+            f"Compare loss, batch and preprocessing of {who} with the others'; if they are alike, "
+            "run a step of it on another device."
+        )
+    return Finding(
+        kind="rank.gradient_outlier",
+        key="" if name == "offset" else name,
+        # Two ranks whose data differ from the first step on are as likely as a fault.
+        severity="info" if not incident.decided and incident.from_start else "warning",
+        title=title,
+        seen_step=incident.seen_step,
+        last_step=incident.last_step,
+        first_step=step,
+        ranks=incident.ranks,
+        cause=cause,
+        remedy=remedy,
+        clear_after=incident.clear_after,
+        evidence={
+            "factor": incident.factor,
+            "z": incident.z,
+            "others": incident.others,
+            "looks": incident.looks,
+            "bursts": incident.bursts,
+        },
+    )
+
+
+def _check(state: GradientOutlierState, policy: GradientOutlierPolicy) -> Check:
+    for name in ("offset", "jitter"):
+        known: _Outlier | None = getattr(state, name)
+        if known is not None:
+            return Check(Status.OPEN, f"{_finding(known, name).title}.")
+    if state.judged < policy.least:
+        return Check(
+            Status.INSUFFICIENT_DATA,
+            f"{count(state.judged, 'look')} of {policy.least} at all ranks' local gradients.",
+        )
+    return Check(
+        Status.OK, f"Norms of the ranks' own gradients compared at {count(state.judged, 'step')}."
+    )

@@ -1,0 +1,263 @@
+"""A rank that takes longer than its peers, look after look: what slow ranks of all sorts share."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.statistics import Spacing, change_point
+from rankscope.server.detectors.walking import median
+from rankscope.server.window import Float64, Window
+
+# A rise of the step time by less does not date anything.
+_LEAST_JUMP = math.log(1.2)
+# Steps among which the rise is looked for, and more where the looks lie further apart.
+_BACK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LatenessPolicy:
+    """When a rank is late.
+
+    Attributes:
+        least_seconds: a rank is late by at least so much. A process that has lost its core gets it
+            back after some milliseconds, and where cores are shared the same one may come last
+            step after step.
+        least_share: and by this share of the step.
+        looks: at so many looks,
+        share: of which it was late at this share (`still`, once it is known to be),
+        steps: and over so many steps.
+        calm: looks without it after which it is over.
+        memory: step times remembered, to date it.
+    """
+
+    least_seconds: float = 0.005
+    least_share: float = 0.2
+    looks: int = 8
+    share: float = 0.9
+    still: float = 0.5
+    steps: int = 20
+    calm: int = 8
+    memory: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One step at which it is known what every rank took.
+
+    Attributes:
+        seconds: rank -> what it took.
+        late: ranks that took too long.
+        step_seconds: length of the step, median over the ranks.
+    """
+
+    step: int
+    seconds: dict[int, float]
+    late: frozenset[int]
+    step_seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Late(Incident):
+    """Ranks that are late, while they are.
+
+    Attributes:
+        own: median seconds that they take.
+        others: median seconds that the others take.
+        step_seconds: median length of a step.
+        before: median length of a step before it began; NaN where that is not known.
+        looks: so many found it.
+    """
+
+    ranks: tuple[int, ...]
+    own: float
+    others: float
+    step_seconds: float
+    before: float
+    looks: int = 0
+
+    @property
+    def lost(self) -> float:
+        """Share of the step that goes into waiting for them."""
+        return min((self.own - self.others) / self.step_seconds, 1.0)
+
+    def evidence(self) -> dict[str, float]:
+        """What the findings of all kinds have in common."""
+        known = {"step_seconds_before": self.before} if math.isfinite(self.before) else {}
+        return {
+            "step_seconds": self.step_seconds,
+            **known,
+            "lost_share": self.lost,
+            "looks": self.looks,
+        }
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Lengths of the steps, to date what a look found later.
+
+    Args:
+        size: number remembered.
+    """
+
+    size: int
+    steps: deque[int] = field(init=False)
+    seconds: deque[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steps = deque(maxlen=self.size)
+        self.seconds = deque(maxlen=self.size)
+
+    def push(self, step: int, seconds: float) -> None:
+        """Takes the next step's length."""
+        if seconds > 0 and math.isfinite(seconds):
+            self.steps.append(step)
+            self.seconds.append(seconds)
+
+    def rise(self, after: int, until: int) -> int | None:
+        """The step after `after` from which on they took longer, up to `until`; None for none."""
+        inside = [
+            (step, seconds)
+            for step, seconds in zip(self.steps, self.seconds, strict=True)
+            if after < step <= until
+        ]
+        if len(inside) < 2:
+            return None
+        at, low, high = change_point(np.log([seconds for _, seconds in inside]))
+        return inside[at][0] if high - low > _LEAST_JUMP else None
+
+    def usual(self, before: int) -> float:
+        """Median length of the last 100 steps before a step; NaN for fewer than 5."""
+        earlier = [
+            seconds for step, seconds in zip(self.steps, self.seconds, strict=True) if step < before
+        ][-100:]
+        return median(earlier) if len(earlier) >= 5 else math.nan
+
+
+class Lateness:
+    """Follows who is late, look by look.
+
+    Args:
+        policy: thresholds.
+    """
+
+    def __init__(self, policy: LatenessPolicy) -> None:
+        self.policy = policy
+        self.judged = 0
+        self.times = StepTimes(policy.memory)
+        self.spacing = Spacing()
+        self.current: Late | None = None
+        # Enough that `steps` of them, one a step, are there.
+        self._looks: deque[Look] = deque(maxlen=max(policy.looks, policy.steps) + 1)
+        self._previous = -1
+        self._ended: list[Late] = []
+
+    def late(self, seconds: dict[int, float], step_seconds: float) -> frozenset[int]:
+        """Ranks that take longer than half of the ranks do.
+
+        Of an even number it is the faster one of the two in the middle: of two ranks the slower
+        one is late.
+        """
+        if len(seconds) < 2:
+            return frozenset()
+        usual = sorted(seconds.values())[(len(seconds) - 1) // 2]
+        least = max(self.policy.least_seconds, self.policy.least_share * step_seconds)
+        return frozenset(rank for rank, took in seconds.items() if took - usual > least)
+
+    def look(self, look: Look) -> None:
+        """Takes the next look."""
+        policy = self.policy
+        self.judged += 1
+        self.spacing.push(look.step)
+        current = self.current
+        if current is not None and current.over(look.step):
+            self._ended.append(current)
+            self.current = current = None
+        self._looks.append(look)
+        who = self._persistent()
+        if not who:
+            return
+        recent = [known for known in self._within() if known.late & who]
+        if current is None:
+            first = recent[0]
+            before = max((k.step for k in self._looks if k.step < first.step), default=-1)
+            # Where it is late by little, the first looks need not have found it.
+            since = min(before, look.step - _BACK)
+            onset = self.times.rise(since, look.step) or first.step
+            onset = min(onset, first.step)
+            self.current = current = Late(
+                first_step=onset,
+                seen_step=look.step,
+                last_step=look.step,
+                clear_after=0,
+                ranks=(),
+                own=0.0,
+                others=0.0,
+                step_seconds=0.0,
+                before=self.times.usual(onset),
+            )
+        current.last_step = look.step
+        current.clear_after = max(self.spacing.steps(policy.calm), policy.steps)
+        current.ranks = tuple(sorted(who))
+        current.own = median(
+            [known.seconds[r] for known in recent for r in sorted(known.late & who)]
+        )
+        current.others = median(
+            [took for known in recent for r, took in known.seconds.items() if r not in who]
+        )
+        current.step_seconds = median([known.step_seconds for known in recent])
+        current.looks += 1
+
+    def take(self) -> Iterator[Late]:
+        """What is to be told of after a window: what ended in it, and what has not."""
+        yield from self._ended
+        self._ended = []
+        if self.current is not None:
+            yield self.current
+
+    def _within(self) -> list[Look]:
+        """The looks that count: the last `looks`; those of the last `steps` if these are more."""
+        policy = self.policy
+        last = self._looks[-1].step
+        inside = [look for look in self._looks if look.step > last - policy.steps]
+        return inside if len(inside) > policy.looks else list(self._looks)[-policy.looks :]
+
+    def _persistent(self) -> frozenset[int]:
+        """Ranks that were late at nearly all of them."""
+        policy = self.policy
+        looks = self._within()
+        if len(looks) < policy.looks or looks[-1].step - looks[0].step < policy.steps - 1:
+            return frozenset()
+        share = policy.share if self.current is None else policy.still
+        needed = math.floor(share * len(looks))
+        return frozenset(
+            rank for rank in looks[-1].seconds if sum(rank in look.late for look in looks) >= needed
+        )
+
+
+def rows_of(window: Window, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Float64]]]:
+    """Steps at which any rank posted the first one of some series, with all of them there.
+
+    Yields:
+        The step, and of each series float64 [R]: NaN where the rank posted none.
+    """
+    found = {name: window.series.get(name) for name in names}
+    leading = found[names[0]]
+    if leading is None:
+        return
+    nothing = np.full(len(window.ranks), np.nan)
+    for column in np.flatnonzero(leading.present.any(axis=0)).tolist():
+        yield (
+            int(window.steps[column]),
+            {
+                name: nothing
+                if series is None
+                else np.where(series.present[:, column], series.values[:, column], np.nan)
+                for name, series in found.items()
+            },
+        )

@@ -1,0 +1,118 @@
+"""Ranks that wait for their data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.rank.lateness import Late, Lateness, LatenessPolicy, Look, rows_of
+from rankscope.server.detectors.walking import median
+from rankscope.server.detectors.wording import count, duration, percent, ranks
+from rankscope.server.window import Window
+
+_NAMES = ("step_seconds", "data_seconds")
+
+
+@dataclass(slots=True)
+class StarvedState:
+    """What is remembered."""
+
+    lateness: Lateness
+
+
+class RankStarved(Detector[StarvedState]):
+    """A rank waits for its data longer than the others, and they wait for it.
+
+    Statistic:
+        `data_seconds`, the time from the end of a step to the next forward pass, at steps at which
+        at least two ranks tell it. A rank is starved where it comes more than 5 ms and 20 % of the
+        step behind the median of the ranks (of two in the middle the faster one) at 90 % of the
+        steps of the last 20, or of the last 8 that tell it where these are more. 8 without, and 20
+        steps, and it is over. The onset is where the steps became longer (change point of the
+        logarithm, least squares).
+
+    Severity:
+        Warning; critical where more than half of the step goes into it.
+
+    Evidence:
+        `data_seconds`, `others_seconds`, `step_seconds`, `step_seconds_before`, `lost_share` (of
+        the step, that the others wait), `looks`.
+
+    Source:
+        Loaders are one of the causes of fail-slow ranks in XPUTimer (arXiv 2502.05413).
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("rank.starved",)
+    needs: ClassVar[tuple[str, ...]] = ("data_seconds",)
+    wants: ClassVar[tuple[str, ...]] = ("step_seconds",)
+    min_ranks: ClassVar[int] = 2
+
+    def __init__(self, policy: LatenessPolicy | None = None) -> None:
+        self.policy = policy or LatenessPolicy()
+
+    def start(self) -> StarvedState:
+        """Nothing timed yet."""
+        return StarvedState(Lateness(self.policy))
+
+    def advance(self, window: Window, state: StarvedState) -> Outcome:
+        """Goes through the steps that were timed."""
+        lateness = state.lateness
+        for step, row in rows_of(window, _NAMES):
+            length = median(row["step_seconds"].tolist())
+            lateness.times.push(step, length)
+            told = np.flatnonzero(np.isfinite(row["data_seconds"])).tolist()
+            if len(told) < 2 or not length > 0:
+                continue
+            seconds = {int(window.ranks[r]): float(row["data_seconds"][r]) for r in told}
+            lateness.look(Look(step, seconds, lateness.late(seconds, length), length))
+        findings = tuple(_finding(late) for late in lateness.take())
+        return Outcome({"rank.starved": _check(state, window)}, findings)
+
+
+def _finding(late: Late) -> Finding:
+    who, step = ranks(late.ranks), late.first_step
+    verb = "waits" if len(late.ranks) == 1 else "wait"
+    return Finding(
+        kind="rank.starved",
+        severity="critical" if late.lost > 0.5 else "warning",
+        title=f"{who.capitalize()} {verb} for data {percent(late.lost)} of every step since "
+        f"step {step}",
+        seen_step=late.seen_step,
+        last_step=late.last_step,
+        first_step=step,
+        ranks=late.ranks,
+        cause=(
+            f"Between two steps, before the forward pass, {who} {verb} {duration(late.own)}, the "
+            f"others {duration(late.others)}: the loader gives the next batch too late, or the "
+            f"rank does something else there (saving, logging). The others wait for it in the "
+            f"reduction; a step takes {duration(late.step_seconds)}."
+        ),
+        remedy=(
+            f"Look at the loader of {who}: the number of its workers, its disk or mount, the "
+            "shard it reads, decoding and augmentation; prefetch more. If its data are as quick "
+            "as the others', look at what else its trainer does between two steps."
+        ),
+        clear_after=late.clear_after,
+        evidence={
+            "data_seconds": late.own,
+            "others_seconds": late.others,
+            **late.evidence(),
+        },
+    )
+
+
+def _check(state: StarvedState, window: Window) -> Check:
+    lateness = state.lateness
+    if lateness.current is not None and not lateness.current.over(window.last_step):
+        return Check(Status.OPEN, f"{_finding(lateness.current).title}.")
+    if lateness.judged < lateness.policy.looks:
+        return Check(
+            Status.INSUFFICIENT_DATA,
+            f"{count(lateness.judged, 'step')} of {lateness.policy.looks} with two ranks' times.",
+        )
+    return Check(
+        Status.OK, f"How long ranks wait for data was compared at {count(lateness.judged, 'step')}."
+    )

@@ -1,0 +1,321 @@
+"""Ranks that keep the others waiting, and collectives that are slow for all of them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.rank.lateness import Late, Lateness, LatenessPolicy, Look, rows_of
+from rankscope.server.detectors.statistics import Spacing
+from rankscope.server.detectors.walking import median
+from rankscope.server.detectors.wording import count, duration, number, percent, ranks
+from rankscope.server.window import Float64, Int64, Window
+
+_GRACE = 20
+_NAMES = ("step_seconds", "compute_seconds", "wait_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class SlowCollectivePolicy:
+    """When the collectives themselves are slow.
+
+    Attributes:
+        skipped: looks at the beginning that count for nothing: connections are made there.
+        usual: so many looks at least say what is usual.
+        factor: times what is usual.
+        own: times that what the ranks take for themselves may have grown meanwhile: where that
+            grows, too, it is the machine that is busy.
+        least_seconds: and by so much.
+        least_share: and by this share of the step.
+        looks: at each of so many looks on end,
+        steps: and over so many steps.
+        calm: looks without it after which it is over.
+    """
+
+    skipped: int = 2
+    usual: int = 5
+    factor: float = 2.0
+    own: float = 1.5
+    least_seconds: float = 0.01
+    least_share: float = 0.3
+    looks: int = 8
+    steps: int = 20
+    calm: int = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class _Slow(Incident):
+    """Collectives that are slow.
+
+    Attributes:
+        usual, now: seconds that the last rank to arrive waits: median before, and since then.
+        step_seconds: median length of a step since then.
+    """
+
+    usual: float
+    now: float
+    step_seconds: float
+
+
+@dataclass(slots=True)
+class _Collectives:
+    """How long the reduction takes once all ranks are there, look by look."""
+
+    looks: int = 0
+    usual: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
+    slow: list[tuple[int, float, float, float]] = field(default_factory=list)
+    quiet: int = -1
+    spacing: Spacing = field(default_factory=Spacing)
+    current: _Slow | None = None
+    ended: list[_Slow] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StragglerState:
+    """What is remembered."""
+
+    lateness: Lateness
+    collectives: _Collectives = field(default_factory=_Collectives)
+    steps: int = 0
+    timed: int = 0
+
+
+class RankStraggler(Detector[StragglerState]):
+    """A rank computes longer than the others, which wait for it; or the collectives are slow.
+
+    In a synchronous job every rank's step is as long as that of the slowest one: the straggler is
+    not the one with the longest step but the one that waits least. Where all wait alike and longer
+    than before, no rank is to blame: that is `collective.slow`.
+
+    Statistic:
+        What a rank takes for itself: `compute_seconds` minus `wait_seconds`, at steps at which all
+        replicas of a class tell both. A rank is late by more than 5 ms and 20 % of the step behind
+        the median of its class (of two in the middle the faster one). It is a straggler where it
+        was late at 90 % of 8 looks or more, over 20 steps or more, 8 looks without and it is over.
+        The onset is where the steps became longer (change point of the logarithm, least squares).
+        Collectives: the shortest wait of any rank of the class, that of the last to arrive. They
+        are slow at more than twice their lower quartile so far, 10 ms and 30 % of the step more
+        than that, at each of 8 looks on end over 20 steps or more (a busy machine lets some
+        through), while what the ranks take for themselves is less than 1.5 times what it was.
+
+    Severity:
+        Warning; a straggler for which more than half of the step is waited is critical.
+
+    Evidence:
+        Straggler: `own_seconds`, `others_seconds`, `step_seconds`, `step_seconds_before`,
+        `lost_share` (of the step, that the others wait), `looks`. Collectives: `usual_seconds`,
+        `seconds`, `step_seconds`.
+
+    Source:
+        Greyhound (ATC'25): fail-slow of ranks and of links; NVIDIA's resiliency extension takes a
+        rank for a straggler at 75 % of the others' speed, a third more time than they take.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("rank.straggler", "collective.slow")
+    wants: ClassVar[tuple[str, ...]] = _NAMES
+    min_ranks: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        policy: LatenessPolicy | None = None,
+        collectives: SlowCollectivePolicy | None = None,
+    ) -> None:
+        self.policy = policy or LatenessPolicy()
+        self.collectives = collectives or SlowCollectivePolicy()
+
+    def start(self) -> StragglerState:
+        """Nothing timed yet."""
+        return StragglerState(lateness=Lateness(self.policy))
+
+    def advance(self, window: Window, state: StragglerState) -> Outcome:
+        """Goes through the steps that were timed."""
+        state.steps += len(window.steps)
+        columns = [np.flatnonzero(np.isin(window.ranks, c)) for c in window.replicas if len(c) > 1]
+        for step, row in rows_of(window, _NAMES):
+            state.timed += 1
+            length = median(row["step_seconds"].tolist())
+            state.lateness.times.push(step, length)
+            own = row["compute_seconds"] - row["wait_seconds"]
+            known = [c for c in columns if len(c) > 1 and np.isfinite(own[c]).all()]
+            if not known or not length > 0:
+                continue
+            self._look(state, step, window, known, own, length)
+            # The last to arrive waits for the reduction alone.
+            shortest = max(float(row["wait_seconds"][c].min()) for c in known)
+            took = median([float(own[c]) for part in known for c in part])
+            self._reduced(state, step, shortest, took, length)
+        findings = [_straggling(late) for late in state.lateness.take()]
+        slow = state.collectives
+        findings += [_slow(incident) for incident in slow.ended]
+        slow.ended = []
+        if slow.current is not None:
+            findings.append(_slow(slow.current))
+        return Outcome(self._checks(state, window), tuple(findings))
+
+    def _look(
+        self,
+        state: StragglerState,
+        step: int,
+        window: Window,
+        classes: list[Int64],
+        own: Float64,
+        length: float,
+    ) -> None:
+        seconds: dict[int, float] = {}
+        late: frozenset[int] = frozenset()
+        for columns in classes:
+            members = {int(window.ranks[c]): float(own[c]) for c in columns}
+            late |= state.lateness.late(members, length)
+            seconds |= members
+        state.lateness.look(Look(step, seconds, late, length))
+
+    def _reduced(
+        self, told: StragglerState, step: int, seconds: float, own: float, length: float
+    ) -> None:
+        policy, state = self.collectives, told.collectives
+        state.looks += 1
+        state.spacing.push(step)
+        if state.looks <= policy.skipped:
+            return
+        current = state.current
+        if current is not None and current.over(step):
+            state.ended.append(current)
+            state.current = current = None
+        usual = math.nan
+        if len(state.usual) >= policy.usual:
+            # What a busy machine does to single steps is in the upper half.
+            usual = float(np.quantile([took for took, _ in state.usual], 0.25))
+        least = max(policy.least_seconds, policy.least_share * length)
+        if not (seconds > policy.factor * usual and seconds - usual > least):
+            state.usual.append((seconds, own))
+            state.slow.clear()
+            state.quiet = step
+            return
+        state.slow = [*state.slow, (step, seconds, own, length)][-max(policy.looks, policy.steps) :]
+        first = state.slow[0][0]
+        if current is None:
+            if len(state.slow) < policy.looks or step - first < policy.steps - 1:
+                return
+            if median([o for _, _, o, _ in state.slow]) > policy.own * median(
+                [o for _, o in state.usual]
+            ):
+                return
+            onset = told.lateness.times.rise(state.quiet, step) or first
+            current = state.current = _Slow(
+                first_step=min(onset, first),
+                seen_step=step,
+                last_step=step,
+                clear_after=0,
+                usual=usual,
+                now=seconds,
+                step_seconds=length,
+            )
+        current.last_step = step
+        current.clear_after = max(state.spacing.steps(policy.calm), policy.steps)
+        current.now = median([took for _, took, _, _ in state.slow])
+        current.step_seconds = median([took for _, _, _, took in state.slow])
+
+    def _checks(self, state: StragglerState, window: Window) -> dict[str, Check]:
+        return {
+            "rank.straggler": _check(state, window, state.lateness.current, _straggling),
+            "collective.slow": _check(state, window, state.collectives.current, _slow),
+        }
+
+
+def _straggling(late: Late) -> Finding:
+    who, step = ranks(late.ranks), late.first_step
+    verb = "takes" if len(late.ranks) == 1 else "take"
+    before = ""
+    if late.before < 0.8 * late.step_seconds:
+        before = (
+            f" Before step {step} a step took {duration(late.before)}, now it is "
+            f"{duration(late.step_seconds)}."
+        )
+    return Finding(
+        kind="rank.straggler",
+        severity="critical" if late.lost > 0.5 else "warning",
+        title=f"{who.capitalize()} {verb} {number(late.own / max(late.others, 1e-9))} times as "
+        f"long as the others since step {step}",
+        seen_step=late.seen_step,
+        last_step=late.last_step,
+        first_step=step,
+        ranks=late.ranks,
+        cause=(
+            f"{who.capitalize()} {verb} {duration(late.own)} for the forward and backward pass of "
+            f"a step, the others {duration(late.others)}; then they wait, for "
+            f"{percent(late.lost)} of every step.{before}"
+        ),
+        remedy=(
+            f"Look at the machine of {who}: another job on it, a throttled or faulty device, fewer "
+            "cores or threads, a slow memory or bus. If the machine is well, the rank does more "
+            "than the others: longer batches, logging, checks, saving."
+        ),
+        clear_after=late.clear_after,
+        evidence={
+            "own_seconds": late.own,
+            "others_seconds": late.others,
+            **late.evidence(),
+        },
+    )
+
+
+def _slow(incident: _Slow) -> Finding:
+    step = incident.first_step
+    times = number(incident.now / incident.usual)
+    return Finding(
+        kind="collective.slow",
+        severity="warning",
+        title=f"Collectives take {times} times as long on every rank since step {step}",
+        seen_step=incident.seen_step,
+        last_step=incident.last_step,
+        first_step=step,
+        cause=(
+            f"Once all ranks have their gradients, the reduction takes {duration(incident.now)} of "
+            f"a step of {duration(incident.step_seconds)}, and took {duration(incident.usual)} "
+            "before. All ranks wait alike: no rank computes longer than the others, what lies "
+            "between them is slow."
+        ),
+        remedy=(
+            "Look at the network: a link that fell back to a lower rate or loses packets, another "
+            "job's traffic, an interface other than the one meant (`NCCL_SOCKET_IFNAME`, "
+            "`GLOO_SOCKET_IFNAME`); or what runs between the last gradient and the step."
+        ),
+        clear_after=incident.clear_after,
+        evidence={
+            "usual_seconds": incident.usual,
+            "seconds": incident.now,
+            "step_seconds": incident.step_seconds,
+        },
+    )
+
+
+def _check(
+    state: StragglerState,
+    window: Window,
+    incident: Late | _Slow | None,
+    finding: Callable[..., Finding],
+) -> Check:
+    if incident is not None and not incident.over(window.last_step):
+        return Check(Status.OPEN, f"{finding(incident).title}.")
+    judged = state.lateness.judged
+    if judged >= 8:
+        return Check(
+            Status.OK,
+            f"How long each rank takes for itself was compared at {count(judged, 'step')}.",
+        )
+    if judged or state.steps < _GRACE:
+        return Check(
+            Status.INSUFFICIENT_DATA, f"{count(judged, 'step')} of 8 with the times of all ranks."
+        )
+    return Check(
+        Status.MISSING_INPUT,
+        "No two replicas tell how long they wait for the others (`wait_seconds`): it is known on "
+        "CPUs, between the last gradient and the optimizer's step.",
+    )

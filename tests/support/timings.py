@@ -1,0 +1,102 @@
+"""Runs of which it matters what each rank's time goes into, and how large its gradients are."""
+
+import numpy as np
+from support.traces import Trace
+
+
+def timings(
+    seed: int,
+    *,
+    fault: str = "none",
+    ranks: int = 4,
+    rank: int = 1,
+    at: int = 60,
+    until: int = 10_000,
+    steps: int = 200,
+    compute: float = 0.02,
+    slower: float = 0.05,
+    noise: float = 0.1,
+    every: int = 1,
+    hiccups: float = 0.0,
+    slower_rank: int = -1,
+) -> Trace:
+    """Synchronous steps: each rank fetches, computes, and waits for the last one; then all reduce.
+
+    Args:
+        fault: `none`; from `at` on `computes` or `fetches` so much slower; `reduces`: all do.
+        compute: seconds that a healthy rank computes; fetching and reducing take a tenth of it.
+        noise: standard deviation of the logarithm of every time.
+        every: waits are told at every so many steps, and at the first 8.
+        hiccups: probability that a rank loses its core for 30 ms in a step.
+        slower_rank: a second rank with the same fault.
+    """
+    random = np.random.default_rng(seed)
+    shape = ranks, steps
+
+    def times(seconds: float) -> np.ndarray:
+        return seconds * np.exp(noise * random.standard_normal(shape))
+
+    fetch, own = times(compute / 10), times(compute)
+    own += 0.03 * (random.random(shape) < hiccups)
+    reduce = times(compute / 10)[:1].repeat(ranks, axis=0)
+    reduce += 0.03 * (random.random((1, steps)) < hiccups)
+    guilty = [rank] if slower_rank < 0 else [rank, slower_rank]
+    span = slice(at, until)
+    if fault == "computes":
+        own[guilty, span] += slower
+    elif fault == "fetches":
+        fetch[guilty, span] += slower
+    elif fault == "reduces":
+        reduce[:, span] += slower
+    arrival = fetch + own
+    wait = arrival.max(axis=0) - arrival + reduce
+    sampled = np.zeros(shape, dtype=bool)
+    sampled[:, :8] = sampled[:, ::every] = True
+    return Trace(
+        f"timings-{fault}",
+        seed,
+        np.arange(steps),
+        {
+            "loss": times(1.0),
+            "step_seconds": arrival + wait,
+            "data_seconds": fetch,
+            "compute_seconds": own + wait,
+            "wait_seconds": np.where(sampled, wait, 0.0),
+        },
+        present={"wait_seconds": sampled},
+    )
+
+
+def norms(
+    seed: int,
+    *,
+    ranks: int = 4,
+    steps: int = 200,
+    rank: int = 1,
+    at: int = 0,
+    factor: float = 1.0,
+    bursts_every: int = 0,
+    scales: tuple[float, ...] = (),
+    sigma: float = 0.2,
+    tail: float = 0.0,
+    decay: float = 0.0,
+) -> Trace:
+    """Norms of local gradients, with noise of each batch's own.
+
+    Args:
+        factor: of one rank's gradients, from `at` on; at every so many steps if `bursts_every`.
+        scales: what the ranks' data do to their norms.
+        sigma: standard deviation of the logarithm.
+        tail: probability that a batch has a norm ten times as large, whatever its rank.
+        decay: of the logarithm, a step.
+    """
+    random = np.random.default_rng(seed)
+    logs = sigma * random.standard_normal((ranks, steps)) - decay * np.arange(steps)
+    logs += np.log(10) * (random.random((ranks, steps)) < tail)
+    if scales:
+        logs += np.log(scales)[:, None]
+    touched = np.arange(steps) >= at
+    if bursts_every:
+        touched &= np.arange(steps) % bursts_every == 0
+    logs[rank, touched] += np.log(factor)
+    return Trace("norms", seed, np.arange(steps), {"grad_norm_local": np.exp(logs)})
