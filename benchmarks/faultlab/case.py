@@ -15,10 +15,8 @@ from typing import ClassVar
 SEVERITIES = ("info", "warning", "critical")
 MODELS = ("mlp", "cnn", "transformer")
 
-# At its default the agent looks at steps as short as these every 64th time, or more often; at those
-# of two ranks, which take two milliseconds, every 512th.
-_LONGER = {2: 500}
-_LONG = 100
+# At its default the agent looks at steps as short as these every 64th time, or more often.
+_LONGER = 100
 
 # Tensors that a fault chooses from: the weights that every step of the model moves.
 WEIGHTS = {
@@ -156,7 +154,7 @@ class Case:
     @property
     def length(self) -> int:
         """Steps of the training: at default sampling long enough for a further look at them."""
-        return self.steps if self.setting.full else self.steps + _LONGER.get(self.world, _LONG)
+        return self.steps if self.setting.full else self.steps + _LONGER
 
     @property
     def tensor(self) -> str:

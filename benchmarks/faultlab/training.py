@@ -160,9 +160,25 @@ class Training(Case):
         self.monitor = self.attach()
         with self.monitor:
             self.attached()
-            while self.step < self.length:
+            last = self.length
+            while self.step < last:
                 self.one_step()
                 self.step += 1
+                if self.step == self.length:
+                    last = max(last, self.next_look())
+
+    def next_look(self) -> int:
+        """One more than the next step at which all ranks look at everything.
+
+        They choose their intervals by what a look has cost them: on a busy machine one of them may
+        look every 512th step while the others do every 32nd.
+        """
+        if self.setting.full:
+            return self.step
+        own = max(self.monitor._schedule.exponents.values())
+        interval = torch.tensor(1 << own)
+        dist.all_reduce(interval, op=dist.ReduceOp.MAX)
+        return self.step + int(-self.step % interval) + 1
 
     def one_step(self) -> None:
         """One optimizer step."""
