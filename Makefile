@@ -74,7 +74,7 @@ bench: $(STAMP)
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
 corpus: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.corpus table .corpus $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.corpus table .corpus --coverage docs/coverage.md $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

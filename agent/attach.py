@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from rankscope.agent.connection import Connection
 from rankscope.agent.guard import attempt
 from rankscope.agent.launcher import Identity, identify
 from rankscope.agent.monitor import Monitor, NullMonitor
-from rankscope.agent.options import Options, resolve
+from rankscope.agent.options import Options, facts_of, resolve
 from rankscope.agent.torch_monitor import TorchMonitor
 from rankscope.agent.wire import Event
 
@@ -23,7 +24,12 @@ _monitors: weakref.WeakKeyDictionary[Any, TorchMonitor | NullMonitor] = weakref.
 
 
 def attach(
-    model: torch.nn.Module, optimizer: Any, *, step: int | None = None, **options: Any
+    model: torch.nn.Module,
+    optimizer: Any,
+    *,
+    step: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> TorchMonitor | NullMonitor:
     """Watches the training of `model` by `optimizer` on this rank.
 
@@ -38,6 +44,9 @@ def attach(
         model: the module that is called in training, wrapped or not.
         optimizer: a `torch.optim.Optimizer`, or a wrapper around one with `param_groups`.
         step: number of optimizer steps taken before; read off the optimizer's state if not given.
+        config: facts that a person wants to see beside the run; JSON-able. `profile` says what the
+            loss is, where it is none that has to fall: `adversarial`, `reinforcement`, `surrogate`
+            or `contrastive`. Where a name is one of the agent's own facts, the agent's holds.
         **options: `server`, `token`, `project`, `run`, `mode`, `spool`, `overhead`, `tensorboard`;
             each has an environment variable `RANKSCOPE_...` as well. Argument before environment
             before default.
@@ -46,8 +55,8 @@ def attach(
         The monitor; one that does nothing with `mode="disabled"`.
 
     Raises:
-        TypeError: `model` is no module, `optimizer` has no parameter groups, or an option is not
-            known.
+        TypeError: `model` is no module, `optimizer` has no parameter groups, `config` is not
+            JSON-able, or an option is not known.
         ValueError: an option has an impossible value.
     """
     if not isinstance(model, torch.nn.Module):
@@ -62,6 +71,7 @@ def attach(
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
         raise ValueError(f"attach(..., step={step!r}): must be a number of steps from 0")
     resolved = resolve(options, os.environ)
+    told = facts_of(config)
     known = _monitors.get(optimizer)
     if known is not None and not known.closed:
         return known
@@ -80,7 +90,7 @@ def attach(
         first = model_facts.first_step(optimizer) if step is None else step
         # Nobody's training ends because something is wrong with the agent.
         monitor = attempt(
-            lambda: _monitor(model, optimizer, resolved, identity, first), name="attach"
+            lambda: _monitor(model, optimizer, resolved, identity, first, told), name="attach"
         ) or NullMonitor(identity.run, identity.rank)
     _monitors[optimizer] = monitor
     return monitor
@@ -111,7 +121,12 @@ def _torch_distributed() -> tuple[int, int] | None:
 
 
 def _monitor(
-    model: torch.nn.Module, optimizer: Any, options: Options, identity: Identity, step: int
+    model: torch.nn.Module,
+    optimizer: Any,
+    options: Options,
+    identity: Identity,
+    step: int,
+    told: Mapping[str, Any],
 ) -> TorchMonitor:
     faults: list[str] = []
     # Models are of all kinds; what can be said of one is not worth the whole agent.
@@ -119,7 +134,10 @@ def _monitor(
         lambda: configuration(model, optimizer), name="configuration", report=faults.append
     )
     connection = Connection(
-        options, identity, config=config or {}, wrapper=model_facts.wrapper_of(model)
+        options,
+        identity,
+        config={**told, **(config or {})},
+        wrapper=model_facts.wrapper_of(model),
     )
     for text in faults:
         connection.records.event(Event(step=step, kind="agent.fault", text=text))

@@ -7,6 +7,7 @@ work is refused before training starts; nothing is refused later.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 
 import platformdirs
 
-from rankscope.agent.wire import MAX_NAME_LENGTH
+from rankscope.agent.wire import MAX_NAME_LENGTH, PROFILES
 
 Mode = Literal["online", "offline", "disabled"]
 MODES: tuple[Mode, ...] = ("online", "offline", "disabled")
@@ -78,6 +79,33 @@ def resolve(arguments: Mapping[str, object], environ: Mapping[str, str]) -> Opti
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"there is no option {name!r}{hint} Options: {', '.join(_BY_NAME)}")
     return Options(**{o.name: _value(o, arguments.get(o.name), environ) for o in OPTIONS})
+
+
+def facts_of(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a user says of a run, checked before training starts.
+
+    Args:
+        config: JSON-able; `profile`, where it is given, is one of `wire.PROFILES`.
+
+    Raises:
+        TypeError: it is no map of names to what JSON can say.
+        ValueError: there is no such profile.
+    """
+    if config is None:
+        return {}
+    if not isinstance(config, Mapping) or any(not isinstance(name, str) for name in config):
+        raise TypeError("config= must be a map from names to values")
+    facts = dict(config)
+    try:
+        json.dumps(facts)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"config= must be JSON-able: {error}") from None
+    profile = facts.get("profile")
+    if profile is not None and profile not in PROFILES:
+        raise ValueError(
+            f"config= has the profile {profile!r}: must be one of {', '.join(PROFILES)}"
+        )
+    return facts
 
 
 def default_spool() -> Path:

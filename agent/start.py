@@ -15,7 +15,7 @@ from rankscope.agent.arrays import Arrays
 from rankscope.agent.connection import Connection
 from rankscope.agent.launcher import identify
 from rankscope.agent.monitor import NullMonitor
-from rankscope.agent.options import resolve
+from rankscope.agent.options import facts_of, resolve
 
 
 def start(
@@ -39,7 +39,8 @@ def start(
         rank: of this process; read off the launcher if not given.
         world_size: number of ranks; read off the launcher if not given.
         parameters: what holds before the first step.
-        config: facts that a person wants to see beside the run; JSON-able.
+        config: facts that a person wants to see beside the run; JSON-able. `profile` says what the
+            loss is, where it is none that has to fall: one of `wire.PROFILES`.
         **options: as those of `attach`.
 
     Returns:
@@ -56,6 +57,7 @@ def start(
     if rank is not None and world_size is not None and not 0 <= rank < world_size:
         raise ValueError(f"start(rank={rank}, world_size={world_size}): no such rank")
     resolved = resolve(options, os.environ)
+    told = facts_of(config)
     given = None if rank is None or world_size is None else (rank, world_size)
     identity = identify(os.environ, run=resolved.run, torch_distributed=lambda: given)
     if resolved.mode == "disabled":
@@ -65,7 +67,7 @@ def start(
         "script": Path(sys.argv[0]).name if sys.argv else "",
         "numpy": np.__version__,
         "python": ".".join(str(n) for n in sys.version_info[:3]),
-        **(config or {}),
+        **told,
     }
     connection = Connection(resolved, identity, config=facts)
     return ArrayMonitor(connection=connection, step=step, parameters=parameters)

@@ -16,9 +16,12 @@ from rankscope.agent.probes import PROBES
 from rankscope.agent.schedule import TIERS
 from rankscope.server.demo.faults import DEFAULT_FAULT, FAULTS
 from rankscope.server.detectors import DETECTORS
+from rankscope.server.detectors.policy import thresholds
+from rankscope.server.detectors.profiles import PROFILES
 
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
+SETTINGS = DOCS / "detector-settings.md"
 _NOTICE = "<!-- Written by docs/generate.py (`make docs`). Do not edit by hand. -->"
 
 
@@ -30,8 +33,11 @@ def detectors() -> str:
         _NOTICE,
         "",
         "Each detector answers for every run: `ok`, `open`, or why it could not judge",
-        "(`insufficient_data`, `missing_input`, `not_applicable`, `suspended`). The verdict",
-        "carries all answers: what was not checked never reads as passed.",
+        "(`insufficient_data`, `missing_input`, `not_applicable`, `suspended`, `off`, `error`).",
+        "The verdict carries all answers: what was not checked never reads as passed.",
+        "",
+        "Any of them can be switched off, and any threshold set, for a server or for a project:",
+        "[Settings of the detectors](detector-settings.md).",
         "",
         *_table(
             ("kind", "needs", "ranks"),
@@ -51,6 +57,12 @@ def detectors() -> str:
             lines += ["", f'<a id="{_anchor(kind)}"></a>']
         lines += ["", f"## {', '.join(detector.kinds)}", ""]
         lines += _as_markdown(inspect.getdoc(detector) or "")
+        if declared := thresholds(detector.policies):
+            lines += ["", "### Thresholds", ""]
+            lines += _table(
+                ("name", "default", "unit", "meaning"),
+                ((f"`{t.name}`", f"{t.default:g}", t.unit or "-", t.meaning) for t in declared),
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -126,18 +138,41 @@ def reference() -> str:
     )
 
 
+def profiles() -> str:
+    """The page of the detectors' settings with its table of profiles as it has to be."""
+    return _between(SETTINGS.read_text(encoding="utf-8"), "profiles", _profiles())
+
+
+def _profiles() -> list[str]:
+    def listed(kinds: Iterable[str]) -> str:
+        return ", ".join(f"`{kind}`" for kind in kinds) or "-"
+
+    return _table(
+        ("profile", "the loss is", "does not apply", "information at most"),
+        (
+            (f"`{name}`", p.what, listed(p.without), listed(sorted(p.lenient)))
+            for name, p in PROFILES.items()
+        ),
+    )
+
+
 def readme() -> str:
     """The README with its table of faults as it has to be."""
-    text = README.read_text(encoding="utf-8")
-    begin, end = "<!-- faults: begin -->\n", "<!-- faults: end -->\n"
+    return _between(README.read_text(encoding="utf-8"), "faults", _faults())
+
+
+def _between(text: str, what: str, lines: Sequence[str]) -> str:
+    """A page by hand with the generated lines between their marks."""
+    begin, end = f"<!-- {what}: begin -->\n", f"<!-- {what}: end -->\n"
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
-    return "".join([before, begin, "\n".join(_faults()), "\n", end, after])
+    return "".join([before, begin, "\n".join(lines), "\n", end, after])
 
 
 PAGES: dict[Path, Callable[[], str]] = {
     README: readme,
     DOCS / "detectors.md": detectors,
+    SETTINGS: profiles,
     DOCS / "reference.md": reference,
     DOCS / "signals.md": signals,
 }

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rankscope.dashboard import pages
 from rankscope.server.api import (
     alerts,
+    detectors,
     divergence,
     health,
     ingest,
@@ -36,7 +37,7 @@ _INGEST = ("/api/v1/ingest", "POST")
 _RAW_SECURITY_HEADERS = [
     (name.lower().encode(), value.encode()) for name, value in pages.SECURITY_HEADERS.items()
 ]
-_ROUTERS = (ingest, runs, series, divergence, alerts, verdict, stream)
+_ROUTERS = (ingest, runs, series, divergence, alerts, verdict, detectors, stream)
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -70,6 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.engine = engine
+    app.state.given = settings.detectors
     app.state.writer = Writer(engine)
     app.state.news = News()
     app.state.counters = Counters()

@@ -66,7 +66,11 @@ class BackgroundThreads:
 
     def __init__(self, settings: Settings, engine: Engine, news: News) -> None:
         self._compactor = Compactor(engine)
-        self._worker = Worker(engine, news.wake, tell=news.changed) if settings.evaluate else None
+        self._worker = (
+            Worker(engine, news.wake, tell=news.changed, given=settings.detectors)
+            if settings.evaluate
+            else None
+        )
 
     def start(self) -> None:
         """Starts the threads."""

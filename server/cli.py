@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server import supervisor
 from rankscope.server.app import create_app
+from rankscope.server.detector_settings import Given, read_file
 from rankscope.server.settings import Settings, default_database
 from rankscope.server.storage import distribution, migrate, partitions, pruning
 from rankscope.server.storage.engine import open_engine
@@ -40,6 +42,12 @@ def serve(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--workers", type=int, default=1, metavar="N", help="server processes; needs PostgreSQL"
     )
+    parser.add_argument(
+        "--detectors",
+        type=Path,
+        metavar="FILE",
+        help="TOML file that switches detectors off and sets their thresholds",
+    )
     options = parser.parse_args(argv)
     try:
         settings = Settings(
@@ -49,6 +57,7 @@ def serve(argv: Sequence[str]) -> int:
             workers=options.workers,
             # Several servers evaluate side by side as it is.
             background="process" if options.workers == 1 else "threads",
+            detectors=read_file(options.detectors) if options.detectors else Given(),
         )
     except (ValueError, OSError) as error:
         return _complain(str(error))

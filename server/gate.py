@@ -121,7 +121,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _kind(text: str) -> str:
-    if text in wire.KINDS:
+    group, dot, _ = text.partition(".")
+    # Kinds of other packages' detectors are the server's to know.
+    theirs = dot and group not in {kind.partition(".")[0] for kind in wire.KINDS}
+    if text in wire.KINDS or theirs:
         return text
     close = difflib.get_close_matches(text, wire.KINDS, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else f"; the kinds are {', '.join(wire.KINDS)}"

@@ -14,9 +14,11 @@ from rankscope.server import detectors, snapshot
 from rankscope.server.alerts import causes, lifecycle
 from rankscope.server.alerts.model import Alert
 from rankscope.server.align import Aligner, lives_since
+from rankscope.server.detector_settings import Given, for_project
 from rankscope.server.detectors.base import Check
 from rankscope.server.detectors.runner import Evaluation
-from rankscope.server.storage import comparisons, evaluation, leases, snapshots
+from rankscope.server.detectors.settings import Effective
+from rankscope.server.storage import comparisons, evaluation, leases, settings, snapshots
 from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.evaluation import NewData, RunRow
 from rankscope.server.storage.leases import Lease
@@ -75,6 +77,7 @@ class RunEvaluation:
         tell: called after a transaction that changed what users see.
         stopping: ends a long replay between two pages.
         resume: whether to look for a snapshot.
+        given: what the server was told of the detectors' settings.
     """
 
     def __init__(
@@ -87,7 +90,10 @@ class RunEvaluation:
         tell: Callable[[str], None] = lambda run: None,
         stopping: threading.Event | None = None,
         resume: bool = True,
+        given: Given | None = None,
     ) -> None:
+        self._given = given or Given()
+        self._project = row.project
         self._engine = engine
         self._key = row.key
         self.id = row.id
@@ -96,8 +102,10 @@ class RunEvaluation:
         self._tell = tell
         self._stopping = stopping or threading.Event()
         self._resume = resume
-        self._memory = self._blank()
+        self._memory = self._blank(None)
         self._lives = Lives()
+        # What the run is judged by, until that is kept with it.
+        self._fresh_settings: Effective | None = None
         # What an evaluation before this one left, until this one has caught up with it.
         self._stored: dict[str, Alert] | None = None
         self._told_through = -1
@@ -147,12 +155,24 @@ class RunEvaluation:
                 leases.hold(connection, self.lease)
                 self._keep(connection, state)
 
-    def _blank(self) -> _Memory:
-        judges = Evaluation(detectors.build(), strict=self._strict)
+    def _blank(self, settings: Effective | None) -> _Memory:
+        judges = Evaluation(
+            detectors.build(settings),
+            settings=settings,
+            failures=detectors.installed().failures,
+            strict=self._strict,
+        )
         return _Memory(judges, Aligner(judges.needs), {}, {}, 0, {}, set())
 
     def _begin(self, connection: Connection) -> None:
         stored = evaluation.load_alerts(connection, run=self._key)
+        # A run is judged by the settings that held when it was first looked at: evaluated again, it
+        # says the same, whatever was set meanwhile.
+        judged_by = settings.load_run(connection, run=self._key)
+        if judged_by is None:
+            judged_by = for_project(connection, self._given, self._project)
+            self._fresh_settings = judged_by
+        self._memory = self._blank(judged_by)
         kept = snapshots.load(connection, run=self._key, version=snapshot.version())
         if kept is not None and self._resume:
             try:
@@ -248,6 +268,8 @@ class RunEvaluation:
             kept = self._snapshot()
             with writing(self._engine) as connection:
                 leases.hold(connection, self.lease)
+                if self._fresh_settings is not None:
+                    settings.save_run(connection, run=self._key, settings=self._fresh_settings)
                 for window in compared:
                     comparisons.write_comparisons(
                         connection, run=self._key, comparisons=window.comparisons
@@ -276,6 +298,7 @@ class RunEvaluation:
                     )
                 if kept is not None:
                     self._keep(connection, kept)
+            self._fresh_settings = None
             if changed or state:
                 self._tell(self.id)
 

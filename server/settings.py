@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import platformdirs
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
+
+from rankscope.server.detector_settings import Given
 
 BACKENDS = ("sqlite", "postgresql")
 
@@ -22,6 +24,7 @@ class Settings:
         workers: server processes behind the port.
         evaluate: whether this server evaluates runs; off in tests that want to do it themselves.
         background: where it does so, and compacts: in a process of its own, or in `threads`.
+        detectors: what the file of `--detectors` sets.
     """
 
     database: str
@@ -30,6 +33,7 @@ class Settings:
     evaluate: bool = True
     workers: int = 1
     background: Literal["process", "threads"] = "threads"
+    detectors: Given = field(default_factory=Given)
 
     def __post_init__(self) -> None:
         try:

@@ -4,8 +4,9 @@ The state is what detectors and the alignment remember: some fifty small classes
 of numpy in them. It is pickled, because a form of its own for each of them would be a second
 definition of every detector that nobody could hold to the first. What makes pickle dangerous is
 that reading it calls whatever it names. So it is read by a reader that knows nothing but the
-classes of the modules named below and numpy's way of making arrays; bytes that name anything else
-are refused. They come from the evaluator's own database, whose writer could as well write alerts.
+classes of the modules named below, those of packages that bring detectors, and numpy's way of
+making arrays; bytes that name anything else are refused. They come from the evaluator's own
+database, whose writer could as well write alerts.
 
 A snapshot counts only for the code that made it: `version` covers every source file that the
 evaluation consists of, and what it is run by. Whoever finds another one begins at the first step.
@@ -72,6 +73,7 @@ class Unreadable(RuntimeError):
 def version() -> str:
     """Of the code that evaluates: 32 hexadecimal digits."""
     import rankscope.server
+    from rankscope.server.detectors import installed
 
     digest = blake2b(digest_size=16)
     digest.update(f"{sys.version_info[:3]} {np.__version__} {np.dtype(np.intp)}".encode())
@@ -79,6 +81,9 @@ def version() -> str:
         for path in sorted(folder.rglob("*.py")):
             digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
             digest.update(path.read_bytes())
+    # Of other packages' code, their word: its version, and what it declares.
+    for kind, origin in installed().origins.items():
+        digest.update(f"{kind} {origin}\0".encode())
     return digest.hexdigest()
 
 
@@ -131,9 +136,19 @@ class _Limited(io.RawIOBase):
         return size
 
 
+@cache
+def _known() -> tuple[str, ...]:
+    """Our modules, and packages that bring detectors of their own."""
+    from rankscope.server.detectors import installed
+
+    there = {d.__module__ for d in installed().detectors}
+    theirs = {m.partition(".")[0] for m in there if not m.startswith("rankscope.")}
+    return (*_OURS, *sorted(theirs))
+
+
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        ours = any(module == one or module.startswith(f"{one}.") for one in _OURS)
+        ours = any(module == one or module.startswith(f"{one}.") for one in _known())
         numpys = module.partition(".")[0] == "numpy" and name in _NUMPY
         if ours or numpys or (module, name) in _OTHERS:
             found = super().find_class(module, name)

@@ -23,6 +23,7 @@ _NOT_JUDGED = {
     Status.MISSING_INPUT: "cannot be judged without its input",
     Status.NOT_APPLICABLE: "does not apply",
     Status.SUSPENDED: "suspended",
+    Status.OFF: "switched off",
     Status.ERROR: "the detector failed",
 }
 
@@ -49,7 +50,8 @@ class Verdict:
     Attributes:
         verdict: `pass`, `fail` or `pending`.
         reasons: of a fail or of a pending; empty for a pass.
-        checks: one for each kind that was or should have been judged, in the order of `wire.KINDS`.
+        checks: one for each kind that was or should have been judged, in the order of `wire.KINDS`,
+            then those of other packages.
     """
 
     verdict: str
@@ -100,7 +102,8 @@ def judge(
     """
     if fail_on not in wire.SEVERITIES:
         raise ValueError(f"fail_on is {fail_on!r}, and none of {', '.join(wire.SEVERITIES)}")
-    set_aside = dict.fromkeys(silenced, "silenced in this run")
+    set_aside = {k: _not_judged(c) for k, c in checks.items() if c.status is Status.OFF}
+    set_aside |= dict.fromkeys(silenced, "silenced in this run")
     set_aside |= dict.fromkeys(ignored, "ignored, as was asked for")
     failures = list(_failures(alerts, set_aside, kinds, fail_on))
     reasons = [_describe(failure) for failure in failures]
@@ -151,7 +154,8 @@ def _lines(
     fail_on: str,
 ) -> Iterator[CheckLine]:
     failed = {failure.alert.id: failure.alert for failure in failures}
-    for kind in wire.KINDS:
+    others = {*checks, *kinds, *(a.kind for a in alerts)}.difference(wire.KINDS)
+    for kind in (*wire.KINDS, *sorted(others)):
         if kinds and kind not in kinds:
             continue
         mine = [a for a in alerts if a.kind == kind]

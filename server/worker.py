@@ -11,6 +11,7 @@ from collections.abc import Callable
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from rankscope.server.detector_settings import Given
 from rankscope.server.holdings import Holdings
 from rankscope.server.run_evaluation import Renumbered, RunEvaluation
 from rankscope.server.storage import evaluation, partitions
@@ -47,6 +48,7 @@ class Worker:
         now: the server's clock, seconds since 1970.
         strict: a fault of a detector is raised instead of contained; for tests.
         tell: called with the id of a run whose alerts or state have changed.
+        given: what the server was told of the detectors' settings.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Worker:
         now: Callable[[], float] = time.time,
         strict: bool = False,
         tell: Callable[[str], None] = lambda run: None,
+        given: Given | None = None,
     ) -> None:
+        self._given = given or Given()
         self._engine = engine
         self._wake = wake
         self._now = now
@@ -189,6 +193,7 @@ class Worker:
                 tell=self._tell,
                 stopping=self._stopping,
                 resume=resume,
+                given=self._given,
             )
             if lease.number > 1 and self._taken_at.get(row.key) is None:
                 self._taken_at[row.key] = now

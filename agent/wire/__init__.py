@@ -39,7 +39,7 @@ from rankscope.agent.wire.codec import (
     table_to_json,
     to_json,
 )
-from rankscope.agent.wire.names import KINDS, RANK_STATES, SEVERITIES, STAGES
+from rankscope.agent.wire.names import KINDS, PROFILES, RANK_STATES, SEVERITIES, STAGES
 
 __all__ = [
     "CONTENT_TYPE",
@@ -47,6 +47,7 @@ __all__ = [
     "MAX_BODY_BYTES",
     "MAX_COLUMNS",
     "MAX_NAME_LENGTH",
+    "PROFILES",
     "RANK_STATES",
     "SEVERITIES",
     "STAGES",

@@ -68,4 +68,7 @@ KINDS = (
     "collective.slow",
 )
 
+# What the loss of a run is; see `rankscope.server.detectors.profiles`.
+PROFILES = ("descent", "adversarial", "reinforcement", "surrogate", "contrastive")
+
 RANK_STATES = ("running", "finished", "failed")

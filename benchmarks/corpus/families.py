@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -192,8 +193,21 @@ def faulty() -> dict[str, Family]:
     }
 
 
+# What the losses of some families are, as their trainers would say.
+PROFILES = {
+    "H18-ring-gan": "adversarial",
+    "H19-bandit": "reinforcement",
+    "H53-contrastive": "contrastive",
+}
+
 HEALTHY = healthy() | other.healthy()
 FAULTY = faulty() | not_learning.faulty()
+
+
+def declared(trace: Trace, name: str) -> Trace:
+    """A run with what its trainer says of it."""
+    profile = PROFILES.get(name)
+    return replace(trace, config={**trace.config, "profile": profile}) if profile else trace
 
 
 def record(name: str, seed: int) -> Trace:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 from sqlalchemy import Connection, Engine
 
-from rankscope.agent.wire import KINDS
+from rankscope.server import detectors
 from rankscope.server.alerts.model import Alert
 from rankscope.server.api import models
 from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
@@ -93,8 +93,9 @@ def acknowledge(engine: Database, alert: str) -> models.AlertDetail:
 @router.post("/runs/{run}/silences", status_code=201)
 def silence(engine: Database, run: RunId, request: models.SilenceRequest) -> models.Silence:
     """Takes a kind out of the verdict of a run, for ever or for some seconds."""
-    if request.kind not in KINDS:
-        raise Problem(422, f"kind: {request.kind!r} is none of {', '.join(KINDS)}")
+    known = detectors.installed().kinds
+    if request.kind not in known:
+        raise Problem(422, f"kind: {request.kind!r} is none of {', '.join(known)}")
     if request.seconds is not None and not 0 < request.seconds < 1e10:
         raise Problem(422, "seconds: must be above 0; leave it out to silence for ever")
     now = time.time()

@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Query
 
-from rankscope.agent.wire import KINDS
+from rankscope.server import detectors
 from rankscope.server.api import models
 from rankscope.server.api.deps import Database, RunId, known_run
 from rankscope.server.api.problems import Problem
+from rankscope.server.detectors.settings import ENABLED, Effective
+from rankscope.server.storage import settings
 from rankscope.server.storage.alerts import Findings, findings
 from rankscope.server.storage.engine import reading
 from rankscope.server.verdict import Verdict, judge
@@ -30,11 +32,13 @@ def get_verdict(
 ) -> models.Verdict:
     """Whether a run is healthy, with every check that was or was not made."""
     for name, kinds in (("kind", kind), ("ignore", ignore)):
-        if unknown := sorted(set(kinds or ()) - set(KINDS)):
-            raise Problem(422, f"{name}: {', '.join(unknown)}: is none of {', '.join(KINDS)}")
+        known = detectors.installed().kinds
+        if unknown := sorted(set(kinds or ()) - set(known)):
+            raise Problem(422, f"{name}: {', '.join(unknown)}: is none of {', '.join(known)}")
     with reading(engine) as connection:
         row = known_run(connection, run)
         found = findings(connection, runs={row.key: row.id}, now=time.time())[row.key]
+        judged_by = settings.load_run(connection, run=row.key)
     verdict = _judge(
         row, found, fail_on=fail_on, kinds=frozenset(kind or ()), ignored=frozenset(ignore or ())
     )
@@ -45,6 +49,23 @@ def get_verdict(
             models.CheckLine.model_validate({"name": c.name, "state": c.state, "why": c.why})
             for c in verdict.checks
         ],
+        settings=_settings(row, judged_by),
+    )
+
+
+def _settings(row: Any, judged_by: Effective | None) -> models.VerdictSettings:
+    """What is not as the detectors declare it."""
+    declared = row.config.get("profile")
+    if judged_by is None:
+        return models.VerdictSettings(profile=declared, off=[], thresholds={})
+    changed = {
+        kind: {name: judged_by.values[kind][name] for name in names if name != ENABLED}
+        for kind, names in judged_by.sources.items()
+    }
+    return models.VerdictSettings(
+        profile=declared or judged_by.profile,
+        off=sorted(judged_by.off),
+        thresholds={kind: values for kind, values in changed.items() if values},
     )
 
 

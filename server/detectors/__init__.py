@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from rankscope.agent import wire
@@ -27,6 +28,7 @@ from rankscope.server.detectors.gradient import (
     GradientOscillating,
     ScaleCollapse,
 )
+from rankscope.server.detectors.installed import Installed, load
 from rankscope.server.detectors.loss import (
     LossDiverging,
     LossNonFinite,
@@ -34,6 +36,7 @@ from rankscope.server.detectors.loss import (
     LossPlateau,
     LossSpike,
 )
+from rankscope.server.detectors.policy import thresholds
 from rankscope.server.detectors.rank import (
     RankGradientOutlier,
     RankLossOutlier,
@@ -44,6 +47,7 @@ from rankscope.server.detectors.rank import (
 )
 from rankscope.server.detectors.rate import RateTooHigh, RateTooLow
 from rankscope.server.detectors.reduction import ReductionWrong
+from rankscope.server.detectors.settings import Effective
 from rankscope.server.detectors.update import ScheduleMismatch, UpdateMissing
 
 # What a user reads about a detector is its docstring; its first paragraph needs no heading.
@@ -88,10 +92,23 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
 )
 
 
-def build() -> list[Detector[Any]]:
-    """One of each, with its default thresholds; for one run or many, they remember nothing."""
+@cache
+def installed() -> Installed:
+    """All detectors that this process has, ours and those of other packages."""
     validate(DETECTORS)
-    return [detector() for detector in DETECTORS]
+    return load(DETECTORS)
+
+
+def build(settings: Effective | None = None) -> list[Detector[Any]]:
+    """One of each for one run: all with their own thresholds, or as settings have it."""
+    found = installed().detectors
+    if settings is None:
+        return [detector() for detector in found]
+    return [
+        detector(settings.policy(detector))
+        for detector in found
+        if not settings.off.issuperset(detector.kinds)
+    ]
 
 
 def validate(detectors: Iterable[type[Detector[Any]]]) -> None:
@@ -99,6 +116,7 @@ def validate(detectors: Iterable[type[Detector[Any]]]) -> None:
 
     Raises:
         ValueError: a kind is unknown or declared twice, or a docstring lacks a section.
+        TypeError: a threshold has no default or no meaning.
     """
     owners: dict[str, str] = {}
     for detector in detectors:
@@ -115,3 +133,4 @@ def validate(detectors: Iterable[type[Detector[Any]]]) -> None:
         missing = [section for section in SECTIONS if section not in described]
         if missing:
             raise ValueError(f"the docstring of {name} lacks {', '.join(missing)}")
+        thresholds(detector.policies)

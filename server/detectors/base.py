@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+from rankscope.server.detectors.policy import Policy
 from rankscope.server.window import Window
 
 State = TypeVar("State")
@@ -27,6 +28,8 @@ class Status(enum.StrEnum):
     MISSING_INPUT = "missing_input"
     NOT_APPLICABLE = "not_applicable"
     SUSPENDED = "suspended"
+    # By the settings of the run.
+    OFF = "off"
     ERROR = "error"
 
 
@@ -47,7 +50,7 @@ class Finding:
     """Something wrong, held at every observation from `seen_step` to `last_step`.
 
     Attributes:
-        kind: one of `wire.KINDS`.
+        kind: one of the detector's.
         key: tells apart findings of one kind that are different incidents at the same time, for
             example `rank:2`; empty for the run as a whole.
         seen_step: first step at which the condition held in this window.
@@ -95,8 +98,13 @@ class Detector(ABC, Generic[State]):
     It has these sections: what it sees (first paragraph), `Statistic`, `Severity`, `Evidence`,
     `Source`.
 
+    Args:
+        policy: its thresholds; by default as they are declared.
+
     Attributes:
-        kinds: what it can report, out of `wire.KINDS`.
+        kinds: what it can report, out of `wire.KINDS`; a detector of another package has names of
+            its own. It is set and switched off by these names; thresholds belong to the first.
+        policies: the class of its thresholds.
         needs: series it cannot do without; the runner answers MISSING_INPUT for it where no rank
             has posted one of them by the time `grace` observations have passed.
         wants: series it looks at too where there are any.
@@ -104,9 +112,15 @@ class Detector(ABC, Generic[State]):
     """
 
     kinds: ClassVar[tuple[str, ...]]
+    policies: ClassVar[type[Policy]] = Policy
     needs: ClassVar[tuple[str, ...]] = ()
     wants: ClassVar[tuple[str, ...]] = ()
     min_ranks: ClassVar[int] = 1
+
+    policy: Policy
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.policy = policy or self.policies()
 
     @abstractmethod
     def start(self) -> State:

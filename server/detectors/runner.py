@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rankscope.agent.wire import SEVERITIES
+from rankscope.server.detectors import profiles
 from rankscope.server.detectors.base import Check, Detector, Finding, Status
+from rankscope.server.detectors.profiles import DESCENT, LOGGED, PROFILES
+from rankscope.server.detectors.settings import Effective
 from rankscope.server.window import Window
 
 # A series that no rank has posted by then is not going to come: loggers of losses and norms begin
@@ -36,6 +40,8 @@ class Evaluation:
 
     Args:
         detectors: as `rankscope.server.detectors.build` gives them.
+        settings: by which they were built: what is off, and the project's profile.
+        failures: detectors that could not be loaded: name -> why; each is a check that failed.
         strict: raises what a detector raises, as tests want it.
         clock: seconds, to measure how long each takes; without it nothing is measured.
 
@@ -47,20 +53,28 @@ class Evaluation:
         self,
         detectors: Sequence[Detector[Any]],
         *,
+        settings: Effective | None = None,
+        failures: Mapping[str, str] | None = None,
         strict: bool = False,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._running = [_Running(detector, detector.start()) for detector in detectors]
+        self._off = settings.off if settings else frozenset[str]()
+        self._profile = settings.profile if settings else None
+        self._failures = dict(failures or {})
         self._strict = strict
         self._clock = clock
+        self._running = [self._started(detector) for detector in detectors]
         self._seen: set[str] = set()
         self._observed = 0
+        # The profile that series told of, and from which step on.
+        self._told: str | None = None
+        self._told_at = -1
         self.seconds = dict.fromkeys((type(d).__name__ for d in detectors), 0.0)
 
     @property
     def needs(self) -> frozenset[str]:
-        """All series that any of the detectors looks at."""
-        return frozenset(
+        """All series that any of the detectors looks at, and those that tell of the profile."""
+        return LOGGED.union(
             name
             for running in self._running
             for name in (*running.detector.needs, *running.detector.wants)
@@ -77,16 +91,66 @@ class Evaluation:
         """
         self._seen |= {name for name, series in window.series.items() if series.present.any()}
         self._observed += len(window.steps)
+        if self._told is None and (told := profiles.recognised(self._seen)):
+            self._told, self._told_at = told, _first_step(window, self._seen)
         findings: list[Finding] = []
-        checks: dict[str, Check] = {}
+        checks: dict[str, Check] = {
+            name: Check(Status.ERROR, f"it could not be loaded: {why}")
+            for name, why in self._failures.items()
+        }
         for running in self._running:
             if window.world_size < running.detector.min_ranks:
                 checks |= _for_all(running.detector, _not_applicable(running.detector, window))
                 continue
             findings += self._ask(running, window)
             checks |= running.checks
+        off = Check(Status.OFF, "The settings by which this run is judged have switched it off.")
+        checks |= dict.fromkeys(self._off, off)
+        findings = self._under_profile(window, findings, checks)
         findings.sort(key=lambda finding: (finding.seen_step, finding.last_step))
         return tuple(findings), checks
+
+    def _started(self, detector: Detector[Any]) -> _Running:
+        try:
+            return _Running(detector, detector.start())
+        except Exception as error:
+            if self._strict:
+                raise
+            running = _Running(detector, None)
+            self._give_up(running, f"{type(detector).__name__} failed at its start: {error!r}")
+            return running
+
+    def _give_up(self, running: _Running, failure: str) -> None:
+        running.failure = failure
+        running.checks = _for_all(running.detector, Check(Status.ERROR, failure))
+        _logger.exception("%s; it is left out for the rest of this run", failure)
+
+    def _under_profile(
+        self, window: Window, findings: Sequence[Finding], checks: dict[str, Check]
+    ) -> list[Finding]:
+        """What is left of the findings under what the run's loss is; changes `checks`."""
+        declared, since = window.config.get("profile"), -1
+        if isinstance(declared, str) and declared in PROFILES:
+            name, how = declared, "the run's config declares it"
+        elif self._profile is not None and self._profile in PROFILES:
+            name, how = self._profile, "the project's settings declare it"
+        elif self._told is not None:
+            name, how, since = self._told, "the names of its series tell it", self._told_at
+        else:
+            name, how = DESCENT, ""
+        profile = PROFILES[name]
+        for kind, why in profile.without.items():
+            if kind in checks and kind not in self._off:
+                text = f"Profile {name} ({how}; {profile.what}): {why}."
+                checks[kind] = Check(Status.NOT_APPLICABLE, text)
+        return [
+            replace(finding, severity="info")
+            if finding.kind in profile.lenient and finding.seen_step >= since
+            else finding
+            for finding in findings
+            if finding.kind not in self._off
+            and (finding.kind not in profile.without or finding.seen_step < since)
+        ]
 
     def _ask(self, running: _Running, window: Window) -> tuple[Finding, ...]:
         detector = running.detector
@@ -100,9 +164,7 @@ class Evaluation:
             if self._strict:
                 raise
             name = type(detector).__name__
-            running.failure = f"{name} failed at step {window.last_step}: {error!r}"
-            running.checks = _for_all(detector, Check(Status.ERROR, running.failure))
-            _logger.exception("%s; it is left out for the rest of this run", running.failure)
+            self._give_up(running, f"{name} failed at step {window.last_step}: {error!r}")
             return ()
         finally:
             if self._clock:
@@ -130,6 +192,16 @@ def _not_applicable(detector: Detector[Any], window: Window) -> Check:
     return Check(Status.NOT_APPLICABLE, why)
 
 
+def _first_step(window: Window, names: set[str]) -> int:
+    """The step at which the last of the series by which a profile is told has come."""
+    told = [
+        int(window.steps[series.present.any(axis=0).argmax()])
+        for name, series in window.series.items()
+        if name in LOGGED and name in names and series.present.any()
+    ]
+    return max(told, default=-1)
+
+
 def _for_all(detector: Detector[Any], check: Check) -> dict[str, Check]:
     return dict.fromkeys(detector.kinds, check)
 
@@ -143,3 +215,6 @@ def _check_outcome(
     foreign = {finding.kind for finding in findings} - set(detector.kinds)
     if foreign:
         raise ValueError(f"it finds {sorted(foreign)} and declares {sorted(detector.kinds)}")
+    for finding in findings:
+        if finding.severity not in SEVERITIES:
+            raise ValueError(f"severity {finding.severity!r} is none of {', '.join(SEVERITIES)}")

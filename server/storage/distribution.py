@@ -5,7 +5,8 @@ whatever belongs to one run lies together: a batch is stored, a run evaluated an
 one node, within one transaction of PostgreSQL's. Questions over all runs (lists of runs and of
 alerts, an alert by its id alone, which runs have news) go to all nodes.
 
-Names of runs, servers and the schema's revision are small and belong to none: every node has them.
+Names of runs, settings of projects, servers and the schema's revision are small and belong to none:
+every node has them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rankscope.server.storage.partitions import NotPossible
 from rankscope.server.storage.pruning import belonging
 
 _OLDEST = 12
-REFERENCE = ("alembic_version", "run_name", "server")
+REFERENCE = ("alembic_version", "project_settings", "run_name", "server")
 
 
 def statements(done: Collection[str] = ()) -> list[str]:

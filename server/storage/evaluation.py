@@ -39,6 +39,7 @@ class RunRow:
     evaluated: int
     last_seen_at: float
     config: Mapping[str, Any]
+    project: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ def runs_to_evaluate(connection: Connection, *, now: float) -> list[RunRow]:
             evaluated=row.evaluated,
             last_seen_at=row.last_seen_at,
             config=row.config,
+            project=row.project,
         )
         for row in found
     ]

@@ -402,6 +402,23 @@ silence = Table(
     Column("comment", Text, nullable=False),
 )
 
+# What each run is judged by: all settings of the detectors as they were at the first look at it.
+judged_by = Table(
+    "judged_by",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("settings", JSON, nullable=False),
+)
+
+# What somebody set for the detectors of a project's runs to come.
+project_settings = Table(
+    "project_settings",
+    metadata,
+    Column("project", String(250), primary_key=True),
+    Column("settings", JSON, nullable=False),
+    Column("changed_at", Float, nullable=False),
+)
+
 # Servers that evaluate, each with the time up to which it is taken to live.
 server = Table(
     "server",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.agent.options import OPTIONS, Options, resolve
+from rankscope.agent.options import OPTIONS, Options, facts_of, resolve
 
 
 def test_defaults() -> None:
@@ -149,3 +149,31 @@ def test_a_secret_is_never_shown(name: str, value: str) -> None:
 
 def test_a_token_is_not_in_the_repr() -> None:
     assert "hunter2" not in repr(resolve({"token": "hunter2"}, {}))
+
+
+def test_what_a_user_says_of_a_run() -> None:
+    assert facts_of(None) == {}
+    assert facts_of({"profile": "adversarial", "depth": 3}) == {
+        "profile": "adversarial",
+        "depth": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "told"),
+    [
+        (
+            {"profile": "gan"},
+            ValueError,
+            "'gan': must be one of descent, adversarial, reinforcement",
+        ),
+        ([("a", 1)], TypeError, "must be a map"),
+        ({1: 2}, TypeError, "must be a map from names"),
+        ({"model": object()}, TypeError, "must be JSON-able: Object of type object"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_before_training(
+    config: Any, kind: type[Exception], told: str
+) -> None:
+    with pytest.raises(kind, match=told):
+        facts_of(config)

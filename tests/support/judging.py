@@ -12,6 +12,7 @@ from rankscope.server.alerts.lifecycle import fold
 from rankscope.server.alerts.model import Alert
 from rankscope.server.detectors.base import Check, Detector
 from rankscope.server.detectors.runner import Evaluation
+from rankscope.server.detectors.settings import Effective
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,14 @@ class Judgement:
 
 
 def judge(
-    scenario: Scenario, detectors: Iterable[Detector[Any]], cuts: Iterable[int] = ()
+    scenario: Scenario,
+    detectors: Iterable[Detector[Any]],
+    cuts: Iterable[int] = (),
+    *,
+    settings: Effective | None = None,
 ) -> Judgement:
     """Alerts and answers once the whole run has been seen."""
-    evaluation = Evaluation(list(detectors), strict=True)
+    evaluation = Evaluation(list(detectors), settings=settings, strict=True)
     alerts: dict[str, Alert] = {}
     checks: dict[str, Check] = {}
     for window in scenario.windows(cuts):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +21,9 @@ class Service:
         url: without a slash at its end.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, environment: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._environment = environment
         self._folder = folder
         self._port = free_port()
         self._process: Process | None = None
@@ -34,6 +35,7 @@ class Service:
         self._process = process = Process(
             [*RANKSCOPE, "serve", "--port", str(self._port), "--db", database],
             log=self._folder / "server.log",
+            environment=self._environment,
         )
 
         def ready() -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Policy, Share, Sigmas
 from rankscope.server.detectors.statistics import Progress, mann_kendall
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import number, percent
@@ -24,7 +25,7 @@ _SMALL_UPDATE = 3e-4
 
 
 @dataclass(frozen=True, slots=True)
-class StalledPolicy:
+class StalledPolicy(Policy):
     """Thresholds of `accuracy.stalled`; everything is judged over 200 observations.
 
     Attributes:
@@ -35,11 +36,11 @@ class StalledPolicy:
         high: accuracy from which on nothing can be gained.
     """
 
-    min_fall: float = 0.05
-    min_trend: float = 3.0
-    flat: float = 0.005
-    gain: float = 0.05
-    high: float = 0.97
+    min_fall: Share = 0.05
+    min_trend: Sigmas = 3.0
+    flat: Share = 0.005
+    gain: Share = 0.05
+    high: Share = 0.97
 
 
 @dataclass(slots=True)
@@ -95,8 +96,8 @@ class AccuracyStalled(Detector[StalledState]):
     needs: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
     wants: ClassVar[tuple[str, ...]] = ("lr", "update_ratio")
 
-    def __init__(self, policy: StalledPolicy | None = None) -> None:
-        self.policy = policy or StalledPolicy()
+    policies: ClassVar[type[Policy]] = StalledPolicy
+    policy: StalledPolicy
 
     def start(self) -> StalledState:
         """Nothing seen yet."""

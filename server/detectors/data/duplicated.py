@@ -10,14 +10,26 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
 from rankscope.server.window import Window
 
 Groups = tuple[tuple[int, ...], ...]
 
 _GRACE = 20
-# Observations on end with the same batches on the same ranks: fewer where all ranks have one.
-_SOME, _ALL = 4, 2
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicatedPolicy(Policy):
+    """Thresholds of `data.duplicated`.
+
+    Attributes:
+        some: on end in which some ranks had the same batch.
+        everyone: on end in which all ranks had.
+    """
+
+    some: Observations = 4
+    everyone: Observations = 2
 
 
 @dataclass(slots=True)
@@ -78,8 +90,11 @@ class Duplicated(Detector[DuplicatedState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("data.duplicated",)
+    policies: ClassVar[type[Policy]] = DuplicatedPolicy
     wants: ClassVar[tuple[str, ...]] = ("loss",)
     min_ranks: ClassVar[int] = 2
+
+    policy: DuplicatedPolicy
 
     def start(self) -> DuplicatedState:
         """No batch yet."""
@@ -139,7 +154,10 @@ class Duplicated(Detector[DuplicatedState]):
         state.since = state.since if again else step
         state.groups = found
         everyone = found == tuple(sorted(classes))
-        if state.streak >= (_ALL if everyone else _SOME) or state.watch.open(step) is not None:
+        if (
+            state.streak >= (self.policy.everyone if everyone else self.policy.some)
+            or state.watch.open(step) is not None
+        ):
             same = Same(found, size, _losses(window, column, found))
             state.watch.bad(step, same, first_step=state.since)
 

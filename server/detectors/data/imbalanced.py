@@ -10,18 +10,28 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Policy, Times
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, number, ranks
 from rankscope.server.window import Float64, Int64, Window
 
 _GRACE = 20
-# A rank has this many times less, or more, than the median of the others.
-_FACTOR = 2.0
 # At so many looks on end, and one more each time their number has doubled beyond `_FIRST`. Of
 # batches of random lengths one in twelve is that short (deviation of the logarithm 0.5): eight on
 # end happen by chance once in 5e8 looks, and even where it is one in four, a long run with many
 # ranks has as good as none.
 _LOOKS, _FIRST = 8, 64
+
+
+@dataclass(frozen=True, slots=True)
+class ImbalancedPolicy(Policy):
+    """Thresholds of `data.imbalanced`.
+
+    Attributes:
+        factor: samples of a rank over the median of the others, or the other way round.
+    """
+
+    factor: Times = 2.0
 
 
 @dataclass(slots=True)
@@ -83,8 +93,11 @@ class Imbalanced(Detector[UnevenState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("data.imbalanced",)
+    policies: ClassVar[type[Policy]] = ImbalancedPolicy
     wants: ClassVar[tuple[str, ...]] = ("samples", "tokens")
     min_ranks: ClassVar[int] = 2
+
+    policy: ImbalancedPolicy
 
     def start(self) -> UnevenState:
         """No batch yet."""
@@ -115,7 +128,7 @@ class Imbalanced(Detector[UnevenState]):
         needed = _LOOKS + int(max(0.0, math.log2(state.looks / _FIRST)))
         others = _median_of_others(sizes)
         for rank, size, usual in zip(who.tolist(), sizes.tolist(), others.tolist(), strict=True):
-            side = int(size >= _FACTOR * usual) - int(_FACTOR * size <= usual)
+            side = int(size >= self.policy.factor * usual) - int(self.policy.factor * size <= usual)
             times, since = state.streaks.get(rank, (0, step))
             if not times or not side or times * side < 0:
                 times, since = 0, step

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Number, Policy, Share, Times
 from rankscope.server.detectors.restarts import passed, restarts
 from rankscope.server.detectors.wording import count, percent, ranks
 from rankscope.server.window import Window
@@ -21,14 +22,27 @@ _MEMORY = 200_000
 # Words with two samples each, and what stands where a batch had fewer.
 _ROWS = ("rows/0", "rows/1", "rows/2", "rows/3")
 _NO_ROW = 0xFFFF_FFFF
-# A sequential test after Wald: whatever comes again comes to its own rank with probability 1 / N,
-# or with an eighth of that. Errors of either kind once in 100,000 runs.
-_RARER = 8
-_DECIDED = math.log(1e5)
-# Where more than this share comes again, an epoch has ended and the next one deals the same samples
-# to other ranks. The share is that of the last ones, so many a rank.
-_NEXT_EPOCH = 0.5
 _RECENT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapPolicy(Policy):
+    """Thresholds of `data.overlap`, a sequential test after Wald.
+
+    Whatever comes again comes to its own rank with probability 1 / N, or `rarer` times less often.
+
+    Attributes:
+        rarer: how much rarer than by chance a sample comes back to its own rank where ranks share
+            their samples.
+        decided: logarithm of the odds at which the test is decided: once in 100,000 runs it errs,
+            either way.
+        next_epoch: share of the last samples that come again above which an epoch has ended and
+            the next one deals the same samples to other ranks.
+    """
+
+    rarer: Times = 8
+    decided: Number = math.log(1e5)
+    next_epoch: Share = 0.5
 
 
 @dataclass(slots=True)
@@ -108,7 +122,10 @@ class Overlap(Detector[OverlapState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("data.overlap",)
+    policies: ClassVar[type[Policy]] = OverlapPolicy
     min_ranks: ClassVar[int] = 2
+
+    policy: OverlapPolicy
 
     def start(self) -> OverlapState:
         """No batch yet."""
@@ -184,17 +201,17 @@ class Overlap(Detector[OverlapState]):
             shared.fresh += len(first)
         weight = math.exp(-total / (_RECENT * members))
         state.recent = weight * state.recent + (1 - weight) * (repeats + own) / total
-        if state.recent <= _NEXT_EPOCH:
-            chance = 1 / (_RARER * members)
+        if state.recent <= self.policy.next_epoch:
+            chance = 1 / (self.policy.rarer * members)
             state.evidence += repeats * math.log((1 - chance) / (1 - 1 / members))
         # What speaks against it counts in any case.
-        state.evidence -= own * math.log(_RARER)
-        if state.watch.open(step) is not None or state.evidence >= _DECIDED:
+        state.evidence -= own * math.log(self.policy.rarer)
+        if state.watch.open(step) is not None or state.evidence >= self.policy.decided:
             if own * members > repeats:
                 state.watch.good(step)
             else:
                 state.watch.bad(step, shared, first_step=state.began)
-        if state.evidence <= -_DECIDED:
+        if state.evidence <= -self.policy.decided:
             state.closed = (
                 f"At step {step} what comes again came to its own rank as often as chance has it: "
                 "another epoch, or data that hold the same samples several times."

@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.restarts import passed, restarts
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import Window
@@ -18,8 +19,17 @@ from rankscope.server.window import Window
 _DEVICE, _HOST = "rng/cuda", "rng/torch"
 _GENERATORS = {_DEVICE: "torch on CUDA", _HOST: "torch"}
 _GRACE = 20
-# Observations on end at which ranks had one batch and one state, a new one of each every time.
-_SHARED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PartedPolicy(Policy):
+    """Thresholds of `desync.rng`.
+
+    Attributes:
+        shared: on end at which ranks had one batch and one state, a new one each time.
+    """
+
+    shared: Observations = 4
 
 
 @dataclass(slots=True)
@@ -86,7 +96,10 @@ class RandomParted(Detector[PartedState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.rng",)
+    policies: ClassVar[type[Policy]] = PartedPolicy
     min_ranks: ClassVar[int] = 2
+
+    policy: PartedPolicy
 
     def start(self) -> PartedState:
         """Nothing drawn yet."""
@@ -99,7 +112,7 @@ class RandomParted(Detector[PartedState]):
         if len(window.replicas) > 1:
             self._look(window, state, part)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"desync.rng": _check(window, state)}, findings)
+        return Outcome({"desync.rng": _check(window, state, self.policy)}, findings)
 
     def _look(self, window: Window, state: PartedState, part: dict[int, int]) -> None:
         batches = window.words.get("batch")
@@ -163,7 +176,7 @@ class RandomParted(Detector[PartedState]):
             parts = {part.get(rank) for rank in group}
             if len(group) > 1 and len(parts) == len(group) and not taken & set(group):
                 candidates[group] = state.candidates.get(group, 0) + 1
-                if candidates[group] >= _SHARED:
+                if candidates[group] >= self.policy.shared:
                     state.groups[group] = candidates[group]
         state.candidates = candidates
 
@@ -219,7 +232,7 @@ def _finding(episode: Episode[Parted]) -> Finding:
     )
 
 
-def _check(window: Window, state: PartedState) -> Check:
+def _check(window: Window, state: PartedState, policy: PartedPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
@@ -230,7 +243,7 @@ def _check(window: Window, state: PartedState) -> Check:
     if state.groups:
         told = listing([ranks(group) for group in sorted(state.groups)], most=4)
         return Check(Status.OK, f"{told.capitalize()} drew the same numbers, as they have to.")
-    if state.judged < _SHARED and state.steps < _GRACE:
+    if state.judged < policy.shared and state.steps < _GRACE:
         return Check(Status.INSUFFICIENT_DATA, "Too few random states have been seen yet.")
     if not state.judged:
         return Check(Status.MISSING_INPUT, "No two ranks post the states of their generators.")

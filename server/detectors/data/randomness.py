@@ -9,6 +9,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.wording import count, ranks
 from rankscope.server.window import Window
 
@@ -18,9 +19,18 @@ _GENERATORS = {
     "rng/numpy": "numpy",
     "rng/python": "random",
 }
-# Observations on end at which states are equal and were drawn from since the one before.
-_STREAK = 5
 _GRACE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPolicy(Policy):
+    """Thresholds of `rng.shared`.
+
+    Attributes:
+        streak: on end at which states are equal and were drawn from since the one before.
+    """
+
+    streak: Observations = 5
 
 
 @dataclass(slots=True)
@@ -53,7 +63,10 @@ class RandomShared(Detector[SharedState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("rng.shared",)
+    policies: ClassVar[type[Policy]] = SharedPolicy
     min_ranks: ClassVar[int] = 2
+
+    policy: SharedPolicy
 
     def start(self) -> SharedState:
         """Nothing seen yet."""
@@ -83,7 +96,7 @@ class RandomShared(Detector[SharedState]):
                     times, since = times + 1, since if times else step
                 state.streak[name] = (times, since)
                 shared, known, onset = found.get(step, (False, "", step))
-                if times >= _STREAK and not shared:
+                if times >= self.policy.streak and not shared:
                     found[step] = (True, name, since)
                 else:
                     found[step] = (shared, known, onset)

@@ -11,16 +11,27 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Observations, Policy, Steps
 from rankscope.server.detectors.wording import count, ranks, sentences
 from rankscope.server.window import Window
 
 _GRACE = 20
-# So many observations on end that repeat earlier ones at one distance; two where so many steps lie
-# between them: what is used again at once (the passes over one buffer of rollouts) is not so far.
-_RUN = 3
-_FAR = 16
 # Remembered observations; what lies further back is not recognised.
 _MEMORY = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedPolicy(Policy):
+    """Thresholds of `data.replayed`.
+
+    Attributes:
+        run: on end that repeat earlier ones at one distance.
+        far: between them from which on one observation less is enough: what is used again at once,
+            as in passes over one buffer of rollouts, is not so far.
+    """
+
+    run: Observations = 3
+    far: Steps = 16
 
 
 @dataclass(slots=True)
@@ -87,6 +98,9 @@ class Replayed(Detector[ReplayedState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("data.replayed", "data.unshuffled")
+    policies: ClassVar[type[Policy]] = ReplayedPolicy
+
+    policy: ReplayedPolicy
 
     def start(self) -> ReplayedState:
         """No batch yet."""
@@ -136,7 +150,9 @@ class Replayed(Detector[ReplayedState]):
             old = state.at.pop(gone)
             if state.seen.get(old) == gone:
                 del state.seen[old]
-        if state.run < _RUN and (state.run < _RUN - 1 or step - state.since < _FAR):
+        if state.run < self.policy.run and (
+            state.run < self.policy.run - 1 or step - state.since < self.policy.far
+        ):
             state.epochs.good(step)
             state.restarts.good(step)
             return

@@ -10,13 +10,23 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.restarts import passed, restarts
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import Window
 
 _GRACE = 20
-# Observations on end at which ranks had one batch, a new one each time, until they are a group.
-_SHARED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPolicy(Policy):
+    """Thresholds of `desync.batch`.
+
+    Attributes:
+        shared: on end at which ranks had one batch, a new one each time, until they are a group.
+    """
+
+    shared: Observations = 4
 
 
 @dataclass(slots=True)
@@ -79,7 +89,10 @@ class BatchShared(Detector[SharedState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.batch",)
+    policies: ClassVar[type[Policy]] = SharedPolicy
     min_ranks: ClassVar[int] = 2
+
+    policy: SharedPolicy
 
     def start(self) -> SharedState:
         """No batch yet."""
@@ -104,7 +117,7 @@ class BatchShared(Detector[SharedState]):
                 now = dict(zip(window.ranks[rows].tolist(), batches, strict=True))
                 self._step(state, int(window.steps[column]), now, part)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"desync.batch": _check(window, state)}, findings)
+        return Outcome({"desync.batch": _check(window, state, self.policy)}, findings)
 
     def _step(
         self, state: SharedState, step: int, now: dict[int, int], part: dict[int, int]
@@ -134,7 +147,7 @@ class BatchShared(Detector[SharedState]):
             fresh = all(last.get(rank) != batch for rank in group)
             if len(group) > 1 and len(parts) == len(group) and fresh and group not in state.groups:
                 candidates[group] = state.candidates.get(group, 0) + 1
-                if candidates[group] >= _SHARED and not any(
+                if candidates[group] >= self.policy.shared and not any(
                     set(group) & set(known) for known in state.groups
                 ):
                     state.groups[group] = candidates[group]
@@ -188,7 +201,7 @@ def _finding(episode: Episode[Parted]) -> Finding:
     )
 
 
-def _check(window: Window, state: SharedState) -> Check:
+def _check(window: Window, state: SharedState, policy: SharedPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
@@ -199,7 +212,7 @@ def _check(window: Window, state: SharedState) -> Check:
     if state.groups:
         told = listing([ranks(group) for group in sorted(state.groups)], most=4)
         return Check(Status.OK, f"{told.capitalize()} had the same batches, as they have to.")
-    if state.judged < _SHARED and state.steps < _GRACE:
+    if state.judged < policy.shared and state.steps < _GRACE:
         return Check(Status.INSUFFICIENT_DATA, "Too few batches have been seen yet.")
     if not state.judged:
         return Check(Status.MISSING_INPUT, "No two ranks post digests of their batches.")

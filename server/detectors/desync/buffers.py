@@ -8,13 +8,13 @@ from typing import ClassVar
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.desync.incident import groups_of
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.policy import Policy, Steps
 from rankscope.server.detectors.wording import count, number, ranks
 from rankscope.server.window import Comparison, TensorDifference, Window
 
 # Beside the chain of a step, and watched because somebody asked for it.
 _STAGES = ("buffers", "watched")
 _OF_BUFFERS = "/buffers"
-_CLEAR_AFTER = 8
 # Steps without a comparison after which it counts as missing.
 _GRACE = 20
 _MAX_DETAILS = 16
@@ -22,6 +22,17 @@ _MAX_DETAILS = 16
 _VARIANCE = ".running_var"
 _STATISTICS = (".running_mean", _VARIANCE)
 _FAR = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class BuffersPolicy(Policy):
+    """Thresholds of `desync.buffers`.
+
+    Attributes:
+        clear_after: in which buffers agree again after which it is over.
+    """
+
+    clear_after: Steps = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,7 +126,10 @@ class Buffers(Detector[BuffersState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.buffers",)
+    policies: ClassVar[type[Policy]] = BuffersPolicy
     min_ranks: ClassVar[int] = 2
+
+    policy: BuffersPolicy
 
     def start(self) -> BuffersState:
         """Nothing compared yet."""
@@ -159,7 +173,7 @@ class Buffers(Detector[BuffersState]):
                 first_step=step,
                 seen_step=step,
                 last_step=step,
-                clear_after=_CLEAR_AFTER,
+                clear_after=self.policy.clear_after,
                 widest=comparison,
             )
         incident.agreeing = False

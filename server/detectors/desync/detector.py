@@ -19,6 +19,7 @@ from rankscope.server.detectors.desync.explain import (
 )
 from rankscope.server.detectors.desync.incident import Apart, groups_of
 from rankscope.server.detectors.desync.versions import Look, Versions
+from rankscope.server.detectors.policy import Count, Policy, Steps, Times
 from rankscope.server.detectors.wording import count, ranks
 from rankscope.server.window import Comparison, Window
 
@@ -50,7 +51,7 @@ _ORDER = {stage: number for number, stage in enumerate(wire.STAGES)}
 
 
 @dataclass(frozen=True, slots=True)
-class DesyncPolicy:
+class DesyncPolicy(Policy):
     """Thresholds of the desync family.
 
     Attributes:
@@ -65,14 +66,14 @@ class DesyncPolicy:
             apart by design.
     """
 
-    drift: float = 1e-6
-    critical: float = 1e-3
-    clear_after: int = 8
-    returns: int = 4
-    grace: int = 20
-    lag: int = 8
-    longest_lags: int = 4
-    synchronous: int = 4
+    drift: Times = 1e-6
+    critical: Times = 1e-3
+    clear_after: Steps = 8
+    returns: Count = 4
+    grace: Steps = 20
+    lag: Steps = 8
+    longest_lags: Count = 4
+    synchronous: Count = 4
 
 
 @dataclass(slots=True)
@@ -176,8 +177,8 @@ class Desync(Detector[DesyncState]):
     wants: ClassVar[tuple[str, ...]] = tuple(_SETTINGS)
     min_ranks: ClassVar[int] = 2
 
-    def __init__(self, policy: DesyncPolicy | None = None) -> None:
-        self.policy = policy or DesyncPolicy()
+    policies: ClassVar[type[Policy]] = DesyncPolicy
+    policy: DesyncPolicy
 
     def start(self) -> DesyncState:
         """Nothing compared yet."""

@@ -11,6 +11,7 @@ import numpy as np
 from rankscope.server.compare import labels_of
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Count, Policy, Share, Times
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
 from rankscope.server.window import Comparison, Float64, Int64, Window
@@ -23,16 +24,26 @@ _COUNTED = {
     # Whoever logs it.
     "epoch": "epochs",
 }
-# Norms of one gradient, summed on machines of different kinds.
-_SAME = 1e-6
-# So many epochs without a difference, and ranks are level again.
-_EPOCHS = 1.5
-# Steps on end at which a rank applied what the others did one step later.
-_LATE = 2
 # Backward passes of a rank whose gradients it threw away before it stepped.
 _DISCARDED = "passes_discarded"
 # Links at which a rank that has left a step out differs from the others.
 _SHOWS = ("reduced_gradient", "clipped_gradient", "optimizer_state", "parameters")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressPolicy(Policy):
+    """Thresholds of `desync.progress`.
+
+    Attributes:
+        same: relative difference up to which two norms are one, summed on machines of different
+            kinds.
+        epochs: epochs without a difference after which ranks are level again.
+        late: steps on end at which a rank applied what the others did a step later.
+    """
+
+    same: Share = 1e-6
+    epochs: Times = 1.5
+    late: Count = 2
 
 
 @dataclass(slots=True)
@@ -123,8 +134,11 @@ class Progress(Detector[ProgressState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.progress",)
+    policies: ClassVar[type[Policy]] = ProgressPolicy
     wants: ClassVar[tuple[str, ...]] = (*_COUNTED, "grad_norm", _DISCARDED)
     min_ranks: ClassVar[int] = 2
+
+    policy: ProgressPolicy
 
     def start(self) -> ProgressState:
         """Nothing compared yet."""
@@ -192,7 +206,7 @@ class Progress(Detector[ProgressState]):
                 state.epochs.good(step)
                 continue
             length = (step - state.epoch_since) / max(*behind.values.values(), 1.0)
-            state.epochs.clear_after = max(8, round(_EPOCHS * length))
+            state.epochs.clear_after = max(8, round(self.policy.epochs * length))
             episode = state.epochs.bad(step, behind)
             episode.clear_after = max(episode.clear_after, state.epochs.clear_after)
 
@@ -206,7 +220,7 @@ class Progress(Detector[ProgressState]):
         for step, row in zip(steps.tolist(), rows[:, columns], strict=True):
             before = state.norms.get(members)
             there = bool(np.isfinite(row).all())
-            level = there and bool(row.max() - row.min() <= _SAME * abs(row[0]))
+            level = there and bool(row.max() - row.min() <= self.policy.same * abs(row[0]))
             state.norms[members] = _Norms(step, who, row, level)
             if level or before is None:
                 state.late = {r: late for r, late in state.late.items() if r not in members}
@@ -218,7 +232,7 @@ class Progress(Detector[ProgressState]):
     ) -> None:
         now, step = norms.by_rank(), norms.step
         common = float(np.median(list(now.values()))) if len(now) > 2 else 0.0
-        most = [r for r, v in now.items() if abs(v - common) <= _SAME * common]
+        most = [r for r, v in now.items() if abs(v - common) <= self.policy.same * common]
         if 2 * len(most) <= len(now):
             return
         for rank in set(norms.ranks) - set(most):
@@ -227,15 +241,15 @@ class Progress(Detector[ProgressState]):
                 rank in before
                 and at == step - 1
                 and bool(others)
-                and abs(before[rank] - common) <= _SAME * common
-                and all(abs(before[rank] - other) > _SAME * common for other in others)
+                and abs(before[rank] - common) <= self.policy.same * common
+                and all(abs(before[rank] - other) > self.policy.same * common for other in others)
             )
             if not late:
                 state.late.pop(rank, None)
                 continue
             times, since = state.late.get(rank, (0, step - 1))
             state.late[rank] = (times + 1, since)
-            if times + 1 >= _LATE:
+            if times + 1 >= self.policy.late:
                 values = {r: before.get(r, float("nan")) for r in norms.ranks}
                 found = Behind("grad_norm", values, (rank,), True)
                 state.shifted.bad(step, found, first_step=since)

@@ -11,6 +11,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Count, Policy, Sigmas, Times
 from rankscope.server.detectors.statistics import Spacing, mann_kendall, robust_sigma
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent
@@ -20,7 +21,7 @@ _TAIL = 3
 
 
 @dataclass(frozen=True, slots=True)
-class GapPolicy:
+class GapPolicy(Policy):
     """Thresholds of `generalization.gap`.
 
     Attributes:
@@ -32,12 +33,12 @@ class GapPolicy:
         trend: Mann-Kendall Z since the best.
     """
 
-    evaluations: int = 6
-    after: int = 3
-    rise: float = 0.15
-    noise: float = 4.0
-    progress: float = 0.05
-    trend: float = 2.0
+    evaluations: Count = 6
+    after: Count = 3
+    rise: Times = 0.15
+    noise: Sigmas = 4.0
+    progress: Times = 0.05
+    trend: Sigmas = 2.0
 
 
 @dataclass(slots=True)
@@ -113,8 +114,8 @@ class GeneralizationGap(Detector[GapState]):
     needs: ClassVar[tuple[str, ...]] = ("eval/loss",)
     wants: ClassVar[tuple[str, ...]] = ("loss", "eval/accuracy")
 
-    def __init__(self, policy: GapPolicy | None = None) -> None:
-        self.policy = policy or GapPolicy()
+    policies: ClassVar[type[Policy]] = GapPolicy
+    policy: GapPolicy
 
     def start(self) -> GapState:
         """Nothing seen yet."""

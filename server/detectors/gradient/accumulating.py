@@ -9,20 +9,32 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Count, Policy, Share, Signed, Times
 from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Window
 
-# By sums of sketches, or by what was there before, it is certain; twice on end, so that a pause in
-# zeroing is not told.
-_CERTAIN = 2
-# Without them: steps on end whose gradient points where the last one did, and has grown.
-_ALIKE = 8
-_COSINE = 0.8
-_GROWN = 2.0
-# Noise makes it shorter now and then.
-_SLACK = 0.9
 _GRACE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulatingPolicy(Policy):
+    """Thresholds of `gradient.accumulating`.
+
+    Attributes:
+        certain: steps on end that the gradients themselves show to add up.
+        alike: without that: steps on end whose gradient points where the last one did.
+        cosine: cosine from which on it does.
+        grown: by how much it has to have grown over them.
+        slack: share of the last norm below which it has not grown: noise makes it shorter now and
+            then.
+    """
+
+    certain: Count = 2
+    alike: Count = 8
+    cosine: Signed = 0.8
+    grown: Times = 2.0
+    slack: Share = 0.9
 
 
 @dataclass(slots=True)
@@ -87,7 +99,10 @@ class GradientAccumulating(Detector[AddingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.accumulating",)
+    policies: ClassVar[type[Policy]] = AccumulatingPolicy
     wants: ClassVar[tuple[str, ...]] = ("grad_cosine", "grad_norm", "gradient_carried")
+
+    policy: AccumulatingPolicy
 
     def start(self) -> AddingState:
         """Nothing seen yet."""
@@ -108,7 +123,7 @@ class GradientAccumulating(Detector[AddingState]):
             state.judged += 1
             if step in carried:
                 self._carried(state, step, carried[step], norm)
-                if state.carried >= _CERTAIN:
+                if state.carried >= self.policy.certain:
                     self._found(state, step, cosines.get(step, float("nan")), norm, certain=True)
                     continue
             if step in patterns:
@@ -120,12 +135,15 @@ class GradientAccumulating(Detector[AddingState]):
                     state.sums += 1
                 elif patterns[step].pattern == "" and state.sums:
                     state.sums = 0
-                if adds and state.sums >= _CERTAIN:
+                if adds and state.sums >= self.policy.certain:
                     self._found(state, step, cosines.get(step, float("nan")), norm, certain=True)
                     continue
             if step in cosines and np.isfinite(norm):
                 self._direction(state, step, cosines[step], norm)
-            if max(state.sums, state.carried) < _CERTAIN and state.alike < _ALIKE:
+            if (
+                max(state.sums, state.carried) < self.policy.certain
+                and state.alike < self.policy.alike
+            ):
                 state.watch.good(step)
         findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
         return Outcome({"gradient.accumulating": _check(window, state)}, findings)
@@ -136,14 +154,14 @@ class GradientAccumulating(Detector[AddingState]):
             return
         if state.carried <= 0:
             state.carried, state.carried_since = 0, step
-            if state.alike < _ALIKE and not state.sums:
+            if state.alike < self.policy.alike and not state.sums:
                 state.start_norm = norm
         state.carried += 1
 
     def _direction(self, state: AddingState, step: int, cosine: float, norm: float) -> None:
         # Sums have been looked at and said no: that counts for more than the direction.
-        known = (state.summed > _ALIKE and not state.sums) or state.carried < 0
-        if cosine < _COSINE or norm < _SLACK * state.last_norm or known:
+        known = (state.summed > self.policy.alike and not state.sums) or state.carried < 0
+        if cosine < self.policy.cosine or norm < self.policy.slack * state.last_norm or known:
             state.alike = 0
             state.last_norm = norm
             return
@@ -151,7 +169,7 @@ class GradientAccumulating(Detector[AddingState]):
             state.alike_since, state.start_norm = step, max(state.last_norm, 1e-300)
         state.alike += 1
         state.last_norm = norm
-        if state.alike >= _ALIKE and norm >= _GROWN * state.start_norm:
+        if state.alike >= self.policy.alike and norm >= self.policy.grown * state.start_norm:
             self._found(state, step, cosine, norm, certain=False)
 
     def _found(
@@ -159,7 +177,7 @@ class GradientAccumulating(Detector[AddingState]):
     ) -> None:
         grown = norm / state.start_norm if state.start_norm > 0 else float("nan")
         since = state.since if certain else state.alike_since
-        if state.carried >= _CERTAIN:
+        if state.carried >= self.policy.certain:
             since = min(state.carried_since, since) if state.sums else state.carried_since
         facts = state.watch.bad(step, Adding(certain, cosine, grown), first_step=since).facts
         facts.cosine, facts.grown, facts.certain = cosine, grown, facts.certain or certain

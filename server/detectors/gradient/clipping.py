@@ -10,15 +10,27 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, number, percent, sentences
 from rankscope.server.window import Window
 
 _BACK = 100
-_SHARE = 0.95
-# A factor as small as this is no matter of a few outliers, and is told sooner.
-_TINY = 1e-2
-_SOON = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ClippingPolicy(Policy):
+    """Thresholds of `clipping.saturated`.
+
+    Attributes:
+        share: share of the last 100 gradients that were clipped, from which on it is told.
+        tiny: factor so small that it is no matter of outliers, and a warning.
+        soon: so many on end with such a factor are told at once.
+    """
+
+    share: Share = 0.95
+    tiny: Share = 1e-2
+    soon: Observations = 6
 
 
 @dataclass(slots=True)
@@ -65,7 +77,10 @@ class ClippingSaturated(Detector[ClippingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("clipping.saturated",)
+    policies: ClassVar[type[Policy]] = ClippingPolicy
     wants: ClassVar[tuple[str, ...]] = ("clip_coefficient", "amp_scale")
+
+    policy: ClippingPolicy
 
     def start(self) -> ClippingState:
         """Nothing seen yet."""
@@ -88,13 +103,13 @@ class ClippingSaturated(Detector[ClippingState]):
             factors = np.array([f for _, f in state.recent])
             share = float((factors < 1).mean())
             median = float(np.median(factors))
-            newest = factors[-_SOON:]
-            tiny = len(newest) == _SOON and float(newest.max()) < _TINY
-            if tiny or (len(factors) == _BACK and share >= _SHARE):
+            newest = factors[-self.policy.soon :]
+            tiny = len(newest) == self.policy.soon and float(newest.max()) < self.policy.tiny
+            if tiny or (len(factors) == _BACK and share >= self.policy.share):
                 scale = scales.get(step, float("nan"))
                 if tiny:
                     share, median = 1.0, float(np.median(newest))
-                since = state.recent[-_SOON if tiny else 0][0]
+                since = state.recent[-self.policy.soon if tiny else 0][0]
                 found = Saturated(median, share, len(newest if tiny else factors), scale, since)
                 episode = state.watch.bad(step, found, first_step=found.since)
                 facts = episode.facts
@@ -102,13 +117,15 @@ class ClippingSaturated(Detector[ClippingState]):
                 facts.share, facts.of = share, max(facts.of, found.of)
             else:
                 state.watch.good(step)
-        findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
-        return Outcome({"clipping.saturated": _check(window, state)}, findings)
+        findings = tuple(
+            _finding(e, window, self.policy) for e in state.watch.take(window.last_step)
+        )
+        return Outcome({"clipping.saturated": _check(window, state, self.policy)}, findings)
 
 
-def _finding(episode: Episode[Saturated], window: Window) -> Finding:
+def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy) -> Finding:
     found, step = episode.facts, episode.first_step
-    tiny = found.median < _TINY
+    tiny = found.median < policy.tiny
     scaled = ""
     if tiny and found.scale > 1:
         scaled = (
@@ -149,10 +166,10 @@ def _finding(episode: Episode[Saturated], window: Window) -> Finding:
     )
 
 
-def _check(window: Window, state: ClippingState) -> Check:
+def _check(window: Window, state: ClippingState, policy: ClippingPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+        return Check(Status.OPEN, f"{_finding(episode, window, policy).title}.")
     if not state.judged:
         return Check(Status.NOT_APPLICABLE, "No clipping by norm is seen.")
     share = percent(state.clipped / state.judged)

@@ -10,6 +10,7 @@ from typing import ClassVar
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Companions, rate_sentence
+from rankscope.server.detectors.policy import Count, Observations, Policy, Times
 from rankscope.server.detectors.statistics import SlidingMedian
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, sentences
@@ -17,9 +18,27 @@ from rankscope.server.window import Window
 
 _NEW = 6
 _USUAL = 100
-_EVIDENCE = 40
-_WARM = 20
-_IN_A_ROW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ExplodingPolicy(Policy):
+    """Thresholds of `gradient.exploding`.
+
+    Attributes:
+        evidence: finite norms before anything is judged.
+        warm: at the beginning that are not looked at.
+        in_a_row: observations on end.
+        factor: newest norms over the usual ones.
+        of_start: newest norms over the first ones.
+        onset: norm over the usual one at which it is taken to have begun.
+    """
+
+    evidence: Observations = 40
+    warm: Observations = 20
+    in_a_row: Count = 3
+    factor: Times = 10.0
+    of_start: Times = 0.5
+    onset: Times = 5.0
 
 
 @dataclass(slots=True)
@@ -84,8 +103,11 @@ class GradientExploding(Detector[ExplodingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.exploding",)
+    policies: ClassVar[type[Policy]] = ExplodingPolicy
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
     wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr")
+
+    policy: ExplodingPolicy
 
     def start(self) -> ExplodingState:
         """Nothing seen yet."""
@@ -100,7 +122,7 @@ class GradientExploding(Detector[ExplodingState]):
             if math.isfinite(norm):
                 self._take(step, norm, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"gradient.exploding": _check(window, state)}, findings)
+        return Outcome({"gradient.exploding": _check(window, state, self.policy)}, findings)
 
     def _take(self, step: int, norm: float, state: ExplodingState) -> None:
         state.total += 1
@@ -117,16 +139,17 @@ class GradientExploding(Detector[ExplodingState]):
             state.watch.good(step)
             return
         state.push(step, norm)
-        if len(state.recent) < _EVIDENCE or state.total <= _WARM + _NEW:
+        if len(state.recent) < self.policy.evidence or state.total <= self.policy.warm + _NEW:
             state.watch.good(step)
             return
         usual, newest = state.usual.median, state.newest.median
-        grew = newest > 10 * usual and newest > 0.5 * median(state.first)
+        grew = newest > self.policy.factor * usual
+        grew &= newest > self.policy.of_start * median(state.first)
         state.above = state.above + 1 if grew else 0
-        if state.above < _IN_A_ROW:
+        if state.above < self.policy.in_a_row:
             state.watch.good(step)
             return
-        onset = next(s for s, n in state.recent if n > 5 * usual)
+        onset = next(s for s, n in state.recent if n > self.policy.onset * usual)
         facts = Explosion(usual, state.newest.largest)
         rise = state.companions.raised_rate(onset, before=100)
         if rise is not None:
@@ -135,12 +158,12 @@ class GradientExploding(Detector[ExplodingState]):
         state.watch.bad(step, facts, first_step=onset)
 
 
-def _check(window: Window, state: ExplodingState) -> Check:
+def _check(window: Window, state: ExplodingState, policy: ExplodingPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
-    if state.total < _EVIDENCE:
-        why = f"{count(state.total, 'finite gradient norm')} of {_EVIDENCE} needed."
+    if state.total < policy.evidence:
+        why = f"{count(state.total, 'finite gradient norm')} of {policy.evidence} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
     return Check(Status.OK, f"{count(state.total, 'gradient norm')} looked at, none grew tenfold.")
 

@@ -11,16 +11,30 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Count, Number, Policy, Times
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Window
 
 _BACK = 64
 _STRIDE = 16
-_EARLIER = 4
-_FACTOR = 3.0
-_LEAST = 0.5
-_IN_A_ROW = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OscillatingPolicy(Policy):
+    """Thresholds of `gradient.oscillating`.
+
+    Attributes:
+        earlier: earlier measurements before anything is judged.
+        factor: the scatter over the median of the earlier ones.
+        least: the scatter of the logarithm, at least.
+        in_a_row: measurements on end.
+    """
+
+    earlier: Count = 4
+    factor: Times = 3.0
+    least: Number = 0.5
+    in_a_row: Count = 2
 
 
 @dataclass(slots=True)
@@ -69,8 +83,11 @@ class GradientOscillating(Detector[OscillatingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.oscillating",)
+    policies: ClassVar[type[Policy]] = OscillatingPolicy
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
     wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr", "loss")
+
+    policy: OscillatingPolicy
 
     def start(self) -> OscillatingState:
         """Nothing seen yet."""
@@ -90,16 +107,20 @@ class GradientOscillating(Detector[OscillatingState]):
             if len(state.norms) == _BACK and state.total % _STRIDE == 0:
                 self._look(step, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"gradient.oscillating": _check(window, state)}, findings)
+        return Outcome({"gradient.oscillating": _check(window, state, self.policy)}, findings)
 
     def _look(self, step: int, state: OscillatingState) -> None:
         scatter = float(np.std(np.diff([norm for _, norm in state.norms]))) / math.sqrt(2)
         usual = median(state.earlier)
-        high = len(state.earlier) >= _EARLIER and scatter > _FACTOR * usual and scatter > _LEAST
+        high = (
+            len(state.earlier) >= self.policy.earlier
+            and scatter > self.policy.factor * usual
+            and scatter > self.policy.least
+        )
         state.above = state.above + 1 if high else 0
         if not high:
             state.earlier.append(scatter)
-        if state.above < _IN_A_ROW:
+        if state.above < self.policy.in_a_row:
             state.watch.good(step)
             return
         rates = list(state.rates) or [math.nan]
@@ -119,11 +140,11 @@ def _onset(state: OscillatingState, usual: float) -> int:
     return next(jumps, norms[0][0])
 
 
-def _check(window: Window, state: OscillatingState) -> Check:
+def _check(window: Window, state: OscillatingState, policy: OscillatingPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
-    need = _BACK + (_EARLIER + 1) * _STRIDE
+    need = _BACK + (policy.earlier + 1) * _STRIDE
     if state.total < need:
         why = f"{count(state.total, 'gradient norm')} of {need} needed."
         return Check(Status.INSUFFICIENT_DATA, why)

@@ -10,17 +10,30 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, number, percent, ranks
 from rankscope.server.window import Window
 
-# Below this, scaling protects nothing any more: gradients overflow whatever the scale.
-_GONE = 1.0
 # Steps looked back at, and the share of skipped ones among them that is no search any more.
 _BACK = 200
-_AT_LEAST = 50
-_SHARE = 0.05
-_MANY = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePolicy(Policy):
+    """Thresholds of `amp.scale_collapse`.
+
+    Attributes:
+        gone: scale below which gradients are made smaller instead of larger.
+        calibration: at the beginning, in which the scale is still looked for.
+        share: share of skipped steps among the last 200.
+        skipped: skipped steps among the last 200, at least.
+    """
+
+    gone: Number = 1.0
+    calibration: Observations = 50
+    share: Share = 0.05
+    skipped: Count = 12
 
 
 @dataclass(slots=True)
@@ -66,7 +79,10 @@ class ScaleCollapse(Detector[ScaleState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("amp.scale_collapse",)
+    policies: ClassVar[type[Policy]] = ScalePolicy
     wants: ClassVar[tuple[str, ...]] = ("amp_scale", "steps_skipped")
+
+    policy: ScalePolicy
 
     def start(self) -> ScaleState:
         """Nothing seen yet."""
@@ -90,21 +106,27 @@ class ScaleCollapse(Detector[ScaleState]):
                 skipped = now - before
                 # A skipped step has no number of its own, on most devices.
                 of = int(last - first + skipped)
-            gone = scale < _GONE < state.highest
-            many = state.judged > _AT_LEAST and skipped >= _MANY and skipped > _SHARE * of
+            gone = scale < self.policy.gone < state.highest
+            many = (
+                state.judged > self.policy.calibration
+                and skipped >= self.policy.skipped
+                and skipped > self.policy.share * of
+            )
             if gone or many:
                 found = Collapse(scale, state.highest, skipped, of)
                 facts = state.watch.bad(step, found).facts
                 facts.scale = min(facts.scale, scale)
             else:
                 state.watch.good(step)
-        findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
-        return Outcome({"amp.scale_collapse": _check(window, state)}, findings)
+        findings = tuple(
+            _finding(e, window, self.policy) for e in state.watch.take(window.last_step)
+        )
+        return Outcome({"amp.scale_collapse": _check(window, state, self.policy)}, findings)
 
 
-def _finding(episode: Episode[Collapse], window: Window) -> Finding:
+def _finding(episode: Episode[Collapse], window: Window, policy: ScalePolicy) -> Finding:
     found, step = episode.facts, episode.first_step
-    gone = found.scale < _GONE
+    gone = found.scale < policy.gone
     if gone:
         title = f"The loss scale has fallen to {number(found.scale)} since step {step}"
         cause = (
@@ -142,10 +164,10 @@ def _finding(episode: Episode[Collapse], window: Window) -> Finding:
     )
 
 
-def _check(window: Window, state: ScaleState) -> Check:
+def _check(window: Window, state: ScaleState, policy: ScalePolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+        return Check(Status.OPEN, f"{_finding(episode, window, policy).title}.")
     if not state.judged:
         return Check(Status.NOT_APPLICABLE, "No rank scales its loss (no GradScaler is seen).")
     who = ranks(tuple(int(r) for r in window.ranks))

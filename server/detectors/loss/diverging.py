@@ -13,6 +13,7 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.policy import Blocks, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import (
     Progress,
     mean_over_ranks,
@@ -23,7 +24,7 @@ from rankscope.server.window import Window
 
 
 @dataclass(frozen=True, slots=True)
-class DivergingPolicy:
+class DivergingPolicy(Policy):
     """Thresholds of `loss.diverging`; a block is 10 observations.
 
     Attributes:
@@ -37,14 +38,14 @@ class DivergingPolicy:
         small_start: progress below this share of the start is no measure; the start is then.
     """
 
-    min_lost: float = 0.35
-    min_noise: float = 4.0
-    blocks: int = 3
-    evidence: int = 4
-    held: float = 0.15
-    begun: float = 0.1
-    calm: int = 9
-    small_start: float = 0.1
+    min_lost: Times = 0.35
+    min_noise: Sigmas = 4.0
+    blocks: Blocks = 3
+    evidence: Blocks = 4
+    held: Times = 0.15
+    begun: Times = 0.1
+    calm: Blocks = 9
+    small_start: Share = 0.1
 
 
 @dataclass(slots=True)
@@ -106,8 +107,8 @@ class LossDiverging(Detector[DivergingState]):
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = ("lr",)
 
-    def __init__(self, policy: DivergingPolicy | None = None) -> None:
-        self.policy = policy or DivergingPolicy()
+    policies: ClassVar[type[Policy]] = DivergingPolicy
+    policy: DivergingPolicy
 
     def start(self) -> DivergingState:
         """Nothing seen yet."""

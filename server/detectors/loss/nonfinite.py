@@ -12,6 +12,7 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.policy import Observations, Policy, Times
 from rankscope.server.detectors.statistics import (
     Progress,
     Spacing,
@@ -23,7 +24,7 @@ from rankscope.server.window import Window
 
 
 @dataclass(frozen=True, slots=True)
-class NonFinitePolicy:
+class NonFinitePolicy(Policy):
     """Thresholds of `loss.nonfinite`.
 
     Attributes:
@@ -32,8 +33,8 @@ class NonFinitePolicy:
             overflowed first did so by chance.
     """
 
-    clear_observations: int = 50
-    run_away: float = 3.0
+    clear_observations: Observations = 50
+    run_away: Times = 3.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,8 +93,8 @@ class LossNonFinite(Detector[NonFiniteState]):
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm")
 
-    def __init__(self, policy: NonFinitePolicy | None = None) -> None:
-        self.policy = policy or NonFinitePolicy()
+    policies: ClassVar[type[Policy]] = NonFinitePolicy
+    policy: NonFinitePolicy
 
     def start(self) -> NonFiniteState:
         """Nothing seen yet."""

@@ -13,6 +13,7 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Signed, Times
 from rankscope.server.detectors.statistics import (
     Progress,
     lag_one,
@@ -25,13 +26,15 @@ from rankscope.server.detectors.statistics import (
 from rankscope.server.detectors.wording import count, number, sentences
 from rankscope.server.window import Float64, Window
 
+# Observations whose median makes one value; slow oscillations show on coarse scales.
+_SCALES = (1, 4, 16)
+
 
 @dataclass(frozen=True, slots=True)
-class OscillatingPolicy:
+class OscillatingPolicy(Policy):
     """Thresholds of `loss.oscillating`.
 
     Attributes:
-        scales: observations whose median makes one value; slow oscillations show on coarse scales.
         size: values in a window.
         stride: values from one window to the next.
         max_lag_one: autocorrelation at lag 1 below which values alternate.
@@ -46,19 +49,18 @@ class OscillatingPolicy:
         calm: windows without it after which it is over.
     """
 
-    scales: tuple[int, ...] = (1, 4, 16)
-    size: int = 64
-    stride: int = 16
-    max_lag_one: float = -0.65
-    min_peak: float = 0.65
-    min_amplitude: float = 0.1
-    min_trend: float = -1.0
-    clear_peak: float = 0.8
-    clear_amplitude: float = 0.15
-    clear_trend: float = -3.0
-    windows: int = 2
-    growing: float = 1.6
-    calm: int = 6
+    size: Observations = 64
+    stride: Observations = 16
+    max_lag_one: Signed = -0.65
+    min_peak: Share = 0.65
+    min_amplitude: Times = 0.1
+    min_trend: Signed = -1.0
+    clear_peak: Share = 0.8
+    clear_amplitude: Times = 0.15
+    clear_trend: Signed = -3.0
+    windows: Count = 2
+    growing: Times = 1.6
+    calm: Count = 6
 
 
 @dataclass(slots=True)
@@ -179,14 +181,17 @@ class LossOscillating(Detector[OscillatingState]):
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = ("lr",)
 
+    policies: ClassVar[type[Policy]] = OscillatingPolicy
+    policy: OscillatingPolicy
+
     def __init__(self, policy: OscillatingPolicy | None = None) -> None:
-        self.policy = policy or OscillatingPolicy()
+        super().__init__(policy)
         self._detrend = residual_maker(self.policy.size, 2)
 
     def start(self) -> OscillatingState:
         """Nothing seen yet."""
         size = self.policy.size
-        return OscillatingState(scales=[_Scale(n, size) for n in self.policy.scales])
+        return OscillatingState(scales=[_Scale(n, size) for n in _SCALES])
 
     def advance(self, window: Window, state: OscillatingState) -> Outcome:
         """Takes the window's losses into every scale."""

@@ -11,22 +11,34 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Window
 
 _FIRST = 50
 _LAST = 100
-_EVIDENCE = 200
 _STRIDE = 10
-_MIN_GAIN = 0.05
-# Share of the highest rate so far below which a step is not meant to teach anything.
-_RATE = 0.1
-# Updates of the parameters, relative to their size, below which nothing can be learned in hundreds
-# of steps.
-_SMALL = 1e-5
-# An accuracy above it is one that was learned, if not in this run.
-_LEARNED = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class PlateauPolicy(Policy):
+    """Thresholds of `loss.plateau`.
+
+    Attributes:
+        evidence: losses before anything is judged.
+        min_gain: share of the first losses that has to be gained.
+        rate: share of the highest rate so far below which a step is not meant to teach anything.
+        small_update: updates of the parameters, relative to their size, with which nothing can be
+            learned in hundreds of steps.
+        learned: accuracy above which something was learned, if not in this run.
+    """
+
+    evidence: Observations = 200
+    min_gain: Share = 0.05
+    rate: Share = 0.1
+    small_update: Share = 1e-5
+    learned: Share = 0.6
 
 
 @dataclass(slots=True)
@@ -47,10 +59,11 @@ class Flat:
         """Share of the first loss that was gained."""
         return (self.first - self.last) / abs(self.first) if self.first else 0.0
 
-    @property
-    def certain(self) -> bool:
+    def certain(self, policy: PlateauPolicy) -> bool:
         """Whether something beside the loss says that it should have moved."""
-        return self.accuracy <= _LEARNED or (math.isnan(self.accuracy) and self.update < _SMALL)
+        if math.isnan(self.accuracy):
+            return self.update < policy.small_update
+        return self.accuracy <= policy.learned
 
 
 @dataclass(slots=True)
@@ -100,8 +113,11 @@ class LossPlateau(Detector[PlateauState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("loss.plateau",)
+    policies: ClassVar[type[Policy]] = PlateauPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = ("accuracy", "lr", "update_ratio", "grad_norm")
+
+    policy: PlateauPolicy
 
     def start(self) -> PlateauState:
         """Nothing seen yet."""
@@ -114,7 +130,7 @@ class LossPlateau(Detector[PlateauState]):
             loss = row.get("loss", math.nan)
             if state.moved or not math.isfinite(loss):
                 continue
-            if math.isfinite(state.rate) and state.rate < _RATE * state.peak:
+            if math.isfinite(state.rate) and state.rate < self.policy.rate * state.peak:
                 continue
             state.signed |= loss < 0
             state.total += 1
@@ -122,10 +138,14 @@ class LossPlateau(Detector[PlateauState]):
                 state.first.append(loss)
                 state.start_step = step if state.total == 1 else state.start_step
             state.last.append(loss)
-            if state.total >= _EVIDENCE and state.total % _STRIDE == 0 and not state.signed:
+            if (
+                state.total >= self.policy.evidence
+                and state.total % _STRIDE == 0
+                and not state.signed
+            ):
                 self._look(step, state)
-        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"loss.plateau": _check(window, state)}, findings)
+        findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
+        return Outcome({"loss.plateau": _check(window, state, self.policy)}, findings)
 
     def _remember(self, row: dict[str, float], state: PlateauState) -> None:
         if "lr" in row:
@@ -144,7 +164,7 @@ class LossPlateau(Detector[PlateauState]):
 
     def _look(self, step: int, state: PlateauState) -> None:
         first, last = float(np.mean(state.first)), float(np.mean(state.last))
-        state.flat = first - last < _MIN_GAIN * abs(first)
+        state.flat = first - last < self.policy.min_gain * abs(first)
         if not state.flat:
             state.moved = True
             state.watch.good(step)
@@ -155,7 +175,7 @@ class LossPlateau(Detector[PlateauState]):
             error = math.hypot(
                 noise_of_mean(state.accuracies), noise_of_mean(state.first_accuracies)
             )
-            if accuracy > _LEARNED or accuracy - began > max(3 * error, 0.05):
+            if accuracy > self.policy.learned or accuracy - began > max(3 * error, 0.05):
                 state.watch.good(step)
                 return
         elif not state.updates:
@@ -173,18 +193,18 @@ class LossPlateau(Detector[PlateauState]):
         state.watch.bad(step, facts, first_step=state.start_step).facts = facts
 
 
-def _check(window: Window, state: PlateauState) -> Check:
+def _check(window: Window, state: PlateauState, policy: PlateauPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
     if state.signed:
         why = "The loss changes its sign: it is a surrogate, and need not fall."
         return Check(Status.NOT_APPLICABLE, why)
     if state.moved:
         first = number(float(np.mean(state.first)))
         return Check(Status.OK, f"The loss has fallen from {first} to {number(state.last[-1])}.")
-    if state.total < _EVIDENCE:
-        why = f"{count(state.total, 'finite loss value')} of {_EVIDENCE} needed."
+    if state.total < policy.evidence:
+        why = f"{count(state.total, 'finite loss value')} of {policy.evidence} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
     if state.accuracies or state.updates:
         return Check(Status.OK, "The loss has hardly moved, but what was learned before stays.")
@@ -195,7 +215,7 @@ def _check(window: Window, state: PlateauState) -> Check:
     return Check(Status.INSUFFICIENT_DATA, why)
 
 
-def _finding(episode: Episode[Flat]) -> Finding:
+def _finding(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:
     facts = episode.facts
     evidence = {
         "first": facts.first,
@@ -210,16 +230,16 @@ def _finding(episode: Episode[Flat]) -> Finding:
         "lr": facts.rate,
     }
     evidence |= {name: value for name, value in named.items() if math.isfinite(value)}
-    cause, remedy = _explained(facts)
+    cause, remedy = _explained(facts, policy)
     at = f" and the accuracy at {percent(facts.accuracy)}" if math.isfinite(facts.accuracy) else ""
     title = (
         f"Nothing is learned: the loss is still at {number(facts.last)}{at}"
-        if facts.certain
+        if facts.certain(policy)
         else f"The loss is where it began ({number(facts.first)}, now {number(facts.last)})"
     )
     return Finding(
         kind="loss.plateau",
-        severity="warning" if facts.certain else "info",
+        severity="warning" if facts.certain(policy) else "info",
         title=title,
         seen_step=episode.seen_step,
         last_step=episode.last_step,
@@ -231,7 +251,7 @@ def _finding(episode: Episode[Flat]) -> Finding:
     )
 
 
-def _explained(facts: Flat) -> tuple[str, str]:
+def _explained(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
     """Cause and remedy, the likeliest by what the other signals say."""
     moved = f"The loss came from {number(facts.first)} to {number(facts.last)}"
     if facts.update == 0 and facts.norm > 0:
@@ -242,7 +262,7 @@ def _explained(facts: Flat) -> tuple[str, str]:
             "Make the optimizer from `model.parameters()` after the model is on its device and "
             "wrapped, and compare their ids.",
         )
-    if facts.update < _SMALL:
+    if facts.update < policy.small_update:
         raised = (
             f" from {number(facts.rate)} to {number(facts.rate * 1e-3 / facts.update)}"
             if facts.rate > 0 and facts.update > 0

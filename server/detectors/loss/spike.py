@@ -13,6 +13,7 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.history import Companions, RankHistory, rate_sentence
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import (
     Baseline,
     Progress,
@@ -24,7 +25,7 @@ from rankscope.server.window import Float64, Int64, Window
 
 
 @dataclass(frozen=True, slots=True)
-class SpikePolicy:
+class SpikePolicy(Policy):
     """Thresholds of `loss.spike`; counts are observations.
 
     Attributes:
@@ -36,22 +37,23 @@ class SpikePolicy:
         return_within: a spike that has not come back after so many is critical.
         settle_after: after so many the new level is taken for what it is.
         recurrent: so many spikes within `recurrent_within` are critical.
+        recurrent_within: the stretch in which spikes are counted.
         carried: share of the rise that makes one rank its carrier.
         lasting: so many values as high make it more than an odd batch: one is that batch, the next
             what its update did.
     """
 
-    min_z: float = 8.0
-    min_ratio: float = 1.5
-    min_progress: float = 0.05
-    evidence: int = 32
-    calm: int = 16
-    return_within: int = 50
-    settle_after: int = 200
-    recurrent: int = 3
-    recurrent_within: int = 1000
-    carried: float = 0.8
-    lasting: int = 3
+    min_z: Sigmas = 8.0
+    min_ratio: Times = 1.5
+    min_progress: Share = 0.05
+    evidence: Observations = 32
+    calm: Observations = 16
+    return_within: Observations = 50
+    settle_after: Observations = 200
+    recurrent: Count = 3
+    recurrent_within: Observations = 1000
+    carried: Share = 0.8
+    lasting: Observations = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,8 +127,8 @@ class LossSpike(Detector[SpikeState]):
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm")
 
-    def __init__(self, policy: SpikePolicy | None = None) -> None:
-        self.policy = policy or SpikePolicy()
+    policies: ClassVar[type[Policy]] = SpikePolicy
+    policy: SpikePolicy
 
     def start(self) -> SpikeState:
         """Nothing seen yet."""

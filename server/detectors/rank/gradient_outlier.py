@@ -13,6 +13,7 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.rank.loss_outlier import others_median
 from rankscope.server.detectors.statistics import Spacing, change_point, rank_rows
 from rankscope.server.detectors.walking import median
@@ -21,7 +22,7 @@ from rankscope.server.window import Float64, Int64, Window
 
 
 @dataclass(frozen=True, slots=True)
-class GradientOutlierPolicy:
+class GradientOutlierPolicy(Policy):
     """Thresholds of `rank.gradient_outlier`; counts are looks.
 
     Attributes:
@@ -43,21 +44,21 @@ class GradientOutlierPolicy:
         calm: looks without it after which it is over.
     """
 
-    size: int = 30
-    least: int = 8
-    min_factor: float = 2.0
-    min_z: float = 6.0
-    min_spread: float = 3.0
-    least_level: float = 0.2
-    windows: int = 2
-    burst_factor: float = 5.0
-    burst_deviations: float = 4.0
-    bursts: int = 4
-    burst_chance: float = 1e-5
-    burst_memory: int = 1024
-    memory: int = 256
-    renewed: int = 16
-    calm: int = 30
+    size: Observations = 30
+    least: Observations = 8
+    min_factor: Times = 2.0
+    min_z: Sigmas = 6.0
+    min_spread: Times = 3.0
+    least_level: Share = 0.2
+    windows: Count = 2
+    burst_factor: Times = 5.0
+    burst_deviations: Sigmas = 4.0
+    bursts: Count = 4
+    burst_chance: Share = 1e-5
+    burst_memory: Observations = 1024
+    memory: Observations = 256
+    renewed: Observations = 16
+    calm: Observations = 30
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,8 +147,8 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
     needs: ClassVar[tuple[str, ...]] = ("grad_norm_local",)
     min_ranks: ClassVar[int] = 2
 
-    def __init__(self, policy: GradientOutlierPolicy | None = None) -> None:
-        self.policy = policy or GradientOutlierPolicy()
+    policies: ClassVar[type[Policy]] = GradientOutlierPolicy
+    policy: GradientOutlierPolicy
 
     def start(self) -> GradientOutlierState:
         """Nothing seen yet."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.policy import Observations, Policy, Seconds, Share, Steps
 from rankscope.server.detectors.statistics import Spacing, change_point
 from rankscope.server.detectors.walking import median
 from rankscope.server.window import Float64, Window
@@ -21,7 +22,7 @@ _BACK = 64
 
 
 @dataclass(frozen=True, slots=True)
-class LatenessPolicy:
+class LatenessPolicy(Policy):
     """When a rank is late.
 
     Attributes:
@@ -30,20 +31,21 @@ class LatenessPolicy:
             step after step.
         least_share: and by this share of the step.
         looks: at so many looks,
-        share: of which it was late at this share (`still`, once it is known to be),
+        share: of which it was late at this share,
+        still: or at this one, once it is known to be late,
         steps: and over so many steps.
         calm: looks without it after which it is over.
         memory: step times remembered, to date it.
     """
 
-    least_seconds: float = 0.005
-    least_share: float = 0.2
-    looks: int = 8
-    share: float = 0.9
-    still: float = 0.5
-    steps: int = 20
-    calm: int = 8
-    memory: int = 2048
+    least_seconds: Seconds = 0.005
+    least_share: Share = 0.2
+    looks: Observations = 8
+    share: Share = 0.9
+    still: Share = 0.5
+    steps: Steps = 20
+    calm: Observations = 8
+    memory: Steps = 2048
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import (
     Progress,
     change_point,
@@ -23,7 +24,7 @@ from rankscope.server.window import Float64, Int64, Window
 
 
 @dataclass(frozen=True, slots=True)
-class LossOutlierPolicy:
+class LossOutlierPolicy(Policy):
     """Thresholds of `rank.loss_outlier`; counts are observations.
 
     Attributes:
@@ -45,19 +46,19 @@ class LossOutlierPolicy:
         calm: windows without it after which it is over.
     """
 
-    size: int = 50
-    stride: int = 10
-    min_z: float = 6.0
-    min_level: float = 0.2
-    min_progress: float = 0.05
-    min_spread: float = 3.0
-    windows: int = 2
-    critical_level: float = 1.0
-    critical_progress: float = 0.25
-    same_side: float = 0.6
-    undecided: float = 0.8
-    memory: int = 128
-    calm: int = 15
+    size: Observations = 50
+    stride: Observations = 10
+    min_z: Sigmas = 6.0
+    min_level: Times = 0.2
+    min_progress: Times = 0.05
+    min_spread: Times = 3.0
+    windows: Count = 2
+    critical_level: Times = 1.0
+    critical_progress: Times = 0.25
+    same_side: Share = 0.6
+    undecided: Share = 0.8
+    memory: Observations = 128
+    calm: Count = 15
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,8 +124,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
     wants: ClassVar[tuple[str, ...]] = ("accuracy",)
     min_ranks: ClassVar[int] = 2
 
-    def __init__(self, policy: LossOutlierPolicy | None = None) -> None:
-        self.policy = policy or LossOutlierPolicy()
+    policies: ClassVar[type[Policy]] = LossOutlierPolicy
+    policy: LossOutlierPolicy
 
     def start(self) -> LossOutlierState:
         """Nothing seen yet."""

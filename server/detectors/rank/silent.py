@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import RankLife, Window
 
 
 @dataclass(frozen=True, slots=True)
-class SilentPolicy:
+class SilentPolicy(Policy):
     """Thresholds of `rank.silent`, in seconds.
 
     Attributes:
@@ -29,15 +30,15 @@ class SilentPolicy:
         listening: longest time between two evaluations that counts as listening.
     """
 
-    min_silence: float = 30.0
-    typical_gaps: float = 10.0
-    longest_gaps: float = 3.0
-    heartbeats: float = 3.0
-    failed_min: float = 5.0
-    failed_longest_gaps: float = 1.5
-    unseen: float = 120.0
-    critical_after: float = 10.0
-    listening: float = 10.0
+    min_silence: Seconds = 30.0
+    typical_gaps: Times = 10.0
+    longest_gaps: Times = 3.0
+    heartbeats: Times = 3.0
+    failed_min: Seconds = 5.0
+    failed_longest_gaps: Times = 1.5
+    unseen: Seconds = 120.0
+    critical_after: Times = 10.0
+    listening: Seconds = 10.0
 
 
 @dataclass(slots=True)
@@ -87,8 +88,8 @@ class RankSilent(Detector[SilentState]):
     kinds: ClassVar[tuple[str, ...]] = ("rank.silent",)
     min_ranks: ClassVar[int] = 2
 
-    def __init__(self, policy: SilentPolicy | None = None) -> None:
-        self.policy = policy or SilentPolicy()
+    policies: ClassVar[type[Policy]] = SilentPolicy
+    policy: SilentPolicy
 
     def start(self) -> SilentState:
         """Nobody heard of yet."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.policy import Policy, Seconds
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
 from rankscope.server.window import Occurrence, RankLife, Window
 
@@ -14,7 +15,7 @@ _WAITING = "collective"
 
 
 @dataclass(frozen=True, slots=True)
-class StalledPolicy:
+class StalledPolicy(Policy):
     """Thresholds of `rank.stalled`, in seconds.
 
     Attributes:
@@ -22,8 +23,8 @@ class StalledPolicy:
         elsewhere: where a rank does something else: it may well come back from it.
     """
 
-    deadlock: float = 30.0
-    elsewhere: float = 120.0
+    deadlock: Seconds = 30.0
+    elsewhere: Seconds = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ class RankStalled(Detector[StalledState]):
     kinds: ClassVar[tuple[str, ...]] = ("rank.stalled",)
     min_ranks: ClassVar[int] = 2
 
-    def __init__(self, policy: StalledPolicy | None = None) -> None:
-        self.policy = policy or StalledPolicy()
+    policies: ClassVar[type[Policy]] = StalledPolicy
+    policy: StalledPolicy
 
     def start(self) -> StalledState:
         """Nobody has stalled."""

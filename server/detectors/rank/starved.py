@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.policy import Policy
 from rankscope.server.detectors.rank.lateness import Late, Lateness, LatenessPolicy, Look, rows_of
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, duration, percent, ranks
@@ -50,8 +51,8 @@ class RankStarved(Detector[StarvedState]):
     wants: ClassVar[tuple[str, ...]] = ("step_seconds",)
     min_ranks: ClassVar[int] = 2
 
-    def __init__(self, policy: LatenessPolicy | None = None) -> None:
-        self.policy = policy or LatenessPolicy()
+    policies: ClassVar[type[Policy]] = LatenessPolicy
+    policy: LatenessPolicy
 
     def start(self) -> StarvedState:
         """Nothing timed yet."""

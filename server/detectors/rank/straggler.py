@@ -12,6 +12,15 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.policy import (
+    Count,
+    Observations,
+    Policy,
+    Seconds,
+    Share,
+    Steps,
+    Times,
+)
 from rankscope.server.detectors.rank.lateness import Late, Lateness, LatenessPolicy, Look, rows_of
 from rankscope.server.detectors.statistics import Spacing
 from rankscope.server.detectors.walking import median
@@ -23,31 +32,32 @@ _NAMES = ("step_seconds", "compute_seconds", "wait_seconds")
 
 
 @dataclass(frozen=True, slots=True)
-class SlowCollectivePolicy:
-    """When the collectives themselves are slow.
+class StragglerPolicy(LatenessPolicy):
+    """When a rank is late, and when the collectives themselves are slow.
 
     Attributes:
-        skipped: looks at the beginning that count for nothing: connections are made there.
-        usual: so many looks at least say what is usual.
-        factor: times what is usual.
-        own: times that what the ranks take for themselves may have grown meanwhile: where that
-            grows, too, it is the machine that is busy.
-        least_seconds: and by so much.
-        least_share: and by this share of the step.
-        looks: at each of so many looks on end,
-        steps: and over so many steps.
-        calm: looks without it after which it is over.
+        collective_skipped: looks at the beginning that count for nothing: connections are made
+            there.
+        collective_usual: so many looks at least say what is usual.
+        collective_factor: times what is usual.
+        collective_own: times that what the ranks take for themselves may have grown meanwhile:
+            where that grows, too, it is the machine that is busy.
+        collective_least_seconds: by so much more than usual.
+        collective_least_share: and by this share of the step.
+        collective_looks: at each of so many looks on end,
+        collective_steps: and over so many steps.
+        collective_calm: looks without it after which it is over.
     """
 
-    skipped: int = 2
-    usual: int = 5
-    factor: float = 2.0
-    own: float = 1.5
-    least_seconds: float = 0.01
-    least_share: float = 0.3
-    looks: int = 8
-    steps: int = 20
-    calm: int = 8
+    collective_skipped: Count = 2
+    collective_usual: Observations = 5
+    collective_factor: Times = 2.0
+    collective_own: Times = 1.5
+    collective_least_seconds: Seconds = 0.01
+    collective_least_share: Share = 0.3
+    collective_looks: Observations = 8
+    collective_steps: Steps = 20
+    collective_calm: Observations = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,13 +132,8 @@ class RankStraggler(Detector[StragglerState]):
     wants: ClassVar[tuple[str, ...]] = _NAMES
     min_ranks: ClassVar[int] = 2
 
-    def __init__(
-        self,
-        policy: LatenessPolicy | None = None,
-        collectives: SlowCollectivePolicy | None = None,
-    ) -> None:
-        self.policy = policy or LatenessPolicy()
-        self.collectives = collectives or SlowCollectivePolicy()
+    policies: ClassVar[type[Policy]] = StragglerPolicy
+    policy: StragglerPolicy
 
     def start(self) -> StragglerState:
         """Nothing timed yet."""
@@ -179,31 +184,36 @@ class RankStraggler(Detector[StragglerState]):
     def _reduced(
         self, told: StragglerState, step: int, seconds: float, own: float, length: float
     ) -> None:
-        policy, state = self.collectives, told.collectives
+        policy, state = self.policy, told.collectives
         state.looks += 1
         state.spacing.push(step)
-        if state.looks <= policy.skipped:
+        if state.looks <= policy.collective_skipped:
             return
         current = state.current
         if current is not None and current.over(step):
             state.ended.append(current)
             state.current = current = None
         usual = math.nan
-        if len(state.usual) >= policy.usual:
+        if len(state.usual) >= policy.collective_usual:
             # What a busy machine does to single steps is in the upper half.
             usual = float(np.quantile([took for took, _ in state.usual], 0.25))
-        least = max(policy.least_seconds, policy.least_share * length)
-        if not (seconds > policy.factor * usual and seconds - usual > least):
+        least = max(policy.collective_least_seconds, policy.collective_least_share * length)
+        if not (seconds > policy.collective_factor * usual and seconds - usual > least):
             state.usual.append((seconds, own))
             state.slow.clear()
             state.quiet = step
             return
-        state.slow = [*state.slow, (step, seconds, own, length)][-max(policy.looks, policy.steps) :]
+        state.slow = [*state.slow, (step, seconds, own, length)][
+            -max(policy.collective_looks, policy.collective_steps) :
+        ]
         first = state.slow[0][0]
         if current is None:
-            if len(state.slow) < policy.looks or step - first < policy.steps - 1:
+            if (
+                len(state.slow) < policy.collective_looks
+                or step - first < policy.collective_steps - 1
+            ):
                 return
-            if median([o for _, _, o, _ in state.slow]) > policy.own * median(
+            if median([o for _, _, o, _ in state.slow]) > policy.collective_own * median(
                 [o for _, o in state.usual]
             ):
                 return
@@ -218,7 +228,9 @@ class RankStraggler(Detector[StragglerState]):
                 step_seconds=length,
             )
         current.last_step = step
-        current.clear_after = max(state.spacing.steps(policy.calm), policy.steps)
+        current.clear_after = max(
+            state.spacing.steps(policy.collective_calm), policy.collective_steps
+        )
         current.now = median([took for _, took, _, _ in state.slow])
         current.step_seconds = median([took for _, _, _, took in state.slow])
 

@@ -14,16 +14,30 @@ from rankscope.server.detectors.gradient.exploding import GradientExploding
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.oscillating import LossOscillating
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Steps
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Window
 
-# Healthy medians of the update over the parameters reach 7e-3, single steps 9.9e-3.
-_LARGE = 3e-2
-_AIM = 3e-3
-_UPDATES = 4
-_EVIDENCE = 40
-_NEAR = 200
+
+@dataclass(frozen=True, slots=True)
+class HighPolicy(Policy):
+    """Thresholds of `lr.too_high`.
+
+    Attributes:
+        large_update: median update, relative to the parameters, that is too large; healthy medians
+            reach 7e-3, single updates 9.9e-3.
+        usual_update: update that the remedy aims at.
+        updates: sampled updates before their size counts.
+        evidence: losses before anything is judged.
+        near: between a sign in the loss and what confirms it.
+    """
+
+    large_update: Share = 3e-2
+    usual_update: Share = 3e-3
+    updates: Count = 4
+    evidence: Observations = 40
+    near: Steps = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +90,11 @@ class RateTooHigh(Detector[HighState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("lr.too_high",)
+    policies: ClassVar[type[Policy]] = HighPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss", "lr")
     wants: ClassVar[tuple[str, ...]] = ("grad_norm", "grad_norm_preclip", "update_ratio")
+
+    policy: HighPolicy
 
     def start(self) -> HighState:
         """Nothing seen yet."""
@@ -102,39 +119,39 @@ class RateTooHigh(Detector[HighState]):
         for sign in sorted(told, key=lambda f: (f.seen_step, f.kind)):
             identity = sign.kind, sign.seen_step
             if identity not in state.judged:
-                state.judged[identity] = _second_sign(sign, state)
+                state.judged[identity] = _second_sign(sign, state, self.policy)
             high = state.judged[identity]
             if high is None:
                 continue
             # One at a time: what comes while one lasts belongs to it.
-            if state.current is None or sign.seen_step > state.last_step + _NEAR:
+            if state.current is None or sign.seen_step > state.last_step + self.policy.near:
                 state.current = identity
             if state.current == identity:
                 state.last_step = max(state.last_step, sign.last_step)
-                findings.append(_finding(sign, high))
+                findings.append(_finding(sign, high, self.policy))
         # Not by number: how much of a long block is looked back at must not depend on its length.
         for series in (state.updates, state.rates):
-            old = bisect_left(series, (window.last_step - 4 * _NEAR, -math.inf))
+            old = bisect_left(series, (window.last_step - 4 * self.policy.near, -math.inf))
             del series[:old]
-        return Outcome({"lr.too_high": _check(window, state)}, tuple(findings))
+        return Outcome({"lr.too_high": _check(window, state, self.policy)}, tuple(findings))
 
 
-def _second_sign(sign: Finding, state: HighState) -> High | None:
+def _second_sign(sign: Finding, state: HighState, policy: HighPolicy) -> High | None:
     known = [(s, v) for s, v in state.rates if s <= sign.seen_step]
-    recent = [v for s, v in state.updates if sign.seen_step - _NEAR < s <= sign.seen_step]
+    recent = [v for s, v in state.updates if sign.seen_step - policy.near < s <= sign.seen_step]
     update = median(recent)
     rise = Companions(rates=deque(known)).raised_rate(sign.first_step, before=100)
-    if rise is None and not (len(recent) >= _UPDATES and update > _LARGE):
+    if rise is None and not (len(recent) >= policy.updates and update > policy.large_update):
         return None
     return High(known[-1][1] if known else math.nan, update, rise)
 
 
-def _check(window: Window, state: HighState) -> Check:
-    if state.current is not None and window.last_step <= state.last_step + _NEAR:
+def _check(window: Window, state: HighState, policy: HighPolicy) -> Check:
+    if state.current is not None and window.last_step <= state.last_step + policy.near:
         kind, step = state.current
         return Check(Status.OPEN, f"The learning rate is too high: {kind} since step {step}.")
-    if state.total < _EVIDENCE:
-        why = f"{count(state.total, 'loss value')} of {_EVIDENCE} needed."
+    if state.total < policy.evidence:
+        why = f"{count(state.total, 'loss value')} of {policy.evidence} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
     others = sum(high is None for high in state.judged.values())
     if others:
@@ -148,7 +165,7 @@ def _check(window: Window, state: HighState) -> Check:
     )
 
 
-def _finding(sign: Finding, high: High) -> Finding:
+def _finding(sign: Finding, high: High, policy: HighPolicy) -> Finding:
     evidence: dict[str, Any] = {"sign": sign.kind, "lr": high.rate}
     if math.isfinite(high.update):
         evidence["update_ratio"] = high.update
@@ -158,7 +175,7 @@ def _finding(sign: Finding, high: High) -> Finding:
         cause = f"{sign.title}. {rate_sentence(high.rise)}"
     else:
         # The update goes with the rate.
-        usable = high.rate * min(max(_AIM / high.update, 0.01), 0.3)
+        usable = high.rate * min(max(policy.usual_update / high.update, 0.01), 0.3)
         cause = (
             f"{sign.title}. A step changes the parameters by {number(high.update)} of their size; "
             "healthy trainings stay below 0.01."

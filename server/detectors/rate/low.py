@@ -11,23 +11,40 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share
 from rankscope.server.detectors.statistics import Progress
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Window
 
-_EVIDENCE = 200
 _STRIDE = 10
-# Of update over parameters: what is usual lies between 1e-4 and 1e-2, healthy medians above 4e-5.
-_SMALL = 1e-5
-_USUAL = 1e-3
-_UPDATES = 10
-_MIN_GAIN = 0.05
-_LEARNED = 0.6
-# A collapse: the rate falls to this share of its peak, and was this long ago higher.
-_COLLAPSED = 0.01
+# A collapse: what the loss did before it, and after.
 _WAIT = 100
 _BEFORE = 60
+
+
+@dataclass(frozen=True, slots=True)
+class LowPolicy(Policy):
+    """Thresholds of `lr.too_low`.
+
+    Attributes:
+        evidence: losses before anything is judged.
+        small_update: median update, relative to the parameters, that is too small; healthy medians
+            lie above 4e-5.
+        usual_update: update that the remedy aims at; usual is 1e-4 to 1e-2.
+        updates: sampled updates before their size counts.
+        min_gain: share of the first losses that has to be gained.
+        learned: accuracy above which something was learned, if not in this run.
+        collapsed: share of the peak to which a rate that collapses falls.
+    """
+
+    evidence: Observations = 200
+    small_update: Share = 1e-5
+    usual_update: Share = 1e-3
+    updates: Count = 10
+    min_gain: Share = 0.05
+    learned: Share = 0.6
+    collapsed: Share = 0.01
 
 
 @dataclass(slots=True)
@@ -94,8 +111,11 @@ class RateTooLow(Detector[LowState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("lr.too_low",)
+    policies: ClassVar[type[Policy]] = LowPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss", "lr")
     wants: ClassVar[tuple[str, ...]] = ("update_ratio", "accuracy")
+
+    policy: LowPolicy
 
     def start(self) -> LowState:
         """Nothing seen yet."""
@@ -124,8 +144,10 @@ class RateTooLow(Detector[LowState]):
                 state.before.append(loss)
             if state.progress.count % _STRIDE == 0:
                 self._look(step, state)
-        findings = tuple(_finding(e, state) for e in state.watch.take(window.last_step))
-        return Outcome({"lr.too_low": _check(window, state)}, findings)
+        findings = tuple(
+            _finding(e, state, self.policy) for e in state.watch.take(window.last_step)
+        )
+        return Outcome({"lr.too_low": _check(window, state, self.policy)}, findings)
 
     def _rate(self, step: int, rate: float, state: LowState) -> None:
         state.rates += 1
@@ -135,7 +157,7 @@ class RateTooLow(Detector[LowState]):
         # The last step at which the rate was one to learn with: half its peak.
         if rate >= 0.5 * state.peak:
             state.peak_step = state.progress.count
-        low = rate <= _COLLAPSED * state.peak
+        low = rate <= self.policy.collapsed * state.peak
         if low and state.drop < 0:
             state.drop = step
             state.drop_losses = tuple(state.before)
@@ -178,32 +200,34 @@ class RateTooLow(Detector[LowState]):
         )
 
     def _from_the_start(self, state: LowState) -> Slow | None:
-        if state.progress.count < _EVIDENCE or len(state.updates) < _UPDATES:
+        if state.progress.count < self.policy.evidence or len(state.updates) < self.policy.updates:
             return None
         first, last = float(np.mean(state.first)), float(np.mean(state.last))
         update = median(state.updates)
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else 0.0
-        still = first - last < _MIN_GAIN * abs(first)
+        still = first - last < self.policy.min_gain * abs(first)
         # A rate that was high and has come down is the end of a schedule, not its beginning.
-        if not (still and 0 < update < _SMALL and accuracy <= _LEARNED):
+        if not (
+            still and 0 < update < self.policy.small_update and accuracy <= self.policy.learned
+        ):
             return None
         if state.rate < 0.1 * state.peak:
             return None
         return Slow(state.rate, state.peak, update, first, last)
 
 
-def _check(window: Window, state: LowState) -> Check:
+def _check(window: Window, state: LowState, policy: LowPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, state).title}.")
-    if state.progress.count < _EVIDENCE:
-        why = f"{count(state.progress.count, 'finite loss value')} of {_EVIDENCE} needed."
+        return Check(Status.OPEN, f"{_finding(episode, state, policy).title}.")
+    if state.progress.count < policy.evidence:
+        why = f"{count(state.progress.count, 'finite loss value')} of {policy.evidence} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
     rate, peak = number(state.rate), number(state.peak)
-    if len(state.updates) < _UPDATES:
+    if len(state.updates) < policy.updates:
         why = (
             f"The learning rate, {rate} after {peak}, has not collapsed; too few `update_ratio` "
-            f"({len(state.updates)} of {_UPDATES}) say whether it was too low from the start."
+            f"({len(state.updates)} of {policy.updates}) say whether it was too low from the start."
         )
         return Check(Status.INSUFFICIENT_DATA, why)
     return Check(
@@ -213,7 +237,7 @@ def _check(window: Window, state: LowState) -> Check:
     )
 
 
-def _finding(episode: Episode[Slow], state: LowState) -> Finding:
+def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy) -> Finding:
     facts = episode.facts
     evidence: dict[str, float] = {
         "lr": facts.rate,
@@ -246,7 +270,7 @@ def _finding(episode: Episode[Slow], state: LowState) -> Finding:
             f"{number(facts.peak)}."
         )
     else:
-        times = _USUAL / facts.update
+        times = policy.usual_update / facts.update
         title = (
             f"The learning rate of {number(facts.rate)} is too low: a step changes the parameters "
             f"by {number(facts.update)} of their size"
@@ -258,9 +282,9 @@ def _finding(episode: Episode[Slow], state: LowState) -> Finding:
         )
         remedy = (
             f"Raise the learning rate by tens, up to {number(facts.rate * times)}, at which a step "
-            f"would change the parameters by {number(_USUAL)} of their size. If the rate is meant "
-            "to be so, look at the gradient: it may be divided once too often (by ranks, "
-            "micro-batches, or a mean over tokens)."
+            f"would change the parameters by {number(policy.usual_update)} of their size. If the "
+            "rate is meant to be so, look at the gradient: it may be divided once too often (by "
+            "ranks, micro-batches, or a mean over tokens)."
         )
     return Finding(
         kind="lr.too_low",

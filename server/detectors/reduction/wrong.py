@@ -10,16 +10,26 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Outcome, Status
 from rankscope.server.detectors.episode import Watch
+from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.reduction.explain import Trouble, finding_of
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import Reduction, Window
 
-# How exactly a factor is known.
-_EXACT = 1e-3
 _GRACE = 20
-# Observations in order after which something unexplained counts as a change.
-_HELD = 3
 _TELLING = frozenset(("nothing", "stale", "swapped", "ranks"))
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionPolicy(Policy):
+    """Thresholds of `reduction.wrong`.
+
+    Attributes:
+        exact: relative difference up to which a factor is one of the numbers of ranks.
+        held: in order after which something unexplained counts as a change.
+    """
+
+    exact: Share = 1e-3
+    held: Observations = 3
 
 
 @dataclass(slots=True)
@@ -83,8 +93,11 @@ class ReductionWrong(Detector[ReductionState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("reduction.wrong",)
+    policies: ClassVar[type[Policy]] = ReductionPolicy
     wants: ClassVar[tuple[str, ...]] = ("clip_coefficient", "amp_scale", "micro_steps")
     min_ranks: ClassVar[int] = 2
+
+    policy: ReductionPolicy
 
     def start(self) -> ReductionState:
         """Nothing looked at yet."""
@@ -121,9 +134,9 @@ class ReductionWrong(Detector[ReductionState]):
         trouble.factor = factor
         size = len(made.ranks)
         micro = _value(window, made, "micro_steps") or 1.0
-        by_ranks = next((f for f in (float(size), 1.0 / size) if _is(factor, f)), None)
-        if by_ranks is not None and not _is(factor, 1 / micro):
-            same = state.streak > 0 and _is(state.last_factor, by_ranks)
+        by_ranks = next((f for f in (float(size), 1.0 / size) if _is(factor, f, self.policy)), None)
+        if by_ranks is not None and not _is(factor, 1 / micro, self.policy):
+            same = state.streak > 0 and _is(state.last_factor, by_ranks, self.policy)
             state.streak = state.streak + 1 if same else 1
             state.since = state.since if same else made.step
             state.last_factor = by_ranks
@@ -133,7 +146,9 @@ class ReductionWrong(Detector[ReductionState]):
                 self._found(state, trouble, first_step=state.since)
             return
         state.streak = 0
-        wrong = [t for t in made.wrong if t.how in _TELLING or _by_ranks(t.factor, size)]
+        wrong = [
+            t for t in made.wrong if t.how in _TELLING or _by_ranks(t.factor, size, self.policy)
+        ]
         if wrong:
             trouble.pattern, trouble.tensors = wrong[0].how, tuple(wrong)
             self._found(state, trouble)
@@ -141,7 +156,7 @@ class ReductionWrong(Detector[ReductionState]):
             trouble.pattern, trouble.tensors = "other", made.wrong
             self._unexplained(state, trouble)
         else:
-            self._kept(state, made.step, usual=_is(factor, 1.0))
+            self._kept(state, made.step, usual=_is(factor, 1.0, self.policy))
 
     def _whole(self, state: ReductionState, trouble: Trouble) -> None:
         made = trouble.reduction
@@ -163,7 +178,7 @@ class ReductionWrong(Detector[ReductionState]):
             self._unexplained(state, trouble)
 
     def _unexplained(self, state: ReductionState, trouble: Trouble) -> None:
-        if state.kept >= _HELD and not state.unexplained:
+        if state.kept >= self.policy.held and not state.unexplained:
             self._found(state, trouble)
         else:
             state.unexplained += 1
@@ -240,9 +255,9 @@ def _hooks(window: Window) -> list[str]:
     return [str(name) for name in found] if isinstance(found, list) else []
 
 
-def _is(value: float, other: float) -> bool:
-    return abs(value / other - 1.0) < _EXACT
+def _is(value: float, other: float, policy: ReductionPolicy) -> bool:
+    return abs(value / other - 1.0) < policy.exact
 
 
-def _by_ranks(factor: float, size: int) -> bool:
-    return _is(factor, size) or _is(factor, 1.0 / size)
+def _by_ranks(factor: float, size: int, policy: ReductionPolicy) -> bool:
+    return _is(factor, size, policy) or _is(factor, 1.0 / size, policy)

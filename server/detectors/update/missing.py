@@ -10,17 +10,29 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
 from rankscope.server.window import Window
 
 _GRACE = 20
-# Observations on end in which a tensor was left as it was; a whole model needs fewer.
-_SOME, _ALL = 4, 2
-# A learning rate this far below its largest moves small tensors by less than their last bit.
-_SMALL_RATE = 1e-3
 _FROZEN = "parameters.frozen"
 _MAX_NAMES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class MissingPolicy(Policy):
+    """Thresholds of `update.missing`.
+
+    Attributes:
+        some: on end in which a tensor was left as it was.
+        everything: on end in which the whole model was.
+        small_rate: share of the highest rate below which tensors may well stand still.
+    """
+
+    some: Observations = 4
+    everything: Observations = 2
+    small_rate: Share = 1e-3
 
 
 @dataclass(slots=True)
@@ -118,7 +130,10 @@ class UpdateMissing(Detector[MissingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("update.missing",)
+    policies: ClassVar[type[Policy]] = MissingPolicy
     wants: ClassVar[tuple[str, ...]] = ("tensors_unchanged", "grad_norm", "lr", "steps_skipped")
+
+    policy: MissingPolicy
 
     def start(self) -> MissingState:
         """Nothing seen yet."""
@@ -137,7 +152,7 @@ class UpdateMissing(Detector[MissingState]):
                 state.highest = max(state.highest, rate)
             norms, skipped = rows["grad_norm"].get(step), rows["steps_skipped"].get(step)
             # Without a rate, nothing says that the step was to move anything.
-            small = rate is None or rate <= _SMALL_RATE * state.highest
+            small = rate is None or rate <= self.policy.small_rate * state.highest
             due = np.ones(len(window.ranks), dtype=bool) & (not small)
             if norms is None:
                 due &= False
@@ -183,7 +198,7 @@ class UpdateMissing(Detector[MissingState]):
             if before[1] == word:
                 times, since = state.still.get(rank, (0, step))
                 state.still[rank] = (times + 1, since)
-                if times + 1 >= _ALL:
+                if times + 1 >= self.policy.everything:
                     whole.append(rank)
             else:
                 state.still.pop(rank, None)
@@ -211,7 +226,7 @@ class UpdateMissing(Detector[MissingState]):
             since = min(state.still[rank][1] for rank in whole)
             still = Still(tuple(whole), stuck, of, whole=True)
             state.watch.bad(step, still, first_step=since)
-        elif some and (state.some >= _SOME or state.watch.open(step) is not None):
+        elif some and (state.some >= self.policy.some or state.watch.open(step) is not None):
             everything = of > 0 and stuck >= of
             still = Still(tuple(some), stuck, of, whole=everything)
             state.watch.bad(step, still, first_step=state.some_since)

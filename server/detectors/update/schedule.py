@@ -9,19 +9,32 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Count, Policy, Share, Steps
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Window
 
 _GRACE = 20
-# A rate this far below its largest is none.
-_NOTHING = 1e-6
-# Steps without one: a last step with a rate of 0 is how many schedules end.
-_AT_LEAST = 10
-_SHARE = 0.05
-# A schedule advances too often when it did so over so many looks in a row, and so many steps.
-_LOOKS, _LOOKED = 3, 4
 _WRAPPED = "scheduler.wrapped"
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulePolicy(Policy):
+    """Thresholds of `schedule.mismatch`.
+
+    Attributes:
+        nothing: share of the highest rate below which a rate is none.
+        at_least: without a rate, at least: a last step with 0 is how many schedules end.
+        share: of all steps that were without a rate.
+        looks: looks on end at which the schedule was too fast.
+        looked: steps over which it was.
+    """
+
+    nothing: Share = 1e-6
+    at_least: Steps = 10
+    share: Share = 0.05
+    looks: Count = 3
+    looked: Count = 4
 
 
 @dataclass(slots=True)
@@ -103,8 +116,11 @@ class ScheduleMismatch(Detector[ScheduleState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("schedule.mismatch",)
+    policies: ClassVar[type[Policy]] = SchedulePolicy
     needs: ClassVar[tuple[str, ...]] = ("lr",)
     wants: ClassVar[tuple[str, ...]] = ("scheduler_steps", "micro_steps")
+
+    policy: SchedulePolicy
 
     def start(self) -> ScheduleState:
         """Nothing seen yet."""
@@ -117,7 +133,7 @@ class ScheduleMismatch(Detector[ScheduleState]):
         for step, rates in zip(steps.tolist(), np.nanmax(rows, axis=1).tolist(), strict=True):
             state.first = step if state.first < 0 else state.first
             state.judged += 1
-            if rates > _NOTHING * state.highest:
+            if rates > self.policy.nothing * state.highest:
                 state.highest = max(state.highest, rates)
                 state.nothing_since = -1
                 state.watch.good(step)
@@ -125,7 +141,9 @@ class ScheduleMismatch(Detector[ScheduleState]):
             if state.highest <= 0:
                 continue  # a warm-up that begins with 0
             since = state.nothing_since = step if state.nothing_since < 0 else state.nothing_since
-            if step - since + 1 >= max(_AT_LEAST, _SHARE * (since - state.first)):
+            if step - since + 1 >= max(
+                self.policy.at_least, self.policy.share * (since - state.first)
+            ):
                 state.watch.bad(step, Ended(state.first, state.highest), first_step=since)
         state.wrapped |= any(e.kind == _WRAPPED for e in window.events)
         micro = rank_rows(window, "micro_steps")
@@ -167,7 +185,7 @@ class ScheduleMismatch(Detector[ScheduleState]):
             state.times_since = earliest if first != number * earliest else 0
         state.looks += 1
         state.looked += step - earliest
-        if state.looks >= _LOOKS and state.looked >= _LOOKED:
+        if state.looks >= self.policy.looks and state.looked >= self.policy.looked:
             facts = Fast(int(number), state.micro, state.wrapped)
             state.fast.bad(step, facts, first_step=state.times_since)
 

@@ -7,6 +7,7 @@ import pytest
 from support.incidents import finding
 
 from rankscope.server.detectors.base import Check, Detector, Outcome, Status
+from rankscope.server.detectors.profiles import LOGGED
 from rankscope.server.detectors.runner import GRACE, Evaluation
 from rankscope.server.window import Series, Window
 
@@ -65,7 +66,8 @@ class Fails(Detector[None]):
 
 
 def test_what_is_read_of_a_run():
-    assert Evaluation([Tells(), Compares(), Fails()]).needs == {"loss", "lr", "accuracy"}
+    read = {"loss", "lr", "accuracy"}
+    assert Evaluation([Tells(), Compares(), Fails()]).needs == read | LOGGED
 
 
 def test_every_kind_has_an_answer_and_findings_come_by_steps():

@@ -41,16 +41,17 @@ def test_every_table_goes_somewhere():
 
 def test_what_is_executed():
     made = distribution.statements()
-    assert made[:4] == [
+    assert made[:5] == [
         "SELECT create_reference_table('alembic_version')",
+        "SELECT create_reference_table('project_settings')",
         "SELECT create_reference_table('run_name')",
         "SELECT create_reference_table('server')",
         "SELECT create_distributed_table('run', 'key', colocate_with => 'none')",
     ]
-    assert "SELECT create_distributed_table('chunk', 'run', colocate_with => 'run')" in made[4:]
-    assert all("colocate_with => 'run')" in statement for statement in made[4:])
+    assert "SELECT create_distributed_table('chunk', 'run', colocate_with => 'run')" in made[5:]
+    assert all("colocate_with => 'run')" in statement for statement in made[5:])
     # Called again it goes on where it was.
-    assert distribution.statements([*distribution.REFERENCE, "run"]) == made[4:]
+    assert distribution.statements([*distribution.REFERENCE, "run"]) == made[5:]
     assert distribution.statements([*distribution.REFERENCE, *TABLES]) == []
 
 

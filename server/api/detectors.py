@@ -1,0 +1,169 @@
+"""Detectors: which there are, what a project sets of them, what a run was judged by."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request
+from sqlalchemy import Connection, Engine
+
+from rankscope.server import detectors
+from rankscope.server.api import models
+from rankscope.server.api.deps import Database, RunId, known_run
+from rankscope.server.api.problems import Problem
+from rankscope.server.detector_settings import OF_THE_API, Given, for_project, project_overrides
+from rankscope.server.detectors.base import Detector
+from rankscope.server.detectors.policy import thresholds
+from rankscope.server.detectors.profiles import PROFILES
+from rankscope.server.detectors.settings import SettingsError, read
+from rankscope.server.storage import settings
+from rankscope.server.storage.engine import reading, writing
+
+router = APIRouter(tags=["detectors"])
+
+# As long as the column is.
+Project = Annotated[str, Path(description="project", min_length=1, max_length=250)]
+
+
+def _given(request: Request) -> Given:
+    given: Given = request.app.state.given
+    return given
+
+
+FromFile = Annotated[Given, Depends(_given)]
+
+
+@router.get("/detectors")
+def list_detectors() -> models.Detectors:
+    """All detectors of this server with their thresholds, and the profiles of losses."""
+    there = detectors.installed()
+    return models.Detectors(
+        items=[
+            _about(detector, there.origins.get(detector.kinds[0], "rankscope"))
+            for detector in there.detectors
+        ],
+        profiles=[
+            models.ProfileAbout(
+                name=name,
+                what=profile.what,
+                without=dict(profile.without),
+                lenient=sorted(profile.lenient),
+            )
+            for name, profile in PROFILES.items()
+        ],
+        failures=dict(there.failures),
+    )
+
+
+@router.get("/projects/{project:path}/detectors")
+def get_project(engine: Database, given: FromFile, project: Project) -> models.ProjectDetectors:
+    """What runs of a project that begin now are judged by."""
+    with reading(engine) as connection:
+        return _of_project(connection, given, project)
+
+
+@router.put("/projects/{project:path}/detectors")
+def put_project(
+    engine: Database, given: FromFile, project: Project, wanted: models.DetectorChanges
+) -> models.ProjectDetectors:
+    """Sets what differs for a project, in the place of what was set before by this route."""
+    return _save(engine, given, project, _merged({}, _plain(wanted)), replace=True)
+
+
+@router.patch("/projects/{project:path}/detectors")
+def patch_project(
+    engine: Database, given: FromFile, project: Project, wanted: models.DetectorChanges
+) -> models.ProjectDetectors:
+    """Changes some settings of a project; null takes back what was set."""
+    return _save(engine, given, project, _plain(wanted), replace=False)
+
+
+@router.get("/runs/{run}/detectors")
+def get_run_settings(engine: Database, run: RunId) -> models.DetectorSettings:
+    """What a run is judged by, from its first step to its last and whenever it is replayed."""
+    with reading(engine) as connection:
+        row = known_run(connection, run)
+        judged_by = settings.load_run(connection, run=row.key)
+    if judged_by is None:
+        raise Problem(404, f"run {run!r} has not been looked at yet; ask again in a second")
+    declared = row.config.get("profile")
+    return models.DetectorSettings.model_validate(
+        judged_by.to_json() | {"profile": declared or judged_by.profile}
+    )
+
+
+def _save(
+    engine: Engine, given: Given, project: str, changes: Mapping[str, Any], *, replace: bool
+) -> models.ProjectDetectors:
+    with writing(engine) as connection:
+        before = (
+            {} if replace else settings.load_project(connection, project=project, to_change=True)
+        )
+        after = _merged(before, changes)
+        try:
+            checked = read(after, detectors.installed().detectors, source=OF_THE_API)
+        except SettingsError as error:
+            raise Problem(422, str(error), problems=list(error.problems)) from error
+        settings.save_project(
+            connection, project=project, settings=checked.to_json(), now=time.time()
+        )
+        return _of_project(connection, given, project)
+
+
+def _of_project(connection: Connection, given: Given, project: str) -> models.ProjectDetectors:
+    return models.ProjectDetectors.model_validate(
+        {
+            "project": project,
+            "overrides": project_overrides(connection, project).to_json(),
+            **for_project(connection, given, project).to_json(),
+        }
+    )
+
+
+def _plain(wanted: models.DetectorChanges) -> dict[str, Any]:
+    """What the client sent, and nothing that it did not."""
+    return wanted.model_dump(exclude_unset=True)
+
+
+def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """RFC 7396: maps are merged, null takes away."""
+    merged = dict(before)
+    for name, value in changes.items():
+        if value is None:
+            merged.pop(name, None)
+        elif isinstance(value, Mapping):
+            old = merged.get(name)
+            merged[name] = _merged(old if isinstance(old, Mapping) else {}, value)
+        elif isinstance(value, bool) and isinstance(merged.get(name), Mapping):
+            # `"loss.spike": false` says nothing of its thresholds.
+            merged[name] = {**merged[name], "enabled": value}
+        else:
+            merged[name] = value
+    return merged
+
+
+def _about(detector: type[Detector[Any]], origin: str) -> models.DetectorAbout:
+    # Its own: it would inherit that of all detectors.
+    described = inspect.cleandoc(detector.__doc__ or "")
+    return models.DetectorAbout(
+        kinds=list(detector.kinds),
+        summary=" ".join(described.split("\n\n")[0].split()),
+        origin=origin,
+        needs=list(detector.needs),
+        wants=list(detector.wants),
+        min_ranks=detector.min_ranks,
+        thresholds=[
+            models.DetectorThreshold(
+                name=t.name,
+                default=t.default,
+                unit=t.unit,
+                meaning=t.meaning,
+                least=t.least,
+                most=t.most,
+            )
+            for t in thresholds(detector.policies)
+        ],
+    )

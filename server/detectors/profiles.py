@@ -1,0 +1,116 @@
+"""What a loss is: how it is judged where it does not have to fall.
+
+The loss of a classifier goes down, and where it does not something is wrong. The losses of two
+players, of a policy, or of a surrogate do not have to, and a rule about descent is then a rule
+about nothing. A run says which it is (`config={"profile": "adversarial"}`), or its project does;
+where neither does, the names under which losses are logged may tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+
+from rankscope.agent.wire import PROFILES as NAMES
+
+DESCENT = "descent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """How one sort of loss is judged.
+
+    Attributes:
+        what: the loss, in a sentence's words.
+        without: kinds that say nothing about such a loss -> why not.
+        lenient: kinds that are information at most.
+        logged: names of series, sets of which tell the profile: one of each set is there.
+    """
+
+    what: str
+    without: Mapping[str, str] = field(default_factory=dict)
+    lenient: frozenset[str] = frozenset()
+    logged: tuple[tuple[frozenset[str], ...], ...] = ()
+
+
+def _losses_of(*players: str) -> frozenset[str]:
+    """How the loss of one of several is called: `loss_g`, `g_loss`, `loss/g`, `g/loss`."""
+    cased = [name for player in players for name in (player, player.upper()[:1] + player[1:])]
+    return frozenset(
+        text
+        for name, joint in product(cased, "_/")
+        for text in (f"loss{joint}{name}", f"{name}{joint}loss")
+    )
+
+
+_GAME = "each player's loss rises where the other one learns"
+_VALUE = "its value is no measure of what was learned"
+_SURROGATE = {
+    "loss.diverging": _VALUE,
+    "loss.plateau": _VALUE,
+    "loss.oscillating": _VALUE,
+    "accuracy.stalled": _VALUE,
+    "generalization.gap": _VALUE,
+    "lr.too_low": _VALUE,
+}
+_NOISY = frozenset({"loss.spike", "lr.too_high", "gradient.oscillating", "gradient.exploding"})
+
+PROFILES: Mapping[str, Profile] = {
+    DESCENT: Profile(what="a loss that has to fall"),
+    "adversarial": Profile(
+        what="the losses of players against each other",
+        without={
+            "loss.diverging": _GAME,
+            "loss.plateau": "at the equilibrium of a game no loss falls",
+            "accuracy.stalled": "a discriminator that is right half of the time is what is wanted",
+            "generalization.gap": _GAME,
+            "lr.too_low": "at the equilibrium of a game no loss falls",
+        },
+        lenient=_NOISY | {"loss.oscillating"},
+        logged=(
+            (
+                _losses_of("g", "gen", "generator"),
+                _losses_of("d", "disc", "discriminator", "critic"),
+            ),
+        ),
+    ),
+    "reinforcement": Profile(
+        what="the surrogate loss of a policy",
+        without=_SURROGATE,
+        lenient=_NOISY,
+        logged=((_losses_of("policy", "actor"), _losses_of("value", "critic")),),
+    ),
+    "surrogate": Profile(
+        what="a loss whose gradient counts and whose value does not",
+        without=_SURROGATE,
+        lenient=_NOISY,
+    ),
+    "contrastive": Profile(
+        what="a loss among the samples of a batch, whose level goes with the batch's size",
+        without={
+            "generalization.gap": "batches of evaluation are of another size, and so is the loss",
+        },
+        lenient=frozenset({"loss.diverging", "loss.plateau", "accuracy.stalled", "lr.too_low"}),
+    ),
+}
+assert tuple(PROFILES) == NAMES
+
+# Series that somebody may log, by which a profile is told.
+LOGGED: frozenset[str] = frozenset(
+    name
+    for profile in PROFILES.values()
+    for sets in profile.logged
+    for names in sets
+    for name in names
+)
+
+
+def recognised(seen: Collection[str]) -> str | None:
+    """The profile that the names of a run's series tell of, if any."""
+    there = LOGGED.intersection(seen)
+    if there:
+        for name, profile in PROFILES.items():
+            if any(all(there & names for names in sets) for sets in profile.logged):
+                return name
+    return None
