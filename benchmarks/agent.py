@@ -5,15 +5,16 @@
 Two gloo ranks train under DistributedDataParallel on the CPU, one thread each. Times are those of
 rank 0, as ratios; absolute times belong to the machine.
 
-Three trainers of the same model live in one process: one plain, one with the agent (default
-settings, posting over HTTP), one with TensorBoard's `SummaryWriter.add_scalar` of the same scalars
-at every step. They train in blocks of 60 ms in mirrored order (plain, agent, TensorBoard, agent,
-plain, or with the first two exchanged, by chance), and a step's time is taken relative to the pace
-of its own round: what slows the machine for longer than a third of a second slows all arms.
-While the agent's block does not run, what it has hooked process-wide is taken out of torch, or the
-plain arm would pay for it; and half-way the arms change trainers, because memory layout alone makes
-a percent. The agent has long passed its dense start by then. Its threads work in between, whatever
-block runs: steps hit by them are known by the threads' processor time and count for the agent.
+One trainer has three arms: plain, with the agent (default settings, posting over HTTP), and with
+TensorBoard's `SummaryWriter.add_scalar` of the same scalars at every step. It trains in blocks of
+60 ms in mirrored order (plain, agent, TensorBoard, agent, plain, or with the first two exchanged,
+by chance), and a step's time is taken relative to the pace of its own round: what slows the machine
+for longer than a third of a second slows all arms. While the agent's block does not run, what it
+has hooked is taken out of torch and of the model, or the plain arm would pay for it. What is taken
+out and put back is slower for some steps: so that is done before the blocks of all arms, and three
+steps pass unmeasured. The agent has long passed its dense start by then. Its threads work in
+between, whatever block runs: steps hit by them are known by the threads' processor time and count
+for the agent.
 
 `--reattached ROUNDS` adds a variant for the MLPs in which the agent is attached and closed around
 each of its blocks, on one and the same trainer, with blocks of 1.2 s; what attaching and the dense

@@ -21,12 +21,12 @@ from .workloads import Trainer
 _MISSING = object()
 
 
-class ProcessWide:
-    """What an attached agent has changed in torch itself, so that it can be taken out for a while.
+class Changes:
+    """What an attached agent has changed, so that it can be taken out for a while.
 
-    Hooks of all optimizers and wrapped functions of torch act on every trainer of the process: left
-    in place they would slow the plain arm as well, and the ratio would be too good. Found by
-    comparing torch before and after, so that nothing of the agent needs to be known here.
+    Hooks of all optimizers and of the model, and functions of torch that have other code: left in
+    place they would slow the plain arm as well, and the ratio would be too good. Found by comparing
+    torch and the model before and after, so that nothing of the agent needs to be known here.
     """
 
     _OWNERS = (
@@ -43,7 +43,7 @@ class ProcessWide:
         *{c for c in vars(losses).values() if isinstance(c, type) and c is not torch.nn.Module},
     )
 
-    def __init__(self) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         self._before = {owner: dict(vars(owner)) for owner in self._OWNERS}
         # A function may also keep its place and be given other code.
         self._code_before = {
@@ -59,6 +59,12 @@ class ProcessWide:
             for home in (modules, optimizers)
             for name, table in vars(home).items()
             if name.startswith("_global_") and isinstance(table, dict)
+        ]
+        self._dicts += [
+            (f"{type(module).__name__}.{name}", table)
+            for module in model.modules()
+            for name, table in vars(module).items()
+            if name.endswith("_hooks") and isinstance(table, dict)
         ]
         self._hooks_before = [set(table) for _, table in self._dicts]
         self._hooks: list[tuple[str, Any, Any, Any]] = []
@@ -123,53 +129,61 @@ class Arm(Protocol):
     def step(self) -> None:
         """One step."""
 
-    def end(self) -> None:
-        """The block is over."""
-
-
-class Plain:
-    """Nothing beside the training."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-
-    def begin(self) -> None:
-        """Nothing."""
-
-    def step(self) -> None:
-        """One step."""
-        self.trainer.step()
-
-    def end(self) -> None:
-        """Nothing."""
-
 
 class Agent:
-    """The agent at default settings, attached for long, in force only while its blocks run."""
+    """The agent at default settings, attached for long, in force only while its blocks run.
+
+    Attributes:
+        changed: names of what it has changed.
+    """
 
     def __init__(self, trainer: Trainer, server: str, run: str) -> None:
         self.trainer = trainer
-        self._switch = ProcessWide()
+        self._changes = Changes(trainer.model)
         self.monitor = agent.attach(trainer.model, trainer.optimizer, server=server, run=run)
-        self.process_wide = self._switch.find()
-        self._switch.switch(False)
+        self.changed = self._changes.find()
 
     def begin(self) -> None:
         """In force again."""
-        self._switch.switch(True)
+        # Functions whose code was exchanged are slower at first, whichever of the two they have
+        # now: so it is exchanged before every block, of every arm.
+        self.pause()
+        self._changes.switch(True)
+
+    def pause(self) -> None:
+        """In force, and out of it; its threads live on."""
+        self._changes.switch(True)
+        self._changes.switch(False)
 
     def step(self) -> None:
         """One step."""
         self.trainer.step()
 
-    def end(self) -> None:
-        """Out of force; its threads live on."""
-        self._switch.switch(False)
-
     def close(self) -> None:
         """Takes it back for good."""
-        self._switch.switch(True)
+        self._changes.switch(True)
         self.monitor.close()
+
+
+class Plain:
+    """Nothing beside the training.
+
+    Args:
+        other: the agent that is attached to the same trainer, if any.
+    """
+
+    def __init__(self, trainer: Trainer, other: Agent | None = None) -> None:
+        self.trainer = trainer
+        self._other = other
+
+    def begin(self) -> None:
+        """The agent is out of force."""
+        if self._other is not None:
+            self._other.pause()
+
+    def step(self) -> None:
+        """One step."""
+        self.trainer.step()
 
 
 class TensorBoard:
@@ -179,16 +193,18 @@ class TensorBoard:
     norm are given as ready numbers.
     """
 
-    def __init__(self, trainer: Trainer, folder: Path) -> None:
+    def __init__(self, trainer: Trainer, folder: Path, other: Agent) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.trainer = trainer
+        self._other = other
         self._writer = SummaryWriter(str(folder))
         self._step = 0
         self._ended = time.perf_counter()
 
     def begin(self) -> None:
-        """Nothing."""
+        """The agent is out of force."""
+        self._other.pause()
 
     def step(self) -> None:
         """One step and its scalars."""
@@ -203,9 +219,6 @@ class TensorBoard:
         add("step_seconds", seconds, step)
         add("samples_per_second", len(self.trainer.y) / seconds, step)
         self._step = step + 1
-
-    def end(self) -> None:
-        """Nothing."""
 
     def close(self) -> None:
         """Writes what is left."""

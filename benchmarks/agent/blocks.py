@@ -50,9 +50,10 @@ class Plan:
 _WARM_UP_STEPS = 80
 _WARM_UP_SHORT_STEPS = 1150
 _SHORT_SECONDS = 0.018
-# Blocks are short beside what other processes of the machine do, long beside what the first step
-# after a change of the trainer costs; that one is not measured.
+# Blocks are short beside what other processes of the machine do, long beside what the first steps
+# after a change of arms cost; those are not measured.
 _BLOCK_SECONDS = 0.06
+_FIRST_STEPS = 3
 # Where the agent is attached at each block: longer than the time between two posts, and the part
 # before it that is not measured.
 _LONG_SECONDS, _SETTLE_SECONDS = 1.2, 0.6
@@ -83,28 +84,32 @@ def run(plan: Plan) -> None:
 
 def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
     batch = fitted_batch(workload)
-    # Three trainers, alike to the bit; which arm has which is changed half-way, because where
-    # tensors happen to lie in memory can make a step slower by more than the agent does.
-    trainers = [Trainer(workload, batch) for _ in range(3)]
-    # Odd, so that no block falls into the rhythm of a sampling at powers of two.
-    typical = _typical(trainers, workload)
-    steps = max(3, round(_BLOCK_SECONDS / typical)) | 1
-    warm_up = _WARM_UP_SHORT_STEPS if typical < _SHORT_SECONDS else _WARM_UP_STEPS
     rounds: list[Round] = []
     clock = _Clock()
     runs: list[str] = []
     order = random.Random(workload.name)  # the same on all ranks
-    process_wide: list[str] = []
+    changed: list[str] = []
     background = 0.0
+    # A second trainer, as where tensors happen to lie in memory may suit one arm better.
     for half in range(2):
-        slots = trainers[half:] + trainers[:half]
+        # One for all arms: two that are alike to the bit differ by more than the agent costs.
+        trainer = Trainer(workload, batch)
+        typical = _typical(trainer, workload)
+        # Odd, so that no block falls into the rhythm of a sampling at powers of two.
+        steps = max(3, round(_BLOCK_SECONDS / typical)) | 1
         runs.append(_run_id(workload, f"twin-{half}"))
-        writer = TensorBoard(slots[2], Path(plan.folder) / f"{runs[-1]}-{dist.get_rank()}")
-        watched = Agent(slots[1], plan.server, runs[-1])
-        process_wide = watched.process_wide
-        arms: dict[str, Arm] = {"plain": Plain(slots[0]), "agent": watched, "tensorboard": writer}
-        for name, arm in arms.items():
-            clock.block(arm, 0, warm_up if name == "agent" else 10)
+        watched = Agent(trainer, plan.server, runs[-1])
+        changed = watched.changed
+        clock.block(
+            watched, 0, _WARM_UP_SHORT_STEPS if typical < _SHORT_SECONDS else _WARM_UP_STEPS
+        )
+        folder = Path(plan.folder) / f"{runs[-1]}-{dist.get_rank()}"
+        writer = TensorBoard(trainer, folder, watched)
+        arms: dict[str, Arm] = {
+            "plain": Plain(trainer, watched),
+            "agent": watched,
+            "tensorboard": writer,
+        }
         clock.background.look()
         before = clock.background.seconds()
         until = time.perf_counter() + workload.seconds * plan.scale / 2
@@ -112,24 +117,24 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
             sides = order.choice((("plain", "agent"), ("agent", "plain")))
             blocks: dict[str, list[Steps]] = {}
             for name in (*sides, "tensorboard", *reversed(sides)):
-                blocks.setdefault(name, []).append(clock.block(arms[name], steps, 1))
+                blocks.setdefault(name, []).append(clock.block(arms[name], steps, _FIRST_STEPS))
             rounds.append({name: _joined(parts) for name, parts in blocks.items()})
         background += clock.background.seconds() - before
         watched.close()
         writer.close()
     rounds = _hit_on_any_rank(rounds)
-    again_runs, again = _reattached(plan, workload, trainers[0], _typical([trainers[0]], workload))
+    again_runs, again = _reattached(plan, workload, trainer, typical)
     if dist.get_rank() != 0:
         return {}
     plain = np.concatenate([r["plain"].seconds for r in rounds])
-    # The unmeasured step of each of the two blocks of a round is a step of the agent as well.
-    background /= sum(len(r["agent"].seconds) + 2 for r in rounds)
+    # What is not measured of the two blocks of a round are steps of the agent as well.
+    background /= sum(len(r["agent"].seconds) + 2 * _FIRST_STEPS for r in rounds)
     figures: dict[str, Any] = {
         "workload": asdict(workload),
         "batch": batch,
-        "tensors": trainers[0].tensors,
+        "tensors": trainer.tensors,
         "rounds": len(rounds),
-        "process_wide": process_wide,
+        "changed": changed,
         "runs": runs + again_runs,
         "plain_ms": {
             "median": 1e3 * float(np.median(plain)),
@@ -205,7 +210,6 @@ class _Clock:
             hit[i] = now - worked > _HIT_SECONDS
             worked = now
         processor = time.process_time() - processor - (worked - first)
-        arm.end()
         return Steps(seconds, hit, processor)
 
 
@@ -237,14 +241,13 @@ def _hit_on_any_rank(rounds: list[Round]) -> list[Round]:
     return rounds
 
 
-def _typical(trainers: list[Trainer], workload: Workload) -> float:
+def _typical(trainer: Trainer, workload: Workload) -> float:
     """Seconds of a step, as rank 0 sees it."""
     times = []
-    for trainer in trainers:
-        for _ in range(max(8, int(100 / workload.step_ms))):
-            began = time.perf_counter()
-            trainer.step()
-            times.append(time.perf_counter() - began)
+    for _ in range(max(8, int(100 / workload.step_ms))):
+        began = time.perf_counter()
+        trainer.step()
+        times.append(time.perf_counter() - began)
     told: list[Any] = [float(np.median(times))]
     dist.broadcast_object_list(told, src=0)
     return float(told[0])
