@@ -26,7 +26,7 @@ from rankscope.agent import wire
 from rankscope.agent.wire import STAGES
 from rankscope.server import compare, conservation
 from rankscope.server.conservation import Sums
-from rankscope.server.pending import Pending, superseded_from
+from rankscope.server.pending import Pending, PendingLayers, superseded_from
 from rankscope.server.replicas import REPLICATED, Replicas
 from rankscope.server.spans import Spans
 from rankscope.server.storage.columns import Columns
@@ -62,6 +62,15 @@ WATCHED_WORDS = (
     "rng/cuda",
     "rng/numpy",
     "rng/python",
+)
+
+# Numbers of single tensors that detectors look at.
+WATCHED_LAYERS = (
+    "grad_norm",
+    "weight_norm",
+    "update_ratio",
+    "dead_units_lasting",
+    "saturated_units_lasting",
 )
 
 # How long a rank may hold up the others: one that has never been seen, and one that fell silent
@@ -103,6 +112,7 @@ class Aligner:
         self.given_up = 0
         self._series = Pending(np.float64)
         self._words = Pending(np.uint64)
+        self._layers = PendingLayers()
         # By step and stage, then by rank and table.
         self._prints: dict[tuple[int, str], dict[tuple[int, str], PrintPart]] = defaultdict(dict)
         self._print_bytes = 0
@@ -143,6 +153,8 @@ class Aligner:
                 continue
             self._heard(made.rank, made.attempt, made.print.step, made.print.step)
             self._add_print(made)
+        for layers in data.layers:
+            self._layers.add(layers, self.last_step)
         for rank, first in lowest.items():
             # What the next page holds of a rank is later than the earliest of this one: the parts
             # of a step never arrive a whole page (thousands of batches) apart.
@@ -259,7 +271,7 @@ class Aligner:
         # Scalars and words that came together share the array of their steps.
         held = {id(s): s for s in (*self._series.steps(), *self._words.steps())}
         prints = np.array([step for step, _ in self._prints], dtype=np.int64)
-        steps = np.unique(np.concatenate([prints, *held.values()]))
+        steps = np.unique(np.concatenate([prints, self._layers.steps(), *held.values()]))
         return steps[steps <= through]
 
     # ---------------------------------------------------------------------------------- the window
@@ -308,6 +320,7 @@ class Aligner:
             ),
             begins={rank: tuple(sorted(b.values())) for rank, b in self._begins.items()},
             negligible=negligible,
+            layers=self._layers.take(through, self._begins),
         )
 
     # ----------------------------------------------------------------------------- the comparisons
@@ -364,7 +377,7 @@ class Aligner:
             before=before if before is not None and before.step == step - 1 else None,
         )
         self._sums[tuple(taken)] = Sums(step, stacked.mean(axis=0), came_out.sketches)
-        return made
+        return replace(made, cosine=conservation.cosine(stacked, came_out.sketches))
 
     def _comparisons(
         self,

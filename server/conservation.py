@@ -109,6 +109,20 @@ def balance(
     return made
 
 
+def cosine(local: Float64, reduced: Float64) -> float:
+    """Cosine of what came out to the mean of what went in; NaN where one is zero or unknown.
+
+    Args:
+        local: float64 [R, T, K]; a tensor of which a rank's sketch is not known does not count.
+        reduced: float64 [T, K].
+    """
+    mean = local.mean(axis=0)
+    known = np.isfinite(mean).all(axis=1) & np.isfinite(reduced).all(axis=1)
+    one, other = mean[known], reduced[known]
+    size = float(np.sqrt((one**2).sum() * (other**2).sum()))
+    return float((one * other).sum()) / size if size > 0 else float("nan")
+
+
 def negligible(sketches: Mapping[int, Float64 | None]) -> dict[int, int]:
     """Step -> number of tensors whose gradient is next to nothing.
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from rankscope.agent.wire import Array
 from rankscope.server.storage.columns import Columns
-from rankscope.server.window import Bool, Int64, Series
+from rankscope.server.storage.layers import LayerPart
+from rankscope.server.window import Bool, Int64, LayerNumbers, Series
 
 
 class Pending:
@@ -91,6 +92,55 @@ class Pending:
             for part in _in_order(due):
                 _put(values, present, part, row_of, ranks, steps)
         return {name: Series(values[n], present[n]) for name, n in row_of.items()}
+
+
+class PendingLayers:
+    """Numbers of single tensors that are not in a window yet."""
+
+    def __init__(self) -> None:
+        # By step, then by metric, table and rank; with the attempt that posted it.
+        self._held: dict[int, dict[tuple[str, str, int], tuple[int, LayerNumbers]]] = {}
+
+    def add(self, part: LayerPart, after: int) -> None:
+        """Takes what one rank posted of one metric, of the steps after `after`."""
+        for column, step in enumerate(part.steps.tolist()):
+            if step <= after:
+                continue
+            held = self._held.setdefault(step, {})
+            key = (part.metric, part.name, part.rank)
+            if key in held and held[key][0] > part.attempt:
+                continue
+            made = LayerNumbers(
+                step=step,
+                rank=part.rank,
+                metric=part.metric,
+                table=part.table,
+                # A copy: a view would hold all that came with it.
+                values=np.array(part.values[:, column]),
+            )
+            held[key] = (part.attempt, made)
+
+    def steps(self) -> Int64:
+        """The steps of what waits."""
+        return np.array([*self._held], dtype=np.int64)
+
+    def take(
+        self, through: int, begins: Mapping[int, Mapping[int, int]]
+    ) -> tuple[LayerNumbers, ...]:
+        """What waits at steps up to `through`, in order, but for what was said anew since.
+
+        Args:
+            begins: first step of each attempt of each rank.
+        """
+        found = []
+        for step in sorted(s for s in self._held if s <= through):
+            held = self._held.pop(step)
+            found += [
+                made
+                for (_, _, rank), (attempt, made) in sorted(held.items(), key=lambda item: item[0])
+                if step < superseded_from(attempt, begins.get(rank, {}))
+            ]
+        return tuple(found)
 
 
 def _put(

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine
 from rankscope.server import detectors, snapshot
 from rankscope.server.alerts import causes, lifecycle
 from rankscope.server.alerts.model import Alert
-from rankscope.server.align import Aligner, lives_since
+from rankscope.server.align import MAX_LAG, WATCHED_LAYERS, Aligner, lives_since
 from rankscope.server.detector_settings import Given, for_project
 from rankscope.server.detectors.base import Check
 from rankscope.server.detectors.runner import Evaluation
@@ -30,6 +30,8 @@ _logger = logging.getLogger(__name__)
 # How long dense sampling is asked for after something was found, in steps.
 _DENSE_STEPS = 20
 _MAX_AHEAD = 2000
+# What a closer look tells more of: which tensors, and since when.
+_LOOKED_INTO = ("desync.", "reduction.", "gradient.accumulating", "layer.dead")
 # A run all of whose ranks have said nothing for this long is not running.
 _LOST_SECONDS = 30.0
 # A snapshot is made after so many seconds of work, and when that was so many times what it costs:
@@ -133,6 +135,8 @@ class RunEvaluation:
                     metrics=self._memory.aligner.metrics,
                     stages=self._memory.aligner.stages,
                     known=self._lives,
+                    layers=WATCHED_LAYERS,
+                    beyond=self._memory.aligner.last_step - MAX_LAG,
                 )
             more = data.more
             for entry in data.lives:
@@ -319,7 +323,7 @@ class RunEvaluation:
         fresh = [
             alert
             for alert in changed.values()
-            if alert.kind.startswith(("desync.", "reduction.", "gradient.accumulating"))
+            if alert.kind.startswith(_LOOKED_INTO)
             and alert.state == "open"
             and alert.id not in self._memory.looked_into
         ]

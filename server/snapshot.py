@@ -38,6 +38,7 @@ _OURS = (
         for name in (
             *("align", "alerts", "compare", "conservation", "detectors", "pending", "replicas"),
             *("run_evaluation", "spans", "storage.columns", "storage.evaluation", "storage.lives"),
+            "storage.layers",
             "window",
         )
     ),

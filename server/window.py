@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rankscope.agent import wire
+
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -139,6 +141,8 @@ class Reduction:
             step before), or `other`; empty with a ratio.
         weights: what the pattern's parts count; of `weights`, one for each rank.
         agreed: whether the ranks agree on what came out; nothing else is known where they do not.
+        cosine: of what came out to the mean of what went in, over all tensors, from their sketches;
+            free of clipping and loss scales. NaN where one of them is zero or not finite.
     """
 
     step: int
@@ -152,6 +156,25 @@ class Reduction:
     pattern: str = ""
     weights: tuple[float, ...] = ()
     agreed: bool = True
+    cosine: float = float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNumbers:
+    """One number for each tensor, or module, of a table: of one rank at one step.
+
+    Attributes:
+        metric: for example `grad_norm`.
+        table: names, shapes and dtypes in the model's order; modules have the shape () and the
+            name of their class for a dtype.
+        values: float64 [T]; NaN where there is none.
+    """
+
+    step: int
+    rank: int
+    metric: str
+    table: wire.TensorTable
+    values: Float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +238,8 @@ class Window:
         begins: first step of each of a rank's processes, ascending.
         negligible: step -> tensors whose gradient is next to nothing beside that of the others, at
             steps at which gradients were fingerprinted.
+        layers: numbers of single tensors of the first few ranks at these steps, in the order of
+            (step, metric, rank).
     """
 
     world_size: int
@@ -233,6 +258,7 @@ class Window:
     classes: tuple[tuple[int, ...], ...] = ()
     begins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     negligible: Mapping[int, int] = field(default_factory=dict)
+    layers: tuple[LayerNumbers, ...] = ()
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -16,6 +18,8 @@ from rankscope.agent.probes.module_hook import ModuleHooks, is_compiled
 from rankscope.agent.probes.norms import on_one_device
 from rankscope.agent.tensors import TensorGroup
 from rankscope.agent.wire import Layers, TensorTable
+
+Bool = npt.NDArray[np.bool_]
 
 _RELUS = (nn.ReLU, nn.ReLU6)
 _SQUASHING = (nn.Tanh, nn.Sigmoid)
@@ -29,6 +33,9 @@ _WEIGHTED = (
 # A unit is saturated where its output stays this close to the ends of its range, as a share of
 # half the range.
 _CLOSE = 0.01
+# A unit is idle for good, as far as can be told, where it was for this many samples on end. A batch
+# of 16 leaves half of the units of a healthy layer idle.
+_LASTING = 512
 # So many calls of a module during one step are told apart; what comes after them is not looked at.
 _MOST_CALLS = 64
 
@@ -62,6 +69,10 @@ class Activations(Probe):
     of the ends of its range, for every sample of the step's micro-batches. A module that is called
     several times in one forward pass counts with each call's units.
 
+    `dead_units_lasting` and `saturated_units_lasting` are of the sampled steps together, this one
+    and those before it back to 512 samples or more (to 1,024 at most, where a step has fewer): what
+    single batches leave idle by chance is not in them. Samples are rows or, of tokens, places.
+
     Functions (`torch.relu`) and compiled modules have no hooks and are not seen. The modules have a
     table of their own, `activations`; a module of the other kind, and one that was not called, has
     NaN.
@@ -78,6 +89,8 @@ class Activations(Probe):
         self._group: Modules | None = None
         self._calls: list[list[torch.Tensor]] = []
         self._called: list[int] = []
+        self._samples: list[int] = []
+        self._lasting: dict[int, _Lasting] = {}
         self._seconds = 0.0
         # Held by the hooks weakly and called through them.
         self.module_called = context.guarded(self.name, self._module_called)
@@ -111,6 +124,7 @@ class Activations(Probe):
             if not is_compiled(self.context.model):
                 self._calls = [[] for _ in self._modules]
                 self._called = [0] * len(self._modules)
+                self._samples = [0] * len(self._modules)
                 self._hooks.put_on(self, self._modules)
             self._seconds = time.perf_counter() - began
 
@@ -124,6 +138,11 @@ class Activations(Probe):
         calls = self._calls[place]
         if call < _MOST_CALLS:
             found = _active(module, output.detach(), channels=self._channels[place])
+            if call == 0:
+                # Places of one image are alike: it counts as one.
+                image = self._channels[place] and output.dim() > 2
+                of_unit = output.shape[0] if image else output.numel() // found.numel()
+                self._samples[place] += of_unit
             if call == len(calls):
                 calls.append(found)
             elif calls[call].shape == found.shape:
@@ -144,27 +163,63 @@ class Activations(Probe):
             if not rows:
                 return
             units = np.array([sum(active.numel() for active in calls[row]) for row in rows])
+            samples = [self._samples[row] for row in rows]
             arrival = Arrival(
                 torch.cat(on_one_device([active for row in rows for active in calls[row]]))
             )
 
             def deliver() -> None:
-                idle = np.full(len(calls), np.nan)
-                active = np.add.reduceat(arrival.result(), np.cumsum(units) - units)
-                idle[rows] = 1.0 - active / units
+                idle, lasting = np.full((2, len(calls)), np.nan)
+                seen = np.split(arrival.result() != 0, np.cumsum(units)[:-1])
+                for row, active, count in zip(rows, seen, samples, strict=True):
+                    idle[row] = 1.0 - active.mean()
+                    known = self._lasting.get(row)
+                    if known is None or len(known.active) != len(active):
+                        known = self._lasting[row] = _Lasting(active)
+                    lasting[row] = known.idle(active, count)
                 relu = np.array([isinstance(m, _RELUS) for m in self._modules])
-                for metric, mine in (("dead_units", relu), ("saturated_units", ~relu)):
-                    values = np.where(mine, idle, np.nan)
-                    if not np.isnan(values).all():
-                        facts.layers.append(
-                            Layers(step=facts.step, table=group.table, metric=metric, values=values)
-                        )
+                for metric, shares in (("units", idle), ("units_lasting", lasting)):
+                    for what, mine in (("dead", relu), ("saturated", ~relu)):
+                        values = np.where(mine, shares, np.nan)
+                        if not np.isnan(values).all():
+                            name = f"{what}_{metric}"
+                            facts.layers.append(
+                                Layers(
+                                    step=facts.step, table=group.table, metric=name, values=values
+                                )
+                            )
 
             facts.when_ready(arrival, deliver)
 
     def close(self) -> None:
         """Takes the hooks off."""
         self._hooks.take_off()
+
+
+class _Lasting:
+    """Which units of a module did something at one of the last sampled steps.
+
+    Attributes:
+        active: bool [units], since the last full count.
+    """
+
+    __slots__ = ("_before", "_count", "active")
+
+    def __init__(self, like: Bool) -> None:
+        self.active = np.zeros_like(like)
+        self._before: Bool | None = None
+        self._count = 0
+
+    def idle(self, active: Bool, samples: int) -> float:
+        """Takes a step's units; share of those that did nothing for so long, NaN if not known."""
+        self.active |= active
+        self._count += samples
+        seen = self.active if self._before is None else self.active | self._before
+        if self._count >= _LASTING:
+            self._before, self.active, self._count = self.active, np.zeros_like(active), 0
+        elif self._before is None:
+            return math.nan
+        return float(1.0 - seen.mean())
 
 
 def _active(module: nn.Module, output: torch.Tensor, *, channels: bool) -> torch.Tensor:

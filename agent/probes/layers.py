@@ -29,6 +29,9 @@ class LayerNorms(Probe):
     and after, with a standard error of 9 %.
     `tensors_unchanged` is the number of tensors whose bits the step left as they were although
     their gradient is not zero.
+
+    `tensors_without_gradient`, tier `signals`: the number of tensors that got no gradient, or one
+    of zeros; two operations on the norms that are there.
     """
 
     name = "layers"
@@ -56,6 +59,7 @@ class LayerNorms(Probe):
     @torch.no_grad()
     def after_step(self, facts: StepFacts) -> None:
         """Measures what the step did."""
+        self._without_gradient(facts)
         copies, copied = self._copies, self._copied
         self._copied = False
         group = self.context.parameters
@@ -79,6 +83,14 @@ class LayerNorms(Probe):
                 _deliver(facts, group, found)
 
             facts.when_ready(Together(found.weights, found.pushes, found.old, found.new), deliver)
+
+    def _without_gradient(self, facts: StepFacts) -> None:
+        made = facts.shared.get("gradient_norms")
+        if made is not None:
+            with facts.charged("signals"):
+                count = len(self.context.parameters.tensors)
+                # A norm that is NaN is one.
+                facts.scalars["tensors_without_gradient"] = count - torch.count_nonzero(made.norms)
 
 
 class _Copies:

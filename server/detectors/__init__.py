@@ -9,8 +9,11 @@ from typing import Any
 from rankscope.agent import wire
 from rankscope.server.detectors.accuracy import AccuracyStalled
 from rankscope.server.detectors.base import Detector
+from rankscope.server.detectors.batch import BatchNoise
+from rankscope.server.detectors.compression import CompressionError
 from rankscope.server.detectors.data import (
     BatchShared,
+    DataOutlier,
     Duplicated,
     Imbalanced,
     Overlap,
@@ -26,9 +29,11 @@ from rankscope.server.detectors.gradient import (
     GradientExploding,
     GradientNonFinite,
     GradientOscillating,
+    GradientVanishing,
     ScaleCollapse,
 )
 from rankscope.server.detectors.installed import Installed, load
+from rankscope.server.detectors.layer import LayerDead
 from rankscope.server.detectors.loss import (
     LossDiverging,
     LossNonFinite,
@@ -48,7 +53,7 @@ from rankscope.server.detectors.rank import (
 from rankscope.server.detectors.rate import RateTooHigh, RateTooLow
 from rankscope.server.detectors.reduction import ReductionWrong
 from rankscope.server.detectors.settings import Effective
-from rankscope.server.detectors.update import ScheduleMismatch, UpdateMissing
+from rankscope.server.detectors.update import ScheduleMismatch, UpdateMissing, UpdateRatio
 
 # What a user reads about a detector is its docstring; its first paragraph needs no heading.
 SECTIONS = ("Statistic:", "Severity:", "Evidence:", "Source:")
@@ -89,6 +94,12 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     GeneralizationGap,
     RateTooHigh,
     RateTooLow,
+    LayerDead,
+    GradientVanishing,
+    UpdateRatio,
+    BatchNoise,
+    CompressionError,
+    DataOutlier,
 )
 
 

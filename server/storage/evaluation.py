@@ -14,6 +14,8 @@ from rankscope.server.detectors.base import Check
 from rankscope.server.storage import dialect, schema
 from rankscope.server.storage.alerts import alert_from_row, alert_to_row
 from rankscope.server.storage.columns import Columns, load_columns
+from rankscope.server.storage.layers import LayerPart
+from rankscope.server.storage.layers import load_new as load_new_layers
 from rankscope.server.storage.lives import Life, Lives
 from rankscope.server.storage.prints import bytes_of, load_contents, print_of
 from rankscope.server.storage.tables import load_tables
@@ -62,6 +64,7 @@ class NewData:
             are news; a rank's is all of them.
         configs: what ranks said of themselves at attach, of those where it is news.
         events: what ranks told once, as far as detectors ask for it.
+        layers: numbers of single tensors, of the first few ranks.
     """
 
     arrival: int
@@ -75,6 +78,7 @@ class NewData:
     config: Mapping[str, Any]
     configs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     events: tuple[Occurrence, ...] = ()
+    layers: tuple[LayerPart, ...] = ()
 
 
 def runs_to_evaluate(connection: Connection, *, now: float) -> list[RunRow]:
@@ -113,6 +117,8 @@ def load_new(
     metrics: Collection[str] | None = None,
     stages: Collection[str] | None = None,
     known: Lives | None = None,
+    layers: Collection[str] = (),
+    beyond: int = -1,
 ) -> NewData:
     """What arrived after `after`: at most `limit` batches of it, and no more than memory takes.
 
@@ -120,6 +126,8 @@ def load_new(
         metrics: scalars that are wanted; None for all.
         stages: words and fingerprints that are wanted; None for all.
         known: what the caller read of the ranks before, so that only changes cost something.
+        layers: numbers of single tensors that are wanted.
+        beyond: of these, batches that begin at this step or before are not looked at.
     """
     head = connection.execute(
         select(schema.run.c.arrivals, schema.run.c.world_size, schema.run.c.config).where(
@@ -127,6 +135,9 @@ def load_new(
         )
     ).one()
     prints, arrival = _prints(connection, run, after, min(head.arrivals, after + limit), stages)
+    numbers, arrival = load_new_layers(
+        connection, run=run, after=after, until=arrival, metrics=layers, beyond=beyond
+    )
     columns, words, arrival = load_columns(
         connection,
         run=run,
@@ -150,6 +161,7 @@ def load_new(
         config=head.config,
         configs={row.rank: row.config for row in news},
         events=_events(connection, run, after, arrival),
+        layers=tuple(part for came, part in numbers if came <= arrival),
     )
 
 

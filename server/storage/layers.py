@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from sqlalchemy import Connection, LargeBinary, Select, case, func, select
 
+from rankscope.agent.wire import Float64, Int64, TensorTable
 from rankscope.server.storage import schema
 from rankscope.server.storage.extent import layer_extents
+from rankscope.server.storage.packing import unpack, unpack_steps
 from rankscope.server.storage.tables import load_tables
+
+# Replicas have the same layers: what the first ranks say of them is what all would say.
+_RANKS = 4
+# Bytes after which no more batches are read.
+_PAGE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +40,36 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerPart:
+    """What one rank posted of one metric of the tensors of a table.
+
+    Attributes:
+        name: the table's.
+        steps: int64 [S], ascending.
+        values: float64 [T, S].
+    """
+
+    rank: int
+    attempt: int
+    metric: str
+    name: str
+    table: TensorTable
+    steps: Int64
+    values: Float64
+
+
+@dataclass(frozen=True, slots=True)
 class _Entry:
-    """A line of the run's dictionary: `names` are those of its tensors."""
+    """A line of the run's dictionary, with the table that it speaks of."""
 
     number: int
     metric: str
     table: str
-    names: tuple[str, ...]
+    tensors: TensorTable
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.tensors.names
 
 
 def list_families(connection: Connection, *, run: int) -> list[Family]:
@@ -99,6 +130,74 @@ def points(connection: Connection, *, run: int, name: str) -> Select[Any] | None
     ).where(c.run == run, c.metric.in_(places), place < c.tensors)
 
 
+def load_new(
+    connection: Connection,
+    *,
+    run: int,
+    after: int,
+    until: int,
+    metrics: Collection[str],
+    beyond: int,
+) -> tuple[list[tuple[int, LayerPart]], int]:
+    """What the first ranks posted that arrived after `after` and up to `until`.
+
+    Args:
+        metrics: those that are wanted.
+        beyond: batches that begin at this step or before are not looked at. There is no index by
+            arrival: it is this that keeps what has been read from being gone through again.
+
+    Returns:
+        Parts with their arrivals, in that order, and the arrival up to which they were read.
+    """
+    m, c = schema.metric.c, schema.layers.c
+    numbers = connection.scalars(
+        select(m.id).where(m.run == run, m.kind == "layers", m.name.in_(metrics))
+    ).all()
+    if not numbers:
+        return [], until
+    found = connection.execute(
+        select(schema.layers)
+        .where(
+            c.run == run,
+            c.metric.in_(numbers),
+            c.rank < _RANKS,
+            c.first_step > beyond,
+            c.arrival > after,
+            c.arrival <= until,
+        )
+        .order_by(c.arrival, c.metric)
+        .execution_options(yield_per=64)
+    )
+    rows: list[Any] = []
+    size = 0
+    with found:
+        for row in found:
+            if size > _PAGE_BYTES and row.arrival > rows[-1].arrival:
+                until = int(rows[-1].arrival)
+                break
+            rows.append(row)
+            size += len(row.values)
+    if not rows:
+        return [], until
+    entries = {entry.number: entry for entry in _entries(connection, run, tuple(metrics))}
+    parts = []
+    for row in rows:
+        entry = entries.get(row.metric)
+        if entry is None or len(entry.names) != row.tensors:
+            continue  # its table was never told
+        part = LayerPart(
+            rank=row.rank,
+            attempt=row.attempt,
+            metric=entry.metric,
+            name=entry.table,
+            table=entry.tensors,
+            steps=unpack_steps(row.steps, row.first_step, row.points),
+            values=unpack(row.values, np.float64).reshape(row.tensors, row.points),
+        )
+        parts.append((int(row.arrival), part))
+    return parts, until
+
+
 def _entries(
     connection: Connection, run: int, metrics: Sequence[str] | None = None
 ) -> list[_Entry]:
@@ -114,7 +213,7 @@ def _entries(
     version_of = {row.id: row.version or later.get(row.table, "") for row in rows}
     tables = load_tables(connection, run=run, versions={*version_of.values()} - {""})
     return [
-        _Entry(row.id, row.name, row.table, tables[version_of[row.id]].names)
+        _Entry(row.id, row.name, row.table, tables[version_of[row.id]])
         for row in rows
         if version_of[row.id] in tables
     ]

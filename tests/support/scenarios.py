@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from support.chain import chain
+from support.layered import compressed, layered, noisy_gradients, odd_batches
 from support.timings import norms, timings
 from support.traces import Trace
 
@@ -474,6 +475,10 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         chain,
         silence,
         stalled,
+        layered,
+        odd_batches,
+        noisy_gradients,
+        compressed,
         timings,
         norms,
     )

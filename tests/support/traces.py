@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from rankscope.server.window import Comparison, RankLife, Series, Window
+from rankscope.agent import wire
+from rankscope.server.window import (
+    Comparison,
+    LayerNumbers,
+    RankLife,
+    Reduction,
+    Series,
+    Window,
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +31,10 @@ class Trace:
         series: metric -> float64 [R, S]; what no rank posted at a step is masked by `present`.
         present: metric -> bool [R, S]; a metric that is not in it was posted everywhere.
         facts: what was done to the training, for example `onset` and `rank`.
+        layers: numbers of single tensors, in the order of their steps.
+        reductions: what came out of the steps' reductions; of a recorded one the cosine alone.
+        config: what rank 0 said of itself.
+        words: name -> uint64 [R, S], posted everywhere; not saved.
     """
 
     name: str
@@ -31,6 +44,10 @@ class Trace:
     present: Mapping[str, np.ndarray] = field(default_factory=dict)
     comparisons: tuple[Comparison, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    layers: tuple[LayerNumbers, ...] = ()
+    reductions: tuple[Reduction, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    words: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:
@@ -41,7 +58,15 @@ class Trace:
         arrays = {f"series/{name}": _rounded(values) for name, values in self.series.items()}
         for name, mask in self.present.items():
             arrays[f"present/{name}"] = np.packbits(mask, axis=1)
-        facts = np.frombuffer(json.dumps(dict(self.facts)).encode(), dtype=np.uint8)
+        told = dict(self.facts)
+        if self.config:
+            told["config"] = dict(self.config)
+        if self.layers:
+            told["tables"] = _pack_layers(self.layers, arrays)
+        if self.reductions:
+            found = np.array([[made.step, made.cosine] for made in self.reductions])
+            arrays["reductions"] = found.astype(np.float32)
+        facts = np.frombuffer(json.dumps(told).encode(), dtype=np.uint8)
         np.savez_compressed(
             path, steps=self.steps.astype(np.int32), seed=self.seed, facts=facts, **arrays
         )
@@ -63,6 +88,10 @@ class Trace:
                 for name in stored.files
                 if name.startswith("present/")
             }
+            facts = json.loads(stored["facts"].tobytes())
+            tables = facts.pop("tables", {})
+            reductions = stored["reductions"].tolist() if "reductions" in stored.files else []
+            everyone = np.arange(ranks)
             return cls(
                 name=path.stem,
                 seed=int(stored["seed"]),
@@ -72,7 +101,13 @@ class Trace:
                     for name, values in series.items()
                 },
                 present=present,
-                facts=json.loads(stored["facts"].tobytes()),
+                config=facts.pop("config", {}),
+                facts=facts,
+                layers=_unpack_layers(tables, stored),
+                reductions=tuple(
+                    Reduction(step=int(step), ranks=everyone, tensor_count=0, cosine=cosine)
+                    for step, cosine in reductions
+                ),
             )
 
     # ------------------------------------------------------------------------------- variations
@@ -85,7 +120,11 @@ class Trace:
             else values
             for name, values in self.series.items()
         }
-        return replace(self, series=scaled)
+        layers = tuple(
+            replace(made, values=made.values * factor) if made.metric == "grad_norm" else made
+            for made in self.layers
+        )
+        return replace(self, series=scaled, layers=layers)
 
     def permuted(self, order: Iterable[int]) -> Trace:
         """Rank i of the result is rank order[i] of this one."""
@@ -107,8 +146,15 @@ class Trace:
         return replace(
             self,
             comparisons=tuple(moved(c) for c in self.comparisons),
+            layers=tuple(
+                sorted(
+                    (replace(made, rank=number[made.rank]) for made in self.layers),
+                    key=lambda made: (made.step, made.metric, made.rank),
+                )
+            ),
             series={name: values[rows] for name, values in self.series.items()},
             present={name: mask[rows] for name, mask in self.present.items()},
+            words={name: values[rows] for name, values in self.words.items()},
         )
 
     def thinned(self, every: int) -> Trace:
@@ -119,7 +165,10 @@ class Trace:
             steps=self.steps[kept],
             series={name: values[:, kept] for name, values in self.series.items()},
             present={name: mask[:, kept] for name, mask in self.present.items()},
+            words={name: values[:, kept] for name, values in self.words.items()},
             comparisons=tuple(c for c in self.comparisons if c.step % every == 0),
+            layers=tuple(made for made in self.layers if made.step % every == 0),
+            reductions=tuple(made for made in self.reductions if made.step % every == 0),
         )
 
     # ---------------------------------------------------------------------------------- windows
@@ -131,7 +180,7 @@ class Trace:
         """
         edges = [0, *sorted(set(cuts) - {0, len(self.steps)}), len(self.steps)]
         ranks = np.arange(self.ranks, dtype=np.int64)
-        position = 0
+        position, before = 0, -1
         for low, high in zip(edges, edges[1:], strict=False):
             steps = self.steps[low:high]
             last = int(steps[-1]) if len(steps) else -1
@@ -154,8 +203,59 @@ class Trace:
                 lives=tuple(RankLife(int(r), 1000.0, now, last) for r in ranks),
                 now=now,
                 last_step=last,
+                layers=_between(self.layers, before, last),
+                reductions=_between(self.reductions, before, last),
+                config=self.config,
+                words={
+                    name: Series(
+                        values[:, low:high].copy(), np.ones_like(values[:, low:high], bool)
+                    )
+                    for name, values in self.words.items()
+                },
             )
-            position = upper
+            position, before = upper, max(before, last)
+
+
+Made = TypeVar("Made", LayerNumbers, Reduction)
+
+
+def _between(made: tuple[Made, ...], before: int, last: int) -> tuple[Made, ...]:
+    low, high = (bisect_right(made, step, key=lambda one: one.step) for step in (before, last))
+    return made[low:high]
+
+
+def _pack_layers(layers: tuple[LayerNumbers, ...], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Puts the numbers of each metric among the arrays; returns whose they are."""
+    tables = {}
+    for metric in sorted({made.metric for made in layers}):
+        rows = [made for made in layers if made.metric == metric]
+        table = rows[0].table
+        tables[metric] = {"names": table.names, "shapes": table.shapes, "dtypes": table.dtypes}
+        arrays[f"layers/{metric}/at"] = np.array(
+            [[made.step, made.rank] for made in rows], np.int32
+        )
+        arrays[f"layers/{metric}"] = _rounded(np.stack([made.values for made in rows], axis=1))
+    return tables
+
+
+def _unpack_layers(tables: Mapping[str, Any], stored: Any) -> tuple[LayerNumbers, ...]:
+    found = []
+    for metric, told in tables.items():
+        table = wire.TensorTable(
+            names=tuple(told["names"]),
+            shapes=tuple(tuple(shape) for shape in told["shapes"]),
+            dtypes=tuple(told["dtypes"]),
+            shards=("",) * len(told["names"]),
+        )
+        values = _together(stored[f"layers/{metric}"]).astype(np.float64)
+        values = np.broadcast_to(values, (len(table.names), values.shape[1]))
+        for (step, rank), column in zip(
+            stored[f"layers/{metric}/at"].tolist(), values.T, strict=True
+        ):
+            found.append(
+                LayerNumbers(step=step, rank=rank, metric=metric, table=table, values=column.copy())
+            )
+    return tuple(sorted(found, key=lambda made: (made.step, made.metric, made.rank)))
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from rankscope.server.detectors.data.duplicated import Duplicated
 from rankscope.server.detectors.data.imbalanced import Imbalanced
+from rankscope.server.detectors.data.outlier import DataOutlier
 from rankscope.server.detectors.data.overlap import Overlap
 from rankscope.server.detectors.data.random_parted import RandomParted
 from rankscope.server.detectors.data.randomness import RandomShared
@@ -10,6 +11,7 @@ from rankscope.server.detectors.data.shared import BatchShared
 
 __all__ = [
     "BatchShared",
+    "DataOutlier",
     "Duplicated",
     "Imbalanced",
     "Overlap",

@@ -6,6 +6,7 @@ from rankscope.server.detectors.gradient.exploding import GradientExploding
 from rankscope.server.detectors.gradient.nonfinite import GradientNonFinite
 from rankscope.server.detectors.gradient.oscillating import GradientOscillating
 from rankscope.server.detectors.gradient.scale import ScaleCollapse
+from rankscope.server.detectors.gradient.vanishing import GradientVanishing
 
 __all__ = [
     "ClippingSaturated",
@@ -13,5 +14,6 @@ __all__ = [
     "GradientExploding",
     "GradientNonFinite",
     "GradientOscillating",
+    "GradientVanishing",
     "ScaleCollapse",
 ]

@@ -1,6 +1,7 @@
 """Steps that do not do what a step should."""
 
 from rankscope.server.detectors.update.missing import UpdateMissing
+from rankscope.server.detectors.update.ratio import UpdateRatio
 from rankscope.server.detectors.update.schedule import ScheduleMismatch
 
-__all__ = ["ScheduleMismatch", "UpdateMissing"]
+__all__ = ["ScheduleMismatch", "UpdateMissing", "UpdateRatio"]

@@ -166,3 +166,32 @@ def test_a_model_is_not_compiled_anew_for_the_hooks():
         step(compiled, harness, torch.ones(1, 4))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     harness.close()
+
+
+def test_units_are_dead_for_good_after_512_samples_without_a_sign():
+    model = nn.Sequential(identity(4), nn.ReLU())
+    harness = harness_of(model, sampled=lambda step: True)
+    quiet = torch.tensor([[1.0, -1.0, -1.0, -1.0]]).repeat(200, 1)
+    loud = quiet.clone()
+    loud[7, 1] = 1.0
+    known = [step(model, harness, x).get("dead_units_lasting") for x in (loud, quiet, quiet)]
+    assert known == [None, None, [0.5]]
+    # What was seen in the last full count still counts until the next one is full.
+    known = [step(model, harness, quiet)["dead_units_lasting"] for _ in range(4)]
+    assert known == [[0.5], [0.5], [0.5], [0.75]]
+    harness.close()
+
+
+def test_samples_of_images_are_images_and_of_tokens_places():
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(1, 4, 1)
+    images = nn.Sequential(convolution, nn.ReLU())
+    harness = harness_of(images, sampled=lambda step: True)
+    assert "dead_units_lasting" not in step(images, harness, torch.ones(500, 1, 2, 2))
+    assert "dead_units_lasting" in step(images, harness, torch.ones(12, 1, 2, 2))
+    harness.close()
+    tokens = nn.Sequential(identity(2), nn.Tanh())
+    harness = harness_of(tokens, sampled=lambda step: True)
+    assert "saturated_units_lasting" not in step(tokens, harness, torch.ones(8, 60, 2))
+    assert step(tokens, harness, torch.ones(8, 4, 2))["saturated_units_lasting"] == [0.0]
+    harness.close()

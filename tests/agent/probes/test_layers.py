@@ -130,3 +130,29 @@ def test_one_unit_in_the_last_place_of_a_large_tensor_is_an_update():
     assert harness.steps[0].scalars["update_norm"] == pytest.approx(moved, rel=1e-6)
     assert harness.steps[0].scalars["tensors_unchanged"] == 3
     harness.close()
+
+
+def test_tensors_without_a_gradient_are_counted_at_every_step_with_norms():
+    model = model_of()
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=PROBES)
+    train(model, harness)
+    assert harness.value("tensors_without_gradient") == 0
+    # A gradient of zeros, one that is missing, one that is not finite.
+    model.zero_grad()
+    (model[0](torch.ones(1, 300)).sum() + 0 * model[2].weight.sum()).backward()
+    model[0].bias.grad[0] = math.nan
+    harness.optimizer.step()
+    assert harness.value("tensors_without_gradient") == 2
+    harness.close()
+
+
+def test_counting_goes_on_between_the_looks_at_single_tensors():
+    model = model_of()
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=PROBES)
+    # Signals at every step, everything at the first.
+    harness.context.schedule.plan = lambda step: (True, True, False, False, False)
+    for _ in range(3):
+        train(model, harness)
+    assert [len(facts.layers) for facts in harness.steps][1:] == [0, 0]
+    assert [float(f.scalars["tensors_without_gradient"]) for f in harness.steps] == [0, 0, 0]
+    harness.close()

@@ -1,0 +1,334 @@
+"""How much of a gradient is noise, and what that says of the batch size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.statistics import Progress, mean_over_ranks, rank_rows
+from rankscope.server.detectors.wording import count, number, percent, sentences
+from rankscope.server.window import Window
+
+_GRACE = 20
+_KEEP = 0.98
+_EVIDENCE = 100
+_STRIDE = 10
+# Times the batch, or a part of it, at which the advice is given, and up to which it holds then; at
+# so many looks on end.
+_FACTOR = 10.0
+_HELD = 5.0
+_IN_A_ROW = 3
+_EXTREME = 100.0
+# What is not learned, where there is an accuracy.
+_LEARNED = 0.6
+# What is still to be learned: the loss, as a share of its start. And what stands for no progress.
+_UNLEARNED = 0.5
+_MIN_GAIN = 0.05
+# A squared norm of the mean of R gradients lies between 1/R and 1 times the mean of their own.
+_BELOW = 0.5
+_ABOVE = 0.999
+
+
+@dataclass(slots=True)
+class Noise:
+    """What was seen: the noise scale and the batch in samples (or in parts of a rank), progress."""
+
+    scale: float
+    batch: float
+    ranks: int
+    counted: bool
+    gained: float
+    accuracy: float
+
+
+@dataclass(slots=True)
+class NoiseState:
+    """What `batch.noise` remembers: moving means of what the gradient and its noise are.
+
+    Attributes:
+        signal, noise: means of the estimates of |G|^2 and of tr(Sigma), weighted.
+        big, small: means of the squared norms themselves.
+        weight: that has gone into them.
+    """
+
+    steps: int = 0
+    seen: int = 0
+    signal: float = 0.0
+    noise: float = 0.0
+    big: float = 0.0
+    small: float = 0.0
+    weight: float = 0.0
+    batch: float = math.nan
+    counted: bool = False
+    ranks: int = 0
+    progress: Progress = field(default_factory=Progress)
+    recent: list[float] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
+    since: list[int] = field(default_factory=list)
+    watch: Watch[Noise] = field(default_factory=lambda: Watch(clear_after=5 * _STRIDE))
+
+    @property
+    def scale(self) -> float:
+        """The noise scale in samples; infinite where no gradient can be told from the noise."""
+        if not self.weight:
+            return math.nan
+        return self.noise / self.signal if self.signal > 0 else math.inf
+
+
+class BatchNoise(Detector[NoiseState]):
+    """How many samples a batch would need for its gradient to be as much signal as noise.
+
+    Far below that number more samples a step are nearly free progress; far above it they are
+    wasted. The answer for a run says the number, whether or not it is far from the batch.
+
+    Statistic:
+        With b samples on each of R ranks and B = R b: |G|^2 = (B |g|^2 - b |g_r|^2) / (B - b) and
+        tr(Sigma) = (|g_r|^2 - |g|^2) / (1/b - 1/B), of the gradient g after the reduction and the
+        ranks' own g_r before it. Moving means of both (0.98), of 100 steps or more at which all
+        ranks posted their own norm; the noise scale is tr(Sigma) / |G|^2. Norms that cannot be of a
+        mean and its parts (clipped, summed or compressed gradients) are not judged.
+
+    Severity:
+        Info where the noise scale is more than 10 times the batch while the loss is above half of
+        its start, or less than a tenth of it, at 3 looks on end, 10 steps apart, and up to half as
+        far from it. Warning where it is more than 100 times the batch, the loss has gained less
+        than 5 % and the accuracy is posted and 0.6 or less: single steps then go nowhere.
+
+    Evidence:
+        `noise_scale`, `batch` (samples; of a rank's batch where samples are not told), `ranks`,
+        `steps_factor` and `samples_factor`: what this batch costs, against the least.
+
+    Source:
+        McCandlish, Kaplan, Amodei et al. (2018), An Empirical Model of Large-Batch Training,
+        appendix A.1: steps grow by 1 + noise/B, samples by 1 + B/noise.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("batch.noise",)
+    needs: ClassVar[tuple[str, ...]] = ("grad_norm", "grad_norm_local")
+    wants: ClassVar[tuple[str, ...]] = (
+        "grad_norm_preclip",
+        "clip_coefficient",
+        "amp_scale",
+        "samples",
+        "loss",
+        "accuracy",
+    )
+    min_ranks: ClassVar[int] = 2
+
+    def start(self) -> NoiseState:
+        """Nothing seen yet."""
+        return NoiseState()
+
+    def advance(self, window: Window, state: NoiseState) -> Outcome:
+        """Takes the norms of every step at which all ranks have told theirs."""
+        state.steps += len(window.steps)
+        losses = dict(_means(window, "loss"))
+        accuracies = dict(_means(window, "accuracy"))
+        norms = {step: (local, row) for step, local, row in _norms(window)}
+        for step in sorted({*losses, *accuracies, *norms}):
+            loss = losses.get(step, math.nan)
+            if math.isfinite(loss):
+                state.progress.push(step, loss)
+                state.recent = [*state.recent[-49:], loss]
+            if math.isfinite(accuracies.get(step, math.nan)):
+                state.accuracies = [*state.accuracies[-49:], accuracies[step]]
+            if step in norms:
+                self._take(step, *norms[step], state)
+        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        return Outcome({"batch.noise": _check(window, state)}, findings)
+
+    def _take(
+        self, step: int, small: float, row: tuple[float, float, int], state: NoiseState
+    ) -> None:
+        big, samples, ranks = row
+        state.counted = math.isfinite(samples)
+        part = samples if state.counted else 1.0
+        state.batch, state.ranks = part * ranks, ranks
+        state.seen += 1
+        # For R ranks B = R b, and the factors are of R alone.
+        signal = (ranks * big - small) / (ranks - 1)
+        noise = part * (small - big) / (1.0 - 1.0 / ranks)
+        for name, value in (("signal", signal), ("noise", noise), ("big", big), ("small", small)):
+            setattr(state, name, _KEEP * getattr(state, name) + (1 - _KEEP) * value)
+        state.weight = _KEEP * state.weight + (1 - _KEEP)
+        if state.seen >= _EVIDENCE and state.seen % _STRIDE == 0:
+            self._look(step, state)
+
+    def _look(self, step: int, state: NoiseState) -> None:
+        accuracy = float(np.mean(state.accuracies)) if state.accuracies else math.nan
+        facts = Noise(
+            state.scale, state.batch, state.ranks, state.counted, _gained(state), accuracy
+        )
+        known = state.watch.current
+        limit = _HELD if known is not None and known.holding else _FACTOR
+        factor = facts.scale / facts.batch
+        # What has been learned leaves noise alone.
+        low = factor > limit and _level(state) > _UNLEARNED
+        if not _sound(state) or not (low or factor < 1 / limit):
+            state.since.clear()
+            state.watch.good(step)
+            return
+        state.since.append(step)
+        if len(state.since) >= _IN_A_ROW:
+            first = state.since[0]
+            del state.since[1:-_IN_A_ROW]
+            state.watch.bad(step, facts, first_step=first).facts = facts
+
+
+def _means(window: Window, metric: str) -> Iterator[tuple[int, float]]:
+    steps, means = mean_over_ranks(window, metric)
+    yield from zip(steps.tolist(), means.tolist(), strict=True)
+
+
+def _norms(window: Window) -> Iterator[tuple[int, float, tuple[float, float, int]]]:
+    """Steps, mean squared norm of the ranks' own gradients, that of the mean, samples, ranks."""
+    whole, clip, scale, samples, before = (
+        dict(_means(window, name))
+        for name in ("grad_norm", "clip_coefficient", "amp_scale", "samples", "grad_norm_preclip")
+    )
+    if len(window.ranks) < max(window.world_size, 2):
+        return
+    steps, rows = rank_rows(window, "grad_norm_local")
+    for step, row in zip(steps.tolist(), rows, strict=True):
+        norm = before.get(step)
+        if norm is None:
+            norm = (
+                whole.get(step, math.nan) / clip.get(step, 1.0) if clip.get(step, 1.0) else math.nan
+            )
+        local = row / scale.get(step, 1.0)
+        if not (np.isfinite(local).all() and math.isfinite(norm)):
+            continue
+        # In order, so that renumbered ranks give the same bits.
+        small = float(np.sort(local**2).mean())
+        yield step, small, (norm**2, samples.get(step, math.nan), len(row))
+
+
+def _sound(state: NoiseState) -> bool:
+    """Whether the norms can be those of a mean and of what went into it."""
+    if not state.small > 0:
+        return False
+    share = state.big / state.small
+    return _BELOW / state.ranks < share < _ABOVE
+
+
+def _unsound(state: NoiseState) -> str:
+    if not state.small > 0:
+        return "All gradients are 0."
+    share = state.big / state.small
+    if _ABOVE <= share < 1.1:
+        return "The ranks' gradients are all the same: nothing in them is noise."
+    return (
+        f"The reduced gradient's squared norm is {number(share)} times that of the ranks' own, "
+        "which no mean of them has: it is clipped by hand, summed or compressed."
+    )
+
+
+def _gained(state: NoiseState) -> float:
+    start = state.progress.start
+    return (
+        (start - float(np.mean(state.recent))) / abs(start) if state.recent and start else math.nan
+    )
+
+
+def _level(state: NoiseState) -> float:
+    """The loss now over that of the start; 0 for losses that change their sign."""
+    gained = _gained(state)
+    lowest = min(state.recent, default=0.0)
+    return 1.0 - gained if math.isfinite(gained) and lowest > 0 else 0.0
+
+
+def _severity(facts: Noise) -> str:
+    extreme = facts.scale > _EXTREME * facts.batch and facts.gained < _MIN_GAIN
+    # A model that was trained before learns little more, and that little is noise.
+    extreme &= facts.accuracy <= _LEARNED
+    return "warning" if extreme else "info"
+
+
+def _finding(episode: Episode[Noise]) -> Finding:
+    facts = episode.facts
+    unit = "samples" if facts.counted else "times what one rank has"
+    scale, batch = number(facts.scale), number(facts.batch)
+    steps = 1 + facts.scale / facts.batch
+    samples = 1 + (facts.batch / facts.scale if facts.scale > 0 else math.inf)
+    if facts.scale > facts.batch:
+        title = f"Gradients are mostly noise: they need {scale} {unit}, and the batch has {batch}"
+        cause = (
+            f"At the noise scale, {scale} {unit}, a step is as much signal as noise. With {batch} "
+            f"it takes {number(steps)} times as many steps as with batches without noise, and "
+            f"twice the batch nearly halves that."
+        )
+        if not math.isfinite(facts.scale):
+            title = f"No gradient can be told from its noise with batches of {batch} {unit}"
+            cause = (
+                "What the ranks' gradients have in common is less than what is to be expected of "
+                "noise alone."
+            )
+        remedy = (
+            "Accumulate over more micro-batches, or use more ranks or larger batches, and raise "
+            "the learning rate with them (in proportion for SGD, with the root for Adam), until "
+            "the batch is near the noise scale. If the loss does not fall even so, look at the "
+            "data and labels: what cannot be learned is all noise."
+        )
+    else:
+        title = f"The batch of {batch} {unit} is more than gradients need: {scale} are enough"
+        cause = (
+            f"Beyond the noise scale, {scale} {unit}, more samples hardly make a step better: this "
+            f"batch uses {number(samples)} times as many samples as the least that are needed."
+        )
+        remedy = (
+            f"Smaller batches, of about {scale}, learn as much from a fraction of the samples, at "
+            "the cost of twice the steps; or keep the batch, if it is time and not samples that "
+            "counts. The noise scale grows while the loss falls."
+        )
+    return Finding(
+        kind="batch.noise",
+        severity=_severity(facts),
+        title=title,
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        cause=sentences(
+            cause,
+            f"The loss has gained {percent(max(facts.gained, 0.0))}."
+            if math.isfinite(facts.gained)
+            else "",
+        ),
+        remedy=remedy,
+        clear_after=episode.clear_after,
+        evidence={
+            "noise_scale": facts.scale,
+            "batch": facts.batch,
+            "ranks": facts.ranks,
+            "steps_factor": steps,
+            "samples_factor": samples,
+        },
+    )
+
+
+def _check(window: Window, state: NoiseState) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode).title}.")
+    if not state.seen and state.steps >= _GRACE:
+        return Check(
+            Status.MISSING_INPUT,
+            "No step has the norms of all ranks' own gradients and of the reduced one: they are "
+            "seen at sampled steps, and not under FSDP.",
+        )
+    if state.seen < _EVIDENCE:
+        why = f"{count(state.seen, 'step')} with the norms of all ranks of {_EVIDENCE} needed."
+        return Check(Status.INSUFFICIENT_DATA, why)
+    if not _sound(state):
+        return Check(Status.NOT_APPLICABLE, _unsound(state))
+    unit = "samples" if state.counted else "times a rank's batch"
+    return Check(
+        Status.OK,
+        f"The gradient noise scale is {number(state.scale)} {unit}; a step has "
+        f"{number(state.batch)}.",
+    )

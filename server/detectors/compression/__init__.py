@@ -1,0 +1,5 @@
+"""What compressing gradients costs."""
+
+from rankscope.server.detectors.compression.error import CompressionError
+
+__all__ = ["CompressionError"]

@@ -1,0 +1,386 @@
+"""One batch of one rank that is like none of the others, and whether it comes again."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.statistics import Progress, logarithm, rank_rows, robust_sigma
+from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
+from rankscope.server.window import Float64, Window
+
+_BACK = 64
+_EVIDENCE = 32
+_Z = 10.0
+_OTHERS_Z = 4.0
+_FLOOR = 0.05
+# Not the largest: earlier outliers that did not stand out enough would hide the next ones.
+_HIGHEST = 0.98
+_RATIO = 3.0
+_PROGRESS = 0.2
+# Losses of the rank after it that have to be as usual, of so many.
+_AFTER = 4
+_STILL_ODD = 1
+# Outliers that are remembered, and how many of one rank are no chance.
+_REMEMBERED = 32
+_CHANCE = 1e-2
+_CYCLES = 3
+_SHORTEST = 8
+_MISSED = 4
+_NO_ROW = 0xFFFF_FFFF
+_ROW_WORDS = tuple(f"rows/{i}" for i in range(4))
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """An outlier: the rank's loss beside the others', its z, and what was in its batch."""
+
+    step: int
+    rank: int
+    value: float
+    others: float
+    z: float
+    word: int | None
+    rows: frozenset[int]
+
+
+@dataclass(slots=True)
+class Batches:
+    """What is known of the outliers together.
+
+    Attributes:
+        odd: the newest ones.
+        pattern: how they belong together, empty for a single one: `batch` (the same batch each
+            time), `sample` (a sample that is in each of them), `cycle` (the same number of steps
+            from one to the next), `rank` (all of them on one rank).
+        period: steps from one to the next, for `cycle`.
+    """
+
+    odd: tuple[Odd, ...]
+    pattern: str = ""
+    period: int = 0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    odd: Odd
+    after: int = 0
+    still: int = 0
+
+
+@dataclass(slots=True)
+class OutlierState:
+    """What `data.outlier` remembers.
+
+    Attributes:
+        values: the last losses (logarithms, where all are positive), float64 [R] each.
+        apart: rank -> the last observation at which it stood out, by their number.
+        suspects: samples of outliers that have been in no batch since that was as usual, as far as
+            samples are told of; `acquitted` are the others.
+    """
+
+    steps: int = 0
+    judged: int = 0
+    signed: bool = False
+    ranks: tuple[int, ...] = ()
+    values: deque[Float64] = field(default_factory=lambda: deque(maxlen=_BACK))
+    progress: Progress = field(default_factory=Progress)
+    waiting: list[_Waiting] = field(default_factory=list)
+    odd: deque[Odd] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    apart: dict[int, int] = field(default_factory=dict)
+    suspects: set[int] = field(default_factory=set)
+    acquitted: set[int] = field(default_factory=set)
+    watch: Watch[Batches] = field(default_factory=lambda: Watch(clear_after=16))
+
+
+class DataOutlier(Detector[OutlierState]):
+    """One rank's batch has a loss like no other, while the other ranks' are as always.
+
+    One broken or mislabelled sample, a file of another kind, an empty text. What it does to the
+    gradient is in every copy of the model.
+
+    Statistic:
+        d = the logarithm of a rank's loss minus the median of the ranks'; z = d over the robust
+        standard deviation of all ranks' d in the last 64 observations, of which there are 32 or
+        more (0.05 at least). An outlier has z > 10, a loss above 3 times what 98 % of all ranks'
+        in those 64 are below, and above its own median by a fifth of the progress made, while no
+        other rank has z > 4. None of the 4 losses of the rank before it has z > 4, and at most one
+        of the 4 after it: what stays is `rank.loss_outlier`. They recur where the same batch is odd
+        twice, where a sample was in two odd batches and in no other that was told of, where three
+        come at the same distance (of 8 steps or more; up to 3 in between need not stand out), or
+        where so many are of one rank alone as chance gives in fewer than 1 of 100 cases.
+
+    Severity:
+        Info for one; warning where they recur.
+
+    Evidence:
+        `steps`, `losses`, `others` (median of the ranks), `z`, `pattern`, `period`.
+
+    Source:
+        Peers as their own control, as in `rank.loss_outlier`; Chowdhery et al. (2022), PaLM, skip
+        the batches after which the loss had jumped. Never on a healthy run of the corpus.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("data.outlier",)
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    min_ranks: ClassVar[int] = 2
+
+    def start(self) -> OutlierState:
+        """Nothing seen yet."""
+        return OutlierState()
+
+    def advance(self, window: Window, state: OutlierState) -> Outcome:
+        """Holds each rank's loss against the others' and those before."""
+        state.steps += len(window.steps)
+        if tuple(window.ranks.tolist()) != state.ranks:
+            # Ranks that join later, mostly within the first steps.
+            state.ranks = tuple(window.ranks.tolist())
+            state.values.clear()
+        held = _Held(window)
+        steps, rows = rank_rows(window, "loss")
+        for step, row in zip(steps.tolist(), rows, strict=True):
+            if np.isfinite(row).all() and len(row) > 1:
+                self._take(step, row, held, state)
+        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        return Outcome({"data.outlier": _check(window, state)}, findings)
+
+    def _take(self, step: int, row: Float64, held: _Held, state: OutlierState) -> None:
+        state.signed |= bool((row <= 0).any())
+        if state.signed:
+            state.watch.good(step)
+            return
+        values = logarithm(row)
+        state.progress.push(step, float(np.median(row)))
+        odd = -1
+        scores = np.zeros(len(row))
+        if len(state.values) >= _EVIDENCE:
+            state.judged += 1
+            past = np.stack(state.values)
+            apart = past - np.median(past, axis=1, keepdims=True)
+            # Of an odd number one is the median itself, which tells nothing of how they scatter.
+            scattered = apart[apart != 0]
+            sigma = max(robust_sigma(scattered), _FLOOR) if len(scattered) else _FLOOR
+            scores = (values - np.median(values)) / sigma
+            odd = self._outlier(row, values, scores, past, state)
+        self._follow(step, scores, state)
+        for place in np.flatnonzero(scores > _OTHERS_Z).tolist():
+            before = state.apart.get(state.ranks[place], -_AFTER)
+            state.apart[state.ranks[place]] = state.judged
+            if place == odd and state.judged - before <= _AFTER:
+                odd = -1  # it was apart before: it is no single batch
+        if odd < 0:
+            state.values.append(values)
+            if state.suspects:
+                clear = state.suspects.intersection(held.rows_at(step))
+                state.suspects -= clear
+                state.acquitted |= clear
+            state.watch.good(step)
+            return
+        word, samples = held.of(odd, step)
+        state.suspects |= samples - state.acquitted
+        found = Odd(
+            step=step,
+            rank=state.ranks[odd],
+            value=float(row[odd]),
+            others=float(np.median(np.delete(row, odd))),
+            z=float(scores[odd]),
+            word=word,
+            rows=samples,
+        )
+        state.waiting.append(_Waiting(found))
+
+    def _outlier(
+        self, row: Float64, values: Float64, scores: Float64, past: Float64, state: OutlierState
+    ) -> int:
+        """Place of the rank whose batch is odd; -1 where there is none, or more than one."""
+        place = int(np.argmax(scores))
+        # Of two, the other's is the same, the other way round.
+        others = np.delete(np.abs(scores), place) if len(row) > 2 else np.zeros(1)
+        usual = float(np.median(np.exp(past[:, place])))
+        if (
+            scores[place] > _Z
+            and others.max(initial=0.0) <= _OTHERS_Z
+            and values[place] > float(np.quantile(past, _HIGHEST)) + math.log(_RATIO)
+            and row[place] - usual > _PROGRESS * state.progress.scale
+        ):
+            return place
+        return -1
+
+    def _follow(self, step: int, scores: Float64, state: OutlierState) -> None:
+        """What came after an outlier tells whether it was one batch."""
+        for waiting in [*state.waiting]:
+            place = state.ranks.index(waiting.odd.rank)
+            waiting.after += 1
+            waiting.still += bool(scores[place] > _OTHERS_Z)
+            if waiting.still > _STILL_ODD:
+                state.waiting.remove(waiting)
+            elif waiting.after >= _AFTER:
+                state.waiting.remove(waiting)
+                self._found(step, waiting.odd, state)
+
+    def _found(self, step: int, odd: Odd, state: OutlierState) -> None:
+        state.odd.append(odd)
+        facts = _together(tuple(state.odd), state)
+        recurs = facts.pattern != ""
+        first = facts.odd[0].step if recurs else odd.step
+        episode = state.watch.bad(step, facts, first_step=first)
+        episode.facts = facts
+        if recurs:
+            # One that keeps coming back is one alert and not one each time.
+            gaps = [b.step - a.step for a, b in zip(facts.odd, facts.odd[1:], strict=False)]
+            episode.clear_after = max(episode.clear_after, 3 * max(gaps))
+
+
+class _Held:
+    """What the batches of a window consist of, as far as it is told."""
+
+    def __init__(self, window: Window) -> None:
+        self._column = {step: n for n, step in enumerate(window.steps.tolist())}
+        self._batch = window.words.get("batch")
+        self._rows = [window.words[name] for name in _ROW_WORDS if name in window.words]
+
+    def of(self, place: int, step: int) -> tuple[int | None, frozenset[int]]:
+        """Digest of a rank's batch, and some of its samples."""
+        column = self._column[step]
+        word = None
+        if self._batch is not None and self._batch.present[place, column]:
+            word = int(self._batch.values[place, column])
+        found: set[int] = set()
+        for series in self._rows:
+            if series.present[place, column]:
+                both = int(series.values[place, column])
+                found |= {both >> 32, both & _NO_ROW}
+        return word, frozenset(found - {_NO_ROW})
+
+    def rows_at(self, step: int) -> Iterator[int]:
+        """Samples of all ranks at a step."""
+        column = self._column[step]
+        for series in self._rows:
+            for both in series.values[series.present[:, column], column].tolist():
+                yield from {both >> 32, both & _NO_ROW} - {_NO_ROW}
+
+
+def _together(odd: tuple[Odd, ...], state: OutlierState) -> Batches:
+    """How the outliers so far belong together, the newest always being one of them."""
+    newest = odd[-1]
+    same = tuple(o for o in odd if o.word is not None and o.word == newest.word)
+    if len(same) > 1:
+        return Batches(same, "batch")
+    for sample in sorted(newest.rows & state.suspects):
+        same = tuple(o for o in odd if sample in o.rows)
+        if len(same) > 1:
+            return Batches(same, "sample")
+    if len(odd) >= _CYCLES:
+        last = odd[-_CYCLES:]
+        gaps = [b.step - a.step for a, b in zip(last, last[1:], strict=False)]
+        period = min(gaps)
+        # Not each of them need stand out.
+        if period >= _SHORTEST and all(g % period == 0 and g <= _MISSED * period for g in gaps):
+            return Batches(_cyclic(odd, period), "cycle", period)
+    alone = tuple(o for o in odd if o.rank == newest.rank)
+    if len(alone) == len(odd) and len(state.ranks) ** (1 - len(odd)) < _CHANCE:
+        return Batches(alone, "rank")
+    return Batches((newest,))
+
+
+def _cyclic(odd: tuple[Odd, ...], period: int) -> tuple[Odd, ...]:
+    """The newest outliers that are a period apart, or some of them."""
+    found = [odd[-1]]
+    for one in reversed(odd[:-1]):
+        gap = found[0].step - one.step
+        if gap % period or gap > _MISSED * period:
+            break
+        found.insert(0, one)
+    return tuple(found)
+
+
+def _finding(episode: Episode[Batches]) -> Finding:
+    facts = episode.facts
+    odd, newest = facts.odd, facts.odd[-1]
+    who = tuple(sorted({o.rank for o in odd}))
+    steps = listing([str(o.step) for o in odd], most=6)
+    times = number(newest.value / newest.others) if newest.others else "infinitely many"
+    cause = (
+        f"At step {newest.step} the loss of rank {newest.rank} is {number(newest.value)}, that of "
+        f"the others {number(newest.others)} (z = {number(newest.z)}), and a step later all is as "
+        "before: its batch is unlike the others."
+    )
+    if facts.pattern:
+        title = f"Batches of {ranks(who)} stand out again and again: steps {steps}"
+        cause = sentences(cause, _WHY[facts.pattern].format(steps=steps, period=facts.period))
+        remedy = (
+            f"Look at what {ranks(who)} read at these steps, and take it out or repair it: until "
+            "then clip gradients, so that each of these batches moves the model no more than any "
+            "other."
+        )
+    else:
+        title = (
+            f"The batch of rank {newest.rank} at step {newest.step} has {times} times the loss of "
+            "the others"
+        )
+        remedy = (
+            f"Look at the samples of rank {newest.rank} at step {newest.step}: labels, length, "
+            "values out of range. One such batch is no harm where gradients are clipped."
+        )
+    return Finding(
+        kind="data.outlier",
+        severity="warning" if facts.pattern else "info",
+        title=title,
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        ranks=who,
+        stage="batch",
+        cause=cause,
+        remedy=remedy,
+        clear_after=episode.clear_after,
+        evidence=_evidence(facts),
+    )
+
+
+_WHY: Mapping[str, str] = {
+    "batch": "It is one and the same batch, bit for bit, at steps {steps}.",
+    "sample": "One sample is in all of these batches (steps {steps}), and in no other.",
+    "cycle": "They come every {period} steps: with the data's own cycle.",
+    "rank": "All outliers so far (steps {steps}) are of this rank: they come with its data.",
+}
+
+
+def _evidence(facts: Batches) -> dict[str, object]:
+    newest = facts.odd[-1]
+    return {
+        "steps": [o.step for o in facts.odd],
+        "losses": [o.value for o in facts.odd],
+        "others": newest.others,
+        "z": newest.z,
+        "pattern": facts.pattern,
+        "period": facts.period,
+    }
+
+
+def _check(window: Window, state: OutlierState) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode).title}.")
+    if state.signed:
+        why = "The loss changes its sign: it is a surrogate whose size says nothing of a batch."
+        return Check(Status.NOT_APPLICABLE, why)
+    if not state.judged:
+        why = (
+            f"{count(len(state.values), 'step')} with the finite losses of all ranks of "
+            f"{_EVIDENCE} needed."
+        )
+        return Check(Status.INSUFFICIENT_DATA, why)
+    before = f"; {count(len(state.odd), 'odd batch')} before".replace("batchs", "batches")
+    return Check(
+        Status.OK,
+        f"{count(state.judged, 'step')} judged: no batch of one rank stands out"
+        f"{before if state.odd else ''}.",
+    )

@@ -1,0 +1,252 @@
+"""A gradient that fades on its way to the first layers."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.looks import Look, looks
+from rankscope.server.detectors.statistics import Progress
+from rankscope.server.detectors.walking import median, together
+from rankscope.server.detectors.wording import count, listing, number, percent, sentences
+from rankscope.server.window import Window
+
+_GRACE = 20
+# Looks that a median is of, how many there have to be, and losses.
+_LOOKS = 32
+_EVIDENCE = 16
+_LOSSES = 200
+_LAST = 100
+_MATRICES = 3
+_SMALL = 1e-2
+_TINY = 1e-4
+# What counts as not learning: the share of the loss that was gained, and an accuracy below this.
+_MIN_GAIN = 0.05
+_LEARNED = 0.6
+_MAX_NAMES = 64
+
+
+@dataclass(slots=True)
+class Fading:
+    """What was seen: norms of the first and of the last matrix, their ratio, what was learned."""
+
+    ratio: float
+    relative: float
+    first: tuple[str, float]
+    last: tuple[str, float]
+    weak: tuple[str, ...]
+    matrices: int
+    gained: float
+
+
+@dataclass(slots=True)
+class VanishingState:
+    """What `gradient.vanishing` remembers.
+
+    Attributes:
+        ratios: gradient norm of the first matrix over that of the last, and the same of the
+            gradients over the weights.
+    """
+
+    steps: int = 0
+    looked: int = 0
+    shallow: bool = False
+    names: tuple[str, ...] = ()
+    weights: dict[str, float] = field(default_factory=dict)
+    ratios: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LOOKS))
+    begun: int = -1
+    progress: Progress = field(default_factory=Progress)
+    early: list[float] = field(default_factory=list)
+    late: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
+    accuracies: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
+    watch: Watch[Fading] = field(default_factory=lambda: Watch(clear_after=8))
+
+
+class GradientVanishing(Detector[VanishingState]):
+    """The first layers get next to nothing of the gradient of the last, and nothing is learned.
+
+    Statistic:
+        The gradient norm of the model's first matrix (weights of two dimensions or more that have a
+        gradient, in the model's order; 3 or more of them) over that of its last one, and the same
+        of gradients over weights: the median of the last 32 looks, of which there are 16 or more,
+        is below 1e-2 for both; and after 200 losses the mean of the last 100 is less than 5 % below
+        that of the first 50, the accuracy, where there is one, 0.6 or less. Where the training
+        makes progress such a ratio is no trouble: embeddings have one.
+
+    Severity:
+        Warning; critical below 1e-4.
+
+    Evidence:
+        `ratio`, `relative_ratio`, `first`, `last` (norms), `matrices`, `gained`.
+
+    Source:
+        Hochreiter (1991); Glorot and Bengio (2010) for the ratio between layers. AutoTrainer calls
+        1e-3 vanishing; healthy networks of up to 8 layers lie between 0.2 and 30, eight layers of
+        sigmoids at 4e-5.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("gradient.vanishing",)
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    wants: ClassVar[tuple[str, ...]] = ("accuracy",)
+
+    def start(self) -> VanishingState:
+        """Nothing seen yet."""
+        return VanishingState()
+
+    def advance(self, window: Window, state: VanishingState) -> Outcome:
+        """Takes losses and looks in the order of their steps."""
+        state.steps += len(window.steps)
+        rows = dict(together(window, "loss", "accuracy"))
+        seen = dict(looks(window, "grad_norm", "weight_norm"))
+        for step in sorted({*rows, *seen}):
+            self._learn(step, rows.get(step, {}), state)
+            found = seen.get(step, {})
+            if "weight_norm" in found:
+                weights = found["weight_norm"]
+                state.weights = dict(zip(weights.names, _whole(weights).tolist(), strict=True))
+            if "grad_norm" in found:
+                self._look(found["grad_norm"], state)
+        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        return Outcome({"gradient.vanishing": _check(window, state)}, findings)
+
+    def _learn(self, step: int, row: dict[str, float], state: VanishingState) -> None:
+        if math.isfinite(row.get("accuracy", math.nan)):
+            state.accuracies.append(row["accuracy"])
+        loss = row.get("loss", math.nan)
+        if not math.isfinite(loss):
+            return
+        state.progress.push(step, loss)
+        if len(state.early) < 50:
+            state.early.append(loss)
+        state.late.append(loss)
+
+    def _look(self, look: Look, state: VanishingState) -> None:
+        if look.names != state.names:
+            state.names = look.names
+            state.ratios.clear()
+            state.begun = -1
+        norms = _whole(look)
+        matrices = [
+            place
+            for place, shape in enumerate(look.shapes)
+            if len(shape) > 1 and math.isfinite(norms[place]) and norms[place] > 0
+        ]
+        state.looked += 1
+        state.shallow = len(matrices) < _MATRICES
+        if state.shallow:
+            state.watch.good(look.step)
+            return
+        state.begun = look.step if state.begun < 0 else state.begun
+        first, last = (look.names[matrices[at]] for at in (0, -1))
+        ratio = float(norms[matrices[0]] / norms[matrices[-1]])
+        sizes = state.weights.get(first, math.nan), state.weights.get(last, math.nan)
+        relative = ratio * sizes[1] / sizes[0] if min(sizes) > 0 else ratio
+        state.ratios.append((ratio, relative))
+        if not self._judged(state):
+            return
+        typical = median([r for r, _ in state.ratios])
+        by_weight = median([r for _, r in state.ratios])
+        gained = _gained(state)
+        learned = state.accuracies and float(np.mean(state.accuracies)) > _LEARNED
+        if not (max(typical, by_weight) < _SMALL and gained < _MIN_GAIN) or learned:
+            state.watch.good(look.step)
+            return
+        weak = [look.names[m] for m in matrices if norms[m] < _SMALL * norms[matrices[-1]]]
+        facts = Fading(
+            ratio=typical,
+            relative=by_weight,
+            first=(first, float(norms[matrices[0]])),
+            last=(last, float(norms[matrices[-1]])),
+            weak=tuple(weak[:_MAX_NAMES]),
+            matrices=len(matrices),
+            gained=gained,
+        )
+        state.watch.bad(look.step, facts, first_step=state.begun).facts = facts
+
+    def _judged(self, state: VanishingState) -> bool:
+        return len(state.ratios) >= _EVIDENCE and state.progress.count >= _LOSSES
+
+
+def _gained(state: VanishingState) -> float:
+    first, last = float(np.mean(state.early)), float(np.mean(state.late))
+    return (first - last) / abs(first) if first else 0.0
+
+
+def _whole(look: Look) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Each tensor's norm: the largest of the ranks', which are all the same for replicas."""
+    known = np.where(np.isnan(look.values), -1.0, look.values).max(axis=0)
+    return np.where(known < 0, np.nan, known)
+
+
+def _finding(episode: Episode[Fading]) -> Finding:
+    facts = episode.facts
+    (first, least), (last, most) = facts.first, facts.last
+    weak = listing([f"`{name}`" for name in facts.weak], most=4)
+    return Finding(
+        kind="gradient.vanishing",
+        severity="critical" if facts.ratio < _TINY else "warning",
+        title=(
+            f"The gradient of `{first}` is {number(facts.ratio)} of that of `{last}`, and nothing "
+            "is learned"
+        ),
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        tensors=facts.weak,
+        stage="local_gradient",
+        cause=sentences(
+            f"Of {count(facts.matrices, 'matrix').replace('matrixs', 'matrices')} the last has a "
+            f"gradient of norm {number(most)}, the first of {number(least)}; below a hundredth of "
+            f"the last are {weak}.",
+            f"The loss has gained {percent(max(facts.gained, 0.0))} so far: the layers at the end "
+            "learn from features that do not change.",
+            "Each layer multiplies the gradient by its weights and the slope of its activation: "
+            "sigmoid and tanh have slopes far below 1 where they are saturated, small initial "
+            "weights do the same.",
+        ),
+        remedy=(
+            "Use ReLU, GELU or SiLU with He's initial weights (tanh with Xavier's), put "
+            "normalisation layers or residual connections between the layers, or make the network "
+            "less deep. A higher learning rate does not help: the last layers bear it no better."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "ratio": facts.ratio,
+            "relative_ratio": facts.relative,
+            "first": least,
+            "last": most,
+            "matrices": facts.matrices,
+            "gained": facts.gained,
+        },
+    )
+
+
+def _check(window: Window, state: VanishingState) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode).title}.")
+    if not state.looked:
+        if state.steps < _GRACE:
+            return Check(Status.INSUFFICIENT_DATA, "No gradient of a layer has been seen yet.")
+        return Check(Status.MISSING_INPUT, "No rank posts the gradient norms of its tensors.")
+    if state.shallow:
+        why = f"The model has fewer than {_MATRICES} matrices with a gradient."
+        return Check(Status.NOT_APPLICABLE, why)
+    if len(state.ratios) < _EVIDENCE or state.progress.count < _LOSSES:
+        why = (
+            f"{count(len(state.ratios), 'look')} of {_EVIDENCE} at the layers' gradients and "
+            f"{count(state.progress.count, 'finite loss value')} of {_LOSSES} needed."
+        )
+        return Check(Status.INSUFFICIENT_DATA, why)
+    ratio = number(median([r for r, _ in state.ratios]))
+    return Check(
+        Status.OK,
+        f"The first matrix has {ratio} times the gradient of the last, and the loss gained "
+        f"{percent(max(_gained(state), 0.0))}.",
+    )

@@ -1,0 +1,422 @@
+"""Layers that no gradient reaches, and layers whose units do nothing."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.looks import Look, looks
+from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.wording import count, listing, percent, sentences
+from rankscope.server.window import Window
+
+_GRACE = 20
+# Of tensors without a gradient: observations before anything is judged, how far they reach back,
+# and how many on end have to exceed all of them.
+_EVIDENCE = 8
+_BACK = 256
+_IN_A_ROW = 4
+# So many observations without a single gradient make a tensor one that never had any.
+_NEVER = 32
+# Of idle units.
+_SHARE = 0.5
+_NEARLY_ALL = 0.9
+_UNITS_IN_A_ROW = 3
+_METRICS = {"dead_units_lasting": "dead", "saturated_units_lasting": "saturated"}
+_MAX_NAMES = 64
+
+
+@dataclass(slots=True)
+class Cut:
+    """Tensors that get no gradient: how many, how many there are, how many was usual, and which."""
+
+    missing: int
+    of: int
+    usual: int
+    names: tuple[str, ...] = ()
+    before: str = ""
+
+
+@dataclass(slots=True)
+class Idle:
+    """Modules whose units do nothing: the share of each, and what class it is."""
+
+    what: str
+    shares: dict[str, float] = field(default_factory=dict)
+    classes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class DeadState:
+    """What `layer.dead` remembers.
+
+    Attributes:
+        usual: how many tensors had no gradient, at the observations that count as usual.
+        above: observations on end with more than that, and the first of them.
+        alive: names of tensors that have had a gradient; `names` of all, `silent` of those that
+            had none at any look.
+        least: fewest tensors without a gradient at any observation.
+        idle: looks on end at which most units of a module were idle, by what and module.
+    """
+
+    steps: int = 0
+    counted: int = 0
+    looked: int = 0
+    usual: deque[int] = field(default_factory=lambda: deque(maxlen=_BACK))
+    above: list[tuple[int, int]] = field(default_factory=list)
+    names: tuple[str, ...] = ()
+    alive: set[str] = field(default_factory=set)
+    silent: tuple[str, ...] = ()
+    least: int = -1
+    first_step: int = -1
+    modules: int = 0
+    idle: dict[tuple[str, str], int] = field(default_factory=dict)
+    worst: float = 0.0
+    cut: Watch[Cut] = field(default_factory=lambda: Watch(clear_after=8))
+    never: Watch[Cut] = field(default_factory=lambda: Watch(clear_after=8))
+    units: dict[str, Watch[Idle]] = field(
+        default_factory=lambda: {what: Watch(clear_after=8) for what in _METRICS.values()}
+    )
+
+
+class LayerDead(Detector[DeadState]):
+    """Some layers get no gradient any more, or most of their units do nothing.
+
+    What is detached, computed without gradients or behind units that are all dead stands still,
+    and the rest learns around it.
+
+    Statistic:
+        The number of tensors without a gradient (none, or zeros), the least of all ranks, is above
+        all of the last 256 observations, of which there are 8 or more, at 4 observations on end:
+        experts and heads that have no sample now and then are among those 256. Which tensors it is
+        comes from the norms of single tensors, at sampled steps. Where there is no gradient at all,
+        and no loss either, everything is learned. Units: more than half of those of a ReLU module
+        were 0, or of a tanh or sigmoid module at the end of their range, for 512 samples or more of
+        every rank that tells of them, at 3 looks on end. Over after 8 steps without it.
+
+    Severity:
+        Warning for tensors without a gradient, critical for more than half of them; info for those
+        that had none in the first 32 observations. Warning for more than half of a module's units
+        dead, critical from 90 % on; info for saturated ones.
+
+    Evidence:
+        `missing` (tensors without a gradient) `of` so many, `usual`; of units `shares` by module.
+
+    Source:
+        pytorch/pytorch#84911 and the like: a layer that is frozen by a `detach`. Dead units: Lu et
+        al. (2020), Dying ReLU and Initialization. One batch of 16 leaves up to half of the units of
+        a healthy layer idle, 512 samples do not.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("layer.dead",)
+    wants: ClassVar[tuple[str, ...]] = ("tensors_without_gradient", "loss")
+
+    def start(self) -> DeadState:
+        """Nothing seen yet."""
+        return DeadState()
+
+    def advance(self, window: Window, state: DeadState) -> Outcome:
+        """Goes through counts and looks, step by step."""
+        state.steps += len(window.steps)
+        counts = _least(window, "tensors_without_gradient")
+        losses = _least(window, "loss")
+        seen = dict(looks(window, "grad_norm", *_METRICS))
+        for step in sorted({*counts, *seen}):
+            found = seen.get(step, {})
+            gradients = found.get("grad_norm")
+            missing = counts.get(step)
+            silent: tuple[str, ...] | None = None
+            if gradients is not None:
+                silent = self._gradients(gradients, missing, state)
+                missing = len(silent) if missing is None else missing
+            if missing is not None:
+                self._count(window, step, int(missing), silent, losses.get(step), state)
+            for metric, what in _METRICS.items():
+                if metric in found:
+                    self._units(found[metric], what, state)
+        findings = [_cut(e, window) for e in state.cut.take(window.last_step)]
+        findings += [_never(e, window) for e in state.never.take(window.last_step)]
+        findings += [
+            _idle(e)
+            for what in sorted(state.units)
+            for e in state.units[what].take(window.last_step)
+        ]
+        return Outcome({"layer.dead": _check(window, state)}, tuple(findings))
+
+    def _gradients(self, look: Look, missing: float | None, state: DeadState) -> tuple[str, ...]:
+        """Names of the tensors that have no gradient on any rank."""
+        state.looked += 1
+        if look.names != state.names:
+            # Another set of parameters is trained: what was usual is not any more.
+            if state.names:
+                state.usual.clear()
+                state.above.clear()
+                state.least = -1
+            state.names = look.names
+            state.alive &= set(look.names)
+        some = np.any(look.values > 0, axis=0)
+        zero = ~some & ~np.any(np.isnan(look.values), axis=0)
+        # What is not finite is NaN, too, and is no missing gradient.
+        silent = zero if missing is not None and zero.sum() >= missing else ~some
+        state.alive |= {look.names[place] for place in np.flatnonzero(some)}
+        return tuple(look.names[place] for place in np.flatnonzero(silent))
+
+    def _count(
+        self,
+        window: Window,
+        step: int,
+        missing: int,
+        silent: tuple[str, ...] | None,
+        loss: float | None,
+        state: DeadState,
+    ) -> None:
+        of = len(state.names) or int(window.config.get("parameter_tensors") or 0)
+        if of and missing >= of and loss is not None and abs(loss) < 1e-12:
+            return  # nothing is left to learn
+        state.counted += 1
+        if state.least < 0:
+            state.first_step = step
+        state.least = missing if state.least < 0 else min(state.least, missing)
+        if silent is not None:
+            state.silent = tuple(name for name in silent if name not in state.alive)
+        self._from_the_start(step, of, state)
+        usual = max(state.usual, default=0)
+        open_ = state.cut.current if state.cut.current and state.cut.current.holding else None
+        if open_ is not None and missing > open_.facts.usual:
+            facts = state.cut.bad(step, open_.facts).facts
+            facts.missing, facts.of = missing, of
+            _name(facts, silent, state)
+            return
+        if open_ is not None:
+            state.cut.good(step)
+            # It was meant: it comes again, as where parts are trained in turn.
+            state.usual.append(open_.facts.missing)
+            state.usual.append(missing)
+            return
+        if len(state.usual) < _EVIDENCE or missing <= usual:
+            state.usual.extend(earlier for _, earlier in state.above)
+            state.above.clear()
+            state.usual.append(missing)
+            state.cut.good(step)
+            return
+        state.above.append((step, missing))
+        if len(state.above) < _IN_A_ROW:
+            return
+        first = state.above[0][0]
+        state.above.clear()
+        _name(state.cut.bad(step, Cut(missing, of, usual), first_step=first).facts, silent, state)
+
+    def _from_the_start(self, step: int, of: int, state: DeadState) -> None:
+        dead = any(watch.open(step) is not None for watch in state.units.values())
+        if state.counted < _NEVER or not state.least or dead or state.least >= of > 0:
+            state.never.good(step)
+            return
+        facts = Cut(state.least, of, 0)
+        facts = state.never.bad(step, facts, first_step=state.first_step).facts
+        facts.missing, facts.of, facts.names = state.least, of, state.silent[:_MAX_NAMES]
+
+    def _units(self, look: Look, what: str, state: DeadState) -> None:
+        known = ~np.isnan(look.values)
+        shares = np.where(known, look.values, np.inf).min(axis=0)
+        state.modules = max(state.modules, len(look.names))
+        bad: dict[str, float] = {}
+        for place, name in enumerate(look.names):
+            share = float(shares[place])
+            if not math.isfinite(share):
+                continue
+            if what == "dead":
+                state.worst = max(state.worst, share)
+            times = state.idle.get((what, name), 0) + 1 if share > _SHARE else 0
+            state.idle[what, name] = times
+            if times >= _UNITS_IN_A_ROW:
+                bad[name] = share
+        watch = state.units[what]
+        if not bad:
+            watch.good(look.step)
+            return
+        facts = watch.bad(look.step, Idle(what)).facts
+        facts.shares = bad
+        facts.classes = dict(zip(look.names, look.dtypes, strict=True))
+
+
+def _least(window: Window, metric: str) -> dict[int, float]:
+    steps, rows = rank_rows(window, metric)
+    known = np.isfinite(rows).any(axis=1)
+    least = np.where(np.isfinite(rows), rows, np.inf).min(axis=1, initial=np.inf)
+    return {int(s): float(v) for s, v in zip(steps[known], least[known], strict=True)}
+
+
+def _name(facts: Cut, silent: tuple[str, ...] | None, state: DeadState) -> None:
+    """Which tensors it is, once a look at all of them tells."""
+    if silent is None:
+        return
+    names = [name for name in silent if name in state.alive]
+    facts.names = tuple(names[:_MAX_NAMES])
+    order = list(state.names)
+    if names and order[: len(names)] == names and len(names) < len(order):
+        facts.before = order[len(names)]
+
+
+def _cut(episode: Episode[Cut], window: Window) -> Finding:
+    facts, step = episode.facts, episode.first_step
+    amount = facts.missing - facts.usual
+    of = f" of {facts.of}" if facts.of else ""
+    verb = "gets" if amount == 1 else "get"
+    if facts.of and facts.missing >= facts.of:
+        title = f"No parameter gets a gradient any more since step {step}"
+    else:
+        title = f"{count(amount, 'tensor')}{of} {verb} no gradient any more since step {step}"
+    names = listing([f"`{name}`" for name in facts.names], most=4)
+    where = (
+        f"They are all that comes before `{facts.before}`: what goes into it carries no gradient."
+        if facts.before
+        else ""
+    )
+    return Finding(
+        kind="layer.dead",
+        severity="critical" if facts.of and 2 * facts.missing > facts.of else "warning",
+        title=title,
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=tuple(int(r) for r in window.ranks),
+        tensors=facts.names,
+        stage="local_gradient",
+        cause=sentences(
+            f"Up to step {step} at most {count(facts.usual, 'tensor')} had no gradient, since then "
+            f"{count(facts.missing, 'tensor')}{of}{': ' if names else ''}{names}.",
+            where,
+            "Something between them and the loss is detached (`detach()`, `.data`, `no_grad`, a "
+            "conversion to numpy and back), not used any more, or multiplied by 0 (a mask, dead "
+            "units).",
+        ),
+        remedy=(
+            f"Look at what changes at step {step}: a schedule, a switch of phases, a branch. In "
+            "the forward pass, print `requires_grad` of what each layer is given: the first one "
+            "that is False comes after the cut. If it is meant, set `requires_grad` of these "
+            "parameters to False, which also saves their part of the backward pass."
+        ),
+        clear_after=episode.clear_after,
+        evidence={"missing": facts.missing, "of": facts.of, "usual": facts.usual},
+    )
+
+
+def _never(episode: Episode[Cut], window: Window) -> Finding:
+    facts = episode.facts
+    of = f" of {facts.of}" if facts.of else ""
+    names = listing([f"`{name}`" for name in facts.names], most=4)
+    return Finding(
+        kind="layer.dead",
+        key="never",
+        severity="info",
+        title=f"{count(facts.missing, 'tensor')}{of} never had a gradient",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        ranks=tuple(int(r) for r in window.ranks),
+        tensors=facts.names,
+        stage="local_gradient",
+        cause=(
+            f"At {count(episode.seen, 'observation')} from the beginning on at least "
+            f"{count(facts.missing, 'tensor')}{of} had none{': ' if names else ''}{names}. They "
+            "are not used, or cut off from the loss."
+        ),
+        remedy=(
+            "If they are not to be trained, set `requires_grad` to False. Else look for what "
+            "detaches them from the loss."
+        ),
+        clear_after=episode.clear_after,
+        evidence={"missing": facts.missing, "of": facts.of, "usual": 0},
+    )
+
+
+def _idle(episode: Episode[Idle]) -> Finding:
+    facts, step = episode.facts, episode.first_step
+    worst = sorted(facts.shares, key=lambda name: (-facts.shares[name], name))
+    share = facts.shares[worst[0]]
+    dead = facts.what == "dead"
+    serious = "critical" if share >= _NEARLY_ALL else "warning"
+    more = f" and {count(len(worst) - 1, 'module')} more" if len(worst) > 1 else ""
+    each = listing([f"`{n}` {percent(facts.shares[n])}" for n in worst], most=6)
+    if dead:
+        cause = (
+            f"Since step {step} at the latest these units were 0 for hundreds of samples on end: "
+            f"{each}. A ReLU that is never active passes no gradient back, and so mostly stays "
+            "so. Usual causes are one step that was too large (a learning rate without warm-up, "
+            "an odd batch) or biases far below 0."
+        )
+        remedy = (
+            "Restart from before it with a lower learning rate or a warm-up, and clip gradients; "
+            "begin with biases of 0 and He's weights; or put LeakyReLU or GELU, or a "
+            "normalisation before, in the place of ReLU."
+        )
+    else:
+        cause = (
+            f"Since step {step} at the latest these units stood within 1 % of the ends of their "
+            f"range for hundreds of samples on end: {each}. There the slope is next to nothing, "
+            "and so is the gradient that they pass back."
+        )
+        remedy = (
+            "Normalise what goes into them (layer or batch normalisation, inputs of unit "
+            "variance), begin with smaller weights, or lower the learning rate. Nothing, where "
+            "they are gates that are to be open or shut."
+        )
+    return Finding(
+        kind="layer.dead",
+        key=f"units:{facts.what}",
+        severity=serious if dead else "info",
+        title=f"{percent(share)} of the units of `{worst[0]}`{more} are {facts.what}",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        tensors=tuple(worst[:_MAX_NAMES]),
+        cause=cause,
+        remedy=remedy,
+        clear_after=episode.clear_after,
+        evidence={"shares": _plain(facts.shares, worst)},
+    )
+
+
+def _plain(shares: Mapping[str, float], order: list[str]) -> dict[str, float]:
+    return {name: shares[name] for name in order[:_MAX_NAMES]}
+
+
+def _check(window: Window, state: DeadState) -> Check:
+    episode = state.cut.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_cut(episode, window).title}.")
+    for watch in state.units.values():
+        units = watch.open(window.last_step)
+        if units is not None:
+            return Check(Status.OPEN, f"{_idle(units).title}.")
+    never = state.never.open(window.last_step)
+    if never is not None:
+        return Check(Status.OPEN, f"{_never(never, window).title}.")
+    if not state.counted:
+        if state.steps < _GRACE:
+            return Check(Status.INSUFFICIENT_DATA, "No gradient has been looked at yet.")
+        return Check(
+            Status.MISSING_INPUT,
+            "No rank posts `tensors_without_gradient`, or the gradient norms of its tensors.",
+        )
+    if state.counted < _EVIDENCE + _IN_A_ROW:
+        need = _EVIDENCE + _IN_A_ROW
+        why = f"{count(state.counted, 'observation')} of {need} needed."
+        return Check(Status.INSUFFICIENT_DATA, why)
+    idle = (
+        f"of {count(state.modules, 'module')} of units at most {percent(state.worst)} were dead"
+        if state.modules
+        else "activations are not posted, so of units nothing is known"
+    )
+    return Check(
+        Status.OK,
+        f"Every tensor that had a gradient went on having one, at "
+        f"{count(state.counted, 'checked step')}; {idle}.",
+    )

@@ -1,0 +1,249 @@
+"""Steps that change the parameters by too much."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.looks import Look, looks
+from rankscope.server.detectors.walking import median, together
+from rankscope.server.detectors.wording import count, listing, number, sentences
+from rankscope.server.window import Window
+
+_LOOKS = 32
+_EVIDENCE = 16
+_WARM_SHARE = 0.1
+_HIGH = 3e-2
+# Parameters that grow from next to nothing at a steady pace have ratios of 1 over the steps so far.
+_GROWTH = 4.0
+_CRITICAL = 0.3
+# Of single tensors.
+_TENSOR_HIGH = 0.1
+_TENSOR_LOW = 10**-5.5
+# What a rate is advised for.
+_AIM = 3e-3
+_MAX_NAMES = 64
+
+
+@dataclass(slots=True)
+class Large:
+    """What was seen: the median update, the rate it was made with, tensors and their medians."""
+
+    update: float
+    rate: float
+    tensors: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RatioState:
+    """What `update.ratio` remembers.
+
+    Attributes:
+        updates: update over parameters, of steps whose rate was not next to nothing.
+        of_tensors: the same of each matrix.
+    """
+
+    seen: int = 0
+    begun: int = -1
+    rate: float = math.nan
+    peak: float = 0.0
+    updates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOOKS))
+    of_tensors: dict[str, deque[float]] = field(default_factory=dict)
+    whole: Watch[Large] = field(default_factory=lambda: Watch(clear_after=50))
+    single: Watch[Large] = field(default_factory=lambda: Watch(clear_after=50))
+
+
+class UpdateRatio(Detector[RatioState]):
+    """A step changes the parameters by far more of their size than one that learns does.
+
+    Statistic:
+        |change| / |parameters| of the whole model: the median of the last 32 sampled steps, of
+        which there are 16 or more, is above 3e-2, and above 4 over the number of steps up to the
+        middle one: what grows from nothing at a steady pace has one over it. Steps at less than a
+        tenth of the highest learning rate do not count: warm-up and the end of a schedule are
+        neither. Of single matrices the same median is above 0.1 or below 3e-6 while the whole is
+        as it should be. Updates that are too small altogether are `lr.too_low`, none at all
+        `update.missing`. Over after 50 steps without it.
+
+    Severity:
+        Warning; critical above 0.3, where a few steps replace the parameters. Info for single
+        matrices.
+
+    Evidence:
+        `update_ratio`, `lr`, `suggested_lr`, and `matrices` with their own where these are posted.
+
+    Source:
+        1e-3 is a usual size; medians of the corpus's healthy runs lie between 4e-5 and 2e-2.
+        Rates that make a training diverge have medians of 0.1 and more.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("update.ratio",)
+    needs: ClassVar[tuple[str, ...]] = ("update_ratio",)
+    wants: ClassVar[tuple[str, ...]] = ("lr",)
+
+    def start(self) -> RatioState:
+        """Nothing seen yet."""
+        return RatioState()
+
+    def advance(self, window: Window, state: RatioState) -> Outcome:
+        """Takes the updates with the rates they were made with."""
+        rows = dict(together(window, "update_ratio", "lr"))
+        seen = dict(looks(window, "update_ratio"))
+        for step in sorted({*rows, *seen}):
+            row = rows.get(step, {})
+            if math.isfinite(row.get("lr", math.nan)):
+                state.rate = row["lr"]
+                state.peak = max(state.peak, state.rate)
+            if state.peak > 0 and state.rate < _WARM_SHARE * state.peak:
+                continue
+            if step in seen:
+                self._tensors(seen[step]["update_ratio"], state)
+            update = row.get("update_ratio", math.nan)
+            if math.isfinite(update):
+                state.seen += 1
+                state.begun = step if state.begun < 0 else state.begun
+                state.updates.append((step, update))
+                self._look(step, state)
+        findings = [_finding(e) for e in state.whole.take(window.last_step)]
+        findings += [_single(e) for e in state.single.take(window.last_step)]
+        return Outcome({"update.ratio": _check(window, state)}, tuple(findings))
+
+    def _tensors(self, look: Look, state: RatioState) -> None:
+        known = np.where(np.isnan(look.values), -1.0, look.values).max(axis=0)
+        ratios = {
+            name: float(value)
+            for name, shape, value in zip(look.names, look.shapes, known, strict=True)
+            # Biases and scales begin at 0 or 1, and their size tells nothing.
+            if len(shape) > 1 and math.isfinite(value) and value > 0
+        }
+        for gone in set(state.of_tensors) - set(look.names):
+            del state.of_tensors[gone]
+        for name, value in ratios.items():
+            state.of_tensors.setdefault(name, deque(maxlen=_LOOKS)).append(value)
+
+    def _look(self, step: int, state: RatioState) -> None:
+        if len(state.updates) < _EVIDENCE:
+            return
+        typical = _typical(state)
+        medians = {
+            name: median(values)
+            for name, values in state.of_tensors.items()
+            if len(values) >= _EVIDENCE
+        }
+        middle = state.updates[len(state.updates) // 2][0] - state.begun + 1
+        if typical > max(_HIGH, _GROWTH / middle):
+            facts = Large(typical, state.rate, {n: m for n, m in medians.items() if m > _HIGH})
+            onset = next(s for s, update in state.updates if update > _HIGH)
+            state.whole.bad(step, facts, first_step=onset).facts = facts
+            state.single.good(step)
+            return
+        state.whole.good(step)
+        high = max(_TENSOR_HIGH, _GROWTH / middle)
+        odd = {n: m for n, m in medians.items() if m > high or m < _TENSOR_LOW}
+        # Where all are as small, it is the rate.
+        if odd and len(odd) < len(medians):
+            facts = Large(typical, state.rate, odd)
+            state.single.bad(step, facts).facts = facts
+        else:
+            state.single.good(step)
+
+
+def _typical(state: RatioState) -> float:
+    return median([update for _, update in state.updates])
+
+
+def _finding(episode: Episode[Large]) -> Finding:
+    facts = episode.facts
+    names = sorted(facts.tensors, key=lambda name: (-facts.tensors[name], name))
+    evidence: dict[str, object] = {"update_ratio": facts.update}
+    advice = "Lower the learning rate"
+    if math.isfinite(facts.rate) and facts.rate > 0:
+        suggested = facts.rate * _AIM / facts.update
+        evidence |= {"lr": facts.rate, "suggested_lr": suggested}
+        advice += (
+            f" from {number(facts.rate)} to {number(suggested)}: updates are proportional to it, "
+            f"and would be {number(_AIM)} of the parameters"
+        )
+    if names:
+        evidence["matrices"] = {name: facts.tensors[name] for name in names[:_MAX_NAMES]}
+    most = listing([f"`{n}` ({number(facts.tensors[n])})" for n in names], most=4)
+    return Finding(
+        kind="update.ratio",
+        severity="critical" if facts.update > _CRITICAL else "warning",
+        title=(
+            f"A step changes the parameters by {number(facts.update)} of their size, "
+            f"{number(facts.update / 1e-3)} times the usual 0.001"
+        ),
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        tensors=tuple(names[:_MAX_NAMES]),
+        stage="parameters",
+        cause=sentences(
+            f"After {number(1 / facts.update)} such steps in one direction as much has been "
+            "changed as there is: what was learned is written over.",
+            f"Most of it in {most}." if most else "",
+            "The learning rate is too high for these parameters, or gradients are not averaged "
+            "(a sum over samples, ranks or micro-batches).",
+        ),
+        remedy=f"{advice}. Begin with a warm-up, and clip gradients where they jump.",
+        clear_after=episode.clear_after,
+        evidence=evidence,
+    )
+
+
+def _single(episode: Episode[Large]) -> Finding:
+    facts = episode.facts
+    names = sorted(facts.tensors, key=lambda name: (-facts.tensors[name], name))
+    most = listing([f"`{n}` by {number(facts.tensors[n])}" for n in names], most=4)
+    return Finding(
+        kind="update.ratio",
+        key="matrices",
+        severity="info",
+        title=f"{count(len(names), 'matrix').replace('matrixs', 'matrices')} of the model "
+        f"{'changes' if len(names) == 1 else 'change'} at a pace of "
+        f"{'its' if len(names) == 1 else 'their'} own",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        tensors=tuple(names[:_MAX_NAMES]),
+        stage="parameters",
+        cause=(
+            f"The model as a whole changes by {number(facts.update)} of its size in a step, {most}."
+            " Usual are 1e-4 to 1e-2. Small initial weights make the ratio large, large ones make "
+            "it small, and so does a learning rate of their own."
+        ),
+        remedy=(
+            "Look at the initial size of these weights, and at the learning rate and weight decay "
+            "of their parameter group."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "update_ratio": facts.update,
+            "lr": facts.rate,
+            "matrices": {name: facts.tensors[name] for name in names[:_MAX_NAMES]},
+        },
+    )
+
+
+def _check(window: Window, state: RatioState) -> Check:
+    episode = state.whole.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode).title}.")
+    single = state.single.open(window.last_step)
+    if single is not None:
+        return Check(Status.OPEN, f"{_single(single).title}.")
+    if len(state.updates) < _EVIDENCE:
+        why = f"{count(len(state.updates), 'sampled update')} of {_EVIDENCE} needed."
+        return Check(Status.INSUFFICIENT_DATA, why)
+    return Check(
+        Status.OK,
+        f"A step changes the parameters by {number(_typical(state))} of their size, the "
+        f"median of {count(len(state.updates), 'sampled step')}.",
+    )
