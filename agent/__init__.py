@@ -26,7 +26,15 @@ _HOMES = {
 __all__ = ["Monitor", "__version__", "attach", "start"]
 
 
-_MODULES = {"keras": "rankscope.agent.integrations.keras"}
+_MODULES = {
+    "accelerate": "rankscope.agent.integrations.accelerate",
+    "jax": "rankscope.agent.integrations.jax",
+    "keras": "rankscope.agent.integrations.keras",
+    "lightning": "rankscope.agent.integrations.lightning",
+    "parameter_server": "rankscope.agent.integrations.parameter_server",
+    "tensorflow": "rankscope.agent.integrations.tensorflow",
+    "transformers": "rankscope.agent.integrations.transformers",
+}
 
 
 def __getattr__(name: str) -> Any:

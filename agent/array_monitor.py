@@ -31,7 +31,7 @@ class ArrayMonitor(Monitor):
         # Those met last: local gradients may be of fewer arrays than reduced ones, in turn.
         self._groups: dict[str, deque[ArrayGroup]] = {}
         self._versions: dict[str, int] = {}
-        self._part = ""
+        self._parts: list[tuple[str, str]] = []
         self._ended: float | None = None
         if parameters is not None:
             with self._guard.probe("parameters"):
@@ -87,7 +87,20 @@ class ArrayMonitor(Monitor):
             self._records.complete(step - 1)
         self._step = step + 1
 
-    def replicas(self, key: str) -> None:
+    def go_to(self, step: int) -> int:
+        """Leaves steps out, where they are counted for the whole job and not by this rank.
+
+        Args:
+            step: the one that is in progress now; one that has been ended already is not gone back
+                to.
+
+        Returns:
+            The step in progress.
+        """
+        self._step = max(self._step, step)
+        return self._step
+
+    def replicas(self, key: str, tensors: str = "*") -> None:
         """Declares which ranks hold replicas: those that give the same key.
 
         Without it all ranks must agree on arrays of the same name and shape. To be called before
@@ -95,8 +108,10 @@ class ArrayMonitor(Monitor):
 
         Args:
             key: the same on all replicas and on no other rank.
+            tensors: names of the arrays it holds for, with `*` and `?` as in file names; of several
+                that fit, the one declared last counts.
         """
-        self._part = key
+        self._parts.append((tensors, key))
         self._groups.clear()
         self._versions.clear()
 
@@ -134,7 +149,7 @@ class ArrayMonitor(Monitor):
                 return known
         version = self._versions[table] = self._versions.get(table, -1) + 1
         name = f"{table}@{version}" if version else table
-        group = ArrayGroup.of(name, held, self._part)
+        group = ArrayGroup.of(name, held, self._parts)
         groups.append(group)
         self._connection.announce(name, group.table)
         return group

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from rankscope.agent.fingerprint.array_plan import ArrayPlan, HostArray, host_array
@@ -61,12 +62,24 @@ class ArrayGroup:
         )
 
     @classmethod
-    def of(cls, name: str, arrays: Mapping[str, HostArray], part: str = "") -> ArrayGroup:
-        """The group of some arrays; `part` says which part of the model this rank holds."""
+    def of(
+        cls, name: str, arrays: Mapping[str, HostArray], parts: Sequence[tuple[str, str]] = ()
+    ) -> ArrayGroup:
+        """The group of some arrays.
+
+        Args:
+            name: of its table.
+            arrays: by name.
+            parts: pattern of names, and which part of the model this rank holds of those; the last
+                one that fits counts.
+        """
         table = TensorTable(
             names=tuple(arrays),
             shapes=tuple(a.shape for a in arrays.values()),
             dtypes=tuple(a.dtype for a in arrays.values()),
-            shards=(part,) * len(arrays),
+            shards=tuple(
+                next((key for like, key in reversed(parts) if fnmatchcase(array, like)), "")
+                for array in arrays
+            ),
         )
         return cls(name, table, ArrayPlan(tuple(arrays)))

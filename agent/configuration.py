@@ -179,10 +179,23 @@ def _data_parallel(model: torch.nn.Module) -> dict[str, Any]:
     return {
         **{name: bool(getattr(ddp, name, False)) for name in _DDP_SETTINGS},
         "communication_hooks": hooks,
+        **_local_sgd(ddp),
         "ignored": sorted(plain_name(n) for n in ddp.parameters_to_ignore)[:_MAX_NAMES],
         "group_size": ddp.process_group.size(),
         "backend": torch.distributed.get_backend(ddp.process_group),
     }
+
+
+def _local_sgd(ddp: DistributedDataParallel) -> dict[str, int]:
+    """From which step of this process on gradients are no longer reduced over all ranks, if ever.
+
+    Post-local SGD (`torch.distributed.algorithms`) averages the parameters then.
+    """
+    for _, state in ddp._comm_hooks:
+        first = getattr(state, "start_localSGD_iter", None)
+        if isinstance(first, int):
+            return {"local_from": first}
+    return {}
 
 
 def _precision() -> dict[str, Any]:

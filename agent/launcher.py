@@ -20,6 +20,15 @@ from typing import Any
 from rankscope.agent import run_id
 from rankscope.agent.ancestry import Read, launching_process, read_process
 
+# Rank, number of ranks, and both on this machine, as other MPI launchers than Open MPI's say them:
+# MPICH's, Intel's and Cray's through PMI, MVAPICH2's, and IBM's jsrun.
+_MPI = (
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    *(
+        tuple(prefix + name for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+        for prefix in ("MV2_COMM_WORLD_", "JSM_NAMESPACE_")
+    ),
+)
 _NO_STEP = 0xFFFFFFF0  # SLURM numbers its own steps (batch script, interactive shell) from there
 
 
@@ -267,18 +276,20 @@ def _slurm(environ: Mapping[str, str]) -> _Found | None:
 
 
 def _mpi(environ: Mapping[str, str]) -> _Found | None:
-    rank, world_size = _number(environ, "PMI_RANK"), _number(environ, "PMI_SIZE")
-    if rank is None or world_size is None:
-        return None
-    return _Found(
-        launcher="mpi",
-        rank=rank,
-        world_size=world_size,
-        local_rank=_number(environ, "MPI_LOCALRANKID"),
-        one_node=_number(environ, "MPI_LOCALNRANKS") == world_size,
-        marks=frozenset({"PMI_RANK"}),
-        reused=_master(environ),
-    )
+    for names in _MPI:
+        rank, world_size, local_rank, local_size = (_number(environ, name) for name in names)
+        if rank is None or world_size is None:
+            continue
+        return _Found(
+            launcher="mpi",
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            one_node=local_size == world_size,
+            marks=frozenset(names[:1]),
+            reused=_master(environ),
+        )
+    return None
 
 
 def _tf_config(environ: Mapping[str, str]) -> _Found | None:

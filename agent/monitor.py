@@ -220,6 +220,10 @@ class NullMonitor:
     def step(self, **facts: Any) -> None:
         """Does nothing."""
 
+    def go_to(self, step: int) -> int:
+        """Does nothing."""
+        return step
+
     def close(self) -> None:
         """Does nothing more than to be closed."""
         self.closed = True

@@ -24,8 +24,8 @@ except ImportError as error:
         "agent.keras needs TensorFlow: pip install 'rankscope[tensorflow]'"
     ) from error
 
+from rankscope.agent import start
 from rankscope.agent.guard import Guard
-from rankscope.agent.start import start
 
 
 class Replicas:

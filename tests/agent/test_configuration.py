@@ -7,7 +7,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.configuration import configuration
@@ -132,6 +132,11 @@ def test_settings_of_ddp(tmp_path):
         hooked = told(model)["data_parallel"]
         assert hooked["communication_hooks"] == ["fp16_compress_hook"]
         assert (hooked["group_size"], hooked["backend"]) == (1, "gloo")
+        assert "local_from" not in hooked
+        local = DistributedDataParallel(made())
+        state = post_localSGD_hook.PostLocalSGDState(None, None, start_localSGD_iter=20)
+        local.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+        assert told(local)["data_parallel"]["local_from"] == 20
         json.dumps(told(model))
     finally:
         torch.distributed.destroy_process_group()

@@ -89,6 +89,10 @@ SLURM = {
     "SLURM_NTASKS": "8",
     "SLURM_RESTART_COUNT": "3",
 }
+MVAPICH, JSRUN = (
+    {f"{prefix}_RANK": "5", f"{prefix}_SIZE": "8", f"{prefix}_LOCAL_RANK": "1"}
+    for prefix in ("MV2_COMM_WORLD", "JSM_NAMESPACE")
+)
 MPI = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
 HOROVOD = {
     "HOROVOD_RANK": "5",
@@ -114,6 +118,8 @@ PLAIN = {
         (OPENMPI, "openmpi", None),
         (SLURM, "slurm", 3),
         (MPI, "mpi", None),
+        (MVAPICH, "mpi", None),
+        (JSRUN, "mpi", None),
         (HOROVOD, "horovod", None),
         (PLAIN, "environment", None),
         ({**PLAIN, "RAY_JOB_ID": "01000000"}, "ray", None),

@@ -1,0 +1,220 @@
+"""Gradients that a worker pushed and nobody applied, or that were applied more than once."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Observations, Policy, Steps
+from rankscope.server.detectors.push.applied import SERIES, pushes
+from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.wording import count
+from rankscope.server.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class LostPolicy(Policy):
+    """Thresholds of `push.lost`.
+
+    Attributes:
+        reports: a worker's reports on end in which more is missing than ever came back.
+        steady: the same where the number on the way has never changed before.
+        clear_after: versions without a further one after which it is over.
+    """
+
+    reports: Observations = 8
+    steady: Observations = 2
+    clear_after: Steps = 16
+
+
+@dataclass(slots=True)
+class Missing:
+    """Attributes: the worker; pushes that are missing (fewer than 0: applied again); of so many."""
+
+    worker: int
+    pushes: int
+    of: int
+
+
+@dataclass(slots=True)
+class Account:
+    """What a worker pushed, against what was applied of it.
+
+    Attributes:
+        applied: pushes of it that made a version.
+        pushed: as it said last, at version `version`.
+        last: number on the way at its last reports, and the version of the report before each.
+        usual: the least number that was ever on the way; None before the first reports are in.
+        steady: whether no other number was ever seen.
+    """
+
+    watch: Watch[Missing]
+    last: deque[tuple[int, int]]
+    applied: int = 0
+    pushed: int = 0
+    version: int = 0
+    usual: int | None = None
+    steady: bool = True
+
+
+@dataclass(slots=True)
+class LostState:
+    """Attributes: reports that were judged; what is remembered of each worker."""
+
+    judged: int = 0
+    accounts: dict[int, Account] = field(default_factory=dict)
+
+
+class PushLost(Detector[LostState]):
+    """A worker's gradients never arrive at the parameter server, or are applied more than once.
+
+    A push that fails in silence, or is retried although it had arrived, leaves no other trace: the
+    model still trains, on other data than it was given.
+
+    Statistic:
+        Each worker says at every version it pulls how many gradients it has pushed; the server
+        tells whose push made each version. The difference is what is on the way. What is on the way
+        at the least in any 8 reports on end is always so (a worker that pushes in the background);
+        more than that in 8 reports on end (in 2, where it was always the same before) is lost.
+        Fewer than none were applied twice. Dated to the version of the last report before. Over
+        after 16 versions in which no further one is lost, times the number of workers.
+
+    Severity:
+        Warning.
+
+    Evidence:
+        `pushes` (that are missing; below 0: that were applied again), `pushed` (so many in all).
+
+    Source:
+        Li et al., "Scaling distributed machine learning with the parameter server" (OSDI 2014),
+        section 4.2: vector clocks against lost and repeated messages.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("push.lost",)
+    wants: ClassVar[tuple[str, ...]] = (*SERIES, "pushes")
+    min_ranks: ClassVar[int] = 2
+    policies: ClassVar[type[Policy]] = LostPolicy
+    policy: LostPolicy
+
+    def start(self) -> LostState:
+        """Nobody has pushed."""
+        return LostState()
+
+    def advance(self, window: Window, state: LostState) -> Outcome:
+        """Goes through pushes and reports, version by version."""
+        made = iter(pushes(window))
+        push = next(made, None)
+        steps, rows = rank_rows(window, "pushes")
+        for step, row in zip(steps.tolist(), rows, strict=True):
+            # A worker that pulled a version had seen all pushes that made it.
+            while push is not None and push.version <= step:
+                self._account(state, push.worker).applied += 1
+                push = next(made, None)
+            for rank, value in zip(window.ranks.tolist(), row.tolist(), strict=True):
+                if value == value:
+                    self._report(state, int(rank), int(value), int(step))
+        while push is not None:
+            self._account(state, push.worker).applied += 1
+            push = next(made, None)
+        findings = [
+            _finding(episode)
+            for _, account in sorted(state.accounts.items())
+            for episode in account.watch.take(window.last_step)
+        ]
+        return Outcome({"push.lost": _check(window, state)}, tuple(findings))
+
+    def _account(self, state: LostState, worker: int) -> Account:
+        known = state.accounts.get(worker)
+        if known is None:
+            known = state.accounts[worker] = Account(Watch(), deque(maxlen=self.policy.reports))
+        return known
+
+    def _report(self, state: LostState, worker: int, pushed: int, step: int) -> None:
+        account, policy = self._account(state, worker), self.policy
+        state.judged += 1
+        if pushed < account.pushed:
+            # It began anew, and so does this.
+            account.applied, account.usual, account.steady = 0, None, True
+            account.last.clear()
+        if not pushed:
+            account.pushed, account.version = pushed, step
+            return  # nothing can be on the way yet
+        missing = pushed - account.applied
+        account.last.append((missing, account.version))
+        account.pushed, account.version = pushed, step
+        account.watch.clear_after = policy.clear_after * max(len(state.accounts), 1)
+        if account.usual is None:
+            if missing >= 0 and len(account.last) < policy.reports:
+                return
+            account.usual = max(min(m for m, _ in account.last), 0)
+            account.steady = len({m for m, _ in account.last}) == 1
+        needed = policy.steady if account.steady else policy.reports
+        recent = list(account.last)[-needed:]
+        least = min(m for m, _ in recent)
+        if missing < 0 or (len(recent) == needed and least > account.usual):
+            gone = missing if missing < 0 else least - account.usual
+            found = Missing(worker, 0, pushed)
+            first = account.last[-1][1] if missing < 0 else recent[0][1]
+            facts = account.watch.bad(step, found, first_step=first).facts
+            facts.pushes, facts.of = facts.pushes + gone, pushed
+            # What is lost stays lost: from here on it counts as applied.
+            account.applied += gone
+            account.last.clear()
+            account.last.append((missing - gone, step))
+            return
+        if recent[0][0] != account.usual or missing < account.usual:
+            # What differed came back, or there is less on the way than was thought to be always.
+            account.steady = False
+        account.usual = min(account.usual, missing)
+        account.watch.good(step)
+
+
+def _finding(episode: Episode[Missing]) -> Finding:
+    missing, step = episode.facts, episode.first_step
+    lost = missing.pushes > 0
+    amount = abs(missing.pushes)
+    what = f"{amount:,} push{'' if amount == 1 else 'es'} of rank {missing.worker}"
+    title = (
+        f"{what} {'was' if amount == 1 else 'were'} "
+        f"{'never applied' if lost else 'applied again'}, since version {step:,}"
+    )
+    return Finding(
+        kind="push.lost",
+        key=f"rank:{missing.worker}",
+        severity="warning",
+        title=title,
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=(missing.worker,),
+        stage="reduced_gradient",
+        cause=(
+            f"Of {missing.of:,} gradients that rank {missing.worker} said it pushed, {amount:,} "
+            + (
+                "made no version of the model: the message was lost, refused, or failed where "
+                "nobody looked, or waits in a queue that grows."
+                if lost
+                else "made a version once more: a push was tried again although it had arrived."
+            )
+        ),
+        remedy=(
+            "Let the server confirm every push by its number, try again what was not confirmed, "
+            "and apply each number once; look at what the server logs about this worker."
+        ),
+        clear_after=episode.clear_after,
+        evidence={"pushes": missing.pushes, "pushed": missing.of, "observed": episode.seen},
+    )
+
+
+def _check(window: Window, state: LostState) -> Check:
+    for account in state.accounts.values():
+        episode = account.watch.open(window.last_step)
+        if episode is not None:
+            return Check(Status.OPEN, f"{_finding(episode).title}.")
+    told = sum(account.applied > 0 for account in state.accounts.values())
+    if not told or not state.judged:
+        return Check(Status.NOT_APPLICABLE, "No parameter server has told of a push.")
+    return Check(Status.OK, f"What {count(told, 'worker')} pushed was applied, once each.")

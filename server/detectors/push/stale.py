@@ -1,0 +1,217 @@
+"""Gradients computed on weights that are too old."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Observations, Policy, Steps, Times
+from rankscope.server.detectors.push.applied import SERIES, Push, pushes
+from rankscope.server.detectors.wording import count, number, sentences
+from rankscope.server.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class StalePolicy(Policy):
+    """Thresholds of `push.stale`.
+
+    Attributes:
+        least: versions by which a gradient may be old in any case.
+        times: what is usual for the worker, or for all of them at equal pace, that is allowed.
+        memory: pushes of a worker that say what is usual for it.
+        pushes: so many on end make it so: one alone is a hiccup of the machine.
+        clear_after: versions without one after which it is over, for each worker.
+    """
+
+    least: Steps = 8
+    times: Times = 4.0
+    memory: Observations = 64
+    pushes: Observations = 2
+    clear_after: Steps = 16
+
+
+@dataclass(slots=True)
+class Old:
+    """What is known of a worker whose gradients are old.
+
+    Attributes:
+        usual: its staleness at three of four pushes before.
+        most: the largest since.
+        repeated: whether it goes on computing on one version, which it had pushed before.
+    """
+
+    worker: int
+    version: int
+    usual: float
+    most: int
+    repeated: bool
+
+
+@dataclass(slots=True)
+class Pace:
+    """What is remembered of a worker.
+
+    Attributes:
+        usual: staleness of its pushes that were not too old.
+        version: that its last push was computed on.
+        since: version made by the first push on end that was computed on that one again; -1
+            where the last one was not.
+        old: pushes on end that were too old, and the version made by the first of them.
+    """
+
+    watch: Watch[Old]
+    usual: deque[int]
+    version: int = -1
+    since: int = -1
+    old: int = 0
+    old_since: int = -1
+
+
+@dataclass(slots=True)
+class StaleState:
+    """Attributes: judged pushes; what is remembered of each worker."""
+
+    steps: int = 0
+    judged: int = 0
+    most: int = 0
+    paces: dict[int, Pace] = field(default_factory=dict)
+
+
+class PushStale(Detector[StaleState]):
+    """A worker of a parameter server pushes gradients that were computed on old weights.
+
+    A worker that no longer pulls, or pulls what a cache holds, or is far slower than the others
+    moves the model in directions that were right many versions ago. At the learning rate of fresh
+    gradients, this diverges.
+
+    Statistic:
+        Staleness: the versions that the server made from the pull to the push. Among N workers of
+        one pace it is N - 1. Too old is what exceeds 8, four times N - 1, and four times what three
+        of four of the last 64 pushes of this worker kept within; two pushes on end. Where they were
+        all computed on one version, it is dated back to the first one that was so again. Over after
+        16 versions without, times the number of workers.
+
+    Severity:
+        Warning; critical for a worker that goes on computing on one version.
+
+    Evidence:
+        `version` (that the first was computed on), `staleness` (the largest), `usual`, `repeated`,
+        `observed` (pushes).
+
+    Source:
+        Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server"
+        (NIPS 2013); Zhang et al., "Staleness-aware async-SGD" (IJCAI 2016), which finds N workers'
+        staleness around N.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("push.stale",)
+    wants: ClassVar[tuple[str, ...]] = SERIES
+    min_ranks: ClassVar[int] = 2
+    policies: ClassVar[type[Policy]] = StalePolicy
+    policy: StalePolicy
+
+    def start(self) -> StaleState:
+        """Nobody has pushed."""
+        return StaleState()
+
+    def advance(self, window: Window, state: StaleState) -> Outcome:
+        """Goes through the pushes as they were applied."""
+        state.steps += len(window.steps)
+        for push in pushes(window):
+            self._push(push, state)
+        findings = [
+            _finding(episode)
+            for _, pace in sorted(state.paces.items())
+            for episode in pace.watch.take(window.last_step)
+        ]
+        return Outcome({"push.stale": _check(window, state)}, tuple(findings))
+
+    def _push(self, push: Push, state: StaleState) -> None:
+        policy = self.policy
+        pace = state.paces.get(push.worker)
+        if pace is None:
+            pace = state.paces[push.worker] = Pace(Watch(), deque(maxlen=policy.memory))
+        state.judged += 1
+        state.most = max(state.most, push.staleness)
+        if push.computed_on != pace.version:
+            pace.version, pace.since = push.computed_on, -1
+        elif pace.since < 0:
+            pace.since = push.version
+        usual = float(np.quantile(pace.usual, 0.75)) if pace.usual else 0.0
+        others = len(state.paces) - 1
+        if push.staleness <= max(policy.least, policy.times * max(others, usual)):
+            pace.old = 0
+            pace.usual.append(push.staleness)
+            pace.watch.good(push.version)
+            return
+        pace.old += 1
+        if pace.old == 1:
+            pace.old_since = push.version
+        if pace.old < policy.pushes:
+            return
+        pace.watch.clear_after = policy.clear_after * (others + 1)
+        repeated = pace.since >= 0
+        old = Old(push.worker, push.computed_on, usual, 0, repeated)
+        first = pace.since if repeated else pace.old_since
+        facts = pace.watch.bad(push.version, old, first_step=first).facts
+        facts.most = max(facts.most, push.staleness)
+        facts.repeated |= repeated
+
+
+def _finding(episode: Episode[Old]) -> Finding:
+    old, step = episode.facts, episode.first_step
+    does = (
+        f"has pushed gradients of version {old.version:,} again and again since version {step:,}"
+        if old.repeated
+        else f"pushes gradients that are up to {old.most:,} versions old since version {step:,}"
+    )
+    return Finding(
+        kind="push.stale",
+        key=f"rank:{old.worker}",
+        severity="critical" if old.repeated else "warning",
+        title=f"Rank {old.worker} {does}",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=(old.worker,),
+        stage="local_gradient",
+        cause=sentences(
+            f"Rank {old.worker} works on weights up to {old.most:,} versions old; "
+            f"{number(old.usual)} is usual for it.",
+            "It no longer pulls, or pulls from what is not the newest (a cache, another server)."
+            if old.repeated
+            else "It is far slower than the others, or its pulls or pushes wait somewhere.",
+        ),
+        remedy=(
+            "Pull before every batch, and look at whether the pull fails in silence; bound the "
+            "staleness (the server lets nobody run ahead by more than so many versions), drop "
+            "gradients that are older, or divide their learning rate by their staleness."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "version": old.version,
+            "staleness": old.most,
+            "usual": old.usual,
+            "repeated": old.repeated,
+            "observed": episode.seen,
+        },
+    )
+
+
+def _check(window: Window, state: StaleState) -> Check:
+    for pace in state.paces.values():
+        episode = pace.watch.open(window.last_step)
+        if episode is not None:
+            return Check(Status.OPEN, f"{_finding(episode).title}.")
+    if not state.judged:
+        return Check(Status.NOT_APPLICABLE, "No parameter server has told of a push.")
+    return Check(
+        Status.OK,
+        f"{count(state.judged, 'gradient')} of {count(len(state.paces), 'worker')} came, the "
+        f"oldest {count(state.most, 'version')} old.",
+    )
