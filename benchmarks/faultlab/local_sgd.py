@@ -150,12 +150,17 @@ class F81(ParameterServer):
         )
 
 
+# Measured: at ten times the rate that these two begin with they learn faster, and end at a tenth of
+# the loss. What they do not bear, the transformer ends with NaN.
+_TOO_HIGH = {"mlp": 1.5, "cnn": 1.5, "transformer": 0.5}
+
+
 @register
 class F82(Training):
     """A learning rate above the stability limit."""
 
     id = "F82"
-    what = "from one step on the learning rate is ten times as high as gradient descent can bear"
+    what = "from one step on the learning rate is higher than gradient descent can bear"
     steps = 200
     onset = 80
     lr = 0.05
@@ -165,7 +170,7 @@ class F82(Training):
 
     def before_step(self) -> None:
         if self.step == self.at:
-            self.optimizer.param_groups[0]["lr"] *= 10
+            self.optimizer.param_groups[0]["lr"] = _TOO_HIGH[self.setting.model]
 
     def expected(self) -> Expected:
         return Expected(

@@ -18,6 +18,9 @@ from benchmarks.faultlab.case import Case, Setting
 from benchmarks.faultlab.models import Samples, batches_of, build, data_of, order_of
 from rankscope import agent
 
+# Steps after which it is over in any case.
+_LONGEST = 1024
+
 
 class Training(Case):
     """DDP, AdamW, one batch a step.
@@ -164,21 +167,24 @@ class Training(Case):
             while self.step < last:
                 self.one_step()
                 self.step += 1
-                if self.step == self.length:
+                if self.length <= self.step == last:
                     last = max(last, self.next_look())
 
     def next_look(self) -> int:
         """One more than the next step at which all ranks look at everything.
 
         They choose their intervals by what a look has cost them: on a busy machine one of them may
-        look every 512th step while the others do every 32nd.
+        look every 512th step while the others do every 32nd. And it may choose anew before it gets
+        there: then there is another one.
         """
-        if self.setting.full:
+        if self.setting.full or self.step >= _LONGEST:
             return self.step
-        own = max(self.monitor._schedule.exponents.values())
-        interval = torch.tensor(1 << own)
-        dist.all_reduce(interval, op=dist.ReduceOp.MAX)
-        return self.step + int(-self.step % interval) + 1
+        schedule = self.monitor._schedule
+        looked = self.step > self.length and schedule.due("state", self.step - 1)
+        told = torch.tensor([1 << max(schedule.exponents.values()), not looked])
+        dist.all_reduce(told, op=dist.ReduceOp.MAX)
+        interval, missing = told.tolist()
+        return self.step + (-self.step % interval + 1 if missing else 0)
 
     def one_step(self) -> None:
         """One optimizer step."""

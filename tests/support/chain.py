@@ -6,7 +6,7 @@ Every fault is done to the arrays themselves; what is posted is computed from th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -256,6 +256,7 @@ def chain(
     groups: int = 1,
     without: tuple[str, ...] = (),
     thin: int = 1,
+    lost_looks: Sequence[int] = (),
     reads: str = "",
     batch: int = 16,
 ) -> Posted:
@@ -268,7 +269,8 @@ def chain(
         amp: loss scale; 0 for none.
         groups: so many ranks share a batch and a part of every tensor, as in tensor parallelism.
         without: scalars, words and stages that are not posted.
-        thin: after the first `dense` steps, batches are posted at every so many.
+        thin: after the first `dense` steps, batches are posted at every so many,
+        lost_looks: but not at these.
         reads: the way in which samples are dealt (`support.samples`); empty: none are told of.
         batch: samples in a batch.
     """
@@ -460,7 +462,7 @@ def chain(
             if fault.startswith("draws"):
                 more = int(fault == "draws-more" and hit and r == rank)
                 said.words["rng/torch"] = word("rng", step, r // groups, more)
-            if step % thin and step >= dense:
+            if (step % thin and step >= dense) or step in lost_looks:
                 del said.words["batch"], said.words["rng/torch"]
             if full:
                 said.scalars["tensors_unchanged"] = float(unchanged)

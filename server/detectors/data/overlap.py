@@ -29,19 +29,20 @@ _RECENT = 4
 class OverlapPolicy(Policy):
     """Thresholds of `data.overlap`, a sequential test after Wald.
 
-    Whatever comes again comes to its own rank with probability 1 / N, or `rarer` times less often.
+    Whatever comes again comes to its own rank with probability 1 / N, or `rarer` times less often:
+    the ordinary run, in which each rank has a part of its own, knows no repeats at all.
 
     Attributes:
         rarer: how much rarer than by chance a sample comes back to its own rank where ranks share
             their samples.
-        decided: logarithm of the odds at which the test is decided: once in 100,000 runs it errs,
+        decided: logarithm of the odds at which the test is decided: once in 10,000 runs it errs,
             either way.
         next_epoch: share of the last samples that come again above which an epoch has ended and
             the next one deals the same samples to other ranks.
     """
 
-    rarer: Times = 8
-    decided: Number = math.log(1e5)
+    rarer: Times = 32
+    decided: Number = math.log(1e4)
     next_epoch: Share = 0.5
 
 
@@ -103,7 +104,7 @@ class Overlap(Detector[OverlapState]):
         because the data hold it twice, because it is drawn at random, or because an epoch has
         ended, one in N comes to the rank that had it, of N ranks; where each rank goes through the
         data in an order of its own, none does within an epoch. A sequential probability ratio test
-        (Wald, 1945) of 1/(8 N) against 1/N, both errors 1e-5. Where most of what comes has been
+        (Wald, 1945) of 1/(32 N) against 1/N, both errors 1e-4. Where most of what comes has been
         there before, it is another epoch, which tells nothing. Of each batch some samples are
         known, those with the smallest hashes, the same ones wherever they come; of agents that
         tell none, whole batches. What ranks read before a restart is forgotten. Batches that come

@@ -66,6 +66,7 @@ class ReplayedState:
     run: int = 0
     distance: int = 0
     since: int = 0
+    earlier: int = -1
     previous: int = -1
     last: bytes = b""
     last_step: int = -1
@@ -131,14 +132,20 @@ class Replayed(Detector[ReplayedState]):
     def _step(self, window: Window, state: ReplayedState, step: int, digest: bytes) -> None:
         earlier = state.seen.get(digest)
         state.judged += 1
-        state.constant += digest == state.last
-        if earlier is not None and digest != state.last:
-            if state.run and step - earlier == state.distance:
-                state.run += 1
+        same = digest == state.last
+        state.constant += same
+        # Looks that lie whole epochs apart find the same batch again.
+        constant = same and (
+            step - state.last_step < self.policy.far or 2 * state.constant >= state.judged
+        )
+        if earlier is not None and not constant:
+            distance = _common(step - earlier, state.distance, self.policy.far) if state.run else 0
+            if distance:
+                state.run, state.distance = state.run + 1, distance
             else:
                 state.run, state.distance, state.since = 1, step - earlier, step
-                state.previous = state.last_step
-        elif digest == state.last or step - state.distance in state.at:
+                state.earlier, state.previous = earlier, state.last_step
+        elif constant or step - state.distance in state.at:
             # Where its counterpart was not looked at, it says nothing.
             state.run = 0
         state.last, state.last_step = digest, step
@@ -163,7 +170,7 @@ class Replayed(Detector[ReplayedState]):
         )
         repeat = Repeat(
             distance=state.distance,
-            earlier=state.since - state.distance,
+            earlier=state.earlier,
             restarted=restarted,
             length=state.run,
             ranks=tuple(int(r) for r in window.ranks),
@@ -174,6 +181,17 @@ class Replayed(Detector[ReplayedState]):
         episode = watch.bad(step, repeat, first_step=state.since)
         episode.facts.length = max(episode.facts.length, state.run)
         other.good(step)
+
+
+def _common(one: int, other: int, far: int) -> int:
+    """The distance that both are made of: the shorter one, if it fits into the other; else 0.
+
+    Longer ones than the least are told of looks that lie whole epochs apart.
+    """
+    shorter, longer = min(one, other), max(one, other)
+    if shorter == longer or (shorter >= far and longer % shorter == 0):
+        return shorter
+    return 0
 
 
 def _finding(episode: Episode[Repeat]) -> Finding:

@@ -18,6 +18,7 @@ from rankscope.server.detectors.desync.explain import (
     versions_finding,
 )
 from rankscope.server.detectors.desync.incident import Apart, groups_of
+from rankscope.server.detectors.desync.order import state_was_first
 from rankscope.server.detectors.desync.versions import Look, Versions
 from rankscope.server.detectors.policy import Count, Policy, Steps, Times
 from rankscope.server.detectors.wording import count, ranks
@@ -105,6 +106,7 @@ class DesyncState:
         period: steps from one synchronisation to the next, where there is one; else 0.
         periodic_since: first step of the synchronised phase.
         unpaired: ranks that hold what no other of the `known_ranks` holds.
+        partly: those of them that were compared in what others hold, too.
         periodic_seen: step at which the period was recognised.
         between: whether the parameters were made equal between two steps, and not within one.
         versions: which version of the parameters each rank holds.
@@ -124,6 +126,7 @@ class DesyncState:
     periodic_seen: int = 0
     incident: Apart | None = None
     unpaired: tuple[int, ...] = ()
+    partly: frozenset[int] = frozenset()
     known_ranks: int = 0
     between: bool = False
     versions: Versions = field(default_factory=Versions)
@@ -201,6 +204,10 @@ class Desync(Detector[DesyncState]):
                 stage = comparison.stage
                 state.checked[stage] = state.checked.get(stage, 0) + 1
                 state.ranks = max(state.ranks, len(comparison.ranks))
+                if state.unpaired:
+                    state.partly |= frozenset(state.unpaired).intersection(
+                        comparison.ranks.tolist()
+                    )
             for comparison in broken:
                 stage = comparison.stage
                 state.differed[stage] = state.differed.get(stage, 0) + 1
@@ -216,7 +223,7 @@ class Desync(Detector[DesyncState]):
         if incident is not None:
             if not incident.agreeing:
                 incident.last_step = max(incident.last_step, window.last_step)
-            findings.append(finding_of(incident, self.policy.drift, self.policy.critical))
+            findings += self._told(incident)
         elif state.period:
             findings.append(self._periodic(state, state.last_step))
         if state.workers is not None:
@@ -271,10 +278,10 @@ class Desync(Detector[DesyncState]):
             return
         if incident is None:
             if broken:
-                state.incident = self._open(window, state, broken, comparisons)
-                state.incident.take(comparisons)
+                opened = state.incident = self._open(window, state, broken, comparisons)
+                opened.take([c for c in comparisons if not c.equal or opened.covers(c)])
             return
-        self._continue(state, incident, step, broken, comparisons)
+        self._continue(window, state, incident, step, broken, comparisons)
 
     def _close(
         self, state: DesyncState, findings: list[Finding], last_step: int | None = None
@@ -284,7 +291,14 @@ class Desync(Detector[DesyncState]):
             return
         if last_step is not None:
             incident.last_step = max(incident.last_step, last_step)
-        findings.append(finding_of(incident, self.policy.drift, self.policy.critical))
+        findings += self._told(incident)
+
+    def _told(self, incident: Apart) -> list[Finding]:
+        behind, policy = incident.behind, self.policy
+        if behind is not None:
+            behind.last_step = incident.last_step
+        every = (incident,) if behind is None else (behind, incident)
+        return [finding_of(one, policy.drift, policy.critical) for one in every]
 
     def _miss(
         self,
@@ -307,6 +321,7 @@ class Desync(Detector[DesyncState]):
 
     def _continue(
         self,
+        window: Window,
         state: DesyncState,
         incident: Apart,
         step: int,
@@ -328,6 +343,13 @@ class Desync(Detector[DesyncState]):
         for comparison in broken:
             incident.widen(comparison)
         incident.take(comparisons)
+        if incident.behind is not None:
+            incident.behind.take(comparisons)
+        elif state_was_first(window.config, incident, broken):
+            links = [c for c in broken if c.stage == "optimizer_state"]
+            behind = incident.behind = self._open(window, state, links, comparisons)
+            behind.first_step, behind.shown_by = incident.first_step, incident.first_step
+            behind.take(links)
 
     def _open(
         self,
@@ -350,7 +372,11 @@ class Desync(Detector[DesyncState]):
             ranks=first.deviating,
             decided=first.decided and len(first.ranks) > 2,
             groups=groups_of(first),
-            agreed=tuple(c.stage for c in comparisons if c.equal),
+            agreed=tuple(
+                c.stage
+                for c in comparisons
+                if c.equal and set(first.deviating) <= set(c.ranks.tolist())
+            ),
             by_norm=tuple(
                 c.stage
                 for c in comparisons
@@ -533,10 +559,15 @@ class Desync(Detector[DesyncState]):
 
     def _alone(self, state: DesyncState) -> str:
         """Which ranks could not be compared with any other."""
-        if not state.unpaired:
-            return ""
-        verb = "holds" if len(state.unpaired) == 1 else "hold"
-        return f" Not compared: {ranks(state.unpaired)}, which {verb} what no other rank holds."
+        partly = tuple(r for r in state.unpaired if r in state.partly)
+        alone = tuple(r for r in state.unpaired if r not in state.partly)
+        told = ""
+        if partly:
+            told = f" Of {ranks(partly)}, only tensors that other ranks hold, too, were compared."
+        if alone:
+            verb = "holds" if len(alone) == 1 else "hold"
+            told += f" Not compared: {ranks(alone)}, which {verb} what no other rank holds."
+        return told
 
     def _apart(self, state: DesyncState, stages: Sequence[str]) -> bool:
         return any(state.differed.get(stage, 0) for stage in stages)

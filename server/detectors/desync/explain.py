@@ -49,9 +49,7 @@ def finding_of(incident: Apart, drift: float, critical: float) -> Finding:
         # The state of an optimizer has several tensors of one name.
         tensors=tuple(dict.fromkeys(t.name for t in incident.tensors)),
         # What the optimizer brought along was there before the first step.
-        stage="start"
-        if incident.at_start and incident.kind == "desync.optimizer"
-        else incident.stage,
+        stage=_stage(incident),
         cause=cause,
         remedy=remedy,
         clear_after=incident.clear_after,
@@ -126,6 +124,12 @@ def versions_finding(*, since: int, last_step: int, caught_up: int) -> Finding:
         clear_after=16,
         evidence={"caught_up": caught_up},
     )
+
+
+def _stage(incident: Apart) -> str:
+    if incident.at_start and incident.kind == "desync.optimizer":
+        return "start"
+    return "outside_optimizer" if incident.written else incident.stage
 
 
 _RESTORE_STATE = "Restore the optimizer on every rank, or broadcast its state after loading."
@@ -355,6 +359,14 @@ def _hyperparameters(incident: Apart) -> tuple[str, str]:
 
 
 def _optimizer(incident: Apart) -> tuple[str, str]:
+    if incident.shown_by is not None:
+        return (
+            f"At step {incident.tensor_step} the optimizer's state differs although the gradients "
+            f"agreed, and the parameters have since step {incident.shown_by}: gradients are all "
+            "that goes into this state, so it was there first. It was restored on some ranks only, "
+            "or one rank's was corrupted.",
+            f"{_RESTORE_STATE} {_restore(incident)}",
+        )
     state = (
         "it was restored on some ranks only, or one rank's was corrupted. The parameters part with "
         "the next update."
@@ -373,9 +385,10 @@ def _optimizer(incident: Apart) -> tuple[str, str]:
 
 def _one_element(incident: Apart) -> tuple[str, str]:
     tensor = incident.tensors[0]
+    since = "" if incident.last_equal is None else f" after step {incident.last_equal}"
     how = (
-        "between two optimizer steps"
-        if incident.stage == "outside_optimizer"
+        f"between two optimizer steps{since}"
+        if _stage(incident) == "outside_optimizer"
         else "although everything that was compared before it agreed"
     )
     return (

@@ -56,6 +56,8 @@ class Apart(Incident):
             that would keep them equal: they may be made equal later, on purpose.
         at_start: whether it was there at the first step of a process.
         agreeing: whether the last comparison of the parameters found them equal.
+        behind: of parameters, the optimizer's state that was seen later and must have been first.
+        shown_by: of such a state, first step at which the parameters were seen to differ.
     """
 
     kind: str
@@ -81,6 +83,8 @@ class Apart(Incident):
     agreeing: bool = False
     at_start: bool = False
     tentative: bool = False
+    behind: Apart | None = None
+    shown_by: int | None = None
     _stride: int = 1
     _offered: int = 0
 
@@ -153,6 +157,19 @@ class Apart(Incident):
             return False
         only = self.tensors[0]
         return only.buckets == 1 and math.prod(only.shape) > 1
+
+    @property
+    def written(self) -> bool:
+        """Whether something else than an optimizer wrote the parameters: it moves whole tensors.
+
+        That is so likely only where several steps went by since they were equal: within one, the
+        update may have gone wrong in one place.
+        """
+        if not self.one_element or self.stage != "parameters" or self.missed or self.behind:
+            return False
+        if "outside_optimizer" in self.agreed:
+            return False
+        return self.last_equal is None or self.last_equal < self.first_step - 1
 
     @property
     def everywhere(self) -> bool:
