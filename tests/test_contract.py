@@ -91,7 +91,14 @@ COMMANDS_TO_COME = set("report import export token".split())
 
 def test_kinds():
     # The contract's, and what has come since.
-    since = ("desync.batch", "desync.rng", "rng.shared", "collective.slow")
+    since = (
+        "desync.batch",
+        "desync.rng",
+        "rng.shared",
+        "push.stale",
+        "push.lost",
+        "collective.slow",
+    )
     assert sorted(wire.KINDS) == sorted((*KINDS, *since))
     assert len(set(wire.KINDS)) == len(wire.KINDS)
 

@@ -58,6 +58,8 @@ KINDS = (
     "lr.too_high",
     "lr.too_low",
     "batch.noise",
+    "push.stale",
+    "push.lost",
     "rng.shared",
     "rank.loss_outlier",
     "rank.gradient_outlier",

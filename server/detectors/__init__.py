@@ -42,6 +42,7 @@ from rankscope.server.detectors.loss import (
     LossSpike,
 )
 from rankscope.server.detectors.policy import thresholds
+from rankscope.server.detectors.push import PushLost, PushStale
 from rankscope.server.detectors.rank import (
     RankGradientOutlier,
     RankLossOutlier,
@@ -100,6 +101,8 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     BatchNoise,
     CompressionError,
     DataOutlier,
+    PushStale,
+    PushLost,
 )
 
 

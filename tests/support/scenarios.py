@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from support.chain import chain
 from support.layered import compressed, layered, noisy_gradients, odd_batches
+from support.pushes import pushes
 from support.timings import norms, timings
 from support.traces import Trace
 
@@ -481,5 +482,6 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         compressed,
         timings,
         norms,
+        pushes,
     )
 }

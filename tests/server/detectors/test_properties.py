@@ -24,6 +24,8 @@ CHAIN += ["pair-duplicated", "same-order", "restart-replays", "overlap", "frozen
 CHAIN += ["one-tensor-frozen", "skips", "one-scale", "nonfinite", "other-commit", "holds-others"]
 CHAIN += ["same-rng", "ended-schedule", "skipped-overflow"]
 
+PUSHES = ["pushes none", "pushes stuck", "pushes many-lost", "pushes twice"]
+
 SCALED = ("one-scale", "skipped-overflow")
 
 slow = settings(
@@ -39,6 +41,8 @@ def scenario(name):
     """A recorded training, or ranks that come apart."""
     if name in RECORDED:
         return recorded(0, trace=name)
+    if name.startswith("pushes "):
+        return GENERATORS["pushes"](0, fault=name.removeprefix("pushes "))
     if name.startswith("chain "):
         fault = name.removeprefix("chain ")
         return chain(0, fault=fault, amp=1024.0 if fault in SCALED else 0.0)
@@ -83,7 +87,8 @@ def test_cutting_the_steps_into_blocks_changes_nothing(name, cuts):
 
 
 @pytest.mark.parametrize(
-    "name", ["F07-bad-batch", "F42-demo-labels", "skipped", *(f"chain {f}" for f in CHAIN)]
+    "name",
+    ["F07-bad-batch", "F42-demo-labels", "skipped", *PUSHES, *(f"chain {f}" for f in CHAIN)],
 )
 def test_step_by_step_is_as_good_as_at_once(name):
     assert exact(judge(scenario(name), build(), range(2000))) == exact(whole(name))
