@@ -138,6 +138,7 @@ class Aim(Tracker):
         self._folder = given["folder"]
         self._run = Run(repo=self._folder)
         self._hash = self._run.hash
+        self._indexed = False
 
     def log(self, scalars: Scalars, step: int) -> None:
         self._run.track(scalars, step=step)
@@ -149,7 +150,16 @@ class Aim(Tracker):
         from aim import Repo, Run
         from aim.storage.context import Context
 
-        run = Run(self._hash, repo=Repo(self._folder), read_only=True)
+        repo = Repo(self._folder)
+        if not self._indexed:
+            from aim.sdk.index_manager import RepoIndexManager
+
+            # A run that is not in the index seems to have no series. Its page's server puts it
+            # there in the background.
+            RepoIndexManager.get_index_manager(repo).index(self._hash)
+            self._indexed = True
+            repo = Repo(self._folder)
+        run = Run(self._hash, repo=repo, read_only=True)
         return len(run.get_metric(name, Context({})).values.sparse_numpy()[0])
 
 

@@ -21,6 +21,8 @@ _WORTH_COMPRESSING = 16_384
 _SAMPLE = 32_768
 # Noise in floating point shrinks to nine tenths, for more time than it takes to send it.
 _PAYS = 0.7
+# Numbers that are made narrow at once.
+_AT_ONCE = 16_384
 
 
 def wants_binary(request: Request) -> bool:
@@ -60,7 +62,7 @@ def pack_series(metric: str, found: Sequence[RankSeries]) -> bytes:
     packed_steps: bytes | list[int] = b""
     for one, data in zip(found, _narrow(found), strict=True):
         # Ranks go in step: most have the same ones.
-        if steps is None or not np.array_equal(steps, one.steps):
+        if one.steps is not steps and (steps is None or not np.array_equal(steps, one.steps)):
             steps, packed_steps = one.steps, _steps(one.steps)
         made: dict[str, Any] = {"rank": one.rank, "width": one.width, "steps": packed_steps}
         made["dtype"] = "<f4" if data[0].dtype == np.float32 else "<f8"
@@ -74,18 +76,23 @@ def pack_series(metric: str, found: Sequence[RankSeries]) -> bytes:
 def _narrow(found: Sequence[RankSeries]) -> list[list[Any]]:
     """The arrays of each rank; float32 where a drawing of that rank does not show it."""
     arrays = [[s.values] if s.low is s.values else [s.values, s.low, s.high] for s in found]
-    wide = [n for n, of in enumerate(arrays) if any(a.dtype != np.float32 for a in of)]
-    sizes = [sum(map(len, arrays[n])) for n in wide]
-    wide = [n for n, size in zip(wide, sizes, strict=True) if size]
-    if wide:
-        starts = np.cumsum([0, *(size for size in sizes if size)])
-        whole = np.concatenate([a for n in wide for a in arrays[n]])
-        short, differs = narrowed(whole, starts[:-1])
-        for n, start, keeps in zip(wide, starts.tolist(), differs.tolist(), strict=False):
-            size, data = len(arrays[n][0]), whole if keeps else short
-            arrays[n] = [
-                data[start + k * size : start + (k + 1) * size] for k in range(len(arrays[n]))
-            ]
+    wide = [n for n, of in enumerate(arrays) if any(len(a) and a.dtype != np.float32 for a in of)]
+    begin = 0
+    while begin < len(wide):
+        # As many as the processor's caches hold with what is computed of them.
+        end, held = begin, 0
+        while end < len(wide) and (end == begin or held < _AT_ONCE):
+            held += sum(map(len, arrays[wide[end]]))
+            end += 1
+        some = wide[begin:end]
+        ends = np.cumsum([sum(map(len, arrays[n])) for n in some])
+        whole = np.concatenate([a for n in some for a in arrays[n]])
+        short, differs = narrowed(whole, np.append(0, ends[:-1]))
+        for n, stop, keeps in zip(some, ends.tolist(), differs.tolist(), strict=True):
+            size, count = len(arrays[n][0]), len(arrays[n])
+            start, data = stop - count * size, whole if keeps else short
+            arrays[n] = [data[start + k * size : start + (k + 1) * size] for k in range(count)]
+        begin = end
     return arrays
 
 

@@ -91,7 +91,7 @@ def _look(connection: Connection, run: int, mark: marks.Mark) -> bool:
     """Takes note of rows that have come; True where there are more."""
     c = schema.chunk.c
     rows = connection.execute(
-        select(c.rank, c.first_step, c.last_step, c.arrival)
+        select(c.rank, c.first_step, c.last_step, c.arrival, c.points)
         .where(c.run == run, c.arrival > mark.arrival)
         .order_by(c.arrival)
         .limit(_MAX_ROWS)
@@ -110,17 +110,20 @@ def _look(connection: Connection, run: int, mark: marks.Mark) -> bool:
     mark.touch(table[:, 1], table[:, 2], table[:, 3])
     table = table[np.argsort(table[:, 0], kind="stable")]
     rank, first, last = table[:, 0], table[:, 1], table[:, 2]
+    short = np.where(table[:, 4] <= merging.SHORT, first, -1)
     starts = np.flatnonzero(np.append(True, rank[1:] != rank[:-1]))
-    for n, lowest, highest, longest, count in zip(
+    for n, lowest, highest, longest, newest, count in zip(
         rank[starts].tolist(),
         np.minimum.reduceat(first, starts).tolist(),
         np.maximum.reduceat(last, starts).tolist(),
         np.maximum.reduceat(last - first, starts).tolist(),
+        np.maximum.reduceat(short, starts).tolist(),
         np.diff(np.append(starts, len(rank))).tolist(),
         strict=True,
     ):
         m = mark.ranks.setdefault(n, marks.RankMark(end=_whole(lowest)))
         m.end = min(m.end, _whole(lowest))
+        m.short = max(m.short, newest)
         merging.moved_back(m, lowest)
         m.last = max(m.last, highest)
         m.longest = max(m.longest, longest)

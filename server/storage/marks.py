@@ -27,6 +27,7 @@ class RankMark:
         waiting: rows of `chunk` that have come since it was last rolled up.
         longest: steps from the first to the last of the longest row of `chunk`, less one.
         merged: up to which step its rows are merged, for each tier of `merging.py`.
+        short: where the last row begins that is short enough for that; -1 before any.
     """
 
     end: int = 0
@@ -34,6 +35,7 @@ class RankMark:
     waiting: int = 0
     longest: int = 0
     merged: list[int] = field(default_factory=lambda: [0] * TIERS)
+    short: int = -1
 
 
 @dataclass(slots=True)
@@ -78,13 +80,14 @@ def load(connection: Connection, *, run: int) -> Mark:
     if row is None:
         return Mark()
     ranks = unpack(row.ranks, np.int64).reshape(-1, 5).tolist()
-    merges = unpack(row.merges or b"", np.int64).reshape(-1, 1 + TIERS).tolist()
-    merged = {rank: ends for rank, *ends in merges}
+    merges = unpack(row.merges or b"", np.int64).reshape(-1, 2 + TIERS).tolist()
+    merged = {rank: (ends, short) for rank, short, *ends in merges}
     return Mark(
         row.number,
         row.arrival,
         {
-            rank: RankMark(end, last, waiting, longest, merged.get(rank, [0] * TIERS))
+            # What came before anything was merged may be short.
+            rank: RankMark(end, last, waiting, longest, *merged.get(rank, ([0] * TIERS, last)))
             for rank, end, last, waiting, longest in ranks
         },
         unpack(row.touched, np.int64).copy(),
@@ -96,7 +99,7 @@ def save(connection: Connection, mark: Mark, *, run: int, pending: bool) -> bool
     """Writes a mark as the next number; False, with nothing written, where another was faster."""
     t = schema.rollup_mark
     ranks = [[rank, m.end, m.last, m.waiting, m.longest] for rank, m in sorted(mark.ranks.items())]
-    merges = [[rank, *m.merged] for rank, m in sorted(mark.ranks.items())]
+    merges = [[rank, m.short, *m.merged] for rank, m in sorted(mark.ranks.items())]
     values = {
         "number": mark.number + 1,
         "arrival": mark.arrival,

@@ -38,6 +38,7 @@ from rankscope.server.storage.packing import (
 # Steps that are merged, for each tier, and how many a row may have to be worth it.
 _STEPS = (32, 512)
 _SHORT = (16, 47)
+SHORT = _SHORT[-1]
 # SQLite reads a row as a whole to cut one series out of it.
 _MAX_BYTES = 48 * 1024
 # From the first part's arrival to the last one's: who begins to read in between has to find it.
@@ -116,6 +117,9 @@ def make(connection: Connection, run: int, mark: marks.Mark) -> list[Merged]:
             of.merged[tier] = max(of.merged[tier:])
             begin, end = of.merged[tier], min(_end(of, tier), of.merged[tier] + _STEPS_AT_ONCE)
             if begin >= end:
+                continue
+            if of.short < begin:
+                of.merged[tier] = _end(of, tier)
                 continue
             rows = _rows(connection, run, rank, layouts, begin, end, of.longest)
             left -= max(len(rows), 1)

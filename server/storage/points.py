@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,62 @@ def read_points(
         places: where the series stands in each layout that it is in.
         mark: as it is in this transaction.
     """
+    return _merged(_rows(connection, run, places, ranks, mark, first, last), first, last)
+
+
+def read_each(
+    connection: Connection,
+    *,
+    run: int,
+    places: Mapping[int, int],
+    ranks: Collection[int],
+    mark: Mark,
+    first: int,
+    last: int,
+) -> list[tuple[int, Int64, Float64]]:
+    """The same, rank by rank: rank, steps and values; those with the same steps share the array."""
+    by_rank: dict[int, list[Any]] = defaultdict(list)
+    for row in _rows(connection, run, places, ranks, mark, first, last):
+        by_rank[row[0]].append(row)
+    found: dict[int, tuple[Int64, Float64]] = {}
+    known: dict[tuple[int, int], Int64] = {}
+    others: list[Any] = []
+    for rank, rows in by_rank.items():
+        if not _follow(rows):
+            others += rows
+            continue
+        # Nothing to sort, and of the steps nothing to be looked at.
+        begin = rows[0][3]
+        values: Float64 = unpack(b"".join([row[6] for row in rows]), np.float64)
+        low, high = max(first - begin, 0), min(last - begin + 1, len(values))
+        if low < high:
+            at = (begin + low, high - low)
+            if at not in known:
+                known[at] = unpack_steps(None, *at)
+            found[rank] = known[at], values[low:high]
+    rest = _merged(others, first, last)
+    for rank, a, b in by_rank_of(rest.rank):
+        found[rank] = rest.steps[a:b], rest.values[a:b]
+    return [(rank, *found[rank]) for rank in sorted(found)]
+
+
+def by_rank_of(rank: Int64) -> Iterator[tuple[int, int, int]]:
+    """Each rank of an array in which they ascend, and from where to where it stands."""
+    starts = np.flatnonzero(np.append(True, rank[1:] != rank[:-1])).tolist() if len(rank) else []
+    for a, b in pairwise([*starts, len(rank)]):
+        yield int(rank[a]), a, b
+
+
+def _rows(
+    connection: Connection,
+    run: int,
+    places: Mapping[int, int],
+    ranks: Collection[int],
+    mark: Mark,
+    first: int,
+    last: int,
+) -> list[Any]:
+    """Rows (`_values`) that may hold any of these steps."""
     c = schema.chunk.c
     wanted = list(ranks)
     longest = max((mark.ranks[r].longest for r in wanted if r in mark.ranks), default=0)
@@ -57,12 +115,21 @@ def read_points(
         *((c.layout + 0).in_(places), (c.rank + 0).in_(wanted), c.arrival > mark.arrival),
         *(c.first_step + 0 <= last, c.last_step >= first),
     )
-    rows = [
+    return [
         tuple(row)
         for one in ((known, new) if mark.number else (new,))
         for row in connection.execute(one)
     ]
-    return _merged(rows, first, last)
+
+
+def _follow(rows: Sequence[Any]) -> bool:
+    """Whether each row of a rank goes on where the one before it ends, with no step left out."""
+    end = rows[0][3]
+    for row in rows:
+        if row[3] != end or row[5] is not None:
+            return False
+        end += row[4]
+    return True
 
 
 def _merged(rows: Sequence[Any], first: int, last: int) -> Points:

@@ -255,7 +255,7 @@ rollup_mark = Table(
     Column("ranks", LargeBinary, nullable=False),
     Column("touched", LargeBinary, nullable=False),
     Column("touched_width", BigInteger, nullable=False),
-    # int64 [R, 1 + tiers]: rank, and up to which step its rows of `chunk` are merged.
+    # int64 [R, 2 + tiers]: rank, its last short row of `chunk`, up to where they are merged.
     Column("merges", LargeBinary, nullable=True),
 )
 

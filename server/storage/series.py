@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +17,7 @@ from rankscope.server.storage import layers, marks, rollups, schema
 from rankscope.server.storage.dictionary import places_of, read_layouts
 from rankscope.server.storage.extent import ends_of, scalar_extents
 from rankscope.server.storage.packing import unpack, unpack_steps
-from rankscope.server.storage.points import Points, read_points
+from rankscope.server.storage.points import by_rank_of, read_each
 from rankscope.server.storage.zoom import choose, read_buckets
 
 
@@ -107,9 +107,9 @@ def read_series(
         last = highest if to_step is None else to_step
     if first > last or not there:
         return []
-    read = partial(read_points, connection, run=run, places=places, mark=mark)
+    read = partial(read_each, connection, run=run, places=places, mark=mark)
     if last - first < max_points:
-        return _raw(read(ranks=there, first=first, last=last))
+        return [_of_points(*one) for one in read(ranks=there, first=first, last=last)]
     zoom = choose(first, last, ranks=len(there), max_points=max_points)
     of, found = read_buckets(
         connection,
@@ -124,7 +124,8 @@ def read_series(
     )
     answer = _in_buckets(of, found, zoom.width)
     few = [s.rank for s, points in answer if points <= max_points]
-    fine = {s.rank: s for s in _raw(read(ranks=few, first=first, last=last))} if few else {}
+    raw = read(ranks=few, first=first, last=last) if few else []
+    fine = {one[0]: _of_points(*one) for one in raw}
     return [
         fine[s.rank] if points <= max_points else s
         for s, points in answer
@@ -170,13 +171,6 @@ def _extent(
     return there, min(row.first_step for row in ends), last
 
 
-def _raw(points: Points) -> list[RankSeries]:
-    return [
-        _of_points(rank, points.steps[a:b], points.values[a:b])
-        for rank, a, b in _by_rank(points.rank)
-    ]
-
-
 def _of_points(rank: int, steps: Int64, values: Float64) -> RankSeries:
     return RankSeries(rank, steps, values, values, values)
 
@@ -189,14 +183,8 @@ def _in_buckets(rank: Int64, found: rollups.Buckets, width: int) -> list[tuple[R
             RankSeries(n, found.index[a:b], mean[a:b], low[a:b], high[a:b], width),
             int(found.count[a:b].sum()),
         )
-        for n, a, b in _by_rank(rank)
+        for n, a, b in by_rank_of(rank)
     ]
-
-
-def _by_rank(rank: Int64) -> Iterator[tuple[int, int, int]]:
-    starts = np.flatnonzero(np.append(True, rank[1:] != rank[:-1])).tolist() if len(rank) else []
-    for a, b in pairwise([*starts, len(rank)]):
-        yield int(rank[a]), a, b
 
 
 def _of_tensor(

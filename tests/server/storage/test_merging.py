@@ -306,3 +306,23 @@ def test_points_that_come_later_stand_behind_merged_ones(engine):
     with reading(engine) as connection:
         (again,) = series.read_series(connection, run=key, metric="loss", from_step=99, to_step=101)
     assert again.values.tolist() == found.values.tolist()
+
+
+def test_rows_of_a_run_that_has_no_short_ones_are_not_looked_at(engine, monkeypatch):
+    """But for those of a database of which nobody knows that."""
+    store(engine, *(batch("seen", range(n, n + 50), seq=n // 50) for n in range(0, 4000, 50)))
+    looked, rows = [], merging._rows
+
+    def look(*arguments):
+        looked.append(arguments)
+        return rows(*arguments)
+
+    monkeypatch.setattr(merging, "_rows", look)
+    compact(engine, "seen")
+    assert not looked
+    t = schema.rollup_mark
+    with writing(engine) as connection:
+        connection.execute(update(t).values(merges=None, pending=True))
+    compact(engine, "seen")
+    assert looked
+    assert rows_of(engine, "seen") == 80
