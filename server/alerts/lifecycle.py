@@ -217,12 +217,13 @@ def _open(finding: Finding, run: str, now: float) -> Alert:
 
 
 def _extend(alert: Alert, finding: Finding) -> Alert:
-    severity, first_step = finding.severity, finding.first_step
+    severity, first_step, stage = finding.severity, finding.first_step, finding.stage
     if finding.seen_step != alert.seen_step:
         # Further trouble takes nothing back. A finding that begins where the alert does is the same
         # incident, told anew: its detector knows better now than before how bad it is.
         severity = severest(alert.severity, severity)
         first_step = min(alert.first_step, first_step)
+        stage = alert.stage
     return replace(
         alert,
         severity=severity,
@@ -233,6 +234,7 @@ def _extend(alert: Alert, finding: Finding) -> Alert:
         remedy=finding.remedy,
         ranks=finding.ranks,
         tensors=finding.tensors,
+        stage=stage,
         clear_after=finding.clear_after,
         evidence=finding.evidence,
     )

@@ -53,9 +53,12 @@ def test_a_detector_may_take_back_what_it_said_of_the_same_incident():
     """While the size of a difference was not known, it might have been anything."""
     line = TimeLine()
     line.through(10, finding("desync.parameters", 10, severity="critical", clear_after=8))
-    smaller = finding("desync.parameters", 10, 16, severity="info", clear_after=8)
+    smaller = finding(
+        "desync.parameters", 10, 16, severity="info", clear_after=8, stage="outside_optimizer"
+    )
     assert line.through(16, smaller) == ["16 updated severity desync.parameters"]
-    assert line.one("desync.parameters").severity == "info"
+    alert = line.one("desync.parameters")
+    assert (alert.severity, alert.stage) == ("info", "outside_optimizer")
 
 
 def test_never_resolves_by_itself_without_clear_after():
