@@ -83,6 +83,8 @@ class GradientOutlierState:
         first: medians over the ranks at the first looks.
         events: look, step, rank and factor of each burst.
         usual, limit: of `apart` by rank, as they were some looks ago; NaN for too few.
+        far: number of the last look at which any rank was further from the others than an outlier
+            has to be; most runs have none, and are to cost next to nothing.
         firing: windows on end in which a rank stood out.
         offset, jitter: what is wrong at present.
         members: ranks that are compared: the largest class of replicas.
@@ -95,6 +97,7 @@ class GradientOutlierState:
     limit: Float64 = field(default_factory=lambda: np.empty(0))
     first: list[float] = field(default_factory=list)
     spacing: Spacing = field(default_factory=Spacing)
+    far: int = -(2**62)
     firing: int = 0
     steps: int = 0
     judged: int = 0
@@ -184,15 +187,31 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
             state.apart.push(step, members, apart)
             if len(state.first) < self.policy.size:
                 state.first.append(float(np.median(row[there])))
+            if np.nanmax(np.abs(apart)) > math.log(self.policy.min_factor):
+                state.far = state.judged
             if state.judged >= self.policy.least:
-                material = math.log(self.policy.least_level * median(state.first))
-                self._offset(state, step, members, material)
-                self._burst(state, step, members, logs, apart, material)
+                self._look(state, step, members, logs, apart)
         for name in ("offset", "jitter"):
             known = getattr(state, name)
             if known is not None:
                 findings.append(_finding(known, name))
         return Outcome({"rank.gradient_outlier": _check(state, self.policy)}, tuple(findings))
+
+    def _look(
+        self, state: GradientOutlierState, step: int, members: Int64, logs: Float64, apart: Float64
+    ) -> None:
+        policy, near = self.policy, state.judged - state.far
+        material = math.log(policy.least_level * median(state.first))
+        # No mean of values that are all near is far.
+        if near < policy.size:
+            self._offset(state, step, members, material)
+        else:
+            state.firing = 0
+        # Nor is one of them far from their median.
+        if near < policy.memory or policy.min_factor**2 >= policy.burst_factor:
+            self._burst(state, step, members, logs, apart, material)
+        else:
+            state.usual = state.limit = np.empty(0)
 
     def _offset(
         self, state: GradientOutlierState, step: int, members: Int64, material: float
