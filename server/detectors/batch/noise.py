@@ -11,28 +11,42 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Times
 from rankscope.server.detectors.statistics import Progress, mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import count, number, percent, sentences
 from rankscope.server.window import Window
 
 _GRACE = 20
 _KEEP = 0.98
-_EVIDENCE = 100
 _STRIDE = 10
-# Times the batch, or a part of it, at which the advice is given, and up to which it holds then; at
-# so many looks on end.
-_FACTOR = 10.0
-_HELD = 5.0
-_IN_A_ROW = 3
-_EXTREME = 100.0
-# What is not learned, where there is an accuracy.
-_LEARNED = 0.6
-# What is still to be learned: the loss, as a share of its start. And what stands for no progress.
-_UNLEARNED = 0.5
-_MIN_GAIN = 0.05
 # A squared norm of the mean of R gradients lies between 1/R and 1 times the mean of their own.
 _BELOW = 0.5
 _ABOVE = 0.999
+
+
+@dataclass(frozen=True, slots=True)
+class NoisePolicy(Policy):
+    """Thresholds of `batch.noise`.
+
+    Attributes:
+        factor: the noise scale over the batch, or the batch over it.
+        held: the same, as long as it holds once it was found.
+        in_a_row: looks on end, 10 steps apart.
+        extreme: the noise scale over the batch from which on it is a warning.
+        evidence: steps with the norms of all ranks before anything is judged.
+        unlearned: the loss over that of the start, above which there is much to be learned.
+        min_gain: share of the loss whose gain is learning.
+        learned: an accuracy above which something was learned.
+    """
+
+    factor: Times = 10.0
+    held: Times = 5.0
+    in_a_row: Count = 3
+    extreme: Times = 100.0
+    evidence: Observations = 100
+    unlearned: Share = 0.5
+    min_gain: Share = 0.05
+    learned: Share = 0.6
 
 
 @dataclass(slots=True)
@@ -110,6 +124,7 @@ class BatchNoise(Detector[NoiseState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("batch.noise",)
+    policies: ClassVar[type[Policy]] = NoisePolicy
     needs: ClassVar[tuple[str, ...]] = ("grad_norm", "grad_norm_local")
     wants: ClassVar[tuple[str, ...]] = (
         "grad_norm_preclip",
@@ -120,6 +135,8 @@ class BatchNoise(Detector[NoiseState]):
         "accuracy",
     )
     min_ranks: ClassVar[int] = 2
+
+    policy: NoisePolicy
 
     def start(self) -> NoiseState:
         """Nothing seen yet."""
@@ -140,8 +157,8 @@ class BatchNoise(Detector[NoiseState]):
                 state.accuracies = [*state.accuracies[-49:], accuracies[step]]
             if step in norms:
                 self._take(step, *norms[step], state)
-        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"batch.noise": _check(window, state)}, findings)
+        findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
+        return Outcome({"batch.noise": _check(window, state, self.policy)}, findings)
 
     def _take(
         self, step: int, small: float, row: tuple[float, float, int], state: NoiseState
@@ -157,27 +174,28 @@ class BatchNoise(Detector[NoiseState]):
         for name, value in (("signal", signal), ("noise", noise), ("big", big), ("small", small)):
             setattr(state, name, _KEEP * getattr(state, name) + (1 - _KEEP) * value)
         state.weight = _KEEP * state.weight + (1 - _KEEP)
-        if state.seen >= _EVIDENCE and state.seen % _STRIDE == 0:
+        if state.seen >= self.policy.evidence and state.seen % _STRIDE == 0:
             self._look(step, state)
 
     def _look(self, step: int, state: NoiseState) -> None:
+        policy = self.policy
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else math.nan
         facts = Noise(
             state.scale, state.batch, state.ranks, state.counted, _gained(state), accuracy
         )
         known = state.watch.current
-        limit = _HELD if known is not None and known.holding else _FACTOR
+        limit = policy.held if known is not None and known.holding else policy.factor
         factor = facts.scale / facts.batch
         # What has been learned leaves noise alone.
-        low = factor > limit and _level(state) > _UNLEARNED
+        low = factor > limit and _level(state) > policy.unlearned
         if not _sound(state) or not (low or factor < 1 / limit):
             state.since.clear()
             state.watch.good(step)
             return
         state.since.append(step)
-        if len(state.since) >= _IN_A_ROW:
+        if len(state.since) >= policy.in_a_row:
             first = state.since[0]
-            del state.since[1:-_IN_A_ROW]
+            del state.since[1 : -policy.in_a_row]
             state.watch.bad(step, facts, first_step=first).facts = facts
 
 
@@ -243,14 +261,14 @@ def _level(state: NoiseState) -> float:
     return 1.0 - gained if math.isfinite(gained) and lowest > 0 else 0.0
 
 
-def _severity(facts: Noise) -> str:
-    extreme = facts.scale > _EXTREME * facts.batch and facts.gained < _MIN_GAIN
+def _severity(facts: Noise, policy: NoisePolicy) -> str:
+    extreme = facts.scale > policy.extreme * facts.batch and facts.gained < policy.min_gain
     # A model that was trained before learns little more, and that little is noise.
-    extreme &= facts.accuracy <= _LEARNED
+    extreme &= facts.accuracy <= policy.learned
     return "warning" if extreme else "info"
 
 
-def _finding(episode: Episode[Noise]) -> Finding:
+def _finding(episode: Episode[Noise], policy: NoisePolicy) -> Finding:
     facts = episode.facts
     unit = "samples" if facts.counted else "times what one rank has"
     scale, batch = number(facts.scale), number(facts.batch)
@@ -288,7 +306,7 @@ def _finding(episode: Episode[Noise]) -> Finding:
         )
     return Finding(
         kind="batch.noise",
-        severity=_severity(facts),
+        severity=_severity(facts, policy),
         title=title,
         seen_step=episode.seen_step,
         last_step=episode.last_step,
@@ -311,18 +329,20 @@ def _finding(episode: Episode[Noise]) -> Finding:
     )
 
 
-def _check(window: Window, state: NoiseState) -> Check:
+def _check(window: Window, state: NoiseState, policy: NoisePolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
     if not state.seen and state.steps >= _GRACE:
         return Check(
             Status.MISSING_INPUT,
             "No step has the norms of all ranks' own gradients and of the reduced one: they are "
             "seen at sampled steps, and not under FSDP.",
         )
-    if state.seen < _EVIDENCE:
-        why = f"{count(state.seen, 'step')} with the norms of all ranks of {_EVIDENCE} needed."
+    if state.seen < policy.evidence:
+        why = (
+            f"{count(state.seen, 'step')} with the norms of all ranks of {policy.evidence} needed."
+        )
         return Check(Status.INSUFFICIENT_DATA, why)
     if not _sound(state):
         return Check(Status.NOT_APPLICABLE, _unsound(state))

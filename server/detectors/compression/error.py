@@ -9,14 +9,26 @@ from typing import ClassVar
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Policy, Share
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, listing, number, percent
 from rankscope.server.window import Window
 
 _GRACE = 20
 _LOOKS = 8
-_LOW = 0.5
-_NONE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionPolicy(Policy):
+    """Thresholds of `compression.error`.
+
+    Attributes:
+        low: cosine of what came out to what went in.
+        none: from here on it is critical.
+    """
+
+    low: Share = 0.5
+    none: Share = 0.1
 
 
 @dataclass(slots=True)
@@ -59,7 +71,10 @@ class CompressionError(Detector[CompressionState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("compression.error",)
+    policies: ClassVar[type[Policy]] = CompressionPolicy
     min_ranks: ClassVar[int] = 2
+
+    policy: CompressionPolicy
 
     def start(self) -> CompressionState:
         """Nothing looked at yet."""
@@ -75,12 +90,12 @@ class CompressionError(Detector[CompressionState]):
             state.looked += 1
             state.cosines.append(made.cosine)
             typical = median(state.cosines)
-            if not hooks or len(state.cosines) < _LOOKS or typical >= _LOW:
+            if not hooks or len(state.cosines) < _LOOKS or typical >= self.policy.low:
                 state.watch.good(made.step)
                 continue
             state.watch.bad(made.step, Loss(typical, hooks)).facts = Loss(typical, hooks)
-        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"compression.error": _check(window, state, hooks)}, findings)
+        findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
+        return Outcome({"compression.error": _check(window, state, hooks, self.policy)}, findings)
 
 
 def _hooks(window: Window) -> tuple[str, ...]:
@@ -89,13 +104,13 @@ def _hooks(window: Window) -> tuple[str, ...]:
     return tuple(str(name) for name in found) if isinstance(found, list | tuple) else ()
 
 
-def _finding(episode: Episode[Loss]) -> Finding:
+def _finding(episode: Episode[Loss], policy: CompressionPolicy) -> Finding:
     facts, step = episode.facts, episode.first_step
     lost = 1.0 - max(facts.cosine, 0.0) ** 2
     names = listing([f"`{name}`" for name in facts.hooks])
     return Finding(
         kind="compression.error",
-        severity="critical" if facts.cosine < _NONE else "warning",
+        severity="critical" if facts.cosine < policy.none else "warning",
         title=(
             f"Compression leaves a gradient of cosine {number(facts.cosine)} to the real one since "
             f"step {step}"
@@ -120,10 +135,12 @@ def _finding(episode: Episode[Loss]) -> Finding:
     )
 
 
-def _check(window: Window, state: CompressionState, hooks: tuple[str, ...]) -> Check:
+def _check(
+    window: Window, state: CompressionState, hooks: tuple[str, ...], policy: CompressionPolicy
+) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
     if not hooks:
         why = "No rank tells of a communication hook that would compress gradients."
         return Check(Status.NOT_APPLICABLE, why)

@@ -12,30 +12,47 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Progress, logarithm, rank_rows, robust_sigma
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
 from rankscope.server.window import Float64, Window
 
 _BACK = 64
-_EVIDENCE = 32
-_Z = 10.0
-_OTHERS_Z = 4.0
 _FLOOR = 0.05
 # Not the largest: earlier outliers that did not stand out enough would hide the next ones.
 _HIGHEST = 0.98
-_RATIO = 3.0
-_PROGRESS = 0.2
-# Losses of the rank after it that have to be as usual, of so many.
+# Losses of the rank before and after it that are looked at, and how many after it may be odd, too.
 _AFTER = 4
 _STILL_ODD = 1
-# Outliers that are remembered, and how many of one rank are no chance.
+# Outliers that are remembered.
 _REMEMBERED = 32
-_CHANCE = 1e-2
+# Outliers that make a cycle, how short it may be, and times it that may lie between two of them.
 _CYCLES = 3
 _SHORTEST = 8
 _MISSED = 4
 _NO_ROW = 0xFFFF_FFFF
 _ROW_WORDS = tuple(f"rows/{i}" for i in range(4))
+
+
+@dataclass(frozen=True, slots=True)
+class OutlierPolicy(Policy):
+    """Thresholds of `data.outlier`.
+
+    Attributes:
+        min_z: how far the logarithm of the rank's loss lies above the ranks' median.
+        others_z: how far those of the other ranks may lie from it.
+        min_ratio: the loss over what 98 % of all ranks' are below.
+        min_progress: rise over the rank's own median, as a share of the progress made.
+        evidence: observations before anything is judged, of the last 64.
+        chance: probability of so many outliers on one rank alone, below which it is none.
+    """
+
+    min_z: Sigmas = 10.0
+    others_z: Sigmas = 4.0
+    min_ratio: Times = 3.0
+    min_progress: Share = 0.2
+    evidence: Observations = 32
+    chance: Share = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +98,7 @@ class OutlierState:
 
     Attributes:
         values: the last losses (logarithms, where all are positive), float64 [R] each.
+        middles: their medians over the ranks.
         apart: rank -> the last observation at which it stood out, by their number.
         suspects: samples of outliers that have been in no batch since that was as usual, as far as
             samples are told of; `acquitted` are the others.
@@ -91,6 +109,7 @@ class OutlierState:
     signed: bool = False
     ranks: tuple[int, ...] = ()
     values: deque[Float64] = field(default_factory=lambda: deque(maxlen=_BACK))
+    middles: deque[float] = field(default_factory=lambda: deque(maxlen=_BACK))
     progress: Progress = field(default_factory=Progress)
     waiting: list[_Waiting] = field(default_factory=list)
     odd: deque[Odd] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
@@ -129,8 +148,11 @@ class DataOutlier(Detector[OutlierState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("data.outlier",)
+    policies: ClassVar[type[Policy]] = OutlierPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     min_ranks: ClassVar[int] = 2
+
+    policy: OutlierPolicy
 
     def start(self) -> OutlierState:
         """Nothing seen yet."""
@@ -143,13 +165,14 @@ class DataOutlier(Detector[OutlierState]):
             # Ranks that join later, mostly within the first steps.
             state.ranks = tuple(window.ranks.tolist())
             state.values.clear()
+            state.middles.clear()
         held = _Held(window)
         steps, rows = rank_rows(window, "loss")
         for step, row in zip(steps.tolist(), rows, strict=True):
             if np.isfinite(row).all() and len(row) > 1:
                 self._take(step, row, held, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"data.outlier": _check(window, state)}, findings)
+        return Outcome({"data.outlier": _check(window, state, self.policy)}, findings)
 
     def _take(self, step: int, row: Float64, held: _Held, state: OutlierState) -> None:
         state.signed |= bool((row <= 0).any())
@@ -160,23 +183,28 @@ class DataOutlier(Detector[OutlierState]):
         state.progress.push(step, float(np.median(row)))
         odd = -1
         scores = np.zeros(len(row))
-        if len(state.values) >= _EVIDENCE:
-            state.judged += 1
+        judged = len(state.values) >= self.policy.evidence
+        state.judged += judged
+        above = values - np.median(values)
+        # What could not stand out, however little the ranks scatter, is not held against the past.
+        least = min(self.policy.min_z, self.policy.others_z)
+        if judged and above.max() > least * _FLOOR:
             past = np.stack(state.values)
-            apart = past - np.median(past, axis=1, keepdims=True)
+            apart = past - np.array(state.middles)[:, None]
             # Of an odd number one is the median itself, which tells nothing of how they scatter.
             scattered = apart[apart != 0]
             sigma = max(robust_sigma(scattered), _FLOOR) if len(scattered) else _FLOOR
-            scores = (values - np.median(values)) / sigma
+            scores = above / sigma
             odd = self._outlier(row, values, scores, past, state)
         self._follow(step, scores, state)
-        for place in np.flatnonzero(scores > _OTHERS_Z).tolist():
+        for place in np.flatnonzero(scores > self.policy.others_z).tolist():
             before = state.apart.get(state.ranks[place], -_AFTER)
             state.apart[state.ranks[place]] = state.judged
             if place == odd and state.judged - before <= _AFTER:
                 odd = -1  # it was apart before: it is no single batch
         if odd < 0:
             state.values.append(values)
+            state.middles.append(float(np.median(values)))
             if state.suspects:
                 clear = state.suspects.intersection(held.rows_at(step))
                 state.suspects -= clear
@@ -205,10 +233,10 @@ class DataOutlier(Detector[OutlierState]):
         others = np.delete(np.abs(scores), place) if len(row) > 2 else np.zeros(1)
         usual = float(np.median(np.exp(past[:, place])))
         if (
-            scores[place] > _Z
-            and others.max(initial=0.0) <= _OTHERS_Z
-            and values[place] > float(np.quantile(past, _HIGHEST)) + math.log(_RATIO)
-            and row[place] - usual > _PROGRESS * state.progress.scale
+            scores[place] > self.policy.min_z
+            and others.max(initial=0.0) <= self.policy.others_z
+            and values[place] > float(np.quantile(past, _HIGHEST)) + math.log(self.policy.min_ratio)
+            and row[place] - usual > self.policy.min_progress * state.progress.scale
         ):
             return place
         return -1
@@ -218,7 +246,7 @@ class DataOutlier(Detector[OutlierState]):
         for waiting in [*state.waiting]:
             place = state.ranks.index(waiting.odd.rank)
             waiting.after += 1
-            waiting.still += bool(scores[place] > _OTHERS_Z)
+            waiting.still += bool(scores[place] > self.policy.others_z)
             if waiting.still > _STILL_ODD:
                 state.waiting.remove(waiting)
             elif waiting.after >= _AFTER:
@@ -227,7 +255,7 @@ class DataOutlier(Detector[OutlierState]):
 
     def _found(self, step: int, odd: Odd, state: OutlierState) -> None:
         state.odd.append(odd)
-        facts = _together(tuple(state.odd), state)
+        facts = _together(tuple(state.odd), state, self.policy.chance)
         recurs = facts.pattern != ""
         first = facts.odd[0].step if recurs else odd.step
         episode = state.watch.bad(step, facts, first_step=first)
@@ -267,7 +295,7 @@ class _Held:
                 yield from {both >> 32, both & _NO_ROW} - {_NO_ROW}
 
 
-def _together(odd: tuple[Odd, ...], state: OutlierState) -> Batches:
+def _together(odd: tuple[Odd, ...], state: OutlierState, chance: float) -> Batches:
     """How the outliers so far belong together, the newest always being one of them."""
     newest = odd[-1]
     same = tuple(o for o in odd if o.word is not None and o.word == newest.word)
@@ -285,7 +313,7 @@ def _together(odd: tuple[Odd, ...], state: OutlierState) -> Batches:
         if period >= _SHORTEST and all(g % period == 0 and g <= _MISSED * period for g in gaps):
             return Batches(_cyclic(odd, period), "cycle", period)
     alone = tuple(o for o in odd if o.rank == newest.rank)
-    if len(alone) == len(odd) and len(state.ranks) ** (1 - len(odd)) < _CHANCE:
+    if len(alone) == len(odd) and len(state.ranks) ** (1 - len(odd)) < chance:
         return Batches(alone, "rank")
     return Batches((newest,))
 
@@ -365,7 +393,7 @@ def _evidence(facts: Batches) -> dict[str, object]:
     }
 
 
-def _check(window: Window, state: OutlierState) -> Check:
+def _check(window: Window, state: OutlierState, policy: OutlierPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
@@ -375,7 +403,7 @@ def _check(window: Window, state: OutlierState) -> Check:
     if not state.judged:
         why = (
             f"{count(len(state.values), 'step')} with the finite losses of all ranks of "
-            f"{_EVIDENCE} needed."
+            f"{policy.evidence} needed."
         )
         return Check(Status.INSUFFICIENT_DATA, why)
     before = f"; {count(len(state.odd), 'odd batch')} before".replace("batchs", "batches")

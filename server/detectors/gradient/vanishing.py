@@ -12,24 +12,40 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.looks import Look, looks
+from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share
 from rankscope.server.detectors.statistics import Progress
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, listing, number, percent, sentences
 from rankscope.server.window import Window
 
 _GRACE = 20
-# Looks that a median is of, how many there have to be, and losses.
+# Looks that a median is of, and losses that the last mean is of.
 _LOOKS = 32
-_EVIDENCE = 16
-_LOSSES = 200
 _LAST = 100
-_MATRICES = 3
-_SMALL = 1e-2
-_TINY = 1e-4
-# What counts as not learning: the share of the loss that was gained, and an accuracy below this.
-_MIN_GAIN = 0.05
-_LEARNED = 0.6
 _MAX_NAMES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class VanishingPolicy(Policy):
+    """Thresholds of `gradient.vanishing`.
+
+    Attributes:
+        small: gradient of the first matrix over that of the last.
+        tiny: from here on it is critical.
+        looks: looks before anything is judged, of the last 32.
+        evidence: losses before anything is judged.
+        matrices: matrices that a model has at least.
+        min_gain: share of the loss whose gain is learning.
+        learned: an accuracy above which something was learned.
+    """
+
+    small: Number = 1e-2
+    tiny: Number = 1e-4
+    looks: Count = 16
+    evidence: Observations = 200
+    matrices: Count = 3
+    min_gain: Share = 0.05
+    learned: Share = 0.6
 
 
 @dataclass(slots=True)
@@ -92,8 +108,11 @@ class GradientVanishing(Detector[VanishingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.vanishing",)
+    policies: ClassVar[type[Policy]] = VanishingPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = ("accuracy",)
+
+    policy: VanishingPolicy
 
     def start(self) -> VanishingState:
         """Nothing seen yet."""
@@ -112,8 +131,8 @@ class GradientVanishing(Detector[VanishingState]):
                 state.weights = dict(zip(weights.names, _whole(weights).tolist(), strict=True))
             if "grad_norm" in found:
                 self._look(found["grad_norm"], state)
-        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"gradient.vanishing": _check(window, state)}, findings)
+        findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
+        return Outcome({"gradient.vanishing": _check(window, state, self.policy)}, findings)
 
     def _learn(self, step: int, row: dict[str, float], state: VanishingState) -> None:
         if math.isfinite(row.get("accuracy", math.nan)):
@@ -138,7 +157,7 @@ class GradientVanishing(Detector[VanishingState]):
             if len(shape) > 1 and math.isfinite(norms[place]) and norms[place] > 0
         ]
         state.looked += 1
-        state.shallow = len(matrices) < _MATRICES
+        state.shallow = len(matrices) < self.policy.matrices
         if state.shallow:
             state.watch.good(look.step)
             return
@@ -148,16 +167,18 @@ class GradientVanishing(Detector[VanishingState]):
         sizes = state.weights.get(first, math.nan), state.weights.get(last, math.nan)
         relative = ratio * sizes[1] / sizes[0] if min(sizes) > 0 else ratio
         state.ratios.append((ratio, relative))
-        if not self._judged(state):
+        if not _judged(state, self.policy):
             return
         typical = median([r for r, _ in state.ratios])
         by_weight = median([r for _, r in state.ratios])
         gained = _gained(state)
-        learned = state.accuracies and float(np.mean(state.accuracies)) > _LEARNED
-        if not (max(typical, by_weight) < _SMALL and gained < _MIN_GAIN) or learned:
+        policy = self.policy
+        learned = state.accuracies and float(np.mean(state.accuracies)) > policy.learned
+        faint = max(typical, by_weight) < policy.small
+        if not (faint and gained < policy.min_gain) or learned:
             state.watch.good(look.step)
             return
-        weak = [look.names[m] for m in matrices if norms[m] < _SMALL * norms[matrices[-1]]]
+        weak = [look.names[m] for m in matrices if norms[m] < policy.small * norms[matrices[-1]]]
         facts = Fading(
             ratio=typical,
             relative=by_weight,
@@ -169,8 +190,9 @@ class GradientVanishing(Detector[VanishingState]):
         )
         state.watch.bad(look.step, facts, first_step=state.begun).facts = facts
 
-    def _judged(self, state: VanishingState) -> bool:
-        return len(state.ratios) >= _EVIDENCE and state.progress.count >= _LOSSES
+
+def _judged(state: VanishingState, policy: VanishingPolicy) -> bool:
+    return len(state.ratios) >= policy.looks and state.progress.count >= policy.evidence
 
 
 def _gained(state: VanishingState) -> float:
@@ -184,13 +206,13 @@ def _whole(look: Look) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.where(known < 0, np.nan, known)
 
 
-def _finding(episode: Episode[Fading]) -> Finding:
+def _finding(episode: Episode[Fading], policy: VanishingPolicy) -> Finding:
     facts = episode.facts
     (first, least), (last, most) = facts.first, facts.last
     weak = listing([f"`{name}`" for name in facts.weak], most=4)
     return Finding(
         kind="gradient.vanishing",
-        severity="critical" if facts.ratio < _TINY else "warning",
+        severity="critical" if facts.ratio < policy.tiny else "warning",
         title=(
             f"The gradient of `{first}` is {number(facts.ratio)} of that of `{last}`, and nothing "
             "is learned"
@@ -227,21 +249,21 @@ def _finding(episode: Episode[Fading]) -> Finding:
     )
 
 
-def _check(window: Window, state: VanishingState) -> Check:
+def _check(window: Window, state: VanishingState, policy: VanishingPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
     if not state.looked:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No gradient of a layer has been seen yet.")
         return Check(Status.MISSING_INPUT, "No rank posts the gradient norms of its tensors.")
     if state.shallow:
-        why = f"The model has fewer than {_MATRICES} matrices with a gradient."
+        why = f"The model has fewer than {policy.matrices} matrices with a gradient."
         return Check(Status.NOT_APPLICABLE, why)
-    if len(state.ratios) < _EVIDENCE or state.progress.count < _LOSSES:
+    if not _judged(state, policy):
         why = (
-            f"{count(len(state.ratios), 'look')} of {_EVIDENCE} at the layers' gradients and "
-            f"{count(state.progress.count, 'finite loss value')} of {_LOSSES} needed."
+            f"{count(len(state.ratios), 'look')} of {policy.looks} at the layers' gradients and "
+            f"{count(state.progress.count, 'finite loss value')} of {policy.evidence} needed."
         )
         return Check(Status.INSUFFICIENT_DATA, why)
     ratio = number(median([r for r, _ in state.ratios]))

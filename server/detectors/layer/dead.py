@@ -13,24 +13,37 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.looks import Look, looks
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, listing, percent, sentences
 from rankscope.server.window import Window
 
 _GRACE = 20
-# Of tensors without a gradient: observations before anything is judged, how far they reach back,
-# and how many on end have to exceed all of them.
-_EVIDENCE = 8
+# How far back it reaches what number of tensors without a gradient is usual, in observations.
 _BACK = 256
-_IN_A_ROW = 4
-# So many observations without a single gradient make a tensor one that never had any.
-_NEVER = 32
-# Of idle units.
-_SHARE = 0.5
-_NEARLY_ALL = 0.9
-_UNITS_IN_A_ROW = 3
 _METRICS = {"dead_units_lasting": "dead", "saturated_units_lasting": "saturated"}
 _MAX_NAMES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DeadPolicy(Policy):
+    """Thresholds of `layer.dead`.
+
+    Attributes:
+        evidence: observations before it is judged how many tensors have no gradient.
+        in_a_row: observations on end with more of them than is usual.
+        never: observations without a gradient that make a tensor one that never had any.
+        idle: units of a module that do nothing.
+        nearly_all: from here on it is critical.
+        looks: looks on end at such units.
+    """
+
+    evidence: Observations = 8
+    in_a_row: Observations = 4
+    never: Observations = 32
+    idle: Share = 0.5
+    nearly_all: Share = 0.9
+    looks: Count = 3
 
 
 @dataclass(slots=True)
@@ -116,7 +129,10 @@ class LayerDead(Detector[DeadState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("layer.dead",)
+    policies: ClassVar[type[Policy]] = DeadPolicy
     wants: ClassVar[tuple[str, ...]] = ("tensors_without_gradient", "loss")
+
+    policy: DeadPolicy
 
     def start(self) -> DeadState:
         """Nothing seen yet."""
@@ -144,11 +160,11 @@ class LayerDead(Detector[DeadState]):
         findings = [_cut(e, window) for e in state.cut.take(window.last_step)]
         findings += [_never(e, window) for e in state.never.take(window.last_step)]
         findings += [
-            _idle(e)
+            _idle(e, self.policy)
             for what in sorted(state.units)
             for e in state.units[what].take(window.last_step)
         ]
-        return Outcome({"layer.dead": _check(window, state)}, tuple(findings))
+        return Outcome({"layer.dead": _check(window, state, self.policy)}, tuple(findings))
 
     def _gradients(self, look: Look, missing: float | None, state: DeadState) -> tuple[str, ...]:
         """Names of the tensors that have no gradient on any rank."""
@@ -200,14 +216,14 @@ class LayerDead(Detector[DeadState]):
             state.usual.append(open_.facts.missing)
             state.usual.append(missing)
             return
-        if len(state.usual) < _EVIDENCE or missing <= usual:
+        if len(state.usual) < self.policy.evidence or missing <= usual:
             state.usual.extend(earlier for _, earlier in state.above)
             state.above.clear()
             state.usual.append(missing)
             state.cut.good(step)
             return
         state.above.append((step, missing))
-        if len(state.above) < _IN_A_ROW:
+        if len(state.above) < self.policy.in_a_row:
             return
         first = state.above[0][0]
         state.above.clear()
@@ -215,7 +231,7 @@ class LayerDead(Detector[DeadState]):
 
     def _from_the_start(self, step: int, of: int, state: DeadState) -> None:
         dead = any(watch.open(step) is not None for watch in state.units.values())
-        if state.counted < _NEVER or not state.least or dead or state.least >= of > 0:
+        if state.counted < self.policy.never or not state.least or dead or state.least >= of > 0:
             state.never.good(step)
             return
         facts = Cut(state.least, of, 0)
@@ -233,9 +249,9 @@ class LayerDead(Detector[DeadState]):
                 continue
             if what == "dead":
                 state.worst = max(state.worst, share)
-            times = state.idle.get((what, name), 0) + 1 if share > _SHARE else 0
+            times = state.idle.get((what, name), 0) + 1 if share > self.policy.idle else 0
             state.idle[what, name] = times
-            if times >= _UNITS_IN_A_ROW:
+            if times >= self.policy.looks:
                 bad[name] = share
         watch = state.units[what]
         if not bad:
@@ -337,12 +353,12 @@ def _never(episode: Episode[Cut], window: Window) -> Finding:
     )
 
 
-def _idle(episode: Episode[Idle]) -> Finding:
+def _idle(episode: Episode[Idle], policy: DeadPolicy) -> Finding:
     facts, step = episode.facts, episode.first_step
     worst = sorted(facts.shares, key=lambda name: (-facts.shares[name], name))
     share = facts.shares[worst[0]]
     dead = facts.what == "dead"
-    serious = "critical" if share >= _NEARLY_ALL else "warning"
+    serious = "critical" if share >= policy.nearly_all else "warning"
     more = f" and {count(len(worst) - 1, 'module')} more" if len(worst) > 1 else ""
     each = listing([f"`{n}` {percent(facts.shares[n])}" for n in worst], most=6)
     if dead:
@@ -388,14 +404,14 @@ def _plain(shares: Mapping[str, float], order: list[str]) -> dict[str, float]:
     return {name: shares[name] for name in order[:_MAX_NAMES]}
 
 
-def _check(window: Window, state: DeadState) -> Check:
+def _check(window: Window, state: DeadState, policy: DeadPolicy) -> Check:
     episode = state.cut.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_cut(episode, window).title}.")
     for watch in state.units.values():
         units = watch.open(window.last_step)
         if units is not None:
-            return Check(Status.OPEN, f"{_idle(units).title}.")
+            return Check(Status.OPEN, f"{_idle(units, policy).title}.")
     never = state.never.open(window.last_step)
     if never is not None:
         return Check(Status.OPEN, f"{_never(never, window).title}.")
@@ -406,8 +422,8 @@ def _check(window: Window, state: DeadState) -> Check:
             Status.MISSING_INPUT,
             "No rank posts `tensors_without_gradient`, or the gradient norms of its tensors.",
         )
-    if state.counted < _EVIDENCE + _IN_A_ROW:
-        need = _EVIDENCE + _IN_A_ROW
+    need = policy.evidence + policy.in_a_row
+    if state.counted < need:
         why = f"{count(state.counted, 'observation')} of {need} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
     idle = (

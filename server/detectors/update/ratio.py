@@ -12,23 +12,40 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.looks import Look, looks
+from rankscope.server.detectors.policy import Count, Number, Policy, Share, Times
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, listing, number, sentences
 from rankscope.server.window import Window
 
+# Looks that a median is of.
 _LOOKS = 32
-_EVIDENCE = 16
-_WARM_SHARE = 0.1
-_HIGH = 3e-2
-# Parameters that grow from next to nothing at a steady pace have ratios of 1 over the steps so far.
-_GROWTH = 4.0
-_CRITICAL = 0.3
-# Of single tensors.
-_TENSOR_HIGH = 0.1
-_TENSOR_LOW = 10**-5.5
 # What a rate is advised for.
 _AIM = 3e-3
 _MAX_NAMES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RatioPolicy(Policy):
+    """Thresholds of `update.ratio`.
+
+    Attributes:
+        high: update over parameters, of the whole model.
+        growth: times 1 over the steps so far, which is the ratio of parameters that grow from next
+            to nothing at a steady pace.
+        critical: from here on it is critical.
+        matrix_high: of a single matrix.
+        matrix_low: of a single matrix, the least.
+        evidence: sampled steps before anything is judged, of the last 32.
+        warm: share of the highest learning rate below which a step does not count.
+    """
+
+    high: Number = 3e-2
+    growth: Times = 4.0
+    critical: Number = 0.3
+    matrix_high: Number = 0.1
+    matrix_low: Number = 3e-6
+    evidence: Count = 16
+    warm: Share = 0.1
 
 
 @dataclass(slots=True)
@@ -84,8 +101,11 @@ class UpdateRatio(Detector[RatioState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("update.ratio",)
+    policies: ClassVar[type[Policy]] = RatioPolicy
     needs: ClassVar[tuple[str, ...]] = ("update_ratio",)
     wants: ClassVar[tuple[str, ...]] = ("lr",)
+
+    policy: RatioPolicy
 
     def start(self) -> RatioState:
         """Nothing seen yet."""
@@ -100,7 +120,7 @@ class UpdateRatio(Detector[RatioState]):
             if math.isfinite(row.get("lr", math.nan)):
                 state.rate = row["lr"]
                 state.peak = max(state.peak, state.rate)
-            if state.peak > 0 and state.rate < _WARM_SHARE * state.peak:
+            if state.peak > 0 and state.rate < self.policy.warm * state.peak:
                 continue
             if step in seen:
                 self._tensors(seen[step]["update_ratio"], state)
@@ -110,9 +130,9 @@ class UpdateRatio(Detector[RatioState]):
                 state.begun = step if state.begun < 0 else state.begun
                 state.updates.append((step, update))
                 self._look(step, state)
-        findings = [_finding(e) for e in state.whole.take(window.last_step)]
+        findings = [_finding(e, self.policy) for e in state.whole.take(window.last_step)]
         findings += [_single(e) for e in state.single.take(window.last_step)]
-        return Outcome({"update.ratio": _check(window, state)}, tuple(findings))
+        return Outcome({"update.ratio": _check(window, state, self.policy)}, tuple(findings))
 
     def _tensors(self, look: Look, state: RatioState) -> None:
         known = np.where(np.isnan(look.values), -1.0, look.values).max(axis=0)
@@ -128,24 +148,27 @@ class UpdateRatio(Detector[RatioState]):
             state.of_tensors.setdefault(name, deque(maxlen=_LOOKS)).append(value)
 
     def _look(self, step: int, state: RatioState) -> None:
-        if len(state.updates) < _EVIDENCE:
+        policy = self.policy
+        if len(state.updates) < policy.evidence:
             return
         typical = _typical(state)
         medians = {
             name: median(values)
             for name, values in state.of_tensors.items()
-            if len(values) >= _EVIDENCE
+            if len(values) >= policy.evidence
         }
         middle = state.updates[len(state.updates) // 2][0] - state.begun + 1
-        if typical > max(_HIGH, _GROWTH / middle):
-            facts = Large(typical, state.rate, {n: m for n, m in medians.items() if m > _HIGH})
-            onset = next(s for s, update in state.updates if update > _HIGH)
+        if typical > max(policy.high, policy.growth / middle):
+            facts = Large(
+                typical, state.rate, {n: m for n, m in medians.items() if m > policy.high}
+            )
+            onset = next(s for s, update in state.updates if update > policy.high)
             state.whole.bad(step, facts, first_step=onset).facts = facts
             state.single.good(step)
             return
         state.whole.good(step)
-        high = max(_TENSOR_HIGH, _GROWTH / middle)
-        odd = {n: m for n, m in medians.items() if m > high or m < _TENSOR_LOW}
+        high = max(policy.matrix_high, policy.growth / middle)
+        odd = {n: m for n, m in medians.items() if m > high or m < policy.matrix_low}
         # Where all are as small, it is the rate.
         if odd and len(odd) < len(medians):
             facts = Large(typical, state.rate, odd)
@@ -158,7 +181,7 @@ def _typical(state: RatioState) -> float:
     return median([update for _, update in state.updates])
 
 
-def _finding(episode: Episode[Large]) -> Finding:
+def _finding(episode: Episode[Large], policy: RatioPolicy) -> Finding:
     facts = episode.facts
     names = sorted(facts.tensors, key=lambda name: (-facts.tensors[name], name))
     evidence: dict[str, object] = {"update_ratio": facts.update}
@@ -175,7 +198,7 @@ def _finding(episode: Episode[Large]) -> Finding:
     most = listing([f"`{n}` ({number(facts.tensors[n])})" for n in names], most=4)
     return Finding(
         kind="update.ratio",
-        severity="critical" if facts.update > _CRITICAL else "warning",
+        severity="critical" if facts.update > policy.critical else "warning",
         title=(
             f"A step changes the parameters by {number(facts.update)} of their size, "
             f"{number(facts.update / 1e-3)} times the usual 0.001"
@@ -232,15 +255,15 @@ def _single(episode: Episode[Large]) -> Finding:
     )
 
 
-def _check(window: Window, state: RatioState) -> Check:
+def _check(window: Window, state: RatioState, policy: RatioPolicy) -> Check:
     episode = state.whole.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
     single = state.single.open(window.last_step)
     if single is not None:
         return Check(Status.OPEN, f"{_single(single).title}.")
-    if len(state.updates) < _EVIDENCE:
-        why = f"{count(len(state.updates), 'sampled update')} of {_EVIDENCE} needed."
+    if len(state.updates) < policy.evidence:
+        why = f"{count(len(state.updates), 'sampled update')} of {policy.evidence} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
     return Check(
         Status.OK,
