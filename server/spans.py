@@ -77,7 +77,10 @@ class Spans:
         apart = [look for look in told if not look.equal]
         if told:
             self._looks[key[1]].append((key[0], bool(apart)))
-        return apart[:1] if apart and all(of_class.equal for of_class in made) else made
+        if apart and all(of_class.equal for of_class in made):
+            return apart[:1]
+        # Where every rank is alone with its part, that these agree is all there is to tell.
+        return made or told[:1]
 
     def told(self, found: dict[tuple[int, str], Comparison]) -> dict[tuple[int, str], Comparison]:
         """The comparisons of a window without those that say too much.

@@ -40,13 +40,21 @@ class Server:
     def interval(self, run: str) -> int:
         """The largest number of steps between two looks of a rank at any link of the chain.
 
-        Ranks tell it every 32 steps; before that it is not known, and the steps of a short run are
+        Of all that they told in the run, since they change it with what looks and steps cost them.
+        They tell it every 32 steps; before that it is not known, and the steps of a short run are
         all there are.
         """
         facts = self.run(run)
         if facts is None:
             return 0
-        told = [int(i) for rank in facts["agent"]["sampling"] for i in rank["intervals"].values()]
+        tiers = {tier for rank in facts["agent"]["sampling"] for tier in rank["intervals"]}
+        told = []
+        for tier in tiers:
+            query = {"metric": f"rankscope/interval/{tier}"}
+            answer = self._get(f"/runs/{quote(run, safe='')}/series", query)
+            told += [
+                int(i) for of_rank in (answer or {"series": ()})["series"] for i in of_rank["max"]
+            ]
         return max(told, default=max(int(facts["last_step"]), 0))
 
     def judged(self, run: str, *, timeout: float, settle: float) -> str:

@@ -217,3 +217,22 @@ def test_buffers_of_the_others_that_agree_show_nothing():
     ]
     (alert,) = judge(run(looks), [Buffers()]).alerts
     assert (alert.first_step, alert.state) == (30, "open")
+
+
+class Halves(Trace):
+    """Two ranks that hold different halves of a model."""
+
+    def windows(self, cuts=()):
+        for window in super().windows(cuts):
+            yield replace(window, config={"data_parallel": ""}, classes=((0,), (1,)))
+
+
+def test_what_ranks_with_different_parts_both_hold_is_said_to_be_compared():
+    tensors = [TensorDifference("norm", (4,), (1,), 0.1, 0.1, 4)]
+    good = [equal(step, "reduced_gradient", 2) for step in range(20)]
+    check = judge(run(good, ranks=2, kind=Halves), [Desync()]).checks["desync.gradients"]
+    assert check.status == "ok"
+    assert "Of ranks 0 and 1, only tensors that other ranks hold" in check.why
+    bad = [differing(step, "reduced_gradient", [0, 1], tensors, of=4) for step in range(20, 60)]
+    (alert,) = judge(run([*good, *bad], ranks=2, kind=Halves), [Desync()]).alerts
+    assert (alert.severity, alert.first_step, alert.tensors) == ("critical", 20, ("norm",))

@@ -87,6 +87,29 @@ def test_what_all_hold_is_compared_between_ranks_that_hold_different_halves():
     assert found.tensor_count == 2
 
 
+def test_ranks_that_share_nothing_else_are_told_to_agree_in_what_they_do():
+    tables = {rank: PAIRS[rank] for rank in (0, 1)}
+    aligner = Aligner(())
+    for step, apart in ((0, False), (1, True), (2, False)):
+        prints = pairs(step, apart=apart)[:2]
+        lives = tuple(Life(RankLife(r, 95.0, 100.0, step), 0, step, 0.0) for r in (0, 1))
+        aligner.add(
+            NewData(
+                arrival=step + 1,
+                more=False,
+                columns=(),
+                words=(),
+                prints=tuple(prints),
+                lives=lives,
+                tables=tables,
+                world_size=2,
+                config={},
+            )
+        )
+        [found] = [c for window in aligner.windows(100.0) for c in window.comparisons]
+        assert (found.ranks.tolist(), found.equal) == ([0, 1], not apart)
+
+
 def test_halves_are_not_compared_with_each_other():
     [found] = compared(Aligner({"loss"}), PAIRS, 0, pairs(0, apart=False))
     assert found.equal
