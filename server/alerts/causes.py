@@ -374,6 +374,13 @@ RULES = (
         why="where nothing can be learned, gradients are noise",
     ),
     Rule(
+        root=("loss.diverging", "rank.loss_outlier", "desync.batch"),
+        consequence=("loss.plateau",),
+        earliest=-10 * _EPISODE,
+        same_ranks=False,
+        why="a loss that rose again is where it began",
+    ),
+    Rule(
         root=("loss.diverging", "loss.spike"),
         consequence=("generalization.gap",),
         earliest=-_EPISODE,

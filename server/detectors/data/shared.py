@@ -127,18 +127,22 @@ class BatchShared(Detector[SharedState]):
         sharing: dict[int, list[int]] = defaultdict(list)
         for rank, batch in now.items():
             sharing[batch].append(rank)
-        parted = None
+        parted, looked = None, set[tuple[int, ...]]()
         for group, times in state.groups.items():
             held = {rank: now[rank] for rank in group if rank in now}
             if len(held) == len(group):
+                looked.add(group)
                 if len(set(held.values())) == 1:
                     state.groups[group] = times + 1
                 elif parted is None:
                     parted = Parted(group, _outside(held), times)
         if parted is not None:
             state.watch.bad(step, parted)
-        elif state.groups:
-            state.watch.good(step)
+        elif looked:
+            episode = state.watch.current
+            # Ranks look at steps of their own: others that agree say nothing of these.
+            if episode is None or not episode.holding or episode.facts.group in looked:
+                state.watch.good(step)
         candidates = {}
         for batch, members in sharing.items():
             group = tuple(members)

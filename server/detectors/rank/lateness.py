@@ -190,8 +190,8 @@ class Lateness:
             before = max((k.step for k in self._looks if k.step < first.step), default=-1)
             # Where it is late by little, the first looks need not have found it.
             since = min(before, look.step - _BACK)
-            onset = self.times.rise(since, look.step) or first.step
-            onset = min(onset, first.step)
+            rise = self.times.rise(since, look.step)
+            onset = first.step if rise is None else rise
             self.current = current = Late(
                 first_step=onset,
                 seen_step=look.step,

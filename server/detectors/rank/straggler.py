@@ -217,9 +217,10 @@ class RankStraggler(Detector[StragglerState]):
                 [o for _, o in state.usual]
             ):
                 return
-            onset = told.lateness.times.rise(state.quiet, step) or first
+            # A look alone may have been slow long before.
+            onset = told.lateness.times.rise(state.quiet, step)
             current = state.current = _Slow(
-                first_step=min(onset, first),
+                first_step=first if onset is None else onset,
                 seen_step=step,
                 last_step=step,
                 clear_after=0,

@@ -55,6 +55,26 @@ CASES = {
         alert("loss.diverging", 70),
         True,
     ),
+    "odd labels, and the gradient of the same rank": (
+        alert("rank.loss_outlier", 100, ranks=(2,)),
+        alert("rank.gradient_outlier", 90, ranks=(2,)),
+        True,
+    ),
+    "odd labels, and the gradient of another rank": (
+        alert("rank.loss_outlier", 100, ranks=(2,)),
+        alert("rank.gradient_outlier", 110, ranks=(1,)),
+        False,
+    ),
+    "a slow loader, and those who wait for it": (
+        forever("rank.starved", 40, ranks=(0,)),
+        alert("rank.straggler", 48, ranks=(1,)),
+        True,
+    ),
+    "a loss that rose again to where it began": (
+        alert("loss.diverging", 300),
+        alert("loss.plateau", 0),
+        True,
+    ),
     "ranks that merely drift apart": (
         forever("desync.parameters", 0, severity="info"),
         alert("loss.spike", 50),

@@ -26,6 +26,11 @@ CHAIN += ["same-rng", "ended-schedule", "skipped-overflow"]
 
 PUSHES = ["pushes none", "pushes stuck", "pushes many-lost", "pushes twice"]
 
+# Times and norms of the ranks alone.
+LATE = ["timings none", "timings computes", "timings fetches", "timings reduces"]
+LATE += ["norms larger", "norms bursts"]
+NORMS = {"larger": {"factor": 4, "at": 100}, "bursts": {"factor": 50, "bursts_every": 13}}
+
 SCALED = ("one-scale", "skipped-overflow")
 
 slow = settings(
@@ -43,6 +48,10 @@ def scenario(name):
         return recorded(0, trace=name)
     if name.startswith("pushes "):
         return GENERATORS["pushes"](0, fault=name.removeprefix("pushes "))
+    if name.startswith("timings "):
+        return GENERATORS["timings"](0, fault=name.removeprefix("timings "), hiccups=0.1)
+    if name.startswith("norms "):
+        return GENERATORS["norms"](0, **NORMS[name.removeprefix("norms ")])
     if name.startswith("chain "):
         fault = name.removeprefix("chain ")
         return chain(0, fault=fault, amp=1024.0 if fault in SCALED else 0.0)
@@ -77,7 +86,7 @@ def exact(judgement):
     return [repr(alert) for alert in judgement.alerts], judgement.checks
 
 
-names = st.sampled_from(RECORDED + APART + [f"chain {fault}" for fault in CHAIN])
+names = st.sampled_from(RECORDED + APART + LATE + [f"chain {fault}" for fault in CHAIN])
 
 
 @given(name=names, cuts=st.lists(st.integers(0, 700), max_size=12))
@@ -88,7 +97,7 @@ def test_cutting_the_steps_into_blocks_changes_nothing(name, cuts):
 
 @pytest.mark.parametrize(
     "name",
-    ["F07-bad-batch", "F42-demo-labels", "skipped", *PUSHES, *(f"chain {f}" for f in CHAIN)],
+    ["F07-bad-batch", "F42-demo-labels", "skipped", *PUSHES, *LATE, *(f"chain {f}" for f in CHAIN)],
 )
 def test_step_by_step_is_as_good_as_at_once(name):
     assert exact(judge(scenario(name), build(), range(2000))) == exact(whole(name))
