@@ -17,11 +17,13 @@ import torch
 from support.traces import Trace
 
 from benchmarks.corpus import table
-from benchmarks.corpus.families import FAULTY, HEALTHY, declared, record
+from benchmarks.corpus.batches import Fed
+from benchmarks.corpus.families import FAULTY, HEALTHY, load, record, settings_of
 from rankscope.server.alerts.causes import link
 from rankscope.server.alerts.lifecycle import fold
 from rankscope.server.detectors import build
 from rankscope.server.detectors.runner import Evaluation
+from rankscope.server.detectors.settings import Effective
 
 TRACES = Path(__file__).parents[2] / "tests" / "server" / "detectors" / "traces"
 KEPT = ("loss", "grad_norm", "lr")
@@ -31,11 +33,11 @@ SEEDS = {"H18-ring-gan": 2}
 LEFT_OUT = ("F22", "F43-demo-lr-x10", "F43-demo-lr-x100", "H10", "H34")
 
 
-def judge(trace: Trace) -> list[str]:
-    """One line for each alert of a trace; consequences are indented."""
-    evaluation = Evaluation(build(), strict=True)
+def judge(run: Fed, settings: Effective) -> list[str]:
+    """One line for each alert of a run; consequences are indented."""
+    evaluation = Evaluation(build(settings), settings=settings, strict=True)
     alerts: dict[str, object] = {}
-    for window in trace.windows(range(0, len(trace.steps), 50)):
+    for window in run.windows(range(0, len(run.trace.steps), 50)):
         findings, _ = evaluation.advance(window)
         folded = fold(
             tuple(alerts.values()), findings, run="r", through_step=window.last_step, now=window.now
@@ -75,6 +77,7 @@ def main() -> None:
         "0 to 2 of broken ones",
     )
     parser.add_argument("--coverage", type=Path, metavar="PAGE", help="with table: write the page")
+    parser.add_argument("--workers", type=int, default=1, help="processes that judge, with table")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     runs = [
@@ -85,7 +88,8 @@ def main() -> None:
     ]
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if arguments.what == "table":
-        sys.exit(table.report(arguments.folder, runs, arguments.coverage))
+        made = table.report(arguments.folder, runs, arguments.coverage, workers=arguments.workers)
+        sys.exit(made)
     if arguments.what == "keep":
         keep(arguments.folder)
         return
@@ -95,7 +99,7 @@ def main() -> None:
             record(name, seed).save(path)
             print(path.name, path.stat().st_size, flush=True)
             continue
-        lines = judge(declared(Trace.load(path), name))
+        lines = judge(load(arguments.folder, name, seed), settings_of(name))
         serious = [line for line in lines if not line.lstrip().startswith("info")]
         print(f"{name} seed {seed}:{'' if serious else ' quiet'}")
         for line in lines:

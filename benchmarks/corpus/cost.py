@@ -1,7 +1,8 @@
 """What judging a step costs: `python -m benchmarks.corpus.cost [ranks] [steps a window]`.
 
-All detectors, on a loss with noise, a learning rate, norms, and a comparison of words at every
-step, one of eight tensors at every 16th.
+All detectors, on what an agent posts by default: losses with noise, learning rates, norms, times,
+digests of batches, and a comparison of words at every step, one of eight tensors at every 16th.
+Time is that of the processor, so that a busy machine does not count.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from collections.abc import Sequence
 import numpy as np
 from support.traces import Trace
 
+from benchmarks.corpus.batches import Fed
 from rankscope.server import compare
 from rankscope.server.detectors import build
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.window import Comparison
 
 
-def run(ranks: int, steps: int) -> Trace:
+def run(ranks: int, steps: int) -> Fed:
     random = np.random.default_rng(0)
     course = 2.3 * np.exp(-0.01 * np.arange(steps)) + 0.05
     loss = course * np.exp(0.2 * random.standard_normal((ranks, steps)))
@@ -30,7 +32,8 @@ def run(ranks: int, steps: int) -> Trace:
             count = 8 if step % 16 == 0 else 0
             comparisons.append(compare.agreed(step, stage, everyone, count))
     shape = loss.shape
-    return Trace(
+    noise = random.random(shape)
+    trace = Trace(
         "cost",
         0,
         np.arange(steps),
@@ -38,10 +41,18 @@ def run(ranks: int, steps: int) -> Trace:
             "loss": loss,
             "accuracy": np.full(shape, 0.9),
             "grad_norm": np.broadcast_to(random.random(steps), shape).copy(),
+            "grad_norm_local": 1.0 + noise,
             "lr": np.full(shape, 0.1),
+            "update_ratio": np.full(shape, 1e-3),
+            "samples": np.full(shape, 32.0),
+            "step_seconds": 0.1 + 0.001 * noise,
+            "compute_seconds": 0.08 + 0.001 * noise,
+            "wait_seconds": 0.01 * noise,
+            "data_seconds": 0.001 * noise,
         },
         comparisons=tuple(comparisons),
     )
+    return Fed(trace, random.integers(0, 2**64, shape, dtype=np.uint64))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -49,12 +60,12 @@ def main(arguments: Sequence[str]) -> None:
     block = int(arguments[1]) if len(arguments) > 1 else 16
     steps = 1024
     trace = run(ranks, steps)
-    evaluation = Evaluation(build(), strict=True, clock=time.perf_counter)
+    evaluation = Evaluation(build(), strict=True, clock=time.process_time)
     windows = list(trace.windows(range(0, steps, block)))
-    began = time.perf_counter()
+    began = time.process_time()
     for window in windows:
         evaluation.advance(window)
-    total = time.perf_counter() - began
+    total = time.process_time() - began
     print(f"{ranks} ranks, {block} steps a window: {1e6 * total / steps:.0f} us a step")
     for name, seconds in sorted(evaluation.seconds.items(), key=lambda item: -item[1]):
         print(f"    {name:18} {1e6 * seconds / steps:7.1f} us a step")

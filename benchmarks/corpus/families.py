@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,14 +32,17 @@ from benchmarks.corpus.basics import (
     sgd,
     shards,
 )
+from benchmarks.corpus.batches import Fed, fed
 from benchmarks.corpus.training import Batch, Recipe, train
+from rankscope.server.detectors import DETECTORS
+from rankscope.server.detectors.settings import Effective, Overrides, effective
 
 
 def resumed(seed: int) -> Recipe:
-    recipe = on_digits(seed)
-    train("", seed + 77, recipe, {})
-    recipe.optimizer = sgd(1e-4, 0.9)
-    return recipe
+    def trained(model: nn.Module) -> None:
+        train("", seed + 77, on_digits(seed, model=model), {})
+
+    return on_digits(seed, optimizer=sgd(1e-4, 0.9), prepare=trained)
 
 
 def shuffled(seed: int, rank: int, onset: int) -> Callable[[int, int, Batch], Batch]:
@@ -204,10 +207,15 @@ HEALTHY = healthy() | other.healthy()
 FAULTY = faulty() | not_learning.faulty()
 
 
-def declared(trace: Trace, name: str) -> Trace:
-    """A run with what its trainer says of it."""
-    profile = PROFILES.get(name)
-    return replace(trace, config={**trace.config, "profile": profile}) if profile else trace
+def settings_of(name: str) -> Effective:
+    """What a family's runs are judged by: as detectors declare, under the profile of its loss."""
+    return effective([Overrides("the corpus", PROFILES.get(name))], DETECTORS)
+
+
+def load(folder: Path, name: str, seed: int) -> Fed:
+    """A recorded run, with the batches that it was made of."""
+    recipe, _ = (HEALTHY | FAULTY)[name](seed)
+    return fed(Trace.load(folder / f"{name}.{seed}.npz"), recipe)
 
 
 def record(name: str, seed: int) -> Trace:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from support.judging import Judgement, judge
-from support.traces import Trace
 
 from benchmarks.corpus import coverage
-from benchmarks.corpus.families import HEALTHY, declared, record
+from benchmarks.corpus.families import HEALTHY, load, record, settings_of
 from rankscope.server.detectors import build
 
 # What is found, and by which step, where a family's facts do not say it.
@@ -66,13 +68,20 @@ class Run:
         return [a.kind for a in self.judgement.alerts if a.severity != "info"]
 
 
-def report(folder: Path, runs: Sequence[tuple[str, int]], page: Path | None) -> int:
+def report(
+    folder: Path, runs: Sequence[tuple[str, int]], page: Path | None, *, workers: int = 1
+) -> int:
     """Judges runs, records those that are not there, prints what was said, and writes the page.
+
+    Args:
+        workers: processes that do it side by side.
 
     Returns:
         1 if a healthy run has a warning or a broken one lacks what it should have, else 0.
     """
-    judged = list(_judged(folder, runs))
+    names, seeds = zip(*runs, strict=True)
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        judged = list(pool.map(_judged, [folder] * len(runs), names, seeds))
     broken = [run for run in judged if not run.healthy]
     healthy = [run for run in judged if run.healthy]
     for line in [*_broken(broken), "", *_healthy(healthy)]:
@@ -83,14 +92,15 @@ def report(folder: Path, runs: Sequence[tuple[str, int]], page: Path | None) -> 
     return int(any(run.serious for run in healthy) or not all(run.found for run in broken))
 
 
-def _judged(folder: Path, runs: Sequence[tuple[str, int]]) -> Iterator[Run]:
-    for name, seed in runs:
-        path = folder / f"{name}.{seed}.npz"
-        if not path.exists():
-            record(name, seed).save(path)
-        trace = declared(Trace.load(path), name)
-        judgement = judge(trace, build(), range(0, len(trace.steps), 50))
-        yield Run(name, seed, trace.facts, judgement)
+def _judged(folder: Path, name: str, seed: int) -> Run:
+    torch.set_num_threads(1)
+    path = folder / f"{name}.{seed}.npz"
+    if not path.exists():
+        record(name, seed).save(path)
+    run, settings = load(folder, name, seed), settings_of(name)
+    cuts = range(0, len(run.trace.steps), 50)
+    judgement = judge(run, build(settings), cuts, settings=settings)
+    return Run(name, seed, run.trace.facts, judgement)
 
 
 def _broken(runs: Sequence[Run]) -> Iterator[str]:

@@ -29,6 +29,7 @@ class Recipe:
         optimizer: made from the parameters.
         rate: learning rate at a step, None for the optimizer's own.
         spoil: what is done to one rank's batch at a step.
+        prepare: called once, with the model, before anything is recorded.
         before: called before each step with the model and the optimizer.
         clip: largest norm of the gradient.
         micro: micro-batches in a step.
@@ -45,6 +46,7 @@ class Recipe:
     ranks: int = 4
     rate: Callable[[int], float] | None = None
     spoil: Callable[[int, int, Batch], Batch] | None = None
+    prepare: Callable[[nn.Module], None] | None = None
     before: Callable[[int, nn.Module, torch.optim.Optimizer], None] | None = None
     clip: float | None = None
     micro: int = 1
@@ -79,6 +81,8 @@ def train(name: str, seed: int, recipe: Recipe, facts: dict[str, Any]) -> Trace:
     inputs, targets = recipe.data
     criterion: nn.Module = nn.CrossEntropyLoss() if recipe.classes else nn.MSELoss()
     objective = recipe.objective or supervised(criterion, classes=recipe.classes)
+    if recipe.prepare is not None:
+        recipe.prepare(recipe.model)
     parameters = list(recipe.model.parameters())
     optimizer = recipe.optimizer(parameters)
     source = recipe.batches(random)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -237,9 +237,8 @@ class Lateness:
             return frozenset()
         share = policy.share if self.current is None else policy.still
         needed = math.floor(share * len(looks))
-        return frozenset(
-            rank for rank in looks[-1].seconds if sum(rank in look.late for look in looks) >= needed
-        )
+        times = Counter(rank for look in looks for rank in look.late)
+        return frozenset(rank for rank in looks[-1].seconds if times.get(rank, 0) >= needed)
 
 
 def rows_of(window: Window, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Float64]]]:
