@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from support.traces import Trace
 
-from benchmarks.corpus import table
+from benchmarks.corpus import layers, table
 from benchmarks.corpus.batches import Fed
 from benchmarks.corpus.families import FAULTY, HEALTHY, load, record, settings_of
 from rankscope.server.alerts.causes import link
@@ -30,7 +29,7 @@ KEPT = ("loss", "grad_norm", "lr")
 # Where another seed shows more than the first.
 SEEDS = {"H18-ring-gan": 2}
 # Like others that are kept.
-LEFT_OUT = ("F22", "F43-demo-lr-x10", "F43-demo-lr-x100", "H10", "H34")
+LEFT_OUT = ("F22", "F43-demo-lr-x10", "F43-demo-lr-x100", "F67", "H10", "H34", "H62")
 
 
 def judge(run: Fed, settings: Effective) -> list[str]:
@@ -58,8 +57,7 @@ def keep(folder: Path) -> None:
         if name in LEFT_OUT or name[:3] in LEFT_OUT or not path.exists():
             continue
         trace = Trace.load(path)
-        series = {name: trace.series[name] for name in KEPT}
-        replace(trace, series=series).save(TRACES / f"{name}.npz")
+        layers.kept(trace, name, KEPT).save(TRACES / f"{name}.npz")
 
 
 def main() -> None:

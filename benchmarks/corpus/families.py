@@ -14,7 +14,7 @@ import torch
 from support.traces import Trace
 from torch import nn
 
-from benchmarks.corpus import not_learning, other
+from benchmarks.corpus import layers, not_learning, other
 from benchmarks.corpus.basics import (
     Family,
     adam,
@@ -203,8 +203,8 @@ PROFILES = {
     "H53-contrastive": "contrastive",
 }
 
-HEALTHY = healthy() | other.healthy()
-FAULTY = faulty() | not_learning.faulty()
+HEALTHY = healthy() | other.healthy() | layers.healthy()
+FAULTY = faulty() | not_learning.faulty() | layers.faulty()
 
 
 def settings_of(name: str) -> Effective:
@@ -222,4 +222,4 @@ def record(name: str, seed: int) -> Trace:
     """Trains a family's member."""
     torch.manual_seed(seed)
     recipe, facts = (HEALTHY | FAULTY)[name](seed)
-    return train(name, seed, recipe, facts)
+    return layers.watched(name, seed, recipe, facts)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,13 +22,16 @@ from rankscope.server.window import LayerNumbers, Reduction
 # Samples over which a unit has to be idle; as in the agent's probe.
 _LASTING = 512
 _SQUASHING = (nn.Tanh, nn.Sigmoid)
+# What the tests replay of the families below, beside what they do of all.
+_KEPT = ("tensors_without_gradient", "update_ratio")
+_WITH_LAYERS = ("F60", "F61", "F62", "H60", "H61")
 
 
 def watched(name: str, seed: int, recipe: Recipe, facts: dict[str, Any]) -> Trace:
     """Trains a recipe, and looks at its layers at every fourth step."""
     look = _Look(recipe)
     trace = train(name, seed, replace(recipe, before=look.before), facts)
-    look.before(recipe.steps, recipe.model, look.optimizer)
+    look.after(recipe.steps - 1, recipe.model)
     series = {**trace.series}
     if "tensors_without_gradient" not in series:
         counts = np.array([look.without_gradient[step] for step in range(recipe.steps)])
@@ -86,19 +89,24 @@ class _Look:
 
     def before(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        parameters = list(model.parameters())
         if step > 0:
-            self._gradients(step - 1, parameters)
-            if (step - 1) % SAMPLED == 0:
-                self._norms(step - 1, parameters)
-                self._shares(step - 1)
-            told = getattr(optimizer, "cosine", None)
-            if told is not None and (step - 1) % SAMPLED == 0:
-                self.cosines.append((step - 1, told))
-        if step % SAMPLED == 0:
-            self._old = [p.detach().clone() for p in parameters]
+            self.after(step - 1, model)
         if self._before is not None:
             self._before(step, model, optimizer)
+        if step % SAMPLED == 0:
+            self._old = [p.detach().clone() for p in model.parameters()]
+
+    def after(self, step: int, model: nn.Module) -> None:
+        """What a step has left."""
+        parameters = list(model.parameters())
+        self._gradients(step, parameters)
+        if step % SAMPLED:
+            return
+        self._norms(step, parameters)
+        self._shares(step)
+        told = getattr(self.optimizer, "cosine", None)
+        if told is not None:
+            self.cosines.append((step, told))
 
     def _gradients(self, step: int, parameters: list[Any]) -> None:
         self.without_gradient[step] = sum(not bool(p.grad.any()) for p in parameters)
@@ -154,6 +162,19 @@ class _Look:
 
     def _say(self, step: int, metric: str, table: wire.TensorTable, values: Any) -> None:
         self.made.append(LayerNumbers(step=step, rank=0, metric=metric, table=table, values=values))
+
+
+def kept(trace: Trace, name: str, series: Sequence[str]) -> Trace:
+    """A run as the tests replay it: of the families below with what is known of their layers."""
+    ours = name in faulty() or name in healthy()
+    wanted = (*series, *_KEPT) if ours else series
+    return replace(
+        trace,
+        series={s: trace.series[s] for s in wanted if s in trace.series},
+        present={s: mask for s, mask in trace.present.items() if s in wanted},
+        layers=trace.layers if ours and name[:3] in _WITH_LAYERS else (),
+        reductions=trace.reductions if ours else (),
+    )
 
 
 # ------------------------------------------------------------------------------- what goes wrong

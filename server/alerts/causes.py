@@ -310,6 +310,7 @@ RULES = (
             "loss.plateau",
             "accuracy.stalled",
             "lr.too_low",
+            "update.ratio",
         ),
         earliest=-10 * _EPISODE,
         same_ranks=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,11 +13,13 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
-from rankscope.server.detectors.statistics import Progress, logarithm, rank_rows, robust_sigma
+from rankscope.server.detectors.statistics import Progress, rank_rows, robust_sigma
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
 from rankscope.server.window import Float64, Window
 
 _BACK = 64
+# Observations after which it is found out anew what is usual.
+_REFRESH = 16
 _FLOOR = 0.05
 # Not the largest: earlier outliers that did not stand out enough would hide the next ones.
 _HIGHEST = 0.98
@@ -92,14 +94,32 @@ class _Waiting:
     still: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Usual:
+    """What the last losses are like: how they scatter, what few are above, each rank's median."""
+
+    sigma: float
+    high: float
+    levels: Float64
+
+    @classmethod
+    def of(cls, values: Sequence[Float64]) -> _Usual:
+        past = np.stack(values)
+        apart = past - np.median(past, axis=1, keepdims=True)
+        # Of an odd number one is the median itself, which tells nothing of how they scatter.
+        scattered = apart[apart != 0]
+        sigma = max(robust_sigma(scattered), _FLOOR) if len(scattered) else _FLOOR
+        high = float(np.quantile(past, _HIGHEST))
+        return cls(sigma, high, np.exp(np.median(past, axis=0)))
+
+
 @dataclass(slots=True)
 class OutlierState:
     """What `data.outlier` remembers.
 
     Attributes:
         values: the last losses (logarithms, where all are positive), float64 [R] each.
-        middles: their medians over the ranks.
-        apart: rank -> the last observation at which it stood out, by their number.
+            apart: rank -> the last observation at which it stood out, by their number.
         suspects: samples of outliers that have been in no batch since that was as usual, as far as
             samples are told of; `acquitted` are the others.
     """
@@ -109,7 +129,7 @@ class OutlierState:
     signed: bool = False
     ranks: tuple[int, ...] = ()
     values: deque[Float64] = field(default_factory=lambda: deque(maxlen=_BACK))
-    middles: deque[float] = field(default_factory=lambda: deque(maxlen=_BACK))
+    usual: _Usual | None = None
     progress: Progress = field(default_factory=Progress)
     waiting: list[_Waiting] = field(default_factory=list)
     odd: deque[Odd] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
@@ -165,46 +185,63 @@ class DataOutlier(Detector[OutlierState]):
             # Ranks that join later, mostly within the first steps.
             state.ranks = tuple(window.ranks.tolist())
             state.values.clear()
-            state.middles.clear()
+            state.usual = None
         held = _Held(window)
         steps, rows = rank_rows(window, "loss")
-        for step, row in zip(steps.tolist(), rows, strict=True):
-            if np.isfinite(row).all() and len(row) > 1:
-                self._take(step, row, held, state)
+        whole = np.isfinite(rows).all(axis=1) & (rows.shape[1] > 1)
+        steps, rows = steps[whole], rows[whole]
+        if len(steps):
+            least = rows.min(axis=1) > 0
+            logs = np.log(np.maximum(rows, np.finfo(np.float64).tiny))
+            middles = np.median(logs, axis=1)
+            above = (logs.max(axis=1) - middles).tolist()
+            columns = zip(
+                steps.tolist(),
+                np.median(rows, axis=1).tolist(),
+                least.tolist(),
+                middles.tolist(),
+                above,
+                strict=True,
+            )
+            for n, (step, level, positive, middle, most) in enumerate(columns):
+                state.signed |= not positive
+                if state.signed:
+                    state.watch.good(step)
+                    continue
+                state.progress.push(step, level)
+                self._take(step, rows[n], logs[n], middle, most, held, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         return Outcome({"data.outlier": _check(window, state, self.policy)}, findings)
 
-    def _take(self, step: int, row: Float64, held: _Held, state: OutlierState) -> None:
-        state.signed |= bool((row <= 0).any())
-        if state.signed:
-            state.watch.good(step)
-            return
-        values = logarithm(row)
-        state.progress.push(step, float(np.median(row)))
+    def _take(
+        self,
+        step: int,
+        row: Float64,
+        values: Float64,
+        middle: float,
+        most: float,
+        held: _Held,
+        state: OutlierState,
+    ) -> None:
         odd = -1
-        scores = np.zeros(len(row))
-        judged = len(state.values) >= self.policy.evidence
-        state.judged += judged
-        above = values - np.median(values)
-        # What could not stand out, however little the ranks scatter, is not held against the past.
-        least = min(self.policy.min_z, self.policy.others_z)
-        if judged and above.max() > least * _FLOOR:
-            past = np.stack(state.values)
-            apart = past - np.array(state.middles)[:, None]
-            # Of an odd number one is the median itself, which tells nothing of how they scatter.
-            scattered = apart[apart != 0]
-            sigma = max(robust_sigma(scattered), _FLOOR) if len(scattered) else _FLOOR
-            scores = above / sigma
-            odd = self._outlier(row, values, scores, past, state)
+        scores: Float64 | None = None
+        if len(state.values) >= self.policy.evidence:
+            state.judged += 1
+            if state.usual is None or state.judged % _REFRESH == 0:
+                state.usual = _Usual.of(state.values)
+            # Nearly every step stops here.
+            if most > min(self.policy.min_z, self.policy.others_z) * state.usual.sigma:
+                scores = (values - middle) / state.usual.sigma
+                odd = self._outlier(row, values, scores, state.usual, state)
         self._follow(step, scores, state)
-        for place in np.flatnonzero(scores > self.policy.others_z).tolist():
-            before = state.apart.get(state.ranks[place], -_AFTER)
-            state.apart[state.ranks[place]] = state.judged
-            if place == odd and state.judged - before <= _AFTER:
-                odd = -1  # it was apart before: it is no single batch
+        if scores is not None:
+            for place in np.flatnonzero(scores > self.policy.others_z).tolist():
+                before = state.apart.get(state.ranks[place], -_AFTER)
+                state.apart[state.ranks[place]] = state.judged
+                if place == odd and state.judged - before <= _AFTER:
+                    odd = -1  # it was apart before: it is no single batch
         if odd < 0:
-            state.values.append(values)
-            state.middles.append(float(np.median(values)))
+            state.values.append(values.copy())
             if state.suspects:
                 clear = state.suspects.intersection(held.rows_at(step))
                 state.suspects -= clear
@@ -218,35 +255,34 @@ class DataOutlier(Detector[OutlierState]):
             rank=state.ranks[odd],
             value=float(row[odd]),
             others=float(np.median(np.delete(row, odd))),
-            z=float(scores[odd]),
+            z=float(values[odd] - middle) / state.usual.sigma if state.usual else math.nan,
             word=word,
             rows=samples,
         )
         state.waiting.append(_Waiting(found))
 
     def _outlier(
-        self, row: Float64, values: Float64, scores: Float64, past: Float64, state: OutlierState
+        self, row: Float64, values: Float64, scores: Float64, usual: _Usual, state: OutlierState
     ) -> int:
         """Place of the rank whose batch is odd; -1 where there is none, or more than one."""
         place = int(np.argmax(scores))
         # Of two, the other's is the same, the other way round.
         others = np.delete(np.abs(scores), place) if len(row) > 2 else np.zeros(1)
-        usual = float(np.median(np.exp(past[:, place])))
         if (
             scores[place] > self.policy.min_z
             and others.max(initial=0.0) <= self.policy.others_z
-            and values[place] > float(np.quantile(past, _HIGHEST)) + math.log(self.policy.min_ratio)
-            and row[place] - usual > self.policy.min_progress * state.progress.scale
+            and values[place] > usual.high + math.log(self.policy.min_ratio)
+            and row[place] - usual.levels[place] > self.policy.min_progress * state.progress.scale
         ):
             return place
         return -1
 
-    def _follow(self, step: int, scores: Float64, state: OutlierState) -> None:
+    def _follow(self, step: int, scores: Float64 | None, state: OutlierState) -> None:
         """What came after an outlier tells whether it was one batch."""
         for waiting in [*state.waiting]:
             place = state.ranks.index(waiting.odd.rank)
             waiting.after += 1
-            waiting.still += bool(scores[place] > self.policy.others_z)
+            waiting.still += scores is not None and bool(scores[place] > self.policy.others_z)
             if waiting.still > _STILL_ODD:
                 state.waiting.remove(waiting)
             elif waiting.after >= _AFTER:
