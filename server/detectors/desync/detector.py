@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import ClassVar
@@ -389,11 +389,16 @@ class Desync(Detector[DesyncState]):
                 int(first.clusters.max()) + 1 == len(first.ranks)
                 and first.stage in (*_GRADIENTS, "parameters")
                 and (
-                    bool(state.returns)
-                    or not any(state.last_equal.get(s) for s in (*_GRADIENTS, "parameters"))
+                    _reduces_no_longer(window, first.step)
+                    or (
+                        (
+                            bool(state.returns)
+                            or not any(state.last_equal.get(s) for s in (*_GRADIENTS, "parameters"))
+                        )
+                        and not window.config.get("data_parallel")
+                        and "data_parallel" in window.config
+                    )
                 )
-                and not window.config.get("data_parallel")
-                and "data_parallel" in window.config
             ),
             at_start=any(first.step in begins for begins in window.begins.values()),
         )
@@ -594,6 +599,14 @@ def _differing(window: Window, comparison: Comparison) -> tuple[str, dict[int, f
         if len(set(held)) > 1:
             return called, dict(zip(window.ranks[rows].tolist(), held, strict=True))
     return "", {}
+
+
+def _reduces_no_longer(window: Window, step: int) -> bool:
+    """Whether gradients are not reduced from some step before on, as post-local SGD has it."""
+    parallel = window.config.get("data_parallel")
+    first = parallel.get("local_from") if isinstance(parallel, Mapping) else None
+    begun = max((begins[-1] for begins in window.begins.values() if begins), default=0)
+    return isinstance(first, int) and step >= begun + first
 
 
 def _interval(returns: Sequence[int]) -> int:

@@ -10,8 +10,7 @@ from benchmarks.faultlab.training import Training
 LAUNCH = "torchrun"
 WORLD = 2
 GAPS = {
-    "healthy": "that gradients are no longer reduced from step 20 on is what was asked for",
-    "own-rate": "told as a consequence of the gradients that differ",
+    "own-rate": "hyperparameters are not judged where gradients differ by design",
 }
 __all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
 
