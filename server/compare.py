@@ -5,6 +5,7 @@ Pure and vectorised: nothing here loops over pairs of ranks. Shapes: R ranks, T 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,8 @@ UInt64 = npt.NDArray[np.uint64]
 NORM_TOLERANCE = 1e-6
 
 # Which tensors differ is told for at most so many; the count tells the rest.
+# Relative to the tensor: further from a multiple than rounding of float32 goes.
+_SAME = 1e-5
 _MAX_TENSORS = 64
 
 # What differs by less than a sketch can show.
@@ -235,8 +238,9 @@ def with_prints(
     differs = np.zeros((clusters, count), dtype=bool)
     by_tensor = np.zeros((clusters, count))
     buckets = np.zeros((clusters, count), dtype=np.int64)
+    spoken_by = {}
     for label, row in speakers.items():
-        spoken = prints[int(comparison.ranks[row])]
+        spoken = spoken_by[label] = prints[int(comparison.ranks[row])]
         differs[label] = spoken.digests != reference.digests
         by_tensor[label], buckets[label] = _apart(spoken, reference, differs[label])
     distance, relative = comparison.distance.copy(), comparison.relative.copy()
@@ -260,6 +264,8 @@ def with_prints(
                 relative=float(np.maximum(_ratio(by_tensor[worst, index], norms[index]), _TINY)),
                 buckets=int(buckets[worst, index]),
                 table=table.tables[index],
+                factor=_factor(spoken_by[worst], reference, int(index)),
+                partner=_partner(spoken_by[worst], reference, int(index), table),
             )
         )
     return replace(
@@ -291,6 +297,29 @@ def _apart(
         distance[differs] = np.maximum(np.sqrt((apart**2).sum(axis=1)), _TINY)
     buckets[differs] = (apart != 0).sum(axis=1)
     return distance, buckets
+
+
+def _factor(one: wire.Print, other: wire.Print, index: int) -> float:
+    """What a tensor of `other` is multiplied by to give that of `one`; NaN where it is none."""
+    if one.sketches is None or other.sketches is None or one.sketches.shape != other.sketches.shape:
+        return math.nan
+    own, reference = one.sketches[index], other.sketches[index]
+    square = float(reference @ reference)
+    if not 0 < square < math.inf or not np.isfinite(own).all():
+        return math.nan
+    # Sketches are linear: that of a multiple is the multiple of the sketch.
+    factor = float(own @ reference) / square
+    rest = own - factor * reference
+    return factor if float(rest @ rest) <= _SAME**2 * square else math.nan
+
+
+def _partner(one: wire.Print, other: wire.Print, index: int, table: LabelledTable) -> str:
+    """The tensor of `other` that `one` has in place of another one of the same shape."""
+    for found in np.flatnonzero(other.digests == one.digests[index]).tolist():
+        same = table.shapes[found] == table.shapes[index]
+        if found != index and same and table.tables[found] == table.tables[index]:
+            return table.names[found]
+    return ""
 
 
 def _ratio(value: npt.ArrayLike, norm: npt.ArrayLike) -> Float64:

@@ -9,6 +9,7 @@ step by step or is replayed in one go (a property test holds every detector to i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,9 @@ class TensorDifference:
         relative: the same over the L2 norm of the reference; NaN without sketches.
         buckets: number of sketch buckets that differ: 1 hints at a single changed element.
         table: what of it: `parameters` is the tensor itself, `optimizer/exp_avg` its momentum.
+        factor: what the reference is multiplied by to give the tensor of the rank that is furthest
+            from it, 0 where that one is zero; NaN where it is no multiple.
+        partner: tensor of the reference that this rank has in its place, bit for bit; or empty.
     """
 
     name: str
@@ -56,6 +60,8 @@ class TensorDifference:
     relative: float
     buckets: int = 0
     table: str = "parameters"
+    factor: float = math.nan
+    partner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

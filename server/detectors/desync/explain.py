@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.desync.incident import Apart, Growth
+from rankscope.server.detectors.desync.links import broken_link, stage_of
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
 from rankscope.server.window import TensorDifference
 
@@ -13,16 +15,6 @@ _MAX_DETAILS = 16
 _TINY = sys.float_info.min
 # Steps within which ranks that go their own ways from the start may be made equal.
 _PATIENCE = 64
-
-_LINK = {
-    "start": "parameters before the first step",
-    "outside_optimizer": "the parameters before the step",
-    "reduced_gradient": "the gradient after the all-reduce",
-    "clipped_gradient": "the gradient after clipping",
-    "optimizer_state": "the optimizer's state",
-    "hyperparameters": "the learning rate",
-    "parameters": "the parameters after the update",
-}
 
 
 def finding_of(incident: Apart, drift: float, critical: float) -> Finding:
@@ -49,7 +41,7 @@ def finding_of(incident: Apart, drift: float, critical: float) -> Finding:
         # The state of an optimizer has several tensors of one name.
         tensors=tuple(dict.fromkeys(t.name for t in incident.tensors)),
         # What the optimizer brought along was there before the first step.
-        stage=_stage(incident),
+        stage=stage_of(incident),
         cause=cause,
         remedy=remedy,
         clear_after=incident.clear_after,
@@ -126,15 +118,6 @@ def versions_finding(*, since: int, last_step: int, caught_up: int) -> Finding:
     )
 
 
-def _stage(incident: Apart) -> str:
-    if incident.at_start and incident.kind == "desync.optimizer":
-        return "start"
-    return "outside_optimizer" if incident.written else incident.stage
-
-
-_RESTORE_STATE = "Restore the optimizer on every rank, or broadcast its state after loading."
-
-
 def _detail(tensor: TensorDifference) -> dict[str, object]:
     return {
         "name": tensor.name,
@@ -144,6 +127,8 @@ def _detail(tensor: TensorDifference) -> dict[str, object]:
         "relative": tensor.relative,
         "buckets": tensor.buckets,
         "table": tensor.table,
+        **({} if math.isnan(tensor.factor) else {"factor": tensor.factor}),
+        **({"partner": tensor.partner} if tensor.partner else {}),
     }
 
 
@@ -171,6 +156,8 @@ def _may_be_meant(incident: Apart) -> bool:
 def _title(incident: Apart) -> str:
     who, what = ranks(incident.ranks).capitalize(), _what(incident)
     when = "from the start" if incident.stage == "start" else f"since step {incident.first_step}"
+    if _once(incident):
+        when = f"at step {incident.first_step}, once"
     where = _where(incident)
     if incident.decided:
         verb = "has" if len(incident.ranks) == 1 else "have"
@@ -182,6 +169,8 @@ def _title(incident: Apart) -> str:
 
 def _what(incident: Apart) -> tuple[str, str]:
     """What ranks have that they should not: one rank against others, and ranks among each other."""
+    if incident.stage == "clipped_gradient":
+        return "another gradient after clipping", "different gradients after clipping"
     if incident.kind == "desync.gradients":
         return "another gradient", "different gradients"
     if incident.kind == "desync.hyperparameters":
@@ -212,276 +201,10 @@ def _values(incident: Apart) -> str:
 
 
 def _explain(incident: Apart, drifting: bool) -> tuple[str, str]:
-    if incident.missed:
-        cause, remedy = _missed(incident)
-    elif incident.lag[0]:
-        cause, remedy = _stale(incident)
-    elif incident.kind == "desync.gradients":
-        cause, remedy = _gradients(incident)
-    elif incident.kind == "desync.hyperparameters":
-        cause, remedy = _hyperparameters(incident)
-    elif incident.kind == "desync.optimizer":
-        cause, remedy = _optimizer(incident)
-    elif incident.stage == "start":
-        cause, remedy = _start(incident)
-    elif drifting:
-        cause, remedy = _drift(incident)
-    elif incident.one_element:
-        cause, remedy = _one_element(incident)
-    elif incident.stage == "outside_optimizer":
-        cause, remedy = _outside(incident)
-    else:
-        cause, remedy = _update(incident)
+    cause, remedy = broken_link(incident, drifting)
     return (
         sentences(cause, _tensors(incident), _guilt(incident), _size(incident), _since(incident)),
         remedy,
-    )
-
-
-def _restore(incident: Apart) -> str:
-    """How to get out of it once the cause is mended."""
-    good = next((group for group in incident.groups if incident.decided), ())
-    source = f"rank {good[0]}" if good else "a rank that you trust"
-    return (
-        f"Then make the ranks equal again: broadcast parameters and optimizer state from {source}, "
-        f"or restart from a checkpoint before step {incident.first_step}."
-    )
-
-
-# --------------------------------------------------------------------------- one for each link
-
-
-def _start(incident: Apart) -> tuple[str, str]:
-    return (
-        f"When the monitor was attached, before step {incident.first_step}, the ranks did not hold "
-        "the same parameters: built from different seeds without a broadcast, or loaded from a "
-        "checkpoint on some ranks only, after the wrapper had made them equal.",
-        "Load the checkpoint on every rank before wrapping the model "
-        "(`DistributedDataParallel` broadcasts from rank 0 when it is built), or broadcast the "
-        "parameters after loading. Nothing repairs the offset by itself: restart.",
-    )
-
-
-def _gradients(incident: Apart) -> tuple[str, str]:
-    subgroups = len(incident.groups) > 1 and all(len(group) > 1 for group in incident.groups)
-    alone = all(len(group) == 1 for group in incident.groups)
-    if incident.stage == "clipped_gradient":
-        cause = (
-            f"The gradients agreed before clipping at step {incident.first_step} and differ after "
-            "it: the ranks clipped by different norms, or not all of them clipped."
-        )
-        remedy = "Clip on every rank, by one global norm of the reduced gradient."
-    elif subgroups and incident.tensors and not incident.everywhere:
-        shown = listing([f"({listing([str(r) for r in group])})" for group in incident.groups])
-        held = listing([t.name for t in incident.tensors], most=4)
-        cause = (
-            f"The gradient of {held} agrees inside the groups of ranks {shown} and not between "
-            "them, that of the other tensors as it should: ranks that share the model between "
-            "them (tensor or sequence parallel, tied layers of a pipeline) hold these tensors "
-            "all, and each has a part of their gradient only."
-        )
-        remedy = (
-            "Sum the gradient of these tensors over the tensor-parallel (or tied) group as well, "
-            "before the reduction over the data-parallel ranks. If the ranks share nothing, check "
-            "the process group of that reduction."
-        )
-    elif subgroups:
-        shown = listing([f"({listing([str(r) for r in group])})" for group in incident.groups])
-        cause = (
-            f"The gradients agree inside the groups of ranks {shown} and not between them: they "
-            "were reduced inside these groups only."
-        )
-        remedy = "Reduce over all data-parallel ranks: check the process group or mesh dimension."
-    elif alone and len(incident.ranks) > 2:
-        cause = (
-            f"At step {incident.first_step} every rank applied a gradient of its own: no "
-            "all-reduce took place. The forward pass went around the wrapper (`ddp.module(x)`), "
-            "or the step was taken inside `no_sync`."
-        )
-        remedy = (
-            "Call the wrapped model itself, run the last micro-batch (forward and backward) "
-            "outside `no_sync`, or all-reduce the gradients yourself before the step."
-        )
-    elif incident.tensors and not incident.everywhere:
-        cause = (
-            f"At step {incident.first_step} not all tensors had the same gradient on all ranks "
-            "after the reduction: these were left out of the all-reduce, read before it was done, "
-            "belong to parameters that were replaced or added after wrapping, or are held by ranks "
-            "that share the rest of the model between them and did not sum their parts."
-        )
-        remedy = (
-            f"Check what touches the gradient of {incident.tensors[0].name}: communication hooks, "
-            "asynchronous handles that are not waited for, parameters replaced after wrapping "
-            "(wrap last). If the code is sound, suspect the interconnect: run nccl-tests, try "
-            "without P2P."
-        )
-    else:
-        cause = (
-            f"At step {incident.first_step} the gradients that the ranks applied were not the same "
-            "after the reduction: the all-reduce was skipped or not waited for on a rank, it "
-            "delivered different results, or a rank changed its gradient afterwards."
-        )
-        remedy = (
-            "Check `no_sync`, communication hooks, and code that touches gradients between "
-            "backward and step on that rank only. If the code is sound, suspect the interconnect: "
-            "run nccl-tests, try without P2P."
-        )
-    return cause, f"{remedy} {_restore(incident)}"
-
-
-def _hyperparameters(incident: Apart) -> tuple[str, str]:
-    if not incident.values:
-        return (
-            f"From step {incident.first_step} on the ranks step with different settings of the "
-            "optimizer, and their parameters part: built with other options on some ranks, "
-            "changed under a condition that differs between ranks, or restored on some ranks only.",
-            "Compare the series `hyperparameters/...` of the ranks, and set and restore the "
-            f"optimizer alike on every rank. {_restore(incident)}",
-        )
-    if incident.setting == "loss scale":
-        return (
-            f"From step {incident.first_step} on the ranks multiply their losses by different "
-            "scales: their gradients are weighted unequally in the reduction, each takes another "
-            "scale out of the result, and their parameters part. A rank saw an overflow alone, "
-            "its scaler was restored or updated alone, or began with another value.",
-            "Let all ranks agree on overflows (reduce `found_inf` before `scaler.update()`), "
-            "restore the scaler's state on every rank, and start it with one value. "
-            f"{_restore(incident)}",
-        )
-    return (
-        f"From step {incident.first_step} on the ranks step with different learning rates, and "
-        "their parameters part. A scheduler decided on a rank's own metric "
-        "(`ReduceLROnPlateau` on its own validation loss), was advanced at another pace, or was "
-        "restored on some ranks only.",
-        "Average the metric over the ranks before the scheduler sees it, and restore scheduler and "
-        f"optimizer on every rank. {_restore(incident)}",
-    )
-
-
-def _optimizer(incident: Apart) -> tuple[str, str]:
-    if incident.shown_by is not None:
-        return (
-            f"At step {incident.tensor_step} the optimizer's state differs although the gradients "
-            f"agreed, and the parameters have since step {incident.shown_by}: gradients are all "
-            "that goes into this state, so it was there first. It was restored on some ranks only, "
-            "or one rank's was corrupted.",
-            f"{_RESTORE_STATE} {_restore(incident)}",
-        )
-    state = (
-        "it was restored on some ranks only, or one rank's was corrupted. The parameters part with "
-        "the next update."
-    )
-    if set(incident.agreed) & {"reduced_gradient", "clipped_gradient"}:
-        cause = f"At step {incident.first_step} gradients agreed and the optimizer's state differs"
-        return f"{cause}: {state}", f"{_RESTORE_STATE} {_restore(incident)}"
-    since = "" if incident.last_equal is None else f", and agreed at step {incident.last_equal}"
-    return (
-        f"At step {incident.first_step} the optimizer's state differs{since}: {state} Gradients "
-        "were not sampled at this step: a reduction that failed would show like this, too.",
-        "Check `no_sync` and code that touches gradients on these ranks only. "
-        f"{_RESTORE_STATE} {_restore(incident)}",
-    )
-
-
-def _one_element(incident: Apart) -> tuple[str, str]:
-    tensor = incident.tensors[0]
-    since = "" if incident.last_equal is None else f" after step {incident.last_equal}"
-    how = (
-        f"between two optimizer steps{since}"
-        if _stage(incident) == "outside_optimizer"
-        else "although everything that was compared before it agreed"
-    )
-    return (
-        f"A single element of {tensor.name} changed {how}: a bit that flipped in memory or in "
-        "computation (one bucket of its sketch differs, all others are equal to the last bit).",
-        f"Take the device or memory of {ranks(incident.ranks)} out of service and test it (ECC "
-        f"errors, memtest, dcgmi diag). {_restore(incident)}",
-    )
-
-
-def _outside(incident: Apart) -> tuple[str, str]:
-    step = incident.first_step
-    return (
-        f"Between step {step - 1} and the update of step {step} parameters were changed by "
-        "something else than the optimizer, and not alike on all ranks: a checkpoint loaded on one "
-        "rank, averaged weights swapped in, clamping or initialisation in the training loop, or a "
-        "memory fault.",
-        f"Look for code that writes parameters around step {step} under a condition that differs "
-        f"between ranks (`if rank == 0:`). {_restore(incident)}",
-    )
-
-
-def _drift(incident: Apart) -> tuple[str, str]:
-    return (
-        "Most tensors differ by little more than rounding: the ranks compute the update with "
-        "different arithmetic (mixed devices, library versions, fused against plain kernels). That "
-        "is no fault of the synchronisation, but nothing repairs it either.",
-        "Use the same devices, libraries and optimizer implementation on all ranks, or broadcast "
-        "the parameters from rank 0 every some thousand steps.",
-    )
-
-
-def _update(incident: Apart) -> tuple[str, str]:
-    step = incident.first_step
-    agreed = [
-        f"the norm of {_LINK[stage]}" if stage in incident.by_norm else _LINK[stage]
-        for stage in incident.agreed
-        if stage != "start"
-    ]
-    unsampled = (
-        "The gradients were not sampled at this step, so a reduction that failed is not ruled out."
-        if "reduced_gradient" not in incident.agreed
-        else ""
-    )
-    before = (
-        f"At step {step} {listing(agreed)} agreed, and the parameters after the update do not"
-        if agreed
-        else f"The parameters differ after step {step}; nothing before them was compared there"
-    )
-    skipped = ""
-    if incident.last_equal is not None and incident.last_equal < step - 1:
-        skipped = (
-            f"They were last compared and equal at step {incident.last_equal}, so it may have "
-            "begun at any step in between."
-        )
-    return (
-        sentences(
-            f"{before}: a rank skipped the step (its own overflow check) or took one more, its "
-            "optimizer's state or settings differ, or its update was computed wrongly.",
-            unsampled,
-            skipped,
-        ),
-        "Check for conditions around `optimizer.step()` that can differ between ranks (found_inf "
-        "not reduced), and that optimizer state was restored on every rank. "
-        f"{_restore(incident)}",
-    )
-
-
-def _missed(incident: Apart) -> tuple[str, str]:
-    return (
-        f"The ranks were made equal every {incident.missed} steps, and at step "
-        f"{incident.first_step} they were not: {_who_missed(incident)}.",
-        f"Check that every rank takes part in every averaging. {_restore(incident)}",
-    )
-
-
-def _who_missed(incident: Apart) -> str:
-    if not incident.decided or len(incident.groups[0]) < 2:
-        return "a rank missed the synchronisation or left it with other values"
-    return (
-        f"the distance fell to 0 on {ranks(incident.groups[0])}, and not on "
-        f"{ranks(incident.ranks)}, which missed the synchronisation or left it with other values"
-    )
-
-
-def _stale(incident: Apart) -> tuple[str, str]:
-    oldest, usual = incident.lag
-    return (
-        f"What {ranks(incident.ranks)} computes with are parameters {oldest} steps old, "
-        f"and growing older; no rank has caught up with more than {count(usual, 'step')} before. "
-        "It pulls too seldom, or its pulls are lost.",
-        "Look at what that worker waits for, and bound the staleness: let a worker wait (or drop "
-        "its gradient) when its version is more than so many steps old.",
     )
 
 
@@ -526,29 +249,46 @@ def _size(incident: Apart) -> str:
         return ""
     step, distance, relative = incident.sizes[-1]
     now = (
-        f"At step {step} the parameters lie {number(distance)} apart ({number(relative)} of their "
-        "norm)"
+        f"At step {step} the parameters lie about {number(distance)} apart ({number(relative)} of "
+        "their norm)"
     )
+    if len(incident.sizes) > 1:
+        began, first, _ = incident.sizes[0]
+        now = f"{now}, after {number(first)} at step {began}"
     match incident.growth:
         case Growth.CONSTANT:
-            return f"{now}, an offset that stays as it is and that nothing repairs."
+            return f"{now}: nothing repairs that."
         case Growth.SHRINKING:
-            return f"{now}, and come closer."
+            return f"{now}: they come closer."
         case Growth.GROWING:
-            return f"{now}, and move further apart: their updates differ."
+            return f"{now}: they move further apart, as their updates differ."
         case Growth.EXPONENTIAL:
-            return f"{now}, and the distance multiplies."
+            return f"{now}: the distance multiplies."
         case _:
             return f"{now}."
 
 
 def _since(incident: Apart) -> str:
-    """Whether the broken link broke once, or goes on."""
+    """Whether the broken link broke once, or goes on, and whether it was whole before."""
     if incident.stage not in ("reduced_gradient", "clipped_gradient", "hyperparameters"):
         return ""
     broken, compared = incident.broken.get(incident.stage, 0), incident.compared[incident.stage]
+    before = (
+        f"It was as it should be up to step {incident.last_equal}."
+        if incident.last_equal is not None and 0 <= incident.last_equal < incident.first_step
+        else ""
+    )
     if compared < 4:
-        return ""
-    if broken == 1:
-        return f"It happened once; at {count(compared - 1, 'step')} since, this link agreed again."
-    return f"This link differed at {broken:,} of {count(compared, 'step')} compared since."
+        return before
+    if _once(incident):
+        since = count(compared - 1, "step")
+        return sentences(f"It happened once; at {since} since, the ranks agreed again.", before)
+    return sentences(f"It was so at {broken:,} of {count(compared, 'step')} compared.", before)
+
+
+def _once(incident: Apart) -> bool:
+    """Whether the link broke at one step and has been whole since."""
+    stage = incident.stage
+    if stage not in ("reduced_gradient", "clipped_gradient", "hyperparameters"):
+        return False
+    return incident.broken.get(stage, 0) == 1 and incident.compared.get(stage, 0) >= 4

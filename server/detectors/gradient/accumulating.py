@@ -189,7 +189,7 @@ def _finding(episode: Episode[Adding], window: Window) -> Finding:
         cause = (
             f"Since step {step}, what is applied is the gradient of the step before plus this "
             f"step's own, at {count(episode.seen + 1, 'checked step')}: gradients are not set to "
-            "zero between steps, so the steps grow and point ever less where they should."
+            "zero between steps, so that old gradients are applied again and the steps grow."
         )
     else:
         cause = (

@@ -12,9 +12,10 @@ from rankscope.server.window import Misreduced, Reduction
 
 _MAX_DETAILS = 16
 _RESTORE = (
-    "All ranks have taken the same wrong steps: go on from a checkpoint before step {step} where "
-    "that matters."
+    "All ranks have taken the same wrong steps: where that matters, go back to a checkpoint from "
+    "before step {step}."
 )
+_START_AGAIN = "All ranks have taken the same wrong steps from the first one on: start again."
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ def finding_of(episode: Episode[Trouble]) -> Finding:
         tensors=tuple(t.name for t in trouble.tensors),
         stage="reduced_gradient",
         cause=sentences(cause, _where(trouble), _often(episode)),
-        remedy=sentences(remedy, _RESTORE.format(step=step)),
+        remedy=sentences(remedy, _RESTORE.format(step=step) if step > 0 else _START_AGAIN),
         clear_after=episode.clear_after,
         evidence={
             "pattern": trouble.pattern,
@@ -118,8 +119,9 @@ def _explain(trouble: Trouble, step: int) -> tuple[str, str]:
             return (
                 f"The reduced gradient is {number(trouble.factor)} times the mean of the ranks' "
                 f"own gradients, in every tensor: they were added up and not divided by the "
-                f"{size} ranks. The learning rate is in effect {number(trouble.factor)} times "
-                "what is set.",
+                f"{size} ranks, or multiplied again afterwards. With SGD that is a learning rate "
+                f"{number(trouble.factor)} times as high; Adam hides most of it, clipping all of "
+                "it.",
                 f"Divide by the world size after `all_reduce(SUM)`, or use `ReduceOp.AVG`. If the "
                 f"sum is meant (losses that are already divided by the samples of all {size} "
                 "ranks), silence this kind.",
@@ -128,7 +130,7 @@ def _explain(trouble: Trouble, step: int) -> tuple[str, str]:
             return (
                 f"The reduced gradient is {number(trouble.factor)} times the mean of the ranks' "
                 f"own gradients, in every tensor: they were divided by the {size} ranks twice. "
-                f"The learning rate is in effect one {size}th of what is set.",
+                f"With SGD that is one {size}th of the learning rate; Adam hides most of it.",
                 "DistributedDataParallel and `ReduceOp.AVG` divide already: remove the division "
                 "by the world size from the loss or from the gradients.",
             )
@@ -179,7 +181,7 @@ def _explain(trouble: Trouble, step: int) -> tuple[str, str]:
 def _where(trouble: Trouble) -> str:
     if not trouble.tensors:
         made = trouble.reduction
-        return f"All {made.known} tensors that could be looked at show it."
+        return f"It is so in all {made.known} tensors looked at."
     partial = [t for t in trouble.tensors if t.how == "other" and 0 < t.buckets <= 16]
     if partial:
         names = listing([t.name for t in partial], most=4)

@@ -157,3 +157,19 @@ def test_two_ranks_have_a_distance():
     sketches[1] = 0.5
     found = compare.pairwise_distances(sketches)
     assert found.tolist() == [[0.0, np.sqrt(3)], [np.sqrt(3), 0.0]]
+
+
+def test_a_multiple_and_a_zero_are_told_from_another_tensor():
+    random = np.random.default_rng(1)
+    held = np.repeat(random.standard_normal((1, TENSORS, 8)), 4, axis=0)
+    held[2, 0] *= 0.25
+    held[2, 1] = 0.0
+    held[2, 2] += 0.01 * random.standard_normal(8)
+    held[2, 3], held[2, 4] = held[2, 4].copy(), held[2, 3].copy()
+    found = compare.compare_prints(7, "reduced_gradient", ranks(4), prints(held), TABLE)
+    quarter, zero, other, first, second = found.tensors
+    assert quarter.factor == pytest.approx(0.25)
+    assert zero.factor == 0
+    assert np.isnan(other.factor)
+    assert (first.partner, second.partner) == ("t4", "t3")
+    assert (quarter.partner, zero.partner, other.partner) == ("", "", "")

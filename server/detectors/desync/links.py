@@ -1,0 +1,395 @@
+"""What breaks each link of the chain, and what to do about it."""
+
+from __future__ import annotations
+
+from rankscope.server.detectors.desync.incident import Apart
+from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
+
+_LINK = {
+    "start": "parameters before the first step",
+    "outside_optimizer": "the parameters before the step",
+    "reduced_gradient": "the gradient after the all-reduce",
+    "clipped_gradient": "the gradient after clipping",
+    "optimizer_state": "the optimizer's state",
+    "hyperparameters": "the learning rate",
+    "parameters": "the parameters after the update",
+}
+
+
+_RESTORE_STATE = "Restore the optimizer on every rank, or broadcast its state after loading."
+
+
+def broken_link(incident: Apart, drifting: bool) -> tuple[str, str]:
+    """Cause and remedy of what is known of an incident.
+
+    Args:
+        incident: what is known.
+        drifting: whether the ranks differ by little more than rounding.
+    """
+    if incident.missed:
+        return _missed(incident)
+    if incident.lag[0]:
+        return _stale(incident)
+    if incident.kind == "desync.gradients":
+        return _gradients(incident)
+    if incident.kind == "desync.hyperparameters":
+        return _hyperparameters(incident)
+    if incident.kind == "desync.optimizer":
+        return _optimizer(incident)
+    if incident.stage == "start":
+        return _start(incident)
+    if drifting:
+        return _drift(incident)
+    if incident.one_element:
+        return _one_element(incident)
+    if incident.stage == "outside_optimizer":
+        return _outside(incident)
+    return _update(incident)
+
+
+def stage_of(incident: Apart) -> str:
+    """The stage that is told, of those of the contract."""
+    if incident.at_start and incident.kind == "desync.optimizer":
+        return "start"
+    return "outside_optimizer" if incident.written else incident.stage
+
+
+def _restore(incident: Apart, source: str = "") -> str:
+    """How to get out of it once the cause is mended."""
+    good = next((group for group in incident.groups if incident.decided), ())
+    source = source or (f"rank {good[0]}" if good else "a rank that you trust")
+    again = (
+        f"go back to a checkpoint from before step {incident.first_step}"
+        if incident.first_step > 0
+        else "start again"
+    )
+    return (
+        "Then make the ranks equal again: broadcast parameters and optimizer state from "
+        f"{source}, or {again}."
+    )
+
+
+def _start(incident: Apart) -> tuple[str, str]:
+    began = f"When the monitor was attached, before step {incident.first_step},"
+    state = (
+        "The optimizer's state differs, too." if incident.broken.get("optimizer_state", 0) else ""
+    )
+    if incident.decided and incident.tensors and not incident.everywhere:
+        return (
+            sentences(
+                f"{began} {ranks(incident.ranks)} held other values in these tensors alone: "
+                "something wrote them in place after the wrapper had made the ranks equal "
+                "(initialisation or surgery on one rank, a checkpoint loaded in part).",
+                state,
+            ),
+            f"Look for code between wrapping the model and the first step that writes parameters "
+            f"on {ranks(incident.ranks)} only (`if rank == ...`). {_restore(incident)}",
+        )
+    alone = (
+        "Where rank 0 is alone it is mostly the one that did load, and the others are wrong."
+        if incident.decided and incident.ranks == (0,)
+        else ""
+    )
+    return (
+        sentences(
+            f"{began} the ranks did not hold the same parameters: built from different seeds "
+            "without a broadcast, or loaded from a checkpoint on some ranks only, after the "
+            "wrapper had made them equal.",
+            alone,
+            state,
+        ),
+        "Load the checkpoint on every rank before wrapping the model "
+        "(`DistributedDataParallel` broadcasts from rank 0 when it is built), or broadcast "
+        "parameters and optimizer state after loading. Nothing repairs the offset by itself: mend "
+        "it and start again.",
+    )
+
+
+def _gradients(incident: Apart) -> tuple[str, str]:
+    source = ""
+    partly = bool(incident.tensors) and not incident.everywhere
+    subgroups = len(incident.groups) > 1 and all(len(group) > 1 for group in incident.groups)
+    alone = all(len(group) == 1 for group in incident.groups)
+    if incident.stage == "clipped_gradient":
+        cause = sentences(
+            f"The gradients agreed before clipping at step {incident.first_step} and differ after "
+            "it: the ranks clipped by different norms, or not all of them clipped.",
+            _clipped(incident),
+        )
+        remedy = "Clip on every rank, by one global norm of the reduced gradient."
+        source = "a rank that clips as it should"
+    elif subgroups and partly:
+        shown = listing([f"({listing([str(r) for r in group])})" for group in incident.groups])
+        held = listing([t.name for t in incident.tensors], most=4)
+        cause = (
+            f"The gradient of {held} agrees inside the groups of ranks {shown} and not between "
+            "them, that of the other tensors as it should: ranks that share the model between "
+            "them (tensor or sequence parallel, tied layers of a pipeline) hold these tensors "
+            "all, and each has a part of their gradient only."
+        )
+        remedy = (
+            "Sum the gradient of these tensors over the tensor-parallel (or tied) group as well, "
+            "before the reduction over the data-parallel ranks. If the ranks share nothing, check "
+            "the process group of that reduction."
+        )
+    elif subgroups:
+        shown = listing([f"({listing([str(r) for r in group])})" for group in incident.groups])
+        cause = (
+            f"The gradients agree inside the groups of ranks {shown} and not between them: they "
+            "were reduced inside these groups only."
+        )
+        remedy = "Reduce over all data-parallel ranks: check the process group or mesh dimension."
+    elif alone and len(incident.ranks) > 2 and partly:
+        held = listing([t.name for t in incident.tensors], most=4)
+        cause = (
+            f"At step {incident.first_step} every rank applied a gradient of its own of {held}, "
+            "and one that all share of the other tensors: these are not reduced. They were "
+            "replaced or added after the model was wrapped, their hooks were lost, or they are "
+            "missing from the all-reduce."
+        )
+        remedy = (
+            "Wrap the model last, after every change to its parameters, or add these tensors to "
+            "what is all-reduced."
+        )
+    elif _exchanged(incident):
+        held = listing([f"{t.name} (that of {t.partner})" for t in incident.tensors], most=4)
+        cause = (
+            f"At step {incident.first_step} {ranks(incident.ranks)} hold"
+            f"{'s' if len(incident.ranks) == 1 else ''} in one tensor the gradient that the "
+            f"other ranks hold in another one of the same shape: {held}. "
+            f"{ranks(incident.ranks).capitalize()} started these reductions in another order, so "
+            "that they were paired wrongly on all ranks."
+        )
+        remedy = (
+            "Reduce in one fixed order on every rank, sorted by name, and not in the order of a "
+            "set or of the gradients' arrival. No rank's gradient of these tensors was right."
+        )
+        source = "any one rank"
+    elif _zeroed(incident):
+        held = listing([t.name for t in incident.tensors], most=4)
+        cause = (
+            f"At step {incident.first_step} the gradient of {held} was zero on "
+            f"{ranks(incident.ranks)} after the reduction: its buffer was cleared, was not "
+            "written, or was read before the reduction was done, or the reduction lost it."
+        )
+        remedy = (
+            f"Check what touches the gradient of {incident.tensors[0].name} on "
+            f"{ranks(incident.ranks)} between the reduction and the step: `zero_grad`, buffers "
+            "that are used again, handles that are not waited for. If the code is sound, suspect "
+            "the interconnect: run nccl-tests, try without P2P."
+        )
+    elif alone and len(incident.ranks) > 2:
+        cause = (
+            f"At step {incident.first_step} every rank applied a gradient of its own: no "
+            "all-reduce took place. The forward pass went around the wrapper (`ddp.module(x)`), "
+            "or the step was taken inside `no_sync`."
+        )
+        remedy = (
+            "Call the wrapped model itself, run the last micro-batch (forward and backward) "
+            "outside `no_sync`, or all-reduce the gradients yourself before the step."
+        )
+    elif partly:
+        cause = (
+            f"At step {incident.first_step} not all tensors had the same gradient on all ranks "
+            "after the reduction: these were left out of the all-reduce, read before it was done, "
+            "belong to parameters that were replaced or added after wrapping, or are held by ranks "
+            "that share the rest of the model between them and did not sum their parts."
+        )
+        remedy = (
+            f"Check what touches the gradient of {incident.tensors[0].name}: communication hooks, "
+            "asynchronous handles that are not waited for, parameters replaced after wrapping "
+            "(wrap last). If the code is sound, suspect the interconnect: run nccl-tests, try "
+            "without P2P."
+        )
+    else:
+        cause = (
+            f"At step {incident.first_step} the gradients that the ranks applied were not the same "
+            "after the reduction: the all-reduce was skipped or not waited for on a rank, it "
+            "delivered different results, or a rank changed its gradient afterwards."
+        )
+        remedy = (
+            "Check `no_sync`, communication hooks, and code that touches gradients between "
+            "backward and step on that rank only. If the code is sound, suspect the interconnect: "
+            "run nccl-tests, try without P2P."
+        )
+    return cause, f"{remedy} {_restore(incident, source)}"
+
+
+def _exchanged(incident: Apart) -> bool:
+    """Whether each tensor that differs is another rank's other tensor."""
+    return incident.decided and bool(incident.tensors) and all(t.partner for t in incident.tensors)
+
+
+def _zeroed(incident: Apart) -> bool:
+    """Whether what differs was zero on the guilty ranks."""
+    return (
+        incident.decided and bool(incident.tensors) and all(t.factor == 0 for t in incident.tensors)
+    )
+
+
+def _clipped(incident: Apart) -> str:
+    """How the clipped gradients are related, where one is a multiple of the other."""
+    factors = [t.factor for t in incident.tensors]
+    same = incident.decided and factors and max(factors) - min(factors) <= 1e-3 * abs(factors[0])
+    if not same or factors[0] <= 0:
+        return ""
+    more = "It clipped more than the others, or alone" if factors[0] < 1 else "It clipped less"
+    if len(incident.ranks) > 1:
+        more = more.replace("It", "They")
+    return f"That of {ranks(incident.ranks)} is {number(factors[0])} times the others'. {more}."
+
+
+def _hyperparameters(incident: Apart) -> tuple[str, str]:
+    if not incident.values:
+        return (
+            f"From step {incident.first_step} on the ranks step with different settings of the "
+            "optimizer, and their parameters part: built with other options on some ranks, "
+            "changed under a condition that differs between ranks, or restored on some ranks only.",
+            "Compare the series `hyperparameters/...` of the ranks, and set and restore the "
+            f"optimizer alike on every rank. {_restore(incident)}",
+        )
+    if incident.setting == "loss scale":
+        return (
+            f"From step {incident.first_step} on the ranks multiply their losses by different "
+            "scales: their gradients are weighted unequally in the reduction, each takes another "
+            "scale out of the result, and their parameters part. A rank saw an overflow alone, "
+            "its scaler was restored or updated alone, or began with another value.",
+            "Let all ranks agree on overflows (reduce `found_inf` before `scaler.update()`), "
+            "restore the scaler's state on every rank, and start it with one value. "
+            f"{_restore(incident)}",
+        )
+    return (
+        f"From step {incident.first_step} on the ranks step with different learning rates, and "
+        "their parameters part. A scheduler decided on a rank's own metric "
+        "(`ReduceLROnPlateau` on its own validation loss), was advanced at another pace, or was "
+        "restored on some ranks only.",
+        "Average the metric over the ranks before the scheduler sees it, and restore scheduler and "
+        f"optimizer on every rank. {_restore(incident)}",
+    )
+
+
+def _optimizer(incident: Apart) -> tuple[str, str]:
+    if incident.shown_by is not None:
+        return (
+            f"At step {incident.tensor_step} the optimizer's state differs although the gradients "
+            f"agreed, and the parameters have since step {incident.shown_by}: gradients are all "
+            "that goes into this state, so it was there first. It was restored on some ranks only, "
+            "or one rank's was corrupted.",
+            f"{_RESTORE_STATE} {_restore(incident)}",
+        )
+    state = (
+        "it was restored on some ranks only, or one rank's was corrupted. The parameters part with "
+        "the next update."
+    )
+    if set(incident.agreed) & {"reduced_gradient", "clipped_gradient"}:
+        cause = f"At step {incident.first_step} gradients agreed and the optimizer's state differs"
+        return f"{cause}: {state}", f"{_RESTORE_STATE} {_restore(incident)}"
+    since = "" if incident.last_equal is None else f", and agreed at step {incident.last_equal}"
+    return (
+        f"At step {incident.first_step} the optimizer's state differs{since}: {state} Gradients "
+        "were not sampled at this step: a reduction that failed would show like this, too.",
+        "Check `no_sync` and code that touches gradients on these ranks only. "
+        f"{_RESTORE_STATE} {_restore(incident)}",
+    )
+
+
+def _one_element(incident: Apart) -> tuple[str, str]:
+    tensor = incident.tensors[0]
+    since = "" if incident.last_equal is None else f" after step {incident.last_equal}"
+    how = (
+        f"between two optimizer steps{since}"
+        if stage_of(incident) == "outside_optimizer"
+        else "although everything that was compared before it agreed"
+    )
+    return (
+        f"A single element of {tensor.name} changed {how}: a bit that flipped in memory or in "
+        "computation (one bucket of its sketch differs, all others are equal to the last bit).",
+        f"Take the device or memory of {ranks(incident.ranks)} out of service and test it (ECC "
+        f"errors, memtest, dcgmi diag). {_restore(incident)}",
+    )
+
+
+def _outside(incident: Apart) -> tuple[str, str]:
+    step = incident.first_step
+    return (
+        f"Between step {step - 1} and the update of step {step} parameters were changed by "
+        "something else than the optimizer, and not alike on all ranks: a checkpoint loaded on one "
+        "rank, averaged weights swapped in, clamping or initialisation in the training loop, or a "
+        "memory fault.",
+        f"Look for code that writes parameters around step {step} under a condition that differs "
+        f"between ranks (`if rank == 0:`). {_restore(incident)}",
+    )
+
+
+def _drift(incident: Apart) -> tuple[str, str]:
+    return (
+        "Most tensors differ by little more than rounding: the ranks compute the update with "
+        "different arithmetic (mixed devices, library versions, fused against plain kernels). That "
+        "is no fault of the synchronisation, but nothing repairs it either.",
+        "Use the same devices, libraries and optimizer implementation on all ranks, or broadcast "
+        "the parameters from rank 0 every some thousand steps.",
+    )
+
+
+def _update(incident: Apart) -> tuple[str, str]:
+    step = incident.first_step
+    agreed = [
+        f"the norm of {_LINK[stage]}" if stage in incident.by_norm else _LINK[stage]
+        for stage in incident.agreed
+        if stage != "start"
+    ]
+    unsampled = (
+        "The gradients were not sampled at this step, so a reduction that failed is not ruled out."
+        if "reduced_gradient" not in incident.agreed
+        else ""
+    )
+    before = (
+        f"At step {step} {listing(agreed)} agreed, and the parameters after the update do not"
+        if agreed
+        else f"The parameters differ after step {step}; nothing before them was compared there"
+    )
+    skipped = ""
+    if incident.last_equal is not None and incident.last_equal < step - 1:
+        skipped = (
+            f"They were last compared and equal at step {incident.last_equal}, so it may have "
+            "begun at any step in between."
+        )
+    return (
+        sentences(
+            f"{before}: a rank skipped the step (its own overflow check) or took one more, its "
+            "optimizer's state or settings differ, or its update was computed wrongly.",
+            unsampled,
+            skipped,
+        ),
+        "Check for conditions around `optimizer.step()` that can differ between ranks (found_inf "
+        "not reduced), and that optimizer state was restored on every rank. "
+        f"{_restore(incident)}",
+    )
+
+
+def _missed(incident: Apart) -> tuple[str, str]:
+    return (
+        f"The ranks were made equal every {incident.missed} steps, and at step "
+        f"{incident.first_step} they were not: {_who_missed(incident)}.",
+        f"Check that every rank takes part in every averaging. {_restore(incident)}",
+    )
+
+
+def _who_missed(incident: Apart) -> str:
+    if not incident.decided or len(incident.groups[0]) < 2:
+        return "a rank missed the synchronisation or left it with other values"
+    return (
+        f"the distance fell to 0 on {ranks(incident.groups[0])}, and not on "
+        f"{ranks(incident.ranks)}, which missed the synchronisation or left it with other values"
+    )
+
+
+def _stale(incident: Apart) -> tuple[str, str]:
+    oldest, usual = incident.lag
+    return (
+        f"What {ranks(incident.ranks)} computes with are parameters {oldest} steps old, "
+        f"and growing older; no rank has caught up with more than {count(usual, 'step')} before. "
+        "It pulls too seldom, or its pulls are lost.",
+        "Look at what that worker waits for, and bound the staleness: let a worker wait (or drop "
+        "its gradient) when its version is more than so many steps old.",
+    )

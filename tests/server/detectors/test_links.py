@@ -1,0 +1,119 @@
+"""What is said of a broken link leads to what broke it."""
+
+import math
+
+import pytest
+
+from rankscope.server.detectors.desync.explain import finding_of
+from rankscope.server.detectors.desync.incident import Apart
+from rankscope.server.window import TensorDifference
+
+
+def tensor(name="w", *, factor=math.nan, partner="", ranks=(3,)):
+    return TensorDifference(name, (4, 4), ranks, 0.1, 0.1, 7, factor=factor, partner=partner)
+
+
+def incident(stage="reduced_gradient", *, step=25, decided=True, tensors=(), **more):
+    own = more.pop("ranks", (3,) if decided else (0, 1, 2, 3))
+    groups = ((0, 1, 2), (3,)) if decided else ((0,), (1,), (2,), (3,))
+    kinds = {"start": "desync.parameters"}
+    return Apart(
+        first_step=step,
+        seen_step=step,
+        last_step=step + 9,
+        clear_after=16,
+        kind=kinds.get(stage, "desync.gradients"),
+        stage=stage,
+        ranks=own,
+        decided=decided,
+        groups=groups,
+        agreed=(),
+        by_norm=(),
+        last_equal=more.pop("last_equal", step - 1),
+        tensors=tensors,
+        tensor_count=8,
+        tensor_stage=stage,
+        tensor_step=step,
+        broken=more.pop("broken", {stage: 10}),
+        compared={stage: 10},
+        relative=0.5,
+        **more,
+    )
+
+
+def said(made):
+    found = finding_of(made, 1e-6, 1e-2)
+    return f"{found.title}. {found.cause} {found.remedy}"
+
+
+def test_tensors_that_nobody_reduces_are_not_called_a_missing_all_reduce():
+    text = said(incident(decided=False, tensors=(tensor("conv2.weight", ranks=(1, 2, 3)),)))
+    assert "replaced or added after the model was wrapped" in text
+    assert "Wrap the model last" in text
+    assert "no all-reduce took place" not in text
+    # Where all of them differ it is one.
+    everything = tuple(tensor(f"w{i}", ranks=(1, 2, 3)) for i in range(8))
+    assert "no all-reduce took place" in said(incident(decided=False, tensors=everything))
+
+
+def test_exchanged_tensors_are_named_with_what_they_hold():
+    pair = (
+        tensor("norm1.weight", partner="norm2.weight"),
+        tensor("norm2.weight", partner="norm1.weight"),
+    )
+    text = said(incident(tensors=pair))
+    assert "norm1.weight (that of norm2.weight)" in text
+    assert "in another order" in text
+    assert "from any one rank" in text
+
+
+def test_a_zero_is_called_one():
+    text = said(incident(tensors=(tensor("inner.weight", factor=0.0),)))
+    assert "the gradient of inner.weight was zero on rank 3 after the reduction" in text
+    # One of several that is not leaves it open.
+    both = (tensor("inner.weight", factor=0.0), tensor("head.weight"))
+    assert "was zero" not in said(incident(tensors=both))
+
+
+@pytest.mark.parametrize(
+    ("factor", "who"),
+    [(0.0425, "It clipped more than the others, or alone"), (4.0, "It clipped less")],
+)
+def test_who_clipped_is_told_by_the_factor(factor, who):
+    tensors = tuple(tensor(f"w{i}", factor=factor) for i in range(8))
+    text = said(incident("clipped_gradient", tensors=tensors))
+    assert "another gradient after clipping" in text
+    assert who in text
+    assert "from a rank that clips as it should" in text
+
+
+def test_what_happened_once_is_no_state():
+    once = said(incident(tensors=(tensor(),), broken={"reduced_gradient": 1}))
+    assert "at step 25, once" in once
+    assert "since step 25" not in once
+    assert "since step 25" in said(incident(tensors=(tensor(),)))
+
+
+def test_nobody_is_sent_to_a_checkpoint_before_the_first_step():
+    text = said(incident(step=0, tensors=(tensor(),), last_equal=None))
+    assert "or start again." in text
+    assert "before step 0" not in text
+    assert "checkpoint from before step 25" in said(incident(tensors=(tensor(),)))
+
+
+def test_a_single_tensor_that_differs_at_the_start_was_written():
+    text = said(incident("start", step=0, tensors=(tensor("narrow.weight"),), last_equal=None))
+    assert "something wrote them in place" in text
+    assert "seeds" not in text
+    everything = tuple(tensor(f"w{i}") for i in range(8))
+    loaded = said(
+        incident(
+            "start",
+            step=30,
+            tensors=everything,
+            ranks=(0,),
+            broken={"start": 1, "optimizer_state": 9},
+        )
+    )
+    assert "it is mostly the one that did load" in loaded
+    assert "The optimizer's state differs, too." in loaded
