@@ -21,10 +21,12 @@ from rankscope.agent.probes.scheduler import Scheduler
 from rankscope.agent.probes.settings import Settings
 from rankscope.agent.probes.timing import CollectiveWait, Timing
 from rankscope.agent.probes.watched import WatchedModules
+from rankscope.agent.probes.written import Written
 
 # Timing first: what the others take must not count as the trainer's step.
 PROBES: tuple[type[Probe], ...] = (
     Timing,
+    Written,
     Batch,
     Loss,
     LearningRate,

@@ -15,7 +15,7 @@ import numpy as np
 from support.chain import chain
 from support.layered import compressed, layered, noisy_gradients, odd_batches
 from support.pushes import pushes
-from support.timings import norms, timings
+from support.timings import averages, norms, timings
 from support.traces import Trace
 
 from rankscope.agent import wire
@@ -482,6 +482,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         compressed,
         timings,
         norms,
+        averages,
         pushes,
     )
 }

@@ -100,3 +100,41 @@ def norms(
         touched &= np.arange(steps) % bursts_every == 0
     logs[rank, touched] += np.log(factor)
     return Trace("norms", seed, np.arange(steps), {"grad_norm_local": np.exp(logs)})
+
+
+def averages(
+    seed: int,
+    *,
+    fault: str = "none",
+    ranks: int = 4,
+    rank: int = 1,
+    every: int = 8,
+    at: int = 24,
+    steps: int = 80,
+) -> Trace:
+    """Ranks that say when they write their parameters, and nothing else.
+
+    Args:
+        fault: `once`: one rank writes nothing before step `at`; `from-then-on`: it never does
+            again; `pairs`: two halves average in turns; `alone`: one rank writes now and then.
+    """
+    random = np.random.default_rng(seed)
+    wrote = np.zeros((ranks, steps), dtype=bool)
+    if fault != "alone":
+        wrote[:, every::every] = True
+    if fault == "once":
+        wrote[rank, at] = False
+    elif fault == "from-then-on":
+        wrote[rank, at:] = False
+    elif fault == "pairs":
+        wrote[: ranks // 2, every :: 2 * every] = False
+        wrote[ranks // 2 :, 2 * every :: 2 * every] = False
+    elif fault == "alone":
+        wrote[rank, every::every] = True
+    return Trace(
+        f"averages-{fault}",
+        seed,
+        np.arange(steps),
+        {"loss": random.random((ranks, steps)), "parameters_written": wrote.astype(float)},
+        present={"parameters_written": wrote},
+    )

@@ -18,6 +18,7 @@ from rankscope.server.detectors.desync.explain import (
     versions_finding,
 )
 from rankscope.server.detectors.desync.incident import Apart, groups_of
+from rankscope.server.detectors.desync.meetings import MARK, Meetings
 from rankscope.server.detectors.desync.order import state_was_first
 from rankscope.server.detectors.desync.versions import Look, Versions
 from rankscope.server.detectors.policy import Count, Policy, Steps, Times
@@ -111,6 +112,7 @@ class DesyncState:
         between: whether the parameters were made equal between two steps, and not within one.
         versions: which version of the parameters each rank holds.
         workers: where these are versions of one model, by design.
+        meetings: when the ranks wrote their parameters together.
     """
 
     steps: int = 0
@@ -131,6 +133,7 @@ class DesyncState:
     between: bool = False
     versions: Versions = field(default_factory=Versions)
     workers: Asynchronous | None = None
+    meetings: Meetings = field(default_factory=Meetings)
 
 
 class Desync(Detector[DesyncState]):
@@ -177,7 +180,7 @@ class Desync(Detector[DesyncState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = tuple(_SUBJECT)
-    wants: ClassVar[tuple[str, ...]] = tuple(_SETTINGS)
+    wants: ClassVar[tuple[str, ...]] = (*_SETTINGS, "loss", MARK)
     min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = DesyncPolicy
@@ -228,6 +231,7 @@ class Desync(Detector[DesyncState]):
             findings.append(self._periodic(state, state.last_step))
         if state.workers is not None:
             findings.append(_workers(state, state.last_step))
+        findings += state.meetings.take(window, members)
         return Outcome(self._checks(state), tuple(findings))
 
     # ------------------------------------------------------------------------------ one step

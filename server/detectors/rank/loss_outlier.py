@@ -107,7 +107,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
     Severity:
         Warning; critical where the mean of d is above the others' level and above 25 % of the
         progress made. Info where half of more than two ranks lie apart and did so from the first
-        step on: two pairs among four ranks whose data differ are as likely as a fault.
+        50 observations on: two pairs among four ranks whose data differ are as likely as a fault.
 
     Evidence:
         `difference` (mean of d), `z`, `level` (the others'), `progress`, `decided`; with two ranks
@@ -243,7 +243,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
     def _onset(
         self, state: LossOutlierState, known: Int64, rank: int
     ) -> tuple[int, bool, Mapping[int, float]]:
-        """Since which step a rank lies apart, whether from the start, and who moved then."""
+        """Since which step a rank lies apart, whether perhaps always, and who moved then."""
         losses, steps = state.losses.matrix(known), state.losses.steps()
         column = int(np.searchsorted(known, rank))
         difference = (losses - others_median(losses))[:, column]
@@ -252,6 +252,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
         if abs(before) >= 0.5 * abs(after):
             return int(steps[there][0]), len(losses) == state.progress.count, {}
         first = int(steps[there][at])
+        # Losses are alike at first whatever the data; what differs shows while they fall.
+        early = len(losses) == state.progress.count and at < self.policy.size
         late = steps >= first
         moved = {}
         for index, number_ in enumerate(known.tolist()):
@@ -259,7 +261,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
             new, old = own[late & np.isfinite(own)], own[~late & np.isfinite(own)]
             if len(new) and len(old):
                 moved[number_] = float(np.median(new) - np.median(old))
-        return first, False, moved
+        return first, early, moved
 
     def _accuracies(
         self, state: LossOutlierState, known: Int64, who: tuple[int, ...]

@@ -28,7 +28,7 @@ PUSHES = ["pushes none", "pushes stuck", "pushes many-lost", "pushes twice"]
 
 # Times and norms of the ranks alone.
 LATE = ["timings none", "timings computes", "timings fetches", "timings reduces"]
-LATE += ["norms larger", "norms bursts"]
+LATE += ["norms larger", "norms bursts", "averages once"]
 NORMS = {"larger": {"factor": 4, "at": 100}, "bursts": {"factor": 50, "bursts_every": 13}}
 
 SCALED = ("one-scale", "skipped-overflow")
@@ -50,6 +50,8 @@ def scenario(name):
         return GENERATORS["pushes"](0, fault=name.removeprefix("pushes "))
     if name.startswith("timings "):
         return GENERATORS["timings"](0, fault=name.removeprefix("timings "), hiccups=0.1)
+    if name.startswith("averages "):
+        return GENERATORS["averages"](0, fault=name.removeprefix("averages "))
     if name.startswith("norms "):
         return GENERATORS["norms"](0, **NORMS[name.removeprefix("norms ")])
     if name.startswith("chain "):

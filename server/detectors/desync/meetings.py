@@ -1,0 +1,113 @@
+"""Averages of the parameters that a rank missed, told without a look at the parameters.
+
+Ranks that train for themselves write their parameters when they average them, and say so at every
+step. A rank that misses one average is made equal by the next one: between two looks nobody would
+see that it was apart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.wording import ranks
+from rankscope.server.window import Window
+
+MARK = "parameters_written"
+# Every step posts its loss: a rank that did, and wrote nothing, has no mark.
+_ALIVE = "loss"
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """A step before which parameters were written.
+
+    Attributes:
+        absent: ranks that wrote nothing.
+        present: ranks that did.
+        looked: whether the parameters were compared around it.
+    """
+
+    step: int
+    absent: tuple[int, ...]
+    present: tuple[int, ...]
+    looked: bool
+
+
+@dataclass(slots=True)
+class Meetings:
+    """When the ranks wrote their parameters together.
+
+    Two averages of all, one without some of them and the next one again with all (or without the
+    same ones), at one interval: single ranks that write now and then make no such pattern.
+    """
+
+    last: deque[Meeting] = field(default_factory=lambda: deque(maxlen=4))
+
+    def take(self, window: Window, members: Sequence[int]) -> list[Finding]:
+        """Goes through the marks of a window; tells of an average when the next one has come."""
+        marks, alive = window.series.get(MARK), window.series.get(_ALIVE)
+        if marks is None or alive is None:
+            return []
+        told = []
+        rows = np.flatnonzero(np.isin(window.ranks, members))
+        # Where the parameters were looked at, those who hold what is known better.
+        looked = {c.step for c in window.comparisons if c.stage in ("parameters", "start")}
+        for column in np.flatnonzero(marks.present[rows].any(axis=0)).tolist():
+            step = int(window.steps[column])
+            if len(rows) < 2 or not alive.present[rows, column].all():
+                continue
+            wrote = marks.present[rows, column]
+            absent, present = window.ranks[rows[~wrote]], window.ranks[rows[wrote]]
+            self.last.append(
+                Meeting(step, tuple(absent.tolist()), tuple(present.tolist()), step in looked)
+            )
+            missed = self._missed()
+            if missed is not None:
+                told.append(missed)
+        return told
+
+    def _missed(self) -> Finding | None:
+        if len(self.last) < 4:
+            return None
+        first, second, third, fourth = self.last
+        period = second.step - first.step
+        steps = (first.step, second.step, third.step, fourth.step)
+        regular = period >= 2 and all(b - a == period for a, b in pairwise(steps))
+        if not regular or first.absent or second.absent or not third.absent or third.looked:
+            return None
+        if fourth.absent not in ((), third.absent):
+            return None
+        return _finding(third, period, fourth.step)
+
+
+def _finding(missed: Meeting, period: int, seen: int) -> Finding:
+    who, step = ranks(missed.absent), missed.step
+    return Finding(
+        kind="desync.parameters",
+        key="left out",
+        severity="warning",
+        title=f"{who.capitalize()} missed the average of the parameters before step {step}",
+        seen_step=seen,
+        last_step=seen,
+        first_step=step,
+        ranks=missed.absent,
+        stage="outside_optimizer",
+        cause=(
+            f"Every {period} steps all ranks write their parameters outside the optimizer: they "
+            f"average them. Before step {step} {ranks(missed.present)} did, and {who} did not: "
+            "it left the average out, or kept its own parameters."
+        ),
+        remedy=(
+            f"Look at the condition under which {who} averages, and at what it does with the "
+            "result. The next average that it takes part in makes the ranks equal again, with "
+            "what it learned alone mixed in."
+        ),
+        clear_after=period,
+        evidence={"period": period, "took_part": list(missed.present)},
+    )

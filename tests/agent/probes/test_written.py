@@ -1,0 +1,45 @@
+"""Parameters that something else than the optimizer wrote."""
+
+import pytest
+import torch
+from support.probe_harness import Harness
+from torch import nn
+
+from rankscope.agent.probes.written import Written
+
+
+@pytest.fixture
+def job():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
+    harness = Harness(model, optimizer, probes=[Written])
+    yield harness
+    harness.close()
+
+
+def train(harness, steps, written_before=()):
+    model = harness.context.model
+    for step in range(steps):
+        if step in written_before:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.copy_(parameter.clone())
+        harness.optimizer.zero_grad()
+        model(torch.ones(4, 3)).sum().backward()
+        harness.optimizer.step()
+    return [facts.scalars.get("parameters_written") for facts in harness.steps]
+
+
+def test_what_the_optimizer_does_is_not_told(job):
+    assert train(job, 4) == [None] * 4
+
+
+def test_a_copy_between_two_steps_is_told_even_if_it_changes_nothing(job):
+    assert train(job, 6, written_before=(0, 2, 5)) == [None, None, 1.0, None, None, 1.0]
+
+
+def test_steps_that_were_not_looked_at_are_no_change(job):
+    train(job, 2)
+    # What a step without a look has done is the optimizer's work, as far as is known.
+    job.probes[0]._step -= 1
+    assert train(job, 1) == [None, None, None]
