@@ -20,7 +20,7 @@ from itertools import combinations_with_replacement, groupby
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Table, case, delete, func, select
+from sqlalchemy import Connection, Delete, Table, bindparam, case, delete, func, select
 
 from rankscope.agent.wire import Int64
 from rankscope.server.storage import marks, schema
@@ -91,7 +91,7 @@ class Merged:
 
 def due(mark: marks.RankMark) -> bool:
     """Whether a rank has steps that were rolled up and not looked at here."""
-    return _behind(mark) > 0
+    return any(_end(mark, tier) > done for tier, done in enumerate(mark.merged))
 
 
 def moved_back(mark: marks.RankMark, step: int) -> None:
@@ -103,34 +103,39 @@ def moved_back(mark: marks.RankMark, step: int) -> None:
 def make(connection: Connection, run: int, mark: marks.Mark) -> list[Merged]:
     """Merges rows of some ranks, those that are furthest behind first, and moves their marks on."""
     made: list[Merged] = []
-    waiting = [rank for rank, of in mark.ranks.items() if due(of)]
-    if not waiting:
+    if not any(due(of) for of in mark.ranks.values()):
         return made
     layouts = read_layouts(connection, run=run)
     left = _ROWS_AT_ONCE
-    for rank in sorted(waiting, key=lambda rank: (-_behind(mark.ranks[rank]), rank)):
-        if left <= 0:
-            break
-        of = mark.ranks[rank]
-        # The longest first: what becomes that is not made short of before.
-        for tier in reversed(range(marks.TIERS)):
-            of.merged[tier] = max(of.merged[tier:])
-            begin, end = of.merged[tier], min(_end(of, tier), of.merged[tier] + _STEPS_AT_ONCE)
-            if begin >= end:
-                continue
+    # The longest first: what becomes that is not made short of before.
+    for tier in reversed(range(marks.TIERS)):
+        # Ranks in step are read together: a query costs as much as dozens of rows.
+        together: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for rank, of in sorted(mark.ranks.items()):
+            of.merged[tier] = begin = max(of.merged[tier:])
+            end = _end(of, tier)
             if of.short < begin:
-                of.merged[tier] = _end(of, tier)
-                continue
-            rows = _rows(connection, run, rank, layouts, begin, end, of.longest)
-            left -= max(len(rows), 1)
-            if not any(row.first_step >= begin for row in rows):
-                end = _next(connection, run, rank, layouts, end, _end(of, tier), tier)
-            some = list(_chosen(rows, rank, layouts, mark.arrival, tier, begin))
-            if some:
-                made += _merged(connection, run, some, layouts)
-            for one in some:
-                of.longest = max(of.longest, one.rows[-1].last_step - one.rows[0].first_step)
-            of.merged[tier] = end
+                of.merged[tier] = max(begin, end)
+            elif begin < end:
+                together[begin, min(end, begin + _STEPS_AT_ONCE)].append(rank)
+        for (begin, end), ranks in sorted(together.items()):
+            some = max(1, _ROWS_AT_ONCE // (end - begin))
+            while ranks and left > 0:
+                now, ranks = ranks[:some], ranks[some:]
+                found = _rows(connection, run, now, layouts, begin, end, mark)
+                left -= max(sum(map(len, found.values())), 1)
+                chosen: list[Merge] = []
+                for rank in now:
+                    own, of, stop = found.get(rank, []), mark.ranks[rank], end
+                    if not any(row.first_step >= begin for row in own):
+                        stop = _next(connection, run, rank, layouts, end, _end(of, tier), tier)
+                    for one in _chosen(own, rank, layouts, mark.arrival, tier, begin):
+                        length = one.rows[-1].last_step - one.rows[0].first_step
+                        of.longest = max(of.longest, length)
+                        chosen.append(one)
+                    of.merged[tier] = stop
+                if chosen:
+                    made += _merged(connection, run, chosen, layouts)
     return made
 
 
@@ -140,28 +145,43 @@ def write(connection: Connection, run: int, made: Sequence[Merged]) -> None:
     Raises:
         Overtaken: these are not there any more as they were.
     """
-    for one in made:
-        first, last = one.of.rows[0], one.of.rows[-1]
-        for table, expected in ((schema.chunk, len(one.of.rows)), (schema.merged_chunk, one.again)):
-            c = table.c
-            statement = delete(table).where(
-                *(c.run == run, c.layout == one.of.layout, c.rank == one.of.rank),
-                *(c.first_step >= first.first_step, c.first_step <= last.first_step),
-                *(c.arrival >= first.arrival, c.arrival <= last.arrival),
-            )
-            if table is schema.chunk:
-                # A rank's processes may have been numbered anew.
-                statement = statement.where(schema.chunk.c.attempt == one.of.attempt)
-            elif not expected:
-                continue
-            if connection.execute(statement).rowcount != expected:
-                raise Overtaken
+    for table, counts in (
+        (schema.chunk, [len(one.of.rows) for one in made]),
+        (schema.merged_chunk, [one.again for one in made]),
+    ):
+        gone = [
+            {
+                "its_run": run,
+                "its_layout": one.of.layout,
+                "its_rank": one.of.rank,
+                "from_step": one.of.rows[0].first_step,
+                "to_step": one.of.rows[-1].first_step,
+                "from_arrival": one.of.rows[0].arrival,
+                "to_arrival": one.of.rows[-1].arrival,
+                "its_attempt": one.of.attempt,
+            }
+            for one, count in zip(made, counts, strict=True)
+            if count
+        ]
+        # What comes meanwhile has later arrivals: rows can have gone, and none have come.
+        if gone and connection.execute(_gone(table), gone).rowcount != sum(counts):
+            raise Overtaken
     add_rows(connection, schema.chunk, [one.chunk for one in made])
     add_rows(connection, schema.merged_chunk, [one.merged for one in made])
 
 
-def _behind(mark: marks.RankMark) -> int:
-    return max(_end(mark, tier) - done for tier, done in enumerate(mark.merged))
+def _gone(table: Table) -> Delete:
+    c = table.c
+    statement = delete(table).where(
+        *(c.run == bindparam("its_run"), c.layout == bindparam("its_layout")),
+        *(c.rank == bindparam("its_rank"), c.first_step >= bindparam("from_step")),
+        *(c.first_step <= bindparam("to_step"), c.arrival >= bindparam("from_arrival")),
+        c.arrival <= bindparam("to_arrival"),
+    )
+    if "attempt" in c:
+        # A rank's processes may have been numbered anew.
+        statement = statement.where(c.attempt == bindparam("its_attempt"))
+    return statement
 
 
 def _end(mark: marks.RankMark, tier: int) -> int:
@@ -171,17 +191,18 @@ def _end(mark: marks.RankMark, tier: int) -> int:
 def _rows(
     connection: Connection,
     run: int,
-    rank: int,
+    ranks: Sequence[int],
     layouts: Mapping[int, Any],
     begin: int,
     end: int,
-    longest: int,
-) -> Sequence[Any]:
-    """Rows that hold steps from `begin` on and begin before `end`, without their values."""
+    mark: marks.Mark,
+) -> Mapping[int, list[Any]]:
+    """Rows that hold steps from `begin` on and begin before `end`, by rank; not their values."""
     c, m = schema.chunk.c, schema.merged_chunk.c
-    return connection.execute(
+    longest = max(mark.ranks[rank].longest for rank in ranks)
+    rows = connection.execute(
         select(
-            *(c.layout, c.attempt, c.first_step, c.last_step, c.arrival, c.points, c.steps),
+            *(c.layout, c.rank, c.attempt, c.first_step, c.last_step, c.arrival, c.points, c.steps),
             func.coalesce(m.last_arrival, c.arrival).label("last_arrival"),
         )
         .outerjoin(
@@ -193,11 +214,15 @@ def _rows(
             & (m.arrival == c.arrival),
         )
         .where(
-            *(c.run == run, c.layout.in_(layouts), c.rank == rank),
+            *(c.run == run, c.layout.in_(layouts), c.rank.in_(ranks)),
             *(c.first_step >= begin - longest, c.first_step < end, c.last_step >= begin),
         )
-        .order_by(c.layout, c.first_step, c.arrival)
-    ).all()
+        .order_by(c.layout, c.rank, c.first_step, c.arrival)
+    )
+    found: dict[int, list[Any]] = defaultdict(list)
+    for row in rows:
+        found[row.rank].append(row)
+    return found
 
 
 def _next(
@@ -286,19 +311,20 @@ def _sharing(rows: Sequence[Any], among: Sequence[int]) -> set[int]:
 def _merged(
     connection: Connection, run: int, some: Sequence[Merge], layouts: Mapping[int, tuple[int, ...]]
 ) -> Iterator[Merged]:
-    """Rows of one rank, with the values of what they are made of."""
+    """The rows, with the values of what they are made of."""
     begin = min(one.rows[0].first_step for one in some)
     end = max(one.rows[-1].first_step for one in some)
 
-    def read(table: Table, *columns: Any) -> dict[tuple[int, int, int], Any]:
+    def read(table: Table, column: Any) -> dict[tuple[int, int, int, int], bytes]:
         c = table.c
         found = connection.execute(
-            select(c.layout, c.first_step, c.arrival, *columns).where(
+            select(c.layout, c.rank, c.first_step, c.arrival, column).where(
                 *(c.run == run, c.layout.in_({one.layout for one in some})),
-                *(c.rank == some[0].rank, c.first_step >= begin, c.first_step <= end),
+                c.rank.in_({one.rank for one in some}),
+                *(c.first_step >= begin, c.first_step <= end),
             )
         )
-        return {(row.layout, row.first_step, row.arrival): row for row in found}
+        return {(layout, rank, step, arrival): data for layout, rank, step, arrival, data in found}
 
     longest = max(row.points for one in some for row in one.rows)
     c = schema.chunk.c
@@ -312,19 +338,19 @@ def _merge(
     of: Merge,
     run: int,
     series: int,
-    values: Mapping[tuple[int, int, int], Any],
-    parts: Mapping[tuple[int, int, int], Any],
+    values: Mapping[tuple[int, int, int, int], bytes],
+    parts: Mapping[tuple[int, int, int, int], bytes],
 ) -> Merged:
-    keys = [(of.layout, row.first_step, row.arrival) for row in of.rows]
+    keys = [(of.layout, of.rank, row.first_step, row.arrival) for row in of.rows]
     steps = np.concatenate([unpack_steps(row.steps, row.first_step, row.points) for row in of.rows])
     # As bits: NaN says more than that it is none.
-    columns = [unpack(values[key].values, np.uint64).reshape(series, -1) for key in keys]
+    columns = [unpack(values[key], np.uint64).reshape(series, -1) for key in keys]
     arrivals: list[Int64] = []
     counts: list[Int64] = []
     for key, row in zip(keys, of.rows, strict=True):
         told = (np.array([row.arrival]), np.array([row.points]))
         if key in parts:
-            told = unpack_parts(parts[key].parts, row.arrival)
+            told = unpack_parts(parts[key], row.arrival)
         arrivals.append(told[0])
         counts.append(told[1])
     when, first = np.concatenate(arrivals), of.rows[0]
