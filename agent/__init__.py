@@ -32,7 +32,6 @@ _MODULES = {
     "keras": "rankscope.agent.integrations.keras",
     "lightning": "rankscope.agent.integrations.lightning",
     "parameter_server": "rankscope.agent.integrations.parameter_server",
-    "tensorflow": "rankscope.agent.integrations.tensorflow",
     "transformers": "rankscope.agent.integrations.transformers",
 }
 

@@ -12,7 +12,6 @@ NEEDED = {
     "jax": (("jax",), "pip install jax"),
     "keras": (("keras",), r"pip install 'rankscope\[tensorflow\]'"),
     "lightning": (("lightning", "pytorch_lightning"), "pip install lightning"),
-    "tensorflow": (("tensorflow",), r"pip install 'rankscope\[tensorflow\]'"),
     "transformers": (("transformers",), "pip install transformers"),
 }
 
