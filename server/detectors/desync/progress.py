@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -61,6 +61,14 @@ class Behind:
     guilty: tuple[int, ...]
     decided: bool
     before: dict[int, float] = field(default_factory=dict)
+
+
+class _Late(NamedTuple):
+    """Ranks that were found to be a step behind, at a step, since another."""
+
+    step: int
+    facts: Behind
+    since: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +196,13 @@ class Progress(Detector[ProgressState]):
                 state.watch.bad(step, found[step][0])
             else:
                 state.watch.good(step)
+        behind_by_one: list[_Late] = []
         for members in classes:
-            self._shifts(window, state, members)
-        self._discards(window, state, classes)
+            behind_by_one += self._shifts(window, state, members)
+        behind_by_one += self._discards(window, state, classes)
+        # In the order of their steps, whatever showed it: the first one opens the alert.
+        for late in sorted(behind_by_one, key=lambda found: found.step):
+            state.shifted.bad(late.step, late.facts, first_step=late.since)
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
         findings += [_finding(e) for e in state.epochs.take(window.last_step)]
         findings += [_shift(e) for e in state.shifted.take(window.last_step)]
@@ -210,7 +222,9 @@ class Progress(Detector[ProgressState]):
             episode = state.epochs.bad(step, behind)
             episode.clear_after = max(episode.clear_after, state.epochs.clear_after)
 
-    def _shifts(self, window: Window, state: ProgressState, members: tuple[int, ...]) -> None:
+    def _shifts(
+        self, window: Window, state: ProgressState, members: tuple[int, ...]
+    ) -> Iterator[_Late]:
         """Ranks that apply at one step what the others do at the next."""
         if len(members) < 3:
             return  # nothing tells which of two is late
@@ -225,11 +239,12 @@ class Progress(Detector[ProgressState]):
             if level or before is None:
                 state.late = {r: late for r, late in state.late.items() if r not in members}
             elif not before.level or state.late:
-                self._late(state, before.by_rank(), before.step, _Norms(step, who, row, level))
+                norms = _Norms(step, who, row, level)
+                yield from self._late(state, before.by_rank(), before.step, norms)
 
     def _late(
         self, state: ProgressState, before: Mapping[int, float], at: int, norms: _Norms
-    ) -> None:
+    ) -> Iterator[_Late]:
         now, step = norms.by_rank(), norms.step
         common = float(np.median(list(now.values()))) if len(now) > 2 else 0.0
         most = [r for r, v in now.items() if abs(v - common) <= self.policy.same * common]
@@ -252,11 +267,11 @@ class Progress(Detector[ProgressState]):
             if times + 1 >= self.policy.late:
                 values = {r: before.get(r, float("nan")) for r in norms.ranks}
                 found = Behind("grad_norm", values, (rank,), True)
-                state.shifted.bad(step, found, first_step=since)
+                yield _Late(step, found, since)
 
     def _discards(
         self, window: Window, state: ProgressState, classes: list[tuple[int, ...]]
-    ) -> None:
+    ) -> Iterator[_Late]:
         """Ranks that computed a gradient, threw it away and parted from the others then."""
         told: dict[int, dict[int, float]] = {}
         for step, row in zip(*rank_rows(window, _DISCARDED), strict=True):
@@ -280,7 +295,7 @@ class Progress(Detector[ProgressState]):
             if behind is not None:
                 state.usual += state.level
                 if not state.level and not state.usual:
-                    state.shifted.bad(step, behind, first_step=state.discarded_step)
+                    yield _Late(step, behind, state.discarded_step)
                 state.discarded = None
 
     def _begun(self, window: Window, state: ProgressState) -> None:

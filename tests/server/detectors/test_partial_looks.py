@@ -154,6 +154,25 @@ def test_a_gradient_thrown_away_on_one_rank_tells_the_step_that_it_left_out():
         assert "threw it away" in alert.cause
 
 
+def test_what_shows_it_first_opens_the_alert_however_the_steps_are_cut():
+    norms = np.tile(1.0 + 0.01 * np.arange(61), (4, 1))
+    applied = norms[:, :60].copy()
+    applied[1, 29:] = norms[1, 30:]  # a step ahead of what it has not taken
+    looks = [
+        c if c.step < 29 else differing(c.step, c.stage, [0, 1, 0, 0])
+        for c in parted(30, ranks=4, every=1)
+    ]
+    thrown = discarding(29, 1, ranks=4)
+    made = run(looks, ranks=4, grad_norm=applied, passes_discarded=thrown)
+    found = {
+        (a.id, a.ranks, a.first_step, a.seen_step)
+        for cuts in ((), range(60), (30,), (31,))
+        for a in judge(made, [Progress()], cuts).alerts
+    }
+    ((_, ranks, first, seen),) = found
+    assert (ranks, first, seen) == ((1,), 29, 29)
+
+
 def test_a_gradient_thrown_away_by_ranks_that_stay_equal_is_none_left_out():
     assert not judge(run(parted(99), passes_discarded=discarding(29, 1), ranks=2), [Progress()]).of(
         "desync.progress"
