@@ -62,7 +62,7 @@ class Ranks:
             self._pipes.append(here)
             self._processes.append(process)
 
-    def run(self, case: str, setting: Setting, *, timeout: float = 180.0) -> None:
+    def run(self, case: str, setting: Setting, *, timeout: float = 420.0) -> None:
         """Trains one case on all ranks.
 
         Raises:
