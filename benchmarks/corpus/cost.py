@@ -1,4 +1,4 @@
-"""What judging a step costs: `python -m benchmarks.corpus.cost [ranks] [steps a window]`.
+"""What judging a step costs: `python -m benchmarks.corpus.cost [ranks] [steps a window] [steps]`.
 
 All detectors, on what an agent posts by default: losses with noise, learning rates, norms, times,
 digests of batches, and a comparison of words at every step, one of eight tensors at every 16th.
@@ -58,7 +58,7 @@ def run(ranks: int, steps: int) -> Fed:
 def main(arguments: Sequence[str]) -> None:
     ranks = int(arguments[0]) if arguments else 64
     block = int(arguments[1]) if len(arguments) > 1 else 16
-    steps = 1024
+    steps = int(arguments[2]) if len(arguments) > 2 else 1024
     trace = run(ranks, steps)
     evaluation = Evaluation(build(), strict=True, clock=time.process_time)
     windows = list(trace.windows(range(0, steps, block)))

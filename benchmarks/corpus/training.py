@@ -87,7 +87,9 @@ def train(name: str, seed: int, recipe: Recipe, facts: dict[str, Any]) -> Trace:
     optimizer = recipe.optimizer(parameters)
     source = recipe.batches(random)
     shape = recipe.ranks, recipe.steps
-    metrics = ("loss", "accuracy", "grad_norm", "grad_norm_local", "lr", "samples")
+    metrics = ["loss", "accuracy", "grad_norm", "grad_norm_local", "lr", "samples"]
+    if recipe.clip is not None:
+        metrics += ["grad_norm_preclip", "clip_coefficient"]
     sparse = ("update_ratio", "weight_norm", "eval/loss", "eval/accuracy")
     series = {metric: np.full(shape, np.nan) for metric in (*metrics, *sparse)}
     present = {metric: np.zeros(shape, dtype=bool) for metric in sparse}
@@ -118,7 +120,9 @@ def train(name: str, seed: int, recipe: Recipe, facts: dict[str, Any]) -> Trace:
         for parameter, gradient in zip(parameters, total, strict=True):
             parameter.grad = gradient
         if recipe.clip is not None:
-            nn.utils.clip_grad_norm_(parameters, recipe.clip)
+            whole = float(nn.utils.clip_grad_norm_(parameters, recipe.clip))
+            series["grad_norm_preclip"][:, step] = whole
+            series["clip_coefficient"][:, step] = min(recipe.clip / (whole + 1e-6), 1.0)
         series["grad_norm"][:, step] = norm(total)
         series["lr"][:, step] = optimizer.param_groups[0]["lr"]
         series["loss"][:, step] = losses

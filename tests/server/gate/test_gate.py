@@ -186,6 +186,8 @@ def test_what_is_asked(server):
         "critical",
     ]
     arguments += ["--kind", "loss.spike", "--kind", "loss.nonfinite", "--ignore", "batch.noise"]
+    # A kind of somebody else's detector is the server's to know.
+    arguments += ["--ignore", "acme.tokens"]
     gate(arguments)
     (path, query, headers), (alerts, _, _) = server.asked
     assert path == "/api/v1/runs/a/b c/verdict"
@@ -193,7 +195,7 @@ def test_what_is_asked(server):
     assert query == {
         "fail_on": ["critical"],
         "kind": ["loss.spike", "loss.nonfinite"],
-        "ignore": ["batch.noise"],
+        "ignore": ["batch.noise", "acme.tokens"],
     }
     assert headers["Authorization"] == "Bearer secret"
 
