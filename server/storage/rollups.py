@@ -217,7 +217,11 @@ def narrowed(values: Any, starts: Int64) -> tuple[Any, Any]:
     # Values beyond float32's range are inf in it, and so no longer near what they were.
     with np.errstate(over="ignore", invalid="ignore"):
         short = values.astype(np.float32)
-        moved = np.where(np.isfinite(values), np.abs(short - values), 0)
+        moved = np.subtract(short, values)
+        np.abs(moved, out=moved)
+        finite = np.isfinite(values)
+        if not finite.all():
+            moved[~finite] = 0
         furthest = np.maximum.reduceat(moved, starts)
         return short, _seen(furthest, spans(values, starts))
 
