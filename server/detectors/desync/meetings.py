@@ -30,7 +30,7 @@ class Meeting:
     Attributes:
         absent: ranks that wrote nothing.
         present: ranks that did.
-        looked: whether the parameters were compared around it.
+        looked: whether what was written was compared.
     """
 
     step: int
@@ -56,8 +56,8 @@ class Meetings:
             return []
         told = []
         rows = np.flatnonzero(np.isin(window.ranks, members))
-        # Where the parameters were looked at, those who hold what is known better.
-        looked = {c.step for c in window.comparisons if c.stage in ("parameters", "start")}
+        # Where what was written was looked at, it is known who holds what.
+        looked = {c.step for c in window.comparisons if c.stage == "outside_optimizer"}
         for column in np.flatnonzero(marks.present[rows].any(axis=0)).tolist():
             step = int(window.steps[column])
             if len(rows) < 2 or not alive.present[rows, column].all():
