@@ -53,6 +53,8 @@ _SURROGATE = {
     "accuracy.stalled": _VALUE,
     "generalization.gap": _VALUE,
     "lr.too_low": _VALUE,
+    "gradient.vanishing": _VALUE,
+    "data.outlier": _VALUE,
 }
 _NOISY = frozenset({"loss.spike", "lr.too_high", "gradient.oscillating", "gradient.exploding"})
 
@@ -66,6 +68,7 @@ PROFILES: Mapping[str, Profile] = {
             "accuracy.stalled": "a discriminator that is right half of the time is what is wanted",
             "generalization.gap": _GAME,
             "lr.too_low": "at the equilibrium of a game no loss falls",
+            "gradient.vanishing": "at the equilibrium of a game no loss falls",
         },
         lenient=_NOISY | {"loss.oscillating"},
         logged=(
@@ -91,7 +94,12 @@ PROFILES: Mapping[str, Profile] = {
         without={
             "generalization.gap": "batches of evaluation are of another size, and so is the loss",
         },
-        lenient=frozenset({"loss.diverging", "loss.plateau", "accuracy.stalled", "lr.too_low"}),
+        lenient=frozenset(
+            {
+                *("loss.diverging", "loss.plateau", "accuracy.stalled", "lr.too_low"),
+                "gradient.vanishing",
+            }
+        ),
     ),
 }
 assert tuple(PROFILES) == NAMES

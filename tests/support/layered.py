@@ -38,18 +38,20 @@ def layered(
             gradient, and a loss), `learned` (no gradient, and no loss), `never` (the first layer),
             `experts` (one of the layers has none now and then), `missing` (cut, as NaN), `dead`
             and `some-dead` (units), `saturated`, `batches` (units idle by chance), `fading` (a
-            hundredth from layer to layer) and `fading-and-learning`, `large`, `one-large` and
-            `cold` (updates).
+            hundredth from layer to layer), `fading-and-learning` and `fading-surrogate`,
+            `large`, `one-large` and `cold` (updates).
         every: steps from one look at single tensors to the next.
         without: metrics that are not posted.
     """
     random = np.random.default_rng(seed)
     at_step = np.arange(steps)
-    falls = 0.0 if fault == "fading" else 0.01
+    falls = 0.0 if fault in ("fading", "fading-surrogate") else 0.01
     course = 2.3 * np.exp(-falls * at_step) + 0.05
     loss = course * np.exp(0.1 * random.standard_normal((ranks, steps)))
     if fault == "learned":
         loss[:, at:] = 0.0
+    if fault == "fading-surrogate":
+        loss -= 2.4
     missing = np.zeros(steps)
     made: list[LayerNumbers] = []
     ratios = np.zeros(steps)

@@ -73,6 +73,7 @@ class VanishingState:
     steps: int = 0
     looked: int = 0
     shallow: bool = False
+    signed: bool = False
     names: tuple[str, ...] = ()
     weights: dict[str, float] = field(default_factory=dict)
     ratios: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LOOKS))
@@ -93,7 +94,8 @@ class GradientVanishing(Detector[VanishingState]):
         of gradients over weights: the median of the last 32 looks, of which there are 16 or more,
         is below 1e-2 for both; and after 200 losses the mean of the last 100 is less than 5 % below
         that of the first 50, the accuracy, where there is one, 0.6 or less. Where the training
-        makes progress such a ratio is no trouble: embeddings have one.
+        makes progress such a ratio is no trouble: embeddings have one. A loss that is below 0 is no
+        measure of that.
 
     Severity:
         Warning; critical below 1e-4.
@@ -140,6 +142,7 @@ class GradientVanishing(Detector[VanishingState]):
         loss = row.get("loss", math.nan)
         if not math.isfinite(loss):
             return
+        state.signed |= loss < 0
         state.progress.push(step, loss)
         if len(state.early) < 50:
             state.early.append(loss)
@@ -175,7 +178,7 @@ class GradientVanishing(Detector[VanishingState]):
         policy = self.policy
         learned = state.accuracies and float(np.mean(state.accuracies)) > policy.learned
         faint = max(typical, by_weight) < policy.small
-        if not (faint and gained < policy.min_gain) or learned:
+        if not (faint and gained < policy.min_gain) or learned or state.signed:
             state.watch.good(look.step)
             return
         weak = [look.names[m] for m in matrices if norms[m] < policy.small * norms[matrices[-1]]]
@@ -259,6 +262,9 @@ def _check(window: Window, state: VanishingState, policy: VanishingPolicy) -> Ch
         return Check(Status.MISSING_INPUT, "No rank posts the gradient norms of its tensors.")
     if state.shallow:
         why = f"The model has fewer than {policy.matrices} matrices with a gradient."
+        return Check(Status.NOT_APPLICABLE, why)
+    if state.signed:
+        why = "The loss changes its sign: its value says nothing of what is learned."
         return Check(Status.NOT_APPLICABLE, why)
     if not _judged(state, policy):
         why = (
