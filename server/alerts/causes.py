@@ -317,6 +317,12 @@ RULES = (
         why="layers that get no gradient, or pass none back, learn nothing",
     ),
     Rule(
+        root=("layer.dead",),
+        consequence=("loss.spike", "loss.diverging", "loss.oscillating"),
+        same_ranks=False,
+        why="what dead layers pass on is not what the others learned from",
+    ),
+    Rule(
         root=("gradient.vanishing",),
         consequence=("loss.plateau", "accuracy.stalled", "lr.too_low"),
         earliest=-_EPISODE,

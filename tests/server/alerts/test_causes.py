@@ -18,6 +18,21 @@ def forever(kind, step, **more):
 
 CASES = {
     # root, consequence, whether they are linked
+    "dead units, and the loss that rose with them": (
+        alert("layer.dead", 200, stage="local_gradient"),
+        alert("loss.diverging", 200),
+        True,
+    ),
+    "units that died of a divergence": (
+        forever("loss.diverging", 180),
+        alert("layer.dead", 200),
+        True,
+    ),
+    "a gradient that fades, and nothing learned": (
+        alert("gradient.vanishing", 0, stage="local_gradient"),
+        alert("loss.plateau", 0),
+        True,
+    ),
     "a step left out, and the loss scale that it changed": (
         forever("desync.progress", 50, stage="parameters", ranks=(2,)),
         forever("desync.hyperparameters", 50, stage="hyperparameters", ranks=(2,)),
