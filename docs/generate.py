@@ -37,7 +37,8 @@ def detectors() -> str:
         "The verdict carries all answers: what was not checked never reads as passed.",
         "",
         "Any of them can be switched off, and any threshold set, for a server or for a project:",
-        "[Settings of the detectors](detector-settings.md).",
+        "[Settings of the detectors](detector-settings.md). Where each is checked and where it",
+        "fires: [coverage](coverage.md).",
         "",
         *_table(
             ("kind", "needs", "ranks"),
