@@ -83,6 +83,8 @@ def launching_process(pid: int, marks: Set[str], read: Read = read_process) -> P
         parent = read(process.parent) if process.parent else None
         if not (
             process.variables & marks
+            # Horovod's shell sets them on its command line.
+            or any(f"{mark}=" in word for word in process.command for mark in marks)
             or any(mark in word for word in process.command for mark in _MULTIPROCESSING)
             or (parent is not None and parent.command == process.command)
         ):

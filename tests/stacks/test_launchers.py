@@ -19,6 +19,7 @@ READABLE = re.compile(r"[a-z]+-[a-z]+-[0-9a-f]{8}")
 
 LAUNCHES = {
     "torchrun": ("torchrun", "--standalone", "--nproc-per-node=3"),
+    "horovod": ("horovodrun", "-np", "3", "--gloo", "python"),
     "openmpi": ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "3", "python"),
     "mpi": ("../mpich/bin/mpiexec.hydra", "-n", "3", "python"),
     "tf_config": ("python", str(STACKS / "cluster.py"), "3"),
