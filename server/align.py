@@ -537,7 +537,7 @@ class Aligner:
             prints: by rank and table.
             exact: whether that were words, which see every bit.
         """
-        told = _alike(prints)
+        told = compare.largest_alike(prints)
         if not told:
             return known
         rank, first = next(iter(told.items()))
@@ -591,30 +591,6 @@ def _is_awaited(life: RankLife, heard: float, now: float) -> bool:
     )
 
 
-def _alike(
-    prints: Mapping[int, Mapping[str, wire.Print]],
-) -> dict[int, Mapping[str, wire.Print]]:
-    """Those of the largest set of ranks that tell of as many tensors of the same tables."""
-    classes: dict[Any, dict[int, Mapping[str, wire.Print]]] = defaultdict(dict)
-    for rank, of_rank in prints.items():
-        key = tuple(sorted((name, len(made.digests)) for name, made in of_rank.items()))
-        classes[key][rank] = of_rank
-    return max(classes.values(), key=len, default={})
-
-
 def _bytes_of(made: PrintPart) -> int:
     sketches = made.print.sketches
     return int(made.print.digests.nbytes) + (0 if sketches is None else int(sketches.nbytes))
-
-
-def lives_since(lives: Sequence[Life], floor: float) -> tuple[Life, ...]:
-    """Lives as if every rank had been heard of at `floor`.
-
-    While the server was away it could not hear anybody: silence is counted from its return.
-    """
-    return tuple(
-        life
-        if life.life.last_seen >= floor
-        else replace(life, life=replace(life.life, last_seen=floor))
-        for life in lives
-    )

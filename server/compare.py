@@ -6,6 +6,7 @@ Pure and vectorised: nothing here loops over pairs of ranks. Shapes: R ranks, T 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -357,3 +358,14 @@ def compare_values(
         distance = np.where(labels == 0, 0.0, np.abs(values - reference))
         relative = np.where(labels == 0, 0.0, _ratio(distance, np.abs(reference)))
     return Comparison(step, stage, ranks, labels, distance, relative, decided)
+
+
+def largest_alike(
+    prints: Mapping[int, Mapping[str, wire.Print]],
+) -> dict[int, Mapping[str, wire.Print]]:
+    """Those of the largest set of ranks that tell of as many tensors of the same tables."""
+    classes: dict[Any, dict[int, Mapping[str, wire.Print]]] = defaultdict(dict)
+    for rank, of_rank in prints.items():
+        key = tuple(sorted((name, len(made.digests)) for name, made in of_rank.items()))
+        classes[key][rank] = of_rank
+    return max(classes.values(), key=len, default={})

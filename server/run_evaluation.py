@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine
 from rankscope.server import detectors, snapshot
 from rankscope.server.alerts import causes, lifecycle
 from rankscope.server.alerts.model import Alert
-from rankscope.server.align import MAX_LAG, WATCHED_LAYERS, Aligner, lives_since
+from rankscope.server.align import MAX_LAG, WATCHED_LAYERS, Aligner
 from rankscope.server.detector_settings import Given, for_project
 from rankscope.server.detectors.base import Check
 from rankscope.server.detectors.runner import Evaluation
@@ -22,7 +22,7 @@ from rankscope.server.storage import comparisons, evaluation, leases, settings, 
 from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.evaluation import NewData, RunRow
 from rankscope.server.storage.leases import Lease
-from rankscope.server.storage.lives import Life, Lives
+from rankscope.server.storage.lives import Life, Lives, lives_since
 from rankscope.server.window import Window
 
 _logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -82,3 +82,16 @@ def _life(*values: Any) -> Life:
     through_step, started_at = row.pop("through_step"), row.pop("started_at")
     session = row.pop("session")
     return Life(RankLife(**row), row["attempt"], through_step, started_at, session)
+
+
+def lives_since(lives: Sequence[Life], floor: float) -> tuple[Life, ...]:
+    """Lives as if every rank had been heard of at `floor`.
+
+    While the server was away it could not hear anybody: silence is counted from its return.
+    """
+    return tuple(
+        life
+        if life.life.last_seen >= floor
+        else replace(life, life=replace(life.life, last_seen=floor))
+        for life in lives
+    )

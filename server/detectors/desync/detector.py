@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import ClassVar
 
 import numpy as np
 
-from rankscope.agent import wire
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.desync.explain import (
     finding_of,
@@ -19,7 +18,13 @@ from rankscope.server.detectors.desync.explain import (
 )
 from rankscope.server.detectors.desync.incident import Apart, groups_of
 from rankscope.server.detectors.desync.meetings import MARK, Meetings
-from rankscope.server.detectors.desync.order import state_was_first
+from rankscope.server.detectors.desync.order import (
+    SETTINGS,
+    differing_setting,
+    place_of,
+    reduces_no_longer,
+    state_was_first,
+)
 from rankscope.server.detectors.desync.versions import Look, Versions
 from rankscope.server.detectors.policy import Count, Policy, Steps, Times
 from rankscope.server.detectors.wording import count, ranks
@@ -43,13 +48,8 @@ _SUBJECT = {
     "desync.hyperparameters": "the learning rate, the loss scale or other settings",
 }
 
-# Hyperparameters that are compared as numbers, and how a person calls them.
-_SETTINGS = {"lr": "learning rate", "amp_scale": "loss scale"}
-
 # Compared by norm at steps at which they are not fingerprinted.
 _GRADIENTS = ("reduced_gradient", "clipped_gradient")
-
-_ORDER = {stage: number for number, stage in enumerate(wire.STAGES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class Desync(Detector[DesyncState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = tuple(_SUBJECT)
-    wants: ClassVar[tuple[str, ...]] = (*_SETTINGS, "loss", MARK)
+    wants: ClassVar[tuple[str, ...]] = (*SETTINGS, "loss", MARK)
     min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = DesyncPolicy
@@ -199,7 +199,7 @@ class Desync(Detector[DesyncState]):
         members = max(window.replicas, key=len)
         relevant = (c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1)
         for step, group in groupby(relevant, key=lambda c: c.step):
-            comparisons = sorted(group, key=lambda c: _place(window, c))
+            comparisons = sorted(group, key=lambda c: place_of(window, c))
             if (known := state.incident) is not None:
                 comparisons = [c for c in comparisons if not c.equal or known.covers(c)]
             broken = [c for c in comparisons if not c.equal]
@@ -364,7 +364,7 @@ class Desync(Detector[DesyncState]):
     ) -> Apart:
         first = broken[0]
         setting, values = (
-            _differing(window, first) if first.stage == "hyperparameters" else ("", {})
+            differing_setting(window, first) if first.stage == "hyperparameters" else ("", {})
         )
         return Apart(
             first_step=first.step,
@@ -393,7 +393,7 @@ class Desync(Detector[DesyncState]):
                 int(first.clusters.max()) + 1 == len(first.ranks)
                 and first.stage in (*_GRADIENTS, "parameters")
                 and (
-                    _reduces_no_longer(window, first.step)
+                    reduces_no_longer(window, first.step)
                     or (
                         (
                             bool(state.returns)
@@ -580,37 +580,6 @@ class Desync(Detector[DesyncState]):
 
     def _apart(self, state: DesyncState, stages: Sequence[str]) -> bool:
         return any(state.differed.get(stage, 0) for stage in stages)
-
-
-def _place(window: Window, comparison: Comparison) -> float:
-    """Place in the chain of a step. The loss scale is at work before there is a gradient."""
-    if comparison.stage == "hyperparameters" and not comparison.equal:
-        setting, _ = _differing(window, comparison)
-        if setting == _SETTINGS["amp_scale"]:
-            return _ORDER["reduced_gradient"] - 0.5
-    return _ORDER[comparison.stage]
-
-
-def _differing(window: Window, comparison: Comparison) -> tuple[str, dict[int, float]]:
-    """Which setting differs at a step, and what it is on each rank; ("", {}) for none of these."""
-    column = int(np.searchsorted(window.steps, comparison.step))
-    for name, called in _SETTINGS.items():
-        series = window.series.get(name)
-        if series is None:
-            continue
-        rows = np.isin(window.ranks, comparison.ranks) & series.present[:, column]
-        held = series.values[rows, column].tolist()
-        if len(set(held)) > 1:
-            return called, dict(zip(window.ranks[rows].tolist(), held, strict=True))
-    return "", {}
-
-
-def _reduces_no_longer(window: Window, step: int) -> bool:
-    """Whether gradients are not reduced from some step before on, as post-local SGD has it."""
-    parallel = window.config.get("data_parallel")
-    first = parallel.get("local_from") if isinstance(parallel, Mapping) else None
-    begun = max((begins[-1] for begins in window.begins.values() if begins), default=0)
-    return isinstance(first, int) and step >= begun + first
 
 
 def _interval(returns: Sequence[int]) -> int:

@@ -1,12 +1,20 @@
-"""Which of two links was first, where they were not looked at at the same steps."""
+"""Which link of the chain comes first, and which was first where looks were at other steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from rankscope.agent import wire
 from rankscope.server.detectors.desync.incident import Apart
-from rankscope.server.window import Comparison
+from rankscope.server.window import Comparison, Window
+
+# Hyperparameters that are compared as numbers, and how a person calls them.
+SETTINGS = {"lr": "learning rate", "amp_scale": "loss scale"}
+
+_ORDER = {stage: number for number, stage in enumerate(wire.STAGES)}
 
 # Links before the optimizer's state: what breaks there goes into it.
 _BEFORE = ("reduced_gradient", "clipped_gradient", "hyperparameters")
@@ -52,3 +60,34 @@ def _decay_in_gradients(config: Mapping[str, Any]) -> bool:
         group.get("weight_decay", 0) and not group.get("decoupled_weight_decay", decoupled)
         for group in groups
     )
+
+
+def place_of(window: Window, comparison: Comparison) -> float:
+    """Place in the chain of a step. The loss scale is at work before there is a gradient."""
+    if comparison.stage == "hyperparameters" and not comparison.equal:
+        setting, _ = differing_setting(window, comparison)
+        if setting == SETTINGS["amp_scale"]:
+            return _ORDER["reduced_gradient"] - 0.5
+    return _ORDER[comparison.stage]
+
+
+def differing_setting(window: Window, comparison: Comparison) -> tuple[str, dict[int, float]]:
+    """Which setting differs at a step, and what it is on each rank; ("", {}) for none of these."""
+    column = int(np.searchsorted(window.steps, comparison.step))
+    for name, called in SETTINGS.items():
+        series = window.series.get(name)
+        if series is None:
+            continue
+        rows = np.isin(window.ranks, comparison.ranks) & series.present[:, column]
+        held = series.values[rows, column].tolist()
+        if len(set(held)) > 1:
+            return called, dict(zip(window.ranks[rows].tolist(), held, strict=True))
+    return "", {}
+
+
+def reduces_no_longer(window: Window, step: int) -> bool:
+    """Whether gradients are not reduced from some step before on, as post-local SGD has it."""
+    parallel = window.config.get("data_parallel")
+    first = parallel.get("local_from") if isinstance(parallel, Mapping) else None
+    begun = max((begins[-1] for begins in window.begins.values() if begins), default=0)
+    return isinstance(first, int) and step >= begun + first
