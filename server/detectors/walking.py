@@ -37,5 +37,7 @@ def noise_of_mean(values: Sequence[float]) -> float:
 
 def median(values: Sequence[float]) -> float:
     """Median of the finite ones; NaN where there is none."""
-    finite = [value for value in values if math.isfinite(value)]
-    return float(np.median(finite)) if finite else math.nan
+    # Of some dozens Python's own sort is several times as fast as numpy's median.
+    finite = sorted(value for value in values if math.isfinite(value))
+    count = len(finite)
+    return float((finite[(count - 1) // 2] + finite[count // 2]) / 2) if count else math.nan

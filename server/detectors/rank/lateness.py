@@ -251,14 +251,13 @@ def rows_of(window: Window, names: Sequence[str]) -> Iterator[tuple[int, dict[st
     leading = found[names[0]]
     if leading is None:
         return
-    nothing = np.full(len(window.ranks), np.nan)
-    for column in np.flatnonzero(leading.present.any(axis=0)).tolist():
-        yield (
-            int(window.steps[column]),
-            {
-                name: nothing
-                if series is None
-                else np.where(series.present[:, column], series.values[:, column], np.nan)
-                for name, series in found.items()
-            },
-        )
+    columns = np.flatnonzero(leading.present.any(axis=0))
+    nothing = np.full((len(columns), len(window.ranks)), np.nan)
+    rows = {
+        name: nothing
+        if series is None
+        else np.where(series.present, series.values, np.nan).T[columns]
+        for name, series in found.items()
+    }
+    for row, step in enumerate(window.steps[columns].tolist()):
+        yield step, {name: values[row] for name, values in rows.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -154,7 +154,7 @@ class RankStraggler(Detector[StragglerState]):
             self._look(state, step, window, known, own, length)
             # The last to arrive waits for the reduction alone.
             shortest = max(float(row["wait_seconds"][c].min()) for c in known)
-            took = median([float(own[c]) for part in known for c in part])
+            took = median([seconds for part in known for seconds in own[part].tolist()])
             self._reduced(state, step, shortest, took, length)
         findings = [_straggling(late) for late in state.lateness.take()]
         slow = state.collectives
@@ -176,7 +176,7 @@ class RankStraggler(Detector[StragglerState]):
         seconds: dict[int, float] = {}
         late: frozenset[int] = frozenset()
         for columns in classes:
-            members = {int(window.ranks[c]): float(own[c]) for c in columns}
+            members = dict(zip(window.ranks[columns].tolist(), own[columns].tolist(), strict=True))
             late |= state.lateness.late(members, length)
             seconds |= members
         state.lateness.look(Look(step, seconds, late, length))
@@ -196,7 +196,7 @@ class RankStraggler(Detector[StragglerState]):
         usual = math.nan
         if len(state.usual) >= policy.collective_usual:
             # What a busy machine does to single steps is in the upper half.
-            usual = float(np.quantile([took for took, _ in state.usual], 0.25))
+            usual = _lower_quartile([took for took, _ in state.usual])
         least = max(policy.collective_least_seconds, policy.collective_least_share * length)
         if not (seconds > policy.collective_factor * usual and seconds - usual > least):
             state.usual.append((seconds, own))
@@ -240,6 +240,14 @@ class RankStraggler(Detector[StragglerState]):
             "rank.straggler": _check(state, window, state.lateness.current, _straggling),
             "collective.slow": _check(state, window, state.collectives.current, _slow),
         }
+
+
+def _lower_quartile(values: Sequence[float]) -> float:
+    """Interpolated, as numpy's; of some dozens several times as fast."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) / 4
+    low = ordered[int(place)]
+    return low + (ordered[min(int(place) + 1, len(ordered) - 1)] - low) * (place % 1)
 
 
 def _straggling(late: Late) -> Finding:
