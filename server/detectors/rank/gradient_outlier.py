@@ -169,11 +169,14 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         if not set(state.members) <= set(members.tolist()):
             state.forget(self.policy)
         state.members = tuple(members.tolist())
-        for step, all_norms in zip(steps.tolist(), rows, strict=True):
-            row = np.where(all_norms[chosen] > 0, all_norms[chosen], np.nan)
-            there = np.isfinite(row)
-            if there.sum() < 2 or 2 * there.sum() < len(row):
-                continue
+        norms = np.where(rows[:, chosen] > 0, rows[:, chosen], np.nan)
+        there = np.isfinite(norms).sum(axis=1)
+        judged = (there > 1) & (2 * there >= norms.shape[1])
+        steps, norms = steps[judged], norms[judged]
+        logs = np.log(norms)
+        apart = logs - others_median(logs)
+        furthest = np.nan_to_num(np.abs(apart)).max(axis=1, initial=0.0).tolist()
+        for index, step in enumerate(steps.tolist()):
             for name in ("offset", "jitter"):
                 known: _Outlier | None = getattr(state, name)
                 if known is not None and known.over(step):
@@ -181,16 +184,14 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
                     setattr(state, name, None)
             state.judged += 1
             state.spacing.push(step)
-            logs = np.log(row)
-            apart = logs - others_median(logs[None, :])[0]
-            state.norms.push(step, members, logs)
-            state.apart.push(step, members, apart)
+            state.norms.push(step, members, logs[index].copy())
+            state.apart.push(step, members, apart[index].copy())
             if len(state.first) < self.policy.size:
-                state.first.append(float(np.median(row[there])))
-            if np.nanmax(np.abs(apart)) > math.log(self.policy.min_factor):
+                state.first.append(float(np.nanmedian(norms[index])))
+            if furthest[index] > math.log(self.policy.min_factor):
                 state.far = state.judged
             if state.judged >= self.policy.least:
-                self._look(state, step, members, logs, apart)
+                self._look(state, step, members, logs[index], apart[index])
         for name in ("offset", "jitter"):
             known = getattr(state, name)
             if known is not None:
