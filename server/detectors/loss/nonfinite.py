@@ -117,6 +117,8 @@ class LossNonFinite(Detector[NonFiniteState]):
             elif not self._take(state, window, index):
                 # Finite losses whose sum is not.
                 state.last_mean = mean
+        # Nobody else asks for them: without trouble they would pile up.
+        state.companions.pass_to(window.last_step)
         if len(steps):
             state.points += int(window.series["loss"].present.sum())
         if state.incident is not None:

@@ -1,5 +1,6 @@
 """What happens after an incident has begun: it ends, comes back, grows, and is told in time."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -636,3 +637,15 @@ def test_a_setting_that_is_not_the_learning_rate_is_not_called_so():
     assert "learning rate" not in other.cause
     rate = differing("hyperparameters", lr=[0.1, 0.1, 0.2])
     assert rate.title.endswith("(0.2 instead of 0.1)")
+
+
+def test_without_trouble_nothing_piles_up():
+    detector = LossNonFinite()
+    state = detector.start()
+    course = 1.0 + 0.1 * np.random.default_rng(0).random((2, 2000))
+    sizes = []
+    for window in trace(course, lr=np.full((2, 2000), 0.1)).windows(range(0, 2000, 50)):
+        detector.advance(window, state)
+        sizes.append(len(pickle.dumps(state)))
+    assert len(sizes) == 40
+    assert sizes[-1] <= 1.05 * sizes[19]
