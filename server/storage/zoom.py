@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from sqlalchemy import Connection, select
 
-from rankscope.agent.wire import Int64
+from rankscope.agent.wire import Array, Int64
 from rankscope.server.storage import rollups, schema
 from rankscope.server.storage.marks import Mark
 from rankscope.server.storage.points import Points, read_points
@@ -22,6 +22,8 @@ _FEW_POINTS = 50_000
 # Ranks are read together as far as their roll-ups go equally far, give or take this many steps.
 _TOGETHER = 1024
 _INDEX_BITS = 40
+# Values that are put in between others piece by piece.
+_FEW_PIECES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def read_buckets(
                 begin, stop = stop, max(stop, min(rollups.level_end(level, end), last + 1))
                 if begin < stop:
                     found = _read(connection, run, metric, level, some, begin, stop)
-                    parts.append(_keyed(everyone, *found, zoom.width, first))
+                    parts.append(_keyed(everyone, *found, zoom.width, first, rollups.width(level)))
             below = max(first, below)
         else:
             below = first
@@ -100,7 +102,7 @@ def read_buckets(
             points = read_points(
                 connection, run=run, places=places, ranks=some, mark=mark, first=below, last=last
             )
-            parts.append(_keyed(everyone, *_of_points(points), zoom.width, first))
+            parts.append(_keyed(everyone, *_of_points(points), zoom.width, first, 1))
     done = _together([part for part in parts if len(part.index)])
     index = (done.index & ((1 << _INDEX_BITS) - 1)) * zoom.width + first
     return everyone[done.index >> _INDEX_BITS], rollups.Buckets(
@@ -140,7 +142,7 @@ def _read(
     begin: int,
     stop: int,
 ) -> tuple[Int64, rollups.Buckets]:
-    """Buckets of a level from step `begin` to before `stop`, their indices in steps."""
+    """Buckets of a level from step `begin` to before `stop`, their indices in its widths."""
     t = schema.rollup.c
     step = rollups.width(level)
     a, b = begin // step, -(-stop // step)
@@ -162,7 +164,7 @@ def _read(
     if not inside.all():
         rank, index, count = rank[inside], index[inside], count[inside]
         mean, low, high = mean[:, inside], low[:, inside], high[:, inside]
-    return rank, rollups.Buckets(index * step, count, mean, low, high)
+    return rank, rollups.Buckets(index, count, mean, low, high)
 
 
 def _of_points(points: Points) -> tuple[Int64, rollups.Buckets]:
@@ -172,13 +174,23 @@ def _of_points(points: Points) -> tuple[Int64, rollups.Buckets]:
 
 
 def _keyed(
-    everyone: Int64, rank: Int64, found: rollups.Buckets, width: int, first: int
+    everyone: Int64, rank: Int64, found: rollups.Buckets, width: int, first: int, step: int
 ) -> rollups.Buckets:
-    """Buckets of a view, by a key that ascends with the place of the rank and the bucket."""
-    place = np.searchsorted(everyone, rank)
+    """Buckets of a view, by a key that ascends with the place of the rank and the bucket.
+
+    Args:
+        rank: int64 [N], ascending.
+        found: [N], indices in units of `step` steps.
+    """
+    # Rank by rank: there may be a million buckets.
+    starts = np.flatnonzero(np.append(True, rank[1:] != rank[:-1])) if len(rank) else rank
+    places = np.searchsorted(everyone, rank[starts])
+    place = np.repeat(places << _INDEX_BITS, np.diff(np.append(starts, len(rank))))
     # Indices count from the first one: a step may have 63 bits.
-    key = (place << _INDEX_BITS) | ((found.index - first) // width)
-    return rollups.combined(key, found.count, found.mean, found.low, found.high)
+    index = found.index - first // step
+    if width != step:
+        index = index // (width // step)
+    return rollups.combined(place | index, found.count, found.mean, found.low, found.high)
 
 
 def _together(parts: Sequence[rollups.Buckets]) -> rollups.Buckets:
@@ -209,10 +221,25 @@ def _together(parts: Sequence[rollups.Buckets]) -> rollups.Buckets:
         # Float32 as far as what is put into it takes that.
         if one.dtype != some.dtype and rollups.shows(some[0], rollups.spans(one[0], starts)[of]):
             one = one.astype(np.float64)
-        values.append(np.insert(one, at, some, axis=1))
+        values.append(_inserted(one[0], at, some[0])[None])
     return rollups.Buckets(
-        np.insert(most.index, at, few.index), np.insert(most.count, at, few.count), *values
+        _inserted(most.index, at, few.index), _inserted(most.count, at, few.count), *values
     )
+
+
+def _inserted(into: Array, at: Int64, what: Array) -> Array:
+    """As `np.insert` of few values into many: what lies between them is copied in one piece."""
+    if len(what) > _FEW_PIECES:
+        return np.insert(into, at, what)
+    places = np.flatnonzero(np.append(True, at[1:] != at[:-1])) if len(at) else at
+    pieces: list[Array] = []
+    before = 0
+    for start, end in zip(places.tolist(), [*places[1:].tolist(), len(at)], strict=True):
+        here = int(at[start])
+        pieces += [into[before:here], what[start:end].astype(into.dtype, copy=False)]
+        before = here
+    made: Array = np.concatenate([*pieces, into[before:]])
+    return made
 
 
 def _sorted(parts: Sequence[rollups.Buckets]) -> rollups.Buckets:
