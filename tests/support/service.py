@@ -85,11 +85,18 @@ class Service:
         eventually(lambda: self.last_step(run) >= step, timeout_s=timeout_s)
 
     def wait_for_state(self, run: str, state: str, timeout_s: float = 60) -> dict[str, Any]:
-        """The run, once it is in a state."""
-        return eventually(
-            lambda: (found := self.run(run)) and found["state"] == state and found,
-            timeout_s=timeout_s,
-        )
+        """The run, once it is in a state, and judged to its end where that is `finished`."""
+
+        def reached() -> Any:
+            found = self.run(run)
+            if not found or found["state"] != state:
+                return None
+            # What was posted last is stored at once, and judged a moment later.
+            judged = (found["evaluated_step"] or 0) >= (found["last_step"] or 0)
+            return found if judged or state != "finished" else None
+
+        found: dict[str, Any] = eventually(reached, timeout_s=timeout_s)
+        return found
 
     def alerts(self, run: str) -> list[dict[str, Any]]:
         """Root alerts of severity warning and above."""
