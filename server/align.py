@@ -25,7 +25,7 @@ import numpy as np
 from rankscope.agent import wire
 from rankscope.agent.wire import STAGES
 from rankscope.server import compare, conservation
-from rankscope.server.conservation import Sums
+from rankscope.server.local_gradients import LocalGradients
 from rankscope.server.pending import Pending, PendingLayers, superseded_from
 from rankscope.server.replicas import REPLICATED, Replicas
 from rankscope.server.spans import Spans
@@ -34,6 +34,7 @@ from rankscope.server.storage.evaluation import NewData, PrintPart
 from rankscope.server.storage.lives import Life
 from rankscope.server.window import (
     Comparison,
+    ElementSums,
     Int64,
     Occurrence,
     RankLife,
@@ -130,8 +131,7 @@ class Aligner:
         self._config: Mapping[str, Any] = {}
         self._configs: dict[int, Mapping[str, Any]] = {}
         self._events: list[Occurrence] = []
-        # What the last reduction looked at came to, for each replica class.
-        self._sums: dict[tuple[int, ...], Sums] = {}
+        self._local = LocalGradients(self._replicas)
         self._more = False
 
     def add(self, data: NewData) -> None:
@@ -282,11 +282,12 @@ class Aligner:
         words: dict[str, Series] = {}
         comparisons: tuple[Comparison, ...] = ()
         reductions: tuple[Reduction, ...] = ()
+        sums: tuple[ElementSums, ...] = ()
         negligible: dict[int, int] = {}
         if len(steps):  # else nothing that waits is complete
             series = self._series.take(ranks, steps, through)
             words = self._words.take(ranks, steps, through)
-            reductions = self._reductions(ranks, through)
+            reductions, sums = self._looks(ranks, through)
             negligible = conservation.negligible(
                 {
                     step: by_rank[min(by_rank)].print.sketches
@@ -321,63 +322,27 @@ class Aligner:
             begins={rank: tuple(sorted(b.values())) for rank, b in self._begins.items()},
             negligible=negligible,
             layers=self._layers.take(through, self._begins),
+            element_sums=sums,
         )
 
     # ----------------------------------------------------------------------------- the comparisons
 
-    def _reductions(self, ranks: Int64, through: int) -> tuple[Reduction, ...]:
-        """What the reductions of these steps gave, where all that went in is known."""
-        found = []
+    def _looks(
+        self, ranks: Int64, through: int
+    ) -> tuple[tuple[Reduction, ...], tuple[ElementSums, ...]]:
+        """What local gradients tell, step by step."""
+        reductions: list[Reduction] = []
+        sums: list[ElementSums] = []
         for key in sorted(k for k in self._prints if k[0] <= through and k[1] == "local_gradient"):
             local = self._take_prints(key)
             reduced = {
                 rank: made.print
                 for (rank, _), made in self._prints.get((key[0], "reduced_gradient"), {}).items()
             }
-            for rows in self._replicas.classes("parameters", ranks):
-                if len(rows) > 1:
-                    made = self._reduction(key[0], ranks[rows], local, reduced)
-                    if made is not None:
-                        found.append(made)
-        return tuple(found)
-
-    def _reduction(
-        self,
-        step: int,
-        members: Int64,
-        local: Mapping[int, Mapping[str, wire.Print]],
-        reduced: Mapping[int, wire.Print],
-    ) -> Reduction | None:
-        taken = [int(r) for r in members if local.get(int(r)) and int(r) in reduced]
-        if len(taken) < len(members):
-            return None  # a sum of which a part is missing
-        name, first = next(iter(local[taken[0]].items()))
-        went_in = [local[rank][name].sketches for rank in taken if name in local[rank]]
-        sketches = [
-            s for s in went_in if s is not None and s.shape == first.digests.shape + s.shape[1:]
-        ]
-        came_out = reduced[taken[0]]
-        if len(sketches) < len(taken) or came_out.sketches is None:
-            return None
-        if came_out.sketches.shape != sketches[0].shape:
-            return None
-        digests = np.stack([reduced[rank].digests for rank in taken])
-        if not bool((digests == digests[0]).all()):
-            return Reduction(step=step, ranks=members, tensor_count=len(digests[0]), agreed=False)
-        table = self._table(taken[0], first)
-        stacked = np.stack(sketches)
-        before = self._sums.get(tuple(taken))
-        made = conservation.balance(
-            step,
-            members,
-            stacked,
-            came_out.sketches,
-            compare.joined_table({name: table}),
-            dtypes=table.dtypes,
-            before=before if before is not None and before.step == step - 1 else None,
-        )
-        self._sums[tuple(taken)] = Sums(step, stacked.mean(axis=0), came_out.sketches)
-        return replace(made, cosine=conservation.cosine(stacked, came_out.sketches))
+            found = self._local.look(key[0], ranks, local, reduced)
+            reductions += found[0]
+            sums += found[1]
+        return tuple(reductions), tuple(sums)
 
     def _comparisons(
         self,
@@ -542,7 +507,7 @@ class Aligner:
             return known
         rank, first = next(iter(told.items()))
         table = compare.joined_table(
-            {name: self._table(rank, made) for name, made in sorted(first.items())}
+            {name: self._replicas.described(rank, made) for name, made in sorted(first.items())}
         )
         joined = {rank: compare.joined_print(of_rank) for rank, of_rank in told.items()}
         own = None
@@ -555,15 +520,6 @@ class Aligner:
             # A norm does not see everything that the digests of some of the ranks do.
             return known if own is None or own.equal else own
         return compare.with_prints(known, joined, table)
-
-    def _table(self, rank: int, made: wire.Print) -> wire.TensorTable:
-        table = self._replicas.table(rank, made.table)
-        if table is not None and len(table.names) == len(made.digests):
-            return table
-        # It has not told of it, or of another version: the tensors have their places for names.
-        count = len(made.digests)
-        names = tuple(f"{made.table}[{n}]" for n in range(count))
-        return wire.TensorTable(names, ((),) * count, ("",) * count, ("",) * count)
 
     def _tell_missing(
         self, found: dict[tuple[int, str], Comparison], members: Sequence[int], now: float

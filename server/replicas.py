@@ -69,6 +69,16 @@ class Replicas:
         """A table of a rank; None where it has not told of it."""
         return self._tables.get(rank, {}).get(name)
 
+    def described(self, rank: int, made: wire.Print) -> wire.TensorTable:
+        """The table that a rank's fingerprints speak of."""
+        table = self.table(rank, made.table)
+        if table is not None and len(table.names) == len(made.digests):
+            return table
+        # It has not told of it, or of another version: the tensors have their places for names.
+        count = len(made.digests)
+        names = tuple(f"{made.table}[{n}]" for n in range(count))
+        return wire.TensorTable(names, ((),) * count, ("",) * count, ("",) * count)
+
     def newest(self, rank: int) -> wire.TensorTable | None:
         """The table of a rank's parameters as it was told last."""
         held = self._tables.get(rank, {})

@@ -166,6 +166,25 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ElementSums:
+    """Sums over all elements of the ranks' own gradients, of tensors small enough to know them.
+
+    Attributes:
+        ranks: int64 [R], of one replica class.
+        names: [V].
+        sizes: int64 [V], numbers of elements.
+        sums, norms: float64 [R, V], signed sums and L2 norms.
+    """
+
+    step: int
+    ranks: Int64
+    names: tuple[str, ...]
+    sizes: Int64
+    sums: Float64
+    norms: Float64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNumbers:
     """One number for each tensor, or module, of a table: of one rank at one step.
 
@@ -246,6 +265,7 @@ class Window:
             steps at which gradients were fingerprinted.
         layers: numbers of single tensors of the first few ranks at these steps, in the order of
             (step, metric, rank).
+        element_sums: of local gradients at these steps, in their order.
     """
 
     world_size: int
@@ -265,6 +285,7 @@ class Window:
     begins: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     negligible: Mapping[int, int] = field(default_factory=dict)
     layers: tuple[LayerNumbers, ...] = ()
+    element_sums: tuple[ElementSums, ...] = ()
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:

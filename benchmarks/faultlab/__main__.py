@@ -29,6 +29,7 @@ def main() -> int:
         worlds=options.ranks or (2, 4),
         models=options.model or MODELS,
         seeds=options.seeds,
+        first_seed=options.first_seed,
         all_models=options.all_models,
     )
     results: list[Result] = []
@@ -66,6 +67,7 @@ def _options() -> argparse.Namespace:
     add("--model", nargs="+", choices=MODELS, help="default: they take turns")
     add("--all-models", action="store_true", help="each case with each model")
     add("--seeds", type=int, default=1, help="runs of each case")
+    add("--first-seed", type=int, default=0, help="to go on where an earlier run ended")
     add("--full-sampling", action="store_true", help="look at everything at every step")
     add("--json", metavar="FILE")
     add("--markdown", metavar="FILE")

@@ -79,6 +79,7 @@ def jobs_of(
     models: Iterable[str],
     seeds: int,
     all_models: bool,
+    first_seed: int = 0,
 ) -> list[Job]:
     """What is to be run: each case with each number of ranks and each seed.
 
@@ -89,7 +90,7 @@ def jobs_of(
     for number, case in enumerate(cases):
         fitting = [m for m in case.models if m in allowed]
         for world in [w for w in sizes if w in case.worlds]:
-            for seed in range(seeds):
+            for seed in range(first_seed, first_seed + seeds):
                 turn = number + seed + (world == 2)
                 chosen = fitting if all_models else fitting[turn % max(len(fitting), 1) :][:1]
                 jobs += [Job(case=case.id, world=world, model=m, seed=seed) for m in chosen]

@@ -14,6 +14,7 @@ from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, S
 from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
+from rankscope.server.detectors.rank.arithmetic import Arithmetic, ArithmeticPolicy
 from rankscope.server.detectors.rank.loss_outlier import others_median
 from rankscope.server.detectors.statistics import Spacing, change_point, rank_rows
 from rankscope.server.detectors.walking import median
@@ -22,7 +23,7 @@ from rankscope.server.window import Float64, Int64, Window
 
 
 @dataclass(frozen=True, slots=True)
-class GradientOutlierPolicy(Policy):
+class GradientOutlierPolicy(ArithmeticPolicy):
     """Thresholds of `rank.gradient_outlier`; counts are looks.
 
     Attributes:
@@ -80,6 +81,7 @@ class GradientOutlierState:
     Attributes:
         norms: logarithms of the ranks' local norms.
         apart: the same, minus the median of the other ranks'.
+        arithmetic: laws that gradients keep, and ranks that broke one.
         first: medians over the ranks at the first looks.
         events: look, step, rank and factor of each burst.
         usual, limit: of `apart` by rank, as they were some looks ago; NaN for too few.
@@ -92,6 +94,7 @@ class GradientOutlierState:
 
     norms: RankHistory
     apart: RankHistory
+    arithmetic: Arithmetic
     events: deque[tuple[int, int, int, float]] = field(default_factory=deque)
     usual: Float64 = field(default_factory=lambda: np.empty(0))
     limit: Float64 = field(default_factory=lambda: np.empty(0))
@@ -130,20 +133,26 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         deviations above the rank's own median; a rank has 4 or more of the last 1,024 looks'
         bursts and more than its share by chance (binomial, 1e-5). Not judged where the norms have
         fallen below a fifth of those of the first looks. Over after 30 looks without.
+        Laws: a tensor whose local gradient sums to zero, to 1e-5 of its norm times the root of its
+        size, on all ranks at 8 looks or more (that of a bias before a softmax does), and at a later
+        one does not on one rank, by 30 times what any rank has left over at the last 64 such looks.
+        Known of tensors with as many elements as a sketch has buckets, 64, or fewer.
 
     Severity:
         Warning; info where nothing tells which of the ranks is wrong and it was so from the first
-        look on.
+        look on, and where a law was broken at fewer than 3 looks, or by several ranks.
 
     Evidence:
         `factor` (the rank's norm over the others'), `z`, `others` (their median norm), `looks`,
-        `bursts`.
+        `bursts`. Of a law: `share` (the largest sum, over the norm times the root of the size),
+        `usual` (the same while all ranks kept the law), `looks`.
 
     Source:
         Paired comparison against the median of the peers, as `rank.loss_outlier` does it on the
         loss; on recorded trainings an offset of 6 was told within 100 steps, and a gradient that is
         50 times as large every 37th step after some 400. What a device does wrong by less than
-        batches differ (silent data corruption of 1e-3, arXiv 2502.12340) norms cannot tell.
+        batches differ (silent data corruption of 1e-3, arXiv 2502.12340) norms cannot tell, and
+        the laws can: what rounding leaves over is a ten-millionth.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.gradient_outlier",)
@@ -156,12 +165,16 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
     def start(self) -> GradientOutlierState:
         """Nothing seen yet."""
         policy = self.policy
-        return GradientOutlierState(RankHistory(policy.size), RankHistory(policy.memory))
+        return GradientOutlierState(
+            RankHistory(policy.size), RankHistory(policy.memory), Arithmetic(policy)
+        )
 
     def advance(self, window: Window, state: GradientOutlierState) -> Outcome:
         """Looks at every step at which all ranks tell their norm."""
         findings: list[Finding] = []
         state.steps += len(window.steps)
+        for made in window.element_sums:
+            state.arithmetic.look(made)
         steps, rows = rank_rows(window, "grad_norm_local")
         # Ranks that hold different tensors (pipelines, tensor parallelism) have norms of their own.
         chosen = np.flatnonzero(np.isin(window.ranks, max(window.replicas, key=len)))
@@ -196,6 +209,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
             known = getattr(state, name)
             if known is not None:
                 findings.append(_finding(known, name))
+        findings += state.arithmetic.take()
         return Outcome({"rank.gradient_outlier": _check(state, self.policy)}, tuple(findings))
 
     def _look(
@@ -408,6 +422,8 @@ def _check(state: GradientOutlierState, policy: GradientOutlierPolicy) -> Check:
         known: _Outlier | None = getattr(state, name)
         if known is not None:
             return Check(Status.OPEN, f"{_finding(known, name).title}.")
+    for finding in state.arithmetic.take():
+        return Check(Status.OPEN, f"{finding.title}.")
     if state.judged < policy.least:
         return Check(
             Status.INSUFFICIENT_DATA,

@@ -1,0 +1,185 @@
+"""Gradients of one rank that break a law which those of all others keep."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Times
+from rankscope.server.detectors.wording import count, number, ranks
+from rankscope.server.window import ElementSums
+
+_MAX_EVENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ArithmeticPolicy(Policy):
+    """When a sum that is to be zero is not.
+
+    Attributes:
+        law_share: a sum is zero as far as rounding goes up to this share of what as many numbers
+            of that norm sum up to by chance.
+        law_looks: looks at which that held on all ranks make it a law.
+        law_memory: looks whose largest sum is remembered: of gradients that become small, what
+            rounding leaves does not.
+        law_factor: times the largest sum remembered, and that of any other rank, that a broken one
+            is.
+        law_certain: looks at which a rank broke it, and no other ever did: a fault.
+    """
+
+    law_share: Share = 1e-5
+    law_looks: Observations = 8
+    law_memory: Observations = 64
+    law_factor: Times = 30.0
+    law_certain: Count = 3
+
+
+@dataclass(slots=True, kw_only=True)
+class Wrong(Incident):
+    """A rank that breaks laws.
+
+    Attributes:
+        tensors: whose gradients broke theirs, the first one first.
+        looks: at so many looks.
+        share: the largest sum, as a share of what it would be by chance.
+        usual: the largest such share of all ranks while they kept the law.
+    """
+
+    rank: int
+    tensors: list[str]
+    looks: int
+    share: float
+    usual: float
+
+
+@dataclass(slots=True)
+class _Law:
+    """What is known of the sums of one tensor.
+
+    Attributes:
+        kept: looks at which all ranks kept it, since one at which several did not.
+        sums: the largest sum of any rank at each of the last of them.
+        share: the largest one as a share of what it would be by chance.
+    """
+
+    sums: deque[float]
+    kept: int = 0
+    share: float = 0.0
+
+
+@dataclass(slots=True)
+class Arithmetic:
+    """Follows the sums of all tensors, look by look.
+
+    Whatever the batch, the gradients of a softmax's logits sum to zero over the classes, and so do
+    those of the bias that is added to them; those of a bias before a layer normalisation do, too.
+    Which tensors these are is found by looking: those of others do not, on no rank.
+
+    Args:
+        policy: thresholds.
+    """
+
+    policy: ArithmeticPolicy
+    laws: dict[str, _Law] = field(default_factory=dict)
+    wrong: dict[int, Wrong] = field(default_factory=dict)
+
+    def look(self, made: ElementSums) -> None:
+        """Takes the sums of one step."""
+        policy = self.policy
+        usable = np.isfinite(made.norms).all(axis=0) & (made.norms > 0).all(axis=0)
+        if len(made.ranks) < 2 or not usable.any():
+            return
+        sums = np.abs(made.sums)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = sums / (made.norms * np.sqrt(made.sizes))
+        broken: dict[int, list[tuple[str, float, float]]] = {}
+        for column in np.flatnonzero(usable).tolist():
+            name, of_ranks = made.names[column], shares[:, column]
+            far = of_ranks > policy.law_share
+            law = self.laws.get(name)
+            if law is None:
+                if far.any():
+                    continue
+                law = self.laws[name] = _Law(deque(maxlen=policy.law_memory))
+            if not far.any():
+                law.kept += 1
+                law.sums.append(float(sums[:, column].max()))
+                law.share = max(law.share, float(of_ranks.max()))
+                continue
+            row = int(np.argmax(sums[:, column]))
+            usual = max(float(np.delete(sums[:, column], row).max()), *law.sums)
+            if far[row] and sums[row, column] > policy.law_factor * usual:
+                if law.kept >= policy.law_looks:
+                    told = (name, float(of_ranks[row]), law.share)
+                    broken.setdefault(int(made.ranks[row]), []).append(told)
+            else:
+                # Several ranks at once: gradients as small as rounding, or another loss by now.
+                law.kept = 0
+        for rank, found in broken.items():
+            self._broken(made.step, rank, found)
+
+    def take(self) -> list[Finding]:
+        """What is to be told."""
+        # Where several ranks break them, it is the trainer's way, or their data.
+        alone = len(self.wrong) == 1
+        return [
+            _finding(wrong, certain=alone and wrong.looks >= self.policy.law_certain)
+            for _, wrong in sorted(self.wrong.items())
+        ]
+
+    def _broken(self, step: int, rank: int, found: list[tuple[str, float, float]]) -> None:
+        wrong = self.wrong.get(rank)
+        if wrong is None:
+            wrong = self.wrong[rank] = Wrong(
+                first_step=step,
+                seen_step=step,
+                last_step=step,
+                clear_after=0,
+                rank=rank,
+                tensors=[],
+                looks=0,
+                share=0.0,
+                usual=0.0,
+            )
+        wrong.last_step = step
+        wrong.looks += 1
+        for name, share, usual in found:
+            if name not in wrong.tensors and len(wrong.tensors) < _MAX_EVENTS:
+                wrong.tensors.append(name)
+            wrong.share = max(wrong.share, share)
+            wrong.usual = max(wrong.usual, usual)
+
+
+def _finding(wrong: Wrong, *, certain: bool) -> Finding:
+    who, step = ranks((wrong.rank,)), wrong.first_step
+    named = wrong.tensors[0]
+    return Finding(
+        kind="rank.gradient_outlier",
+        key=f"arithmetic:{wrong.rank}",
+        severity="warning" if certain else "info",
+        title=f"{who.capitalize()} computes gradients that cannot be right since step {step}",
+        seen_step=wrong.seen_step,
+        last_step=wrong.last_step,
+        first_step=step,
+        ranks=(wrong.rank,),
+        tensors=tuple(wrong.tensors),
+        cause=(
+            f"Whatever the batch is, the gradient of `{named}` sums to zero (a number added before "
+            "a softmax or a normalisation changes nothing): on all ranks to "
+            f"{number(wrong.usual)} of its size, on {who} to {number(wrong.share)} at "
+            f"{count(wrong.looks, 'look')}. No data do that. Its device computes wrongly at times, "
+            "or something changes its gradients before they are reduced."
+            + ("" if certain else " Suspicious, not proven.")
+        ),
+        remedy=(
+            f"Run step {wrong.last_step} of {who} again on another device: another gradient means "
+            "a faulty one, to be taken out and tested. Look also for hooks on that rank alone."
+        ),
+        # Faults that come and go are not over because none came for a while.
+        clear_after=None,
+        evidence={"share": wrong.share, "usual": wrong.usual, "looks": wrong.looks},
+    )
