@@ -225,7 +225,7 @@ class Desync(Detector[DesyncState]):
         incident = state.incident
         if incident is not None:
             if not incident.agreeing:
-                incident.last_step = max(incident.last_step, window.last_step)
+                incident.stands(window.last_step, window.lives)
             findings += self._told(incident)
         elif state.period:
             findings.append(self._periodic(state, state.last_step))
@@ -343,7 +343,7 @@ class Desync(Detector[DesyncState]):
                 incident.last_step = max(incident.last_step, step - 1)
             incident.agreeing = True
         elif not incident.agreeing:
-            incident.last_step = step
+            incident.stands(step, window.lives)
         for comparison in broken:
             incident.widen(comparison)
         incident.take(comparisons)

@@ -10,7 +10,7 @@ from enum import StrEnum
 import numpy as np
 
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.window import Comparison, TensorDifference
+from rankscope.server.window import Comparison, RankLife, TensorDifference
 
 _MAX_SIZES = 64
 # Steps after the onset that count as the first ones.
@@ -97,6 +97,14 @@ class Apart(Incident):
         if not present.issuperset(self.ranks):
             return False
         return len(present) > len(self.ranks) or not self.decided
+
+    def stands(self, step: int, lives: Sequence[RankLife]) -> None:
+        """Lasts until `step`, as nothing shows that it is over, while its ranks are there.
+
+        Of ranks that have left nobody knows what they hold: it neither goes on nor is it over.
+        """
+        there = max((life.last_step for life in lives if life.rank in self.ranks), default=-1)
+        self.last_step = max(self.last_step, step if there < 0 else min(step, there))
 
     def widen(self, comparison: Comparison) -> None:
         """Learns who is apart from whom, once more ranks have looked than when it began."""
