@@ -111,7 +111,7 @@ def read_series(
     if last - first < max_points:
         return [_of_points(*one) for one in read(ranks=there, first=first, last=last)]
     zoom = choose(first, last, ranks=len(there), max_points=max_points)
-    of, found = read_buckets(
+    parts = read_buckets(
         connection,
         run=run,
         metric=number,
@@ -122,7 +122,7 @@ def read_series(
         first=first,
         last=last,
     )
-    answer = _in_buckets(of, found, zoom.width)
+    answer = [one for of, found in parts for one in _in_buckets(of, found, zoom.width)]
     few = [s.rank for s, points in answer if points <= max_points]
     raw = read(ranks=few, first=first, last=last) if few else []
     fine = {one[0]: _of_points(*one) for one in raw}
