@@ -16,6 +16,7 @@ from rankscope.agent.probes.nonfinite import NonFinite
 from rankscope.agent.probes.optimizer import LearningRate
 from rankscope.agent.probes.optimizer_state import OptimizerState
 from rankscope.agent.probes.parameters import Parameters
+from rankscope.agent.probes.queued import Queued
 from rankscope.agent.probes.rng import RandomState
 from rankscope.agent.probes.scheduler import Scheduler
 from rankscope.agent.probes.settings import Settings
@@ -26,6 +27,7 @@ from rankscope.agent.probes.written import Written
 # Timing first: what the others take must not count as the trainer's step.
 PROBES: tuple[type[Probe], ...] = (
     Timing,
+    Queued,
     Written,
     Batch,
     Loss,

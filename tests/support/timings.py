@@ -19,6 +19,8 @@ def timings(
     every: int = 1,
     hiccups: float = 0.0,
     slower_rank: int = -1,
+    queued: bool = False,
+    hosts: int = 1,
 ) -> Trace:
     """Synchronous steps: each rank fetches, computes, and waits for the last one; then all reduce.
 
@@ -29,6 +31,8 @@ def timings(
         every: waits are told at every so many steps, and at the first 8.
         hiccups: probability that a rank loses its core for 30 ms in a step.
         slower_rank: a second rank with the same fault.
+        queued: what the guilty rank takes longer, it waits for a processor.
+        hosts: machines that the ranks are on, in their order.
     """
     random = np.random.default_rng(seed)
     shape = ranks, steps
@@ -52,6 +56,9 @@ def timings(
     wait = arrival.max(axis=0) - arrival + reduce
     sampled = np.zeros(shape, dtype=bool)
     sampled[:, :8] = sampled[:, ::every] = True
+    lost = np.zeros(shape)
+    if queued:
+        lost[guilty, span] = slower
     return Trace(
         f"timings-{fault}",
         seed,
@@ -62,8 +69,10 @@ def timings(
             "data_seconds": fetch,
             "compute_seconds": own + wait,
             "wait_seconds": np.where(sampled, wait, 0.0),
+            "queued_seconds": lost,
         },
-        present={"wait_seconds": sampled},
+        present={"wait_seconds": sampled, "queued_seconds": lost > 0},
+        hosts=tuple(f"node{r * hosts // ranks}" for r in range(ranks)),
     )
 
 

@@ -35,6 +35,7 @@ class Trace:
         reductions: what came out of the steps' reductions; of a recorded one the cosine alone.
         config: what rank 0 said of itself.
         words: name -> uint64 [R, S], posted everywhere; not saved.
+        hosts: the machine of each rank, where that is known; not saved.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Trace:
     reductions: tuple[Reduction, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     words: Mapping[str, np.ndarray] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -155,6 +157,7 @@ class Trace:
             series={name: values[rows] for name, values in self.series.items()},
             present={name: mask[rows] for name, mask in self.present.items()},
             words={name: values[rows] for name, values in self.words.items()},
+            hosts=tuple(self.hosts[row] for row in rows) if self.hosts else (),
         )
 
     def thinned(self, every: int) -> Trace:
@@ -180,6 +183,7 @@ class Trace:
         """
         edges = [0, *sorted(set(cuts) - {0, len(self.steps)}), len(self.steps)]
         ranks = np.arange(self.ranks, dtype=np.int64)
+        hosts = self.hosts or ("",) * self.ranks
         position, before = 0, -1
         for low, high in zip(edges, edges[1:], strict=False):
             steps = self.steps[low:high]
@@ -200,7 +204,7 @@ class Trace:
                     for name, values in self.series.items()
                 },
                 comparisons=self.comparisons[position:upper],
-                lives=tuple(RankLife(int(r), 1000.0, now, last) for r in ranks),
+                lives=tuple(RankLife(int(r), 1000.0, now, last, host=hosts[r]) for r in ranks),
                 now=now,
                 last_step=last,
                 layers=_between(self.layers, before, last),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -239,6 +239,35 @@ class Lateness:
         needed = math.floor(share * len(looks))
         times = Counter(rank for look in looks for rank in look.late)
         return frozenset(rank for rank in looks[-1].seconds if times.get(rank, 0) >= needed)
+
+
+def unhurried(window: Window, seconds: Float64, queued: Float64) -> Float64:
+    """What ranks took, without the bad luck that one of them had on a machine of several.
+
+    Where a machine has more to do than it can, a rank loses its processor and the others wait for
+    it, for dozens of steps maybe the same one. Which one that is, is chance; what all ranks of a
+    machine wait for is not, and stays: the machine is slow. So does all that a rank waits for that
+    is alone on its machine.
+
+    Args:
+        seconds: float64 [R], that a rank took.
+        queued: float64 [R], of the same step, for which it was ready and had no processor; NaN
+            for (nearly) none.
+
+    Returns:
+        float64 [R].
+    """
+    if not np.isfinite(queued).any():
+        return seconds
+    waited = np.nan_to_num(queued)
+    hosts: dict[str, list[int]] = defaultdict(list)
+    for row, life in enumerate(window.lives):
+        if life.host:
+            hosts[life.host].append(row)
+    usual = waited.copy()
+    for rows in hosts.values():
+        usual[rows] = sorted(waited[rows].tolist())[(len(rows) - 1) // 2]
+    return seconds - np.minimum(np.maximum(waited - usual, 0.0), seconds)
 
 
 def rows_of(window: Window, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Float64]]]:

@@ -9,12 +9,19 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.policy import Policy
-from rankscope.server.detectors.rank.lateness import Late, Lateness, LatenessPolicy, Look, rows_of
+from rankscope.server.detectors.rank.lateness import (
+    Late,
+    Lateness,
+    LatenessPolicy,
+    Look,
+    rows_of,
+    unhurried,
+)
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, duration, percent, ranks
 from rankscope.server.window import Window
 
-_NAMES = ("step_seconds", "data_seconds")
+_NAMES = ("step_seconds", "data_seconds", "queued_seconds")
 
 
 @dataclass(slots=True)
@@ -31,9 +38,10 @@ class RankStarved(Detector[StarvedState]):
         `data_seconds`, the time from the end of a step to the next forward pass, at steps at which
         at least two ranks tell it. A rank is starved where it comes more than 5 ms and 20 % of the
         step behind the median of the ranks (of two in the middle the faster one) at 90 % of the
-        steps of the last 20, or of the last 8 that tell it where these are more. 8 without, and 20
-        steps, and it is over. The onset is where the steps became longer (change point of the
-        logarithm, least squares).
+        steps of the last 20, or of the last 8 that tell it where these are more; what it waited for
+        a processor longer than the median of the ranks on its machine (`queued_seconds`) does not
+        count. 8 without, and 20 steps, and it is over. The onset is where the steps became longer
+        (change point of the logarithm, least squares).
 
     Severity:
         Warning; critical where more than half of the step goes into it.
@@ -48,7 +56,7 @@ class RankStarved(Detector[StarvedState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.starved",)
     needs: ClassVar[tuple[str, ...]] = ("data_seconds",)
-    wants: ClassVar[tuple[str, ...]] = ("step_seconds",)
+    wants: ClassVar[tuple[str, ...]] = ("step_seconds", "queued_seconds")
     min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = LatenessPolicy
@@ -67,7 +75,8 @@ class RankStarved(Detector[StarvedState]):
             told = np.flatnonzero(np.isfinite(row["data_seconds"])).tolist()
             if len(told) < 2 or not length > 0:
                 continue
-            seconds = {int(window.ranks[r]): float(row["data_seconds"][r]) for r in told}
+            fair = unhurried(window, row["data_seconds"], row["queued_seconds"])
+            seconds = {int(window.ranks[r]): float(fair[r]) for r in told}
             lateness.look(Look(step, seconds, lateness.late(seconds, length), length))
         findings = tuple(_finding(late) for late in lateness.take())
         return Outcome({"rank.starved": _check(state, window)}, findings)

@@ -21,14 +21,21 @@ from rankscope.server.detectors.policy import (
     Steps,
     Times,
 )
-from rankscope.server.detectors.rank.lateness import Late, Lateness, LatenessPolicy, Look, rows_of
+from rankscope.server.detectors.rank.lateness import (
+    Late,
+    Lateness,
+    LatenessPolicy,
+    Look,
+    rows_of,
+    unhurried,
+)
 from rankscope.server.detectors.statistics import Spacing
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, duration, number, percent, ranks
 from rankscope.server.window import Float64, Int64, Window
 
 _GRACE = 20
-_NAMES = ("step_seconds", "compute_seconds", "wait_seconds")
+_NAMES = ("step_seconds", "compute_seconds", "wait_seconds", "queued_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +114,11 @@ class RankStraggler(Detector[StragglerState]):
     Statistic:
         What a rank takes for itself: `compute_seconds` minus `wait_seconds`, at steps at which all
         replicas of a class tell both. A rank is late by more than 5 ms and 20 % of the step behind
-        the median of its class (of two in the middle the faster one). It is a straggler where it
-        was late at 90 % of 8 looks or more, over 20 steps or more, 8 looks without and it is over.
+        the median of its class (of two in the middle the faster one). What it waited for a
+        processor (`queued_seconds`) longer than the median of the ranks on its machine does not
+        count: a machine that has too much to do makes now this one late and now that one. It is a
+        straggler where it was late at 90 % of 8 looks or more, over 20 steps or more, 8 looks
+        without and it is over.
         The onset is where the steps became longer (change point of the logarithm, least squares).
         Collectives: the shortest wait of any rank of the class, that of the last to arrive. They
         are slow at more than twice their lower quartile so far, 10 ms and 30 % of the step more
@@ -151,7 +161,8 @@ class RankStraggler(Detector[StragglerState]):
             known = [c for c in columns if len(c) > 1 and np.isfinite(own[c]).all()]
             if not known or not length > 0:
                 continue
-            self._look(state, step, window, known, own, length)
+            fair = unhurried(window, own, row["queued_seconds"])
+            self._look(state, step, window, known, fair, length)
             # The last to arrive waits for the reduction alone.
             shortest = max(float(row["wait_seconds"][c].min()) for c in known)
             took = median([seconds for part in known for seconds in own[part].tolist()])
