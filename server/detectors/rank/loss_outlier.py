@@ -19,8 +19,11 @@ from rankscope.server.detectors.statistics import (
     median_of_sorted,
     rank_rows,
 )
+from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, number, percent, ranks, sentences
 from rankscope.server.window import Float64, Int64, Window
+
+_MAX_EARLIER = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class LossOutlierPolicy(Policy):
         undecided: share of the largest difference at which a rank on the other side makes it
             impossible to tell who is wrong.
         memory: observations among which the onset is looked for.
+        established: share of the difference, relative to the level, that was there in the windows
+            before the onset: then it is none, and the difference as old as the run.
         calm: windows without it after which it is over.
     """
 
@@ -58,6 +63,7 @@ class LossOutlierPolicy(Policy):
     same_side: Share = 0.6
     undecided: Share = 0.8
     memory: Observations = 128
+    established: Share = 0.5
     calm: Count = 15
 
 
@@ -78,10 +84,16 @@ class _Outlier(Incident):
 
 @dataclass(slots=True)
 class LossOutlierState:
-    """What `rank.loss_outlier` remembers."""
+    """What `rank.loss_outlier` remembers.
+
+    Attributes:
+        earlier: of windows that do not overlap, since the start: the last step, and by rank the
+            mean difference over the level. Of many, every second one.
+    """
 
     losses: RankHistory
     accuracies: RankHistory
+    earlier: list[tuple[int, Mapping[int, float]]] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
     since: int = 0
     windows: int = 0
@@ -102,12 +114,15 @@ class RankLossOutlier(Detector[LossOutlierState]):
         3 times the range of the mean losses of the ranks that do not stand out with it (of those on
         either side where half of them lie apart), in two
         windows in a row, 10 observations apart. The onset is the change point of d in the last 128
-        observations (two means, least squares). It is over after 15 windows without.
+        observations (two means, least squares); where d over the level was half as large as now in
+        the windows before it (their median), it has been there from the first step on. It is over
+        after 15 windows without.
 
     Severity:
         Warning; critical where the mean of d is above the others' level and above 25 % of the
-        progress made. Info where half of more than two ranks lie apart and did so from the first
-        50 observations on: two pairs among four ranks whose data differ are as likely as a fault.
+        progress made. Info where half of the ranks lie apart and did so from the first 50
+        observations on: two ranks, or two pairs of them, whose data differ are as likely as a
+        fault. Of two ranks not where it would be critical: no data are as unlike as that.
 
     Evidence:
         `difference` (mean of d), `z`, `level` (the others'), `progress`, `decided`; with two ranks
@@ -177,6 +192,11 @@ class RankLossOutlier(Detector[LossOutlierState]):
         level = float(np.median(median_of_sorted(np.sort(losses, axis=1), counts)))
         scale = state.progress.scale
         size = np.abs(mean)
+        if level and (state.windows - 1) % max(policy.size // policy.stride, 1) == 0:
+            told = dict(zip(rank_numbers.tolist(), (mean / abs(level)).tolist(), strict=True))
+            state.earlier.append((step, told))
+            if len(state.earlier) > _MAX_EARLIER:
+                del state.earlier[1::2]
         fires = (
             (size > policy.min_z * error)
             & (size > policy.min_level * abs(level))
@@ -202,6 +222,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
         if size[top] <= policy.min_spread * spread:
             state.firing = 0
             return
+        relative = float(mean[top]) / abs(level) if level else 0.0
         guilty = side if decided else same | other
         who = tuple(int(r) for r in rank_numbers[guilty])
         critical = bool(
@@ -213,7 +234,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
         if incident is None:
             if state.firing < policy.windows:
                 return
-            onset, from_start, moved = self._onset(state, known, int(rank_numbers[top]))
+            onset, from_start, moved = self._onset(state, known, int(rank_numbers[top]), relative)
             incident = state.incident = _Outlier(
                 first_step=onset,
                 seen_step=step,
@@ -241,9 +262,13 @@ class RankLossOutlier(Detector[LossOutlierState]):
         incident.accuracies = self._accuracies(state, known, who)
 
     def _onset(
-        self, state: LossOutlierState, known: Int64, rank: int
+        self, state: LossOutlierState, known: Int64, rank: int, relative: float
     ) -> tuple[int, bool, Mapping[int, float]]:
-        """Since which step a rank lies apart, whether perhaps always, and who moved then."""
+        """Since which step a rank lies apart, whether perhaps always, and who moved then.
+
+        Args:
+            relative: how far it does, over the level.
+        """
         losses, steps = state.losses.matrix(known), state.losses.steps()
         column = int(np.searchsorted(known, rank))
         difference = (losses - others_median(losses))[:, column]
@@ -252,6 +277,11 @@ class RankLossOutlier(Detector[LossOutlierState]):
         if abs(before) >= 0.5 * abs(after):
             return int(steps[there][0]), len(losses) == state.progress.count, {}
         first = int(steps[there][at])
+        before_it = [told[rank] for last, told in state.earlier if last < first and rank in told]
+        if before_it:
+            share = median(before_it) / relative if relative else 0.0
+            if share >= self.policy.established:
+                return state.progress.spacing.first, True, {}
         # Losses are alike at first whatever the data; what differs shows while they fall.
         early = len(losses) == state.progress.count and at < self.policy.size
         late = steps >= first
@@ -299,6 +329,9 @@ class RankLossOutlier(Detector[LossOutlierState]):
                 f"{ranks(who).capitalize()} differ by {by} at a level of "
                 f"{number(incident.level)}, always to the same side. As many ranks are on one side "
                 "as on the other, so nothing in this tells which one is wrong.",
+                "It was so from the first steps on: their data may be unlike on purpose."
+                if incident.from_start
+                else "",
                 self._who_moved(incident),
             )
             remedy = (
@@ -376,7 +409,11 @@ class RankLossOutlier(Detector[LossOutlierState]):
 
 
 def _severity(incident: _Outlier) -> str:
-    if not incident.decided and incident.from_start and incident.world > 2:
+    if (
+        not incident.decided
+        and incident.from_start
+        and not (incident.critical and incident.world == 2)
+    ):
         return "info"
     return "critical" if incident.critical else "warning"
 
