@@ -119,7 +119,7 @@ def build(settings: Effective | None = None) -> list[Detector[Any]]:
     if settings is None:
         return [detector() for detector in found]
     return [
-        detector(settings.policy(detector))
+        detector.of(settings.policy)
         for detector in found
         if not settings.off.issuperset(detector.kinds)
     ]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from rankscope.server.detectors.policy import Policy
 from rankscope.server.window import Window
@@ -121,6 +121,15 @@ class Detector(ABC, Generic[State]):
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.policy = policy or self.policies()
+
+    @classmethod
+    def of(cls, policies: Callable[[type[Detector[Any]]], Policy]) -> Self:
+        """One that judges by a run's settings.
+
+        Args:
+            policies: the thresholds of any detector; of others for one that asks them.
+        """
+        return cls(policies(cls))
 
     @abstractmethod
     def start(self) -> State:

@@ -79,15 +79,16 @@ class Companions:
             while waiting and waiting[0][0] <= step:
                 seen.append(waiting.popleft())
 
-    def raised_rate(self, onset: int, *, before: int) -> Mapping[str, float] | None:
+    def raised_rate(self, onset: int, *, before: int, factor: float) -> Mapping[str, float] | None:
         """The rise of the learning rate that may be behind a trouble.
 
         Args:
             onset: step since which there is trouble.
             before: how many steps earlier the rise may lie.
+            factor: the rate after it over that before it, at least.
 
         Returns:
-            `lr_before`, `lr_after` and `lr_step`, where it rose by half or more.
+            `lr_before`, `lr_after` and `lr_step`, where it rose so far.
         """
         inside = [(s, v) for s, v in self.rates if onset - before <= s <= onset + 1]
         if len(inside) < 2:
@@ -97,7 +98,7 @@ class Companions:
         if not later:
             return None
         step, highest = max(later, key=lambda point: point[1])
-        if not (lowest[1] > 0 and highest >= 1.5 * lowest[1]):
+        if not (lowest[1] > 0 and highest >= factor * lowest[1]):
             return None
         # The step at which the largest part of the rise happened.
         jumps = [(b[1] / a[1], b[0]) for a, b in zip(inside, inside[1:], strict=False) if a[1] > 0]

@@ -91,6 +91,19 @@ class Policy:
     """Base of the thresholds of a detector; itself those of one that has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class RisePolicy(Policy):
+    """Thresholds of what is told otherwise where the learning rate was raised before it.
+
+    Attributes:
+        rise: the rate over what it was, from which on it has been raised.
+        rise_before: how long before the trouble that may have been.
+    """
+
+    rise: Times = 1.5
+    rise_before: Observations = 100
+
+
 def thresholds(policy: type[Policy]) -> tuple[Threshold, ...]:
     """What a user may set of a detector, in the order of the fields.
 

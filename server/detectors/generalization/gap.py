@@ -27,7 +27,8 @@ class GapPolicy(Policy):
     Attributes:
         evaluations: so many before anything is judged.
         after: so many of them after the best one.
-        rise: of the last ones above the best, as a share of the best.
+        slight: rise of the last ones above the best, as a share of the best, that is told of.
+        rise: the same, from which on it is a warning.
         noise: how many times the noise of the evaluations the rise has to be.
         progress: the rise as a share of what the evaluation had gained.
         trend: Mann-Kendall Z since the best.
@@ -35,6 +36,7 @@ class GapPolicy(Policy):
 
     evaluations: Count = 6
     after: Count = 3
+    slight: Times = 0.05
     rise: Times = 0.15
     noise: Sigmas = 4.0
     progress: Times = 0.05
@@ -43,11 +45,16 @@ class GapPolicy(Policy):
 
 @dataclass(slots=True)
 class Gap:
-    """What was seen: losses of the evaluation and of training, at the best and now."""
+    """What was seen: losses of the evaluation and of training, at the best and now.
+
+    Attributes:
+        highest: of the medians of the last evaluations.
+    """
 
     best: float
     best_step: int
     now: float
+    highest: float
     training_then: float
     training_now: float
     accuracy_then: float
@@ -55,8 +62,8 @@ class Gap:
 
     @property
     def rise(self) -> float:
-        """Above the best, as a share of it."""
-        return (self.now - self.best) / abs(self.best) if self.best else math.inf
+        """Above the best, as a share of it, at most."""
+        return (self.highest - self.best) / abs(self.best) if self.best else math.inf
 
     @property
     def surer(self) -> bool:
@@ -90,19 +97,20 @@ class GeneralizationGap(Detector[GapState]):
 
     Statistic:
         With 6 evaluations or more, 3 of them after the best: the median of the last 3 lies above
-        the best by more than 15 % of it, by more than 4 times the noise of the evaluations (from
+        the best by more than 5 % of it, by more than 4 times the noise of the evaluations (from
         the differences of neighbours) and by more than 5 % of what they had gained, rises since
         the best (Mann-Kendall Z above 2), and the loss of training (median of 20 steps) is not
         above what it was at the best. It is over when an evaluation comes back to within half of
-        the rise that counts.
+        those 5 %.
 
     Severity:
-        Warning; info where the accuracy of the evaluation went on rising (the model is too sure,
-        its answers are not worse), and for losses that change their sign.
+        Warning from a rise of 15 % on, info below; info also where the accuracy of the evaluation
+        went on rising (the model is too sure, its answers are not worse), and for losses that
+        change their sign.
 
     Evidence:
-        `best`, `best_step`, `now`, `rise`, `training_then`, `training_now`, and with an accuracy
-        `accuracy_then`, `accuracy_now`.
+        `best`, `best_step`, `now`, `rise` (at most), `training_then`, `training_now`, and with an
+        accuracy `accuracy_then`, `accuracy_now`.
 
     Source:
         Early stopping by the rise above the best (Prechelt 1998), with a noise floor. SageMaker's
@@ -130,7 +138,9 @@ class GeneralizationGap(Detector[GapState]):
             if math.isfinite(loss):
                 accuracy = row.get("eval/accuracy", math.nan)
                 self._take(state, _Evaluation(step, loss, median(state.training), accuracy))
-        findings = tuple(_finding(e, state) for e in state.watch.take(window.last_step))
+        findings = tuple(
+            _finding(e, state, self.policy) for e in state.watch.take(window.last_step)
+        )
         return Outcome({"generalization.gap": self._check(window, state)}, findings)
 
     def _take(self, state: GapState, new: _Evaluation) -> None:
@@ -147,10 +157,11 @@ class GeneralizationGap(Detector[GapState]):
         known = state.watch.current
         if known is not None and known.holding:
             # Hysteresis: what is open stays so until half of the rise is gone.
-            if new.loss - best.loss < 0.5 * policy.rise * abs(best.loss):
+            if new.loss - best.loss < 0.5 * policy.slight * abs(best.loss):
                 state.watch.good(new.step)
                 return
-            _update(state.watch.bad(new.step, known.facts), new)
+            last = [e.loss for e in list(state.evaluations)[-_TAIL:]]
+            _update(state.watch.bad(new.step, known.facts), new, median(last))
             return
         later = [e for e in state.evaluations if e.step >= best.step]
         if state.total < policy.evaluations or len(later) <= policy.after:
@@ -160,7 +171,7 @@ class GeneralizationGap(Detector[GapState]):
         rise = now - best.loss
         noise = robust_sigma(np.diff([e.loss for e in state.evaluations])) / math.sqrt(2)
         rises = (
-            rise > policy.rise * abs(best.loss)
+            rise > policy.slight * abs(best.loss)
             and rise > policy.noise * noise
             and rise > policy.progress * (state.first - best.loss)
             and mann_kendall([e.loss for e in later]) > policy.trend
@@ -175,6 +186,7 @@ class GeneralizationGap(Detector[GapState]):
             best.loss,
             best.step,
             now,
+            now,
             best.training,
             new.training,
             best.accuracy,
@@ -185,7 +197,7 @@ class GeneralizationGap(Detector[GapState]):
     def _check(self, window: Window, state: GapState) -> Check:
         episode = state.watch.open(window.last_step)
         if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode, state).title}.")
+            return Check(Status.OPEN, f"{_finding(episode, state, self.policy).title}.")
         if state.best is None or state.total < self.policy.evaluations:
             why = f"{count(state.total, 'evaluation')} of {self.policy.evaluations} needed."
             return Check(Status.INSUFFICIENT_DATA, why)
@@ -198,15 +210,17 @@ class GeneralizationGap(Detector[GapState]):
         )
 
 
-def _update(episode: Episode[Gap], new: _Evaluation) -> None:
+def _update(episode: Episode[Gap], new: _Evaluation, level: float) -> None:
     facts = episode.facts
     facts.now, facts.training_now = new.loss, new.training
+    facts.highest = max(facts.highest, level)
     if math.isfinite(new.accuracy):
         facts.accuracy_now = new.accuracy
 
 
-def _finding(episode: Episode[Gap], state: GapState) -> Finding:
+def _finding(episode: Episode[Gap], state: GapState, policy: GapPolicy) -> Finding:
     facts = episode.facts
+    slight = not facts.rise > policy.rise
     evidence = {
         "best": facts.best,
         "best_step": facts.best_step,
@@ -242,7 +256,7 @@ def _finding(episode: Episode[Gap], state: GapState) -> Finding:
     surrogate = facts.best < 0 or state.first < 0
     return Finding(
         kind="generalization.gap",
-        severity="info" if facts.surer or surrogate else "warning",
+        severity="info" if facts.surer or surrogate or slight else "warning",
         title=(
             f"The loss of the evaluation is {percent(facts.rise)} above its best of "
             f"{number(facts.best)} (step {facts.best_step}) while that of training falls"

@@ -10,18 +10,15 @@ from typing import ClassVar
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Companions, rate_sentence
-from rankscope.server.detectors.policy import Count, Observations, Policy, Times
-from rankscope.server.detectors.statistics import SlidingMedian
+from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Steps, Times
+from rankscope.server.detectors.statistics import SlidingMedian, Spacing
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, sentences
 from rankscope.server.window import Window
 
-_NEW = 6
-_USUAL = 100
-
 
 @dataclass(frozen=True, slots=True)
-class ExplodingPolicy(Policy):
+class ExplodingPolicy(RisePolicy):
     """Thresholds of `gradient.exploding`.
 
     Attributes:
@@ -31,6 +28,12 @@ class ExplodingPolicy(Policy):
         factor: newest norms over the usual ones.
         of_start: newest norms over the first ones.
         onset: norm over the usual one at which it is taken to have begun.
+        newest: so many norms are the newest ones.
+        usual: so many norms before them are what is usual.
+        first: so many norms are the first ones.
+        held: norm over the usual one down to which it goes on.
+        critical: largest norm over the usual one from which on it is critical.
+        calm: steps below `held` after which it is over.
     """
 
     evidence: Observations = 40
@@ -39,6 +42,12 @@ class ExplodingPolicy(Policy):
     factor: Times = 10.0
     of_start: Times = 0.5
     onset: Times = 5.0
+    newest: Observations = 6
+    usual: Observations = 100
+    first: Observations = 50
+    held: Times = 3.0
+    critical: Times = 100.0
+    calm: Steps = 50
 
 
 @dataclass(slots=True)
@@ -57,14 +66,15 @@ class Explosion:
 class ExplodingState:
     """What `gradient.exploding` remembers; the norms in the order of their steps."""
 
+    recent: deque[tuple[int, float]]
+    newest: SlidingMedian
+    usual: SlidingMedian
+    watch: Watch[Explosion]
     total: int = 0
     first: list[float] = field(default_factory=list)
-    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_USUAL + _NEW))
-    newest: SlidingMedian = field(default_factory=lambda: SlidingMedian(_NEW))
-    usual: SlidingMedian = field(default_factory=lambda: SlidingMedian(_USUAL))
     above: int = 0
+    spacing: Spacing = field(default_factory=Spacing)
     companions: Companions = field(default_factory=Companions)
-    watch: Watch[Explosion] = field(default_factory=lambda: Watch(clear_after=50))
 
     def push(self, step: int, norm: float) -> None:
         """Takes a norm; what is no longer among the newest becomes usual."""
@@ -111,7 +121,13 @@ class GradientExploding(Detector[ExplodingState]):
 
     def start(self) -> ExplodingState:
         """Nothing seen yet."""
-        return ExplodingState()
+        policy = self.policy
+        return ExplodingState(
+            deque(maxlen=policy.usual + policy.newest),
+            SlidingMedian(policy.newest),
+            SlidingMedian(policy.usual),
+            Watch(clear_after=policy.calm),
+        )
 
     def advance(self, window: Window, state: ExplodingState) -> Outcome:
         """Takes the norms one by one; one that is not finite is another detector's matter."""
@@ -121,16 +137,18 @@ class GradientExploding(Detector[ExplodingState]):
             norm = row.get("grad_norm_preclip", row.get("grad_norm", math.nan))
             if math.isfinite(norm):
                 self._take(step, norm, state)
-        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
         return Outcome({"gradient.exploding": _check(window, state, self.policy)}, findings)
 
     def _take(self, step: int, norm: float, state: ExplodingState) -> None:
+        policy = self.policy
+        state.spacing.push(step)
         state.total += 1
-        if len(state.first) < 50:
+        if len(state.first) < policy.first:
             state.first.append(norm)
         known = state.watch.current
         if known is not None and known.holding:
-            if norm > 3 * known.facts.usual:
+            if norm > policy.held * known.facts.usual:
                 state.watch.bad(step, known.facts)
                 known.facts.worst = max(known.facts.worst, norm)
                 return
@@ -139,19 +157,21 @@ class GradientExploding(Detector[ExplodingState]):
             state.watch.good(step)
             return
         state.push(step, norm)
-        if len(state.recent) < self.policy.evidence or state.total <= self.policy.warm + _NEW:
+        if len(state.recent) < policy.evidence or state.total <= policy.warm + policy.newest:
             state.watch.good(step)
             return
         usual, newest = state.usual.median, state.newest.median
-        grew = newest > self.policy.factor * usual
-        grew &= newest > self.policy.of_start * median(state.first)
+        grew = newest > policy.factor * usual
+        grew &= newest > policy.of_start * median(state.first)
         state.above = state.above + 1 if grew else 0
-        if state.above < self.policy.in_a_row:
+        if state.above < policy.in_a_row:
             state.watch.good(step)
             return
-        onset = next(s for s, n in state.recent if n > self.policy.onset * usual)
+        onset = next(s for s, n in state.recent if n > policy.onset * usual)
         facts = Explosion(usual, state.newest.largest)
-        rise = state.companions.raised_rate(onset, before=100)
+        rise = state.companions.raised_rate(
+            onset, before=state.spacing.steps(policy.rise_before), factor=policy.rise
+        )
         if rise is not None:
             facts.lr_before, facts.lr_after = rise["lr_before"], rise["lr_after"]
             facts.lr_step = int(rise["lr_step"])
@@ -161,14 +181,14 @@ class GradientExploding(Detector[ExplodingState]):
 def _check(window: Window, state: ExplodingState, policy: ExplodingPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
     if state.total < policy.evidence:
         why = f"{count(state.total, 'finite gradient norm')} of {policy.evidence} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
     return Check(Status.OK, f"{count(state.total, 'gradient norm')} looked at, none grew tenfold.")
 
 
-def _finding(episode: Episode[Explosion]) -> Finding:
+def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:
     facts = episode.facts
     factor = facts.worst / facts.usual if facts.usual else math.inf
     evidence: dict[str, float] = {"usual": facts.usual, "worst": facts.worst, "factor": factor}
@@ -198,7 +218,7 @@ def _finding(episode: Episode[Explosion]) -> Finding:
         )
     return Finding(
         kind="gradient.exploding",
-        severity="critical" if factor >= 100 else "warning",
+        severity="critical" if factor >= policy.critical else "warning",
         title=(
             f"The gradient has grown from {number(facts.usual)} to {number(facts.worst)} since "
             f"step {episode.first_step}"

@@ -13,23 +13,29 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.policy import Blocks, Policy, Share, Sigmas, Times
+from rankscope.server.detectors.policy import Blocks, Policy, RisePolicy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import (
+    BLOCK,
     Progress,
     mean_over_ranks,
+    median_error,
     robust_sigma,
 )
 from rankscope.server.detectors.wording import count, number, percent, sentences
 from rankscope.server.window import Window
 
+# Blocks that are remembered.
+_BLOCKS = 24
+
 
 @dataclass(frozen=True, slots=True)
-class DivergingPolicy(Policy):
+class DivergingPolicy(RisePolicy):
     """Thresholds of `loss.diverging`; a block is 10 observations.
 
     Attributes:
         min_lost: share of the progress that has to be lost.
-        min_noise: how many times the noise of the block medians the loss has to lie above its best.
+        min_noise: how many times the noise of the block medians the loss has to lie above its
+            best, and its start above its best where there is progress.
         blocks: so many blocks in a row open an incident.
         evidence: blocks before anything is judged.
         held: share of lost progress down to which an incident goes on.
@@ -73,7 +79,8 @@ class DivergingState:
 
     progress: Progress = field(default_factory=Progress)
     companions: Companions = field(default_factory=Companions)
-    blocks: deque[_Block] = field(default_factory=lambda: deque(maxlen=24))
+    blocks: deque[_Block] = field(default_factory=lambda: deque(maxlen=_BLOCKS))
+    values: deque[float] = field(default_factory=lambda: deque(maxlen=_BLOCKS * BLOCK))
     above: int = 0
     signed: bool = False
     incident: _Diverging | None = None
@@ -86,8 +93,10 @@ class LossDiverging(Detector[DivergingState]):
         Medians of blocks of 10 observations. Lost progress is how far the block lies above the best
         block, over the progress made (start minus best). An incident opens where it was above 35 %
         for 3 blocks in a row, each above the best by more than 4 times the noise of the block
-        medians. Where the loss never made progress (less than 10 % of its start), half the start
-        takes the place of the progress. It is dated back to where the rise left 10 % behind, and is
+        medians: that of their differences, and that which the scatter of single values gives them,
+        on the logarithm. Where the loss never made progress (less than 10 % of its start, or than
+        4 times that noise), half the start takes the place of the progress, and the median of the
+        last 24 blocks that of the best. It is dated back to where the rise left 10 % behind, and is
         over after 9 blocks below 15 %.
 
     Severity:
@@ -127,6 +136,7 @@ class LossDiverging(Detector[DivergingState]):
             if state.incident is not None and state.incident.over(step):
                 findings.append(self._finding(state.incident))
                 state.incident = None
+            state.values.append(value)
             completed = state.progress.push(step, value)
             if completed is not None:
                 self._take(state, *completed)
@@ -136,13 +146,25 @@ class LossDiverging(Detector[DivergingState]):
 
     def _take(self, state: DivergingState, first_step: int, last_step: int, median: float) -> None:
         policy, progress = self.policy, state.progress
-        state.blocks.append(_Block(first_step, last_step, median, self._lost(progress, median)))
-        lost = state.blocks[-1].lost
+        # On the logarithm: losses err by factors. What changes its sign has none.
+        error = 0.0 if state.signed else median_error(np.array(state.values), BLOCK)
+        # The lowest of many blocks lies below the start of a loss that is noise and nothing else.
+        moved = progress.scale > policy.small_start * abs(progress.start) and self._clear(
+            progress.start, progress.best, error
+        )
+        lost = self._lost(progress, median, moved=moved)
+        state.blocks.append(_Block(first_step, last_step, median, lost))
         if len(state.blocks) < policy.evidence:
             return
         medians = np.array([b.median for b in state.blocks])
         noise = robust_sigma(np.diff(medians)) / math.sqrt(2)
-        above = lost > policy.min_lost and median - progress.best > policy.min_noise * noise
+        # Without progress the best is but the luckiest block: what is usual takes its place.
+        before = progress.best if moved else float(np.median(medians))
+        above = (
+            lost > policy.min_lost
+            and median - progress.best > policy.min_noise * noise
+            and self._clear(median, before, error)
+        )
         state.above = state.above + 1 if above else 0
         incident = state.incident
         if incident is not None:
@@ -153,11 +175,17 @@ class LossDiverging(Detector[DivergingState]):
         elif state.above >= policy.blocks:
             self._open(state)
 
-    def _lost(self, progress: Progress, median: float) -> float:
-        start, scale = progress.start, progress.scale
-        if scale > self.policy.small_start * abs(start):
-            return (median - progress.best) / scale
+    def _lost(self, progress: Progress, median: float, *, moved: bool) -> float:
+        if moved:
+            return (median - progress.best) / progress.scale
+        start = progress.start
         return (median - start) / (0.5 * abs(start)) if start else 0.0
+
+    def _clear(self, high: float, low: float, error: float) -> bool:
+        """Whether one level is above another one by more than their noise."""
+        if not (high > 0 and low > 0):
+            return high > low
+        return math.log(high) - math.log(low) > self.policy.min_noise * error
 
     def _open(self, state: DivergingState) -> None:
         policy, progress = self.policy, state.progress
@@ -176,7 +204,9 @@ class LossDiverging(Detector[DivergingState]):
             start=progress.start,
             worst=max(b.median for b in blocks[begin:]),
             lost=max(b.lost for b in blocks[begin:]),
-            rise=state.companions.raised_rate(first, before=progress.spacing.steps(100)),
+            rise=state.companions.raised_rate(
+                first, before=progress.spacing.steps(policy.rise_before), factor=policy.rise
+            ),
             signed=state.signed,
         )
 

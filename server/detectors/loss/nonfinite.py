@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.policy import Observations, Policy, Times
+from rankscope.server.detectors.policy import Observations, Policy, RisePolicy, Times
 from rankscope.server.detectors.statistics import (
     Progress,
     Spacing,
@@ -24,7 +24,7 @@ from rankscope.server.window import Window
 
 
 @dataclass(frozen=True, slots=True)
-class NonFinitePolicy(Policy):
+class NonFinitePolicy(RisePolicy):
     """Thresholds of `loss.nonfinite`.
 
     Attributes:
@@ -155,7 +155,11 @@ class LossNonFinite(Detector[NonFiniteState]):
                 posting=posting,
                 value=float(values[bad][0]),
                 before=state.last_mean,
-                rise=state.companions.raised_rate(step, before=state.spacing.steps(100)),
+                rise=state.companions.raised_rate(
+                    step,
+                    before=state.spacing.steps(self.policy.rise_before),
+                    factor=self.policy.rise,
+                ),
                 gradient_step=earlier[0] if earlier else None,
                 ran_away=ran_away,
                 start=state.progress.start,

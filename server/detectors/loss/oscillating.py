@@ -13,7 +13,15 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Signed, Times
+from rankscope.server.detectors.policy import (
+    Count,
+    Observations,
+    Policy,
+    RisePolicy,
+    Share,
+    Signed,
+    Times,
+)
 from rankscope.server.detectors.statistics import (
     Progress,
     lag_one,
@@ -31,7 +39,7 @@ _SCALES = (1, 4, 16)
 
 
 @dataclass(frozen=True, slots=True)
-class OscillatingPolicy(Policy):
+class OscillatingPolicy(RisePolicy):
     """Thresholds of `loss.oscillating`.
 
     Attributes:
@@ -235,7 +243,9 @@ class LossOscillating(Detector[OscillatingState]):
                 swing=swing,
                 period_steps=math.nan,
                 progress=state.progress.scale,
-                rise=state.companions.raised_rate(first, before=spacing.steps(100)),
+                rise=state.companions.raised_rate(
+                    first, before=spacing.steps(policy.rise_before), factor=policy.rise
+                ),
                 signed=state.signed,
             )
         incident.last_step = step

@@ -13,7 +13,15 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.history import Companions, RankHistory, rate_sentence
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
+from rankscope.server.detectors.policy import (
+    Count,
+    Observations,
+    Policy,
+    RisePolicy,
+    Share,
+    Sigmas,
+    Times,
+)
 from rankscope.server.detectors.statistics import (
     Baseline,
     Progress,
@@ -25,7 +33,7 @@ from rankscope.server.window import Float64, Int64, Window
 
 
 @dataclass(frozen=True, slots=True)
-class SpikePolicy(Policy):
+class SpikePolicy(RisePolicy):
     """Thresholds of `loss.spike`; counts are observations.
 
     Attributes:
@@ -54,6 +62,8 @@ class SpikePolicy(Policy):
     recurrent_within: Observations = 1000
     carried: Share = 0.8
     lasting: Observations = 3
+    # A jump follows a rise of the rate more closely than a slow drift does.
+    rise_before: Observations = 30
 
 
 @dataclass(slots=True, kw_only=True)
@@ -205,7 +215,9 @@ class LossSpike(Detector[SpikeState]):
             positive=state.baseline.positive and value > 0,
             ranks=who,
             rank_value=rank_value,
-            rise=state.companions.raised_rate(step, before=spacing.steps(30)),
+            rise=state.companions.raised_rate(
+                step, before=spacing.steps(policy.rise_before), factor=policy.rise
+            ),
             gradient=state.companions.gradient_rose_first(step),
             peak=value,
             peak_step=step,

@@ -5,23 +5,25 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.gradient.exploding import GradientExploding
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.oscillating import LossOscillating
-from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Steps
+from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Share, Steps
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Window
 
+_PARTS: tuple[type[Detector[Any]], ...] = (LossDiverging, LossOscillating, GradientExploding)
+
 
 @dataclass(frozen=True, slots=True)
-class HighPolicy(Policy):
+class HighPolicy(RisePolicy):
     """Thresholds of `lr.too_high`.
 
     Attributes:
@@ -31,6 +33,8 @@ class HighPolicy(Policy):
         updates: sampled updates before their size counts.
         evidence: losses before anything is judged.
         near: between a sign in the loss and what confirms it.
+        least_cut, most_cut: what a rate that did not rise is multiplied by in the remedy, at least
+            and at most.
     """
 
     large_update: Share = 3e-2
@@ -38,6 +42,8 @@ class HighPolicy(Policy):
     updates: Count = 4
     evidence: Observations = 40
     near: Steps = 200
+    least_cut: Share = 0.01
+    most_cut: Share = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +102,22 @@ class RateTooHigh(Detector[HighState]):
 
     policy: HighPolicy
 
+    def __init__(
+        self, policy: HighPolicy | None = None, parts: Sequence[Detector[Any]] | None = None
+    ) -> None:
+        super().__init__(policy)
+        self._parts = [part() for part in _PARTS] if parts is None else [*parts]
+
+    @classmethod
+    def of(cls, policies: Callable[[type[Detector[Any]]], Policy]) -> Self:
+        """Its first sign is judged by the same thresholds as the kinds that have it."""
+        policy = policies(cls)
+        assert isinstance(policy, HighPolicy)
+        return cls(policy, [part(policies(part)) for part in _PARTS])
+
     def start(self) -> HighState:
         """Nothing seen yet."""
-        parts: tuple[Detector[Any], ...] = (LossDiverging(), LossOscillating(), GradientExploding())
-        return HighState([(part, part.start()) for part in parts])
+        return HighState([(part, part.start()) for part in self._parts])
 
     def advance(self, window: Window, state: HighState) -> Outcome:
         """Asks the others, and looks at the rate and the updates before what they found."""
@@ -140,7 +158,9 @@ def _second_sign(sign: Finding, state: HighState, policy: HighPolicy) -> High | 
     known = [(s, v) for s, v in state.rates if s <= sign.seen_step]
     recent = [v for s, v in state.updates if sign.seen_step - policy.near < s <= sign.seen_step]
     update = median(recent)
-    rise = Companions(rates=deque(known)).raised_rate(sign.first_step, before=100)
+    rise = Companions(rates=deque(known)).raised_rate(
+        sign.first_step, before=policy.rise_before, factor=policy.rise
+    )
     if rise is None and not (len(recent) >= policy.updates and update > policy.large_update):
         return None
     return High(known[-1][1] if known else math.nan, update, rise)
@@ -175,7 +195,9 @@ def _finding(sign: Finding, high: High, policy: HighPolicy) -> Finding:
         cause = f"{sign.title}. {rate_sentence(high.rise)}"
     else:
         # The update goes with the rate.
-        usable = high.rate * min(max(policy.usual_update / high.update, 0.01), 0.3)
+        usable = high.rate * min(
+            max(policy.usual_update / high.update, policy.least_cut), policy.most_cut
+        )
         cause = (
             f"{sign.title}. A step changes the parameters by {number(high.update)} of their size; "
             "healthy trainings stay below 0.01."

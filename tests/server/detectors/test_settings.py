@@ -4,10 +4,11 @@ import json
 
 import pytest
 from support.judging import judge
-from support.scenarios import apart, spikes
+from support.scenarios import apart, recorded, spikes
 
 from rankscope.server import detectors
 from rankscope.server.detectors import DETECTORS, build
+from rankscope.server.detectors.rate import RateTooHigh
 from rankscope.server.detectors.settings import (
     Effective,
     Overrides,
@@ -116,6 +117,23 @@ def test_detectors_judge_by_what_is_set():
     judged = judge(JUMPS, build(deaf), settings=deaf)
     assert not judged.of("loss.spike")
     assert judged.checks["loss.spike"].status == "ok"
+
+
+def test_a_kind_that_follows_from_others_judges_them_as_they_are_set():
+    rising = recorded(0, trace="F14-growing-lr")
+    assert judge(rising, [RateTooHigh.of(settings().policy)]).of("lr.too_high")
+    deaf = settings(
+        layer(
+            {
+                "detectors": {
+                    "loss.diverging": {"min_lost": 1e99},
+                    "loss.oscillating": {"min_amplitude": 1e99},
+                    "gradient.exploding": {"factor": 1e99},
+                }
+            }
+        )
+    )
+    assert not judge(rising, [RateTooHigh.of(deaf.policy)]).of("lr.too_high")
 
 
 def test_what_is_off_finds_nothing_and_says_so():
