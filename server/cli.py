@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import urllib3
 import uvicorn
@@ -27,6 +28,8 @@ from rankscope.server.storage import distribution, migrate, partitions, pruning
 from rankscope.server.storage.engine import open_engine
 
 DEFAULT_SERVER = "http://127.0.0.1:8642"
+
+_MAX_WIDTH = 48
 
 OK, FAILED, USAGE, UNREACHABLE, UNKNOWN_RUN = 0, 1, 2, 3, 4
 
@@ -59,8 +62,10 @@ def serve(argv: Sequence[str]) -> int:
             background="process" if options.workers == 1 else "threads",
             detectors=read_file(options.detectors) if options.detectors else Given(),
         )
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         return _complain(str(error))
+    except OSError as error:
+        return _complain(_file_text(error))
     try:
         engine = open_engine(settings.database)
         migrate.upgrade(engine)
@@ -74,10 +79,8 @@ def serve(argv: Sequence[str]) -> int:
     try:
         listener.bind((settings.host, settings.port))
     except OSError as error:
-        return _complain(
-            f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}. "
-            "Is a server running there already? --port 0 takes a free port."
-        )
+        listener.close()
+        return _complain(_listening_text(settings, error))
     port = listener.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
 
@@ -155,12 +158,20 @@ def db(argv: Sequence[str]) -> int:
             print(
                 f"{have or 'empty'}{'' if have == head else f' (this version works with {head})'}"
             )
+        elif have is None:
+            return _complain(
+                f"{_shown(settings.database)} is empty: no server has used it. Is it the right one?"
+            )
         elif have != head:
+            # It says so where a newer version has been there.
+            migrate.check(engine)
             return _complain(f"the database has schema {have}: call `rankscope db upgrade` first")
         else:
             _look_after(options, engine)
-    except (ValueError, migrate.SchemaError, partitions.NotPossible, OSError) as error:
+    except (ValueError, migrate.SchemaError, partitions.NotPossible) as error:
         return _complain(str(error))
+    except OSError as error:
+        return _complain(_file_text(error))
     except (SQLAlchemyError, ImportError) as error:
         return _complain(_database_text(settings.database, error))
     finally:
@@ -195,11 +206,16 @@ def _age(text: str) -> float:
 def runs(argv: Sequence[str]) -> int:
     """`rankscope runs`: the runs of a server."""
     parser = _reader("runs", "List the runs of a server, newest first.")
-    parser.add_argument("--project")
-    parser.add_argument("--state", choices=("running", "finished", "failed", "lost"))
+    parser.add_argument("--project", help="of this project alone")
+    parser.add_argument(
+        "--state", choices=("running", "finished", "failed", "lost"), help="in this state alone"
+    )
     options = parser.parse_args(argv)
 
     def show(answer: Any) -> None:
+        if not answer["items"]:
+            print("No runs.")
+            return
         rows = [("RUN", "PROJECT", "STATE", "RANKS", "LAST STEP", "VERDICT", "OPEN ALERTS")]
         for run in answer["items"]:
             rows.append(
@@ -208,12 +224,13 @@ def runs(argv: Sequence[str]) -> int:
                     run["project"],
                     run["state"],
                     f"{len(run['ranks'])}/{run['world_size']}",
-                    str(run["last_step"]),
+                    "-" if run["last_step"] < 0 else str(run["last_step"]),
                     run["verdict"],
                     str(run["open_alerts"]),
                 )
             )
         _table(rows)
+        _tell_of_more(answer)
 
     query = {"project": options.project, "state": options.state, "limit": "100"}
     return _read(options, "/runs", query, show)
@@ -222,8 +239,8 @@ def runs(argv: Sequence[str]) -> int:
 def alerts(argv: Sequence[str]) -> int:
     """`rankscope alerts RUN`: the alerts of a run."""
     parser = _reader("alerts", "List the alerts of a run, newest first.")
-    parser.add_argument("run", metavar="RUN")
-    parser.add_argument("--state", choices=("open", "resolved"))
+    parser.add_argument("run", metavar="RUN", type=_run, help="id of the run")
+    parser.add_argument("--state", choices=("open", "resolved"), help="in this state alone")
     options = parser.parse_args(argv)
 
     def show(answer: Any) -> None:
@@ -238,6 +255,7 @@ def alerts(argv: Sequence[str]) -> int:
             if alert["tensors"]:
                 print(f"  tensors: {', '.join(alert['tensors'][:6])}")
             print(f"  cause: {alert['cause']}\n  remedy: {alert['remedy']}\n")
+        _tell_of_more(answer)
 
     path = f"/runs/{quote(options.run, safe='')}/alerts"
     return _read(options, path, {"state": options.state, "limit": "100"}, show)
@@ -247,11 +265,40 @@ def _reader(name: str, text: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"rankscope {name}", description=text)
     parser.add_argument(
         "--server",
+        type=_address,
         default=os.environ.get("RANKSCOPE_SERVER") or DEFAULT_SERVER,
-        help="URL of the server; default: RANKSCOPE_SERVER",
+        help=f"URL of the server; default: RANKSCOPE_SERVER, or {DEFAULT_SERVER}",
     )
     parser.add_argument("--json", action="store_true", help="print the server's answer as it is")
     return parser
+
+
+def _address(text: str) -> str:
+    """The URL of a server, without a slash at its end."""
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no URL of a server; write it like {DEFAULT_SERVER}"
+        )
+    return text.rstrip("/")
+
+
+def _run(text: str) -> str:
+    """A run's id: none of those that would make another path of the address."""
+    if not text or text in (".", "..") or "/" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no id of a run; `rankscope runs` lists the runs there are"
+        )
+    return text
+
+
+def _tell_of_more(answer: Any) -> None:
+    if answer["next_cursor"] is not None:
+        print(f"These are the newest {len(answer['items'])}; the dashboard has the others.")
 
 
 def _read(
@@ -260,16 +307,19 @@ def _read(
     query: dict[str, str | None],
     show: Callable[[Any], None],
 ) -> int:
-    url = f"{options.server.rstrip('/')}/api/v1{path}"
+    url = f"{options.server}/api/v1{path}"
     fields = {k: v for k, v in query.items() if v is not None}
     try:
         answer = urllib3.request("GET", url, fields=fields, timeout=10.0, retries=False)
     except urllib3.exceptions.HTTPError as error:
-        _complain(f"{options.server} does not answer: {error}. Is the server running?")
+        reason = str(getattr(error, "reason", None) or error).rstrip(".")
+        _complain(f"{options.server} does not answer: {reason}. Is the server running?")
         return UNREACHABLE
     try:
         body = json.loads(answer.data)
     except ValueError:
+        body = None
+    if not isinstance(body, dict):
         _complain(f"{options.server} answers something else than Rankscope would")
         return UNREACHABLE
     if answer.status != 200:
@@ -283,16 +333,42 @@ def _read(
 
 
 def _table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    # A name of 250 characters pushes its own line to the right, and no others.
+    widths = [
+        max((len(row[i]) for row in rows if len(row[i]) <= _MAX_WIDTH), default=0)
+        for i in range(len(rows[0]))
+    ]
     for row in rows:
         print(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         )
 
 
+def _listening_text(settings: Settings, error: OSError) -> str:
+    text = f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}."
+    if error.errno == errno.EADDRINUSE:
+        return f"{text} Is a server running there already? --port 0 takes a free port."
+    if error.errno == errno.EACCES:
+        return f"{text} Ports below 1024 are the system's: take a higher one."
+    return f"{text} --host is an address of this machine; 0.0.0.0 stands for all of them."
+
+
+def _file_text(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def _shown(url: str) -> str:
+    return make_url(url).render_as_string(hide_password=True)
+
+
 def _database_text(url: str, error: Exception) -> str:
     reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-    shown = make_url(url).render_as_string(hide_password=True)
+    shown = _shown(url)
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database:
+        folder = Path(parsed.database).absolute().parent
+        if not folder.is_dir():
+            return f"cannot use the database {shown}: there is no folder {folder}; make it first"
     if isinstance(error, ImportError):
         return f"{shown} needs a driver: pip install 'rankscope[postgres]' ({reason})"
     return f"cannot use the database {shown}: {reason}. Is the address right, and may you write?"

@@ -22,6 +22,8 @@ from rankscope.dashboard.figures.units import axis_title
 MAX_LINES = 16
 # Points are drawn besides the line where they are so few that they can be told apart.
 _FEW_POINTS = 60
+# On shorter axes plotly would put ticks between the steps.
+_FEW_STEPS = 8
 # More rows than this in one hover box cover the chart.
 _UNIFIED_LINES = 8
 # Half of 256 ranks may be guilty: then the bands tell the story, and a few lines are examples.
@@ -105,6 +107,8 @@ def rank_curves(
             "title": {"text": "step"},
             "range": _padded(span),
             "tickformat": ",d",
+            # Between two steps there is none: a tick there would repeat the number beside it.
+            **({"dtick": 1} if span[1] - span[0] < _FEW_STEPS else {}),
             "unifiedhovertitle": {"text": "step %{x:,d}"},
         },
         "yaxis": {
@@ -229,7 +233,7 @@ def _span(curves: Sequence[Curve]) -> tuple[float, float]:
 
 def _padded(span: tuple[float, float]) -> list[float]:
     low, high = span
-    room = max(high - low, 1.0) * 0.01
+    room = max((high - low) * 0.01, 0.5 if high == low else 0.01)
     return [low - room, high + room]
 
 

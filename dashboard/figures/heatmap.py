@@ -90,6 +90,13 @@ def divergence_heatmap(
     }
     if not steps.size or not len(ranks):
         settings["meta"] = {"summary": f"{stage}: nothing compared yet", "width": 1}
+        settings["annotations"] = [_nothing(theme, zoomed=x_range is not None)]
+        # Numbers along the axes of nothing would be taken for ranks and steps.
+        settings["yaxis"]["visible"] = False
+        if x_range is None:
+            settings["xaxis"]["visible"] = False
+        else:
+            settings["xaxis"]["range"] = list(x_range)
         return go.Figure(data=[], layout=settings)
     span = (
         (int(steps[0]), int((steps if until is None else until).max()))
@@ -161,6 +168,20 @@ def divergence_heatmap(
         "leavers": {str(rank): step for rank, step in leavers.items()},
     }
     return go.Figure(data=traces, layout=settings)
+
+
+def _nothing(theme: Theme, *, zoomed: bool) -> dict[str, Any]:
+    return {
+        "x": 0.5,
+        "y": 0.5,
+        "xref": "paper",
+        "yref": "paper",
+        "showarrow": False,
+        "text": "Nothing was compared at these steps"
+        if zoomed
+        else "No two ranks have posted a fingerprint<br>of the same step yet",
+        "font": {"size": 12, "color": theme.muted},
+    }
 
 
 def _when(bins: Bins) -> np.ndarray[Any, np.dtype[np.str_]]:

@@ -1,7 +1,7 @@
 // One alert as a card: what, since when, which ranks and tensors, why, what to do, the evidence.
 
 import { Problem, age, post, runPage } from "./api.js";
-import { badge, duration, el, number, ranksText, severityBadge } from "./dom.js";
+import { badge, duration, el, number, prose, ranksText, severityBadge } from "./dom.js";
 
 const PLAIN_CELLS = 40;
 
@@ -24,7 +24,7 @@ export function alertCard(alert, consequences = [], options = {}) {
       "header",
       {},
       severityBadge(alert.severity),
-      open ? badge("open", "critical", "\u25CB") : badge("resolved", "ok", "\u2713"),
+      open ? badge("open", alert.severity, "\u25CB") : badge("resolved", "ok", "\u2713"),
       alert.acknowledged && badge("acknowledged", "muted", "\u2713"),
       alert.silenced && badge("silenced", "muted", "\u00D7"),
       el("code", { class: "muted" }, alert.kind),
@@ -41,8 +41,8 @@ export function alertCard(alert, consequences = [], options = {}) {
         alert.tensors.length > 1 && ` and ${alert.tensors.length - 1} more`),
       el("span", { title: alert.opened_at }, `opened ${duration(age(alert.opened_at))} ago`),
     ),
-    !options.brief && alert.cause && el("p", {}, alert.cause),
-    !options.brief && alert.remedy && el("p", { class: "remedy" }, el("b", {}, "What to do: "), alert.remedy),
+    !options.brief && alert.cause && el("p", {}, prose(alert.cause)),
+    !options.brief && alert.remedy && el("p", { class: "remedy" }, el("b", {}, "What to do: "), prose(alert.remedy)),
     consequences.length > 0 && followers(consequences),
     details(alert),
     actions(alert, options),

@@ -18,6 +18,10 @@ export function show(node, visible = true) {
   node.hidden = !visible;
 }
 
+/** Texts of the server name code between backticks; they stay, so that what is copied is what was said. */
+export const prose = (text) =>
+  text.split(/(`[^`]+`)/).filter(Boolean).map((part) => (/^`.*`$/s.test(part) ? el("code", {}, part) : part));
+
 /** Puts children into a node only where they differ, so that focus and open details survive. */
 export function fill(node, ...children) {
   const next = el("div", {}, ...children);
@@ -59,6 +63,17 @@ export function number(value, digits = 4) {
 }
 
 export const count = (value) => (value ?? 0).toLocaleString("en");
+
+/** The number of a step; -1 stands for none yet. */
+export const stepText = (step) => (step < 0 ? "\u2013" : count(step));
+
+/** 14:05 of today, or 20 Nov, 14:05: by the reader's clock. */
+export function clock(time) {
+  const then = new Date(time);
+  const sameDay = then.toDateString() === new Date().toDateString();
+  const day = sameDay ? {} : { day: "numeric", month: "short" };
+  return then.toLocaleString("en-GB", { ...day, hour: "2-digit", minute: "2-digit" });
+}
 
 export function seconds(value) {
   if (value === null || value === undefined || typeof value === "string") return number(value);

@@ -8,12 +8,17 @@ const keys = new Map();
 /** Binds a single key, ignored while a field has the focus. */
 export const onKey = (key, action) => keys.set(key, action);
 
-/** Says that the server could not be asked, or (null) that it is over. Faults of ours are not hidden. */
-export function trouble(error) {
+/**
+ * Says that the server could not be asked, or (null) that it is over. Faults of ours are not hidden.
+ * @param again whether what failed is asked for again by itself
+ */
+export function trouble(error, { again = true } = {}) {
   if (error && !(error instanceof Problem)) throw error;
   const line = $("trouble");
   show(line, Boolean(error));
-  if (error) line.textContent = `${error.status ? "The server refuses" : "The server cannot be reached"}: ${error.message}. Trying again.`;
+  if (!error) return;
+  const who = error.status ? "The server refuses" : "The server cannot be reached";
+  line.textContent = `${who}: ${error.message.replace(/\.$/, "")}. ${again ? "Trying again." : "Nothing was changed."}`;
 }
 
 $("theme").addEventListener("click", () => window.rankscopeTheme.toggle());

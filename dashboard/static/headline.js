@@ -1,10 +1,11 @@
 // The answer at 3 a.m.: is it fine? If not: what, since which step, which rank, which tensor, what to do.
 
 import { age } from "./api.js";
-import { duration, el, fill, ranksText, severitySign } from "./dom.js";
+import { $, clock, duration, el, fill, number, prose, ranksText, severitySign } from "./dom.js";
 import { families } from "./alert_card.js";
 
 const SETTLE_MS = 15000;
+const BEHIND_S = 60;
 const passed = new Map(); // run -> when it was last seen to pass
 
 /** Between a batch and its evaluation a passing run is pending for a moment; it still reads as passing. */
@@ -14,20 +15,14 @@ export function settled(run, verdict) {
 }
 
 /**
- * @param facts { run, verdict, alerts } as the REST interface gives them
+ * @param facts { run, verdict, alerts, ranks } as the REST interface gives them
  * @returns the alert that it speaks of, if it does of one
  */
-export function headline(node, { run, verdict, alerts }) {
+export function headline(node, { run, verdict, alerts, ranks }) {
   const roots = families(alerts).map(([root]) => root);
-  const open = roots.filter((a) => a.state === "open" && a.severity !== "info");
+  const open = roots.filter((a) => a.state === "open" && a.severity !== "info" && !a.silenced);
   const word = settled(run.id, verdict.verdict);
-  const told = open.length
-    ? broken(open, run)
-    : word === "fail"
-      ? failed(roots, verdict)
-      : word === "pass"
-        ? fine(roots, verdict, run)
-        : tooEarly(verdict, run);
+  const told = open.length ? broken(open, run) : whole(word, { run, verdict, roots, ranks });
   node.className = `panel headline is-${told.tone}`;
   node.removeAttribute("aria-busy");
   fill(
@@ -36,7 +31,18 @@ export function headline(node, { run, verdict, alerts }) {
     el("h1", {}, told.title),
     ...told.body,
   );
+  // Apart from the rest, in which numbers change at every step: nobody wants to have these read out.
+  const said = `${told.word}. ${told.title}`;
+  if ($("said").textContent !== said) $("said").textContent = said;
   return open[0] ?? null;
+}
+
+/** What there is to say where no alert is open. */
+function whole(word, { run, verdict, roots, ranks }) {
+  // A run that still trains has no verdict yet, but all that it needs for one may have passed.
+  if (word === "pass" || (run.state === "running" && verdict.so_far === "pass")) return fine(roots, verdict, run);
+  if (word === "fail") return ENDS[run.state]?.(run, ranks) ?? failed(roots, verdict);
+  return tooEarly(verdict, run);
 }
 
 function broken(open, run) {
@@ -47,25 +53,35 @@ function broken(open, run) {
   return {
     tone: first.severity,
     sign: severitySign(first.severity),
-    word: `Not fine: ${first.severity}` + (others.length ? `, and ${others.length} more open alert${others.length > 1 ? "s" : ""}` : ""),
+    word: `Not fine: ${first.severity}` + (first.acknowledged ? ", acknowledged" : "") + (others.length ? `, and ${others.length} more open alert${others.length > 1 ? "s" : ""}` : ""),
     title: first.title,
     body: [
       el(
         "dl",
         { class: "answers" },
-        answer("Since", `step ${first.first_step}`, run.last_step > first.first_step ? ` (now at ${run.last_step})` : ""),
+        answer("Since", `step ${first.first_step}`, run.last_step > first.first_step ? ` (now at ${run.last_step})` : "",
+          `, found at ${clock(first.opened_at)}`),
         answer("Who", first.ranks.length ? ranksText(first.ranks) : "the whole run"),
         first.stage && answer("First broken link", first.stage.replaceAll("_", " ")),
         tensors && answer("Tensor", ...tensors),
+        answer("How far apart", apart(first.evidence)),
       ),
       el(
         "div",
         { class: "told" },
-        first.cause && el("p", { class: "cause" }, first.cause),
-        first.remedy && el("div", { class: "todo" }, el("b", {}, "What to do"), first.remedy),
+        first.cause && el("p", { class: "cause" }, prose(first.cause)),
+        first.remedy && el("div", { class: "todo" }, el("b", {}, "What to do"), prose(first.remedy)),
       ),
     ],
   };
+}
+
+/** How far replicas are apart, where the finding is of such: the newest of its sizes. */
+function apart({ sizes, growth }) {
+  const relative = sizes?.at?.(-1)?.[2];
+  if (!(relative > 0)) return null;
+  const going = { growing: ", growing", exponential: ", growing exponentially", shrinking: ", shrinking" };
+  return `${number(relative, 2)} of the parameters' norm${going[growth] ?? ""}`;
 }
 
 function failed(roots, verdict) {
@@ -74,21 +90,95 @@ function failed(roots, verdict) {
     sign: "\u25C6",
     word: "Nothing open, but the run does not pass",
     title: roots.length ? roots[0].title : "The verdict is: fail",
-    body: verdict.reasons.map((reason) => el("p", { class: "cause" }, reason)),
+    body: verdict.reasons.map((reason) => el("p", { class: "cause" }, sentence(reason))),
   };
 }
+
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+// Of an error message that is longer, the table of the ranks has the whole.
+const ERROR_LENGTH = 300;
+
+/** Ranks that ended with an error: the trainer's own fault comes before all that is said of the numbers. */
+function crashed(run, ranks) {
+  const dead = ranks.filter((rank) => rank.state === "failed");
+  if (!dead.length) return null;
+  // The first to fall takes the others along.
+  const first = dead.reduce((a, b) => (b.last_step < a.last_step ? b : a));
+  const who = dead.map((rank) => rank.rank);
+  return {
+    tone: "critical",
+    sign: "\u2715",
+    word: "Not fine: the run failed",
+    title: `${sentence(ranksText(who))} ended with an error${first.last_step < 0 ? " before the first step" : ` at step ${first.last_step}`}`,
+    body: [
+      el(
+        "dl",
+        { class: "answers" },
+        answer("Who", ranksText(who)),
+        answer("Last heard of", clock(first.last_seen_at)),
+        first.host && answer("Where", `${first.host}, process ${first.pid}`),
+      ),
+      el(
+        "div",
+        { class: "told" },
+        first.error && el("p", { class: "cause mono" }, short(first.error)),
+        el("div", { class: "todo" }, el("b", {}, "What to do"),
+          `Look at the log of rank ${first.rank}, which ended first; no detector has found a fault before.`),
+      ),
+    ],
+  };
+}
+
+/** No rank says anything any more, and none has said goodbye. */
+function lost(run, ranks) {
+  const hosts = [...new Set(ranks.map((rank) => rank.host).filter(Boolean))];
+  return {
+    tone: "critical",
+    sign: "?",
+    word: "Not fine: the run was lost",
+    title: `No rank has been heard of since ${clock(run.last_seen_at)}`,
+    body: [
+      el(
+        "dl",
+        { class: "answers" },
+        answer("Who", ranks.length === 1 ? ranksText([ranks[0].rank]) : `all ${ranks.length} ranks that had reported`),
+        answer("Last step", run.last_step < 0 ? "none" : String(run.last_step)),
+        hosts.length > 0 && answer("Where", hosts.slice(0, 4).join(", ") + (hosts.length > 4 ? ` and ${hosts.length - 4} more` : "")),
+      ),
+      el(
+        "div",
+        { class: "told" },
+        el("p", { class: "cause" }, "None of them had said that it was done."),
+        el("div", { class: "todo" }, el("b", {}, "What to do"),
+          "See whether the job still runs. If it does, its machines do not reach this server: what they measure waits on " +
+          "their disks and comes later. If it was killed (out of memory, preempted, end of its time), the scheduler's log says so."),
+      ),
+    ],
+  };
+}
+
+const ENDS = { failed: crashed, lost };
+
+const short = (text) => (text.length > ERROR_LENGTH ? `${text.slice(0, ERROR_LENGTH)}\u2026` : text);
 
 function fine(roots, verdict, run) {
   const passed = verdict.checks.filter((c) => c.state === "passed").length;
   const left = verdict.checks.filter((c) => c.state === "not_run").length;
   const over = roots.filter((a) => a.state === "resolved" && a.severity !== "info").length;
+  const silenced = roots.filter((a) => a.state === "open" && a.silenced).length;
   const notes = [];
   if (left) notes.push(`${left} check${left > 1 ? "s" : ""} could not run, see why below.`);
+  const behind = run.last_step - run.evaluated_step;
+  if (behind > 0 && age(run.last_seen_at) > BEHIND_S) {
+    notes.push(`The last ${behind} steps have not been judged: the server is behind, or cannot; then its log says why.`);
+  }
+  if (silenced) notes.push(`${silenced} open alert${silenced > 1 ? "s are" : " is"} silenced.`);
   if (over) notes.push(`${over} alert${over > 1 ? "s" : ""} opened and resolved.`);
   return {
     tone: "ok",
     sign: "\u2713",
-    word: "Fine",
+    word: run.state === "running" ? "Fine so far" : "Fine",
     title: `${passed} check${passed === 1 ? "" : "s"} passed on ${run.world_size} rank${run.world_size === 1 ? "" : "s"} through step ${run.evaluated_step}`,
     body: notes.length ? [el("p", { class: "muted" }, notes.join(" "))] : [],
   };
@@ -98,13 +188,14 @@ function tooEarly(verdict, run) {
   return {
     tone: "muted",
     sign: "\u2026",
-    word: "Too early to tell",
-    title: run.last_step >= 0 ? `Nothing bad so far, at step ${run.last_step}` : "No step has been reported yet",
-    body: verdict.reasons.map((reason) => el("p", { class: "muted" }, reason)),
+    word: run.state === "running" ? "Too early to tell" : "Cannot tell",
+    title: run.last_step >= 0 ? `Nothing bad ${run.state === "running" ? "so far" : "was found"}, at step ${run.last_step}` : "No step has been reported yet",
+    body: verdict.reasons.map((reason) => el("p", { class: "muted" }, sentence(reason))),
   };
 }
 
 function answer(name, ...text) {
+  if (text[0] === null) return null;
   return el("div", {}, el("dt", {}, name), el("dd", {}, ...text));
 }
 

@@ -1,7 +1,7 @@
 // The table of ranks: who was last heard of when, and where. Suspicious ones come first.
 
 import { age } from "./api.js";
-import { $, badge, count, duration, el, fill, number, seconds, show, stateBadge } from "./dom.js";
+import { $, badge, count, duration, el, fill, number, seconds, show, stateBadge, stepText } from "./dom.js";
 
 const SHOWN = 16;
 let everyone = false;
@@ -47,7 +47,7 @@ function row(rank, run) {
     el("td", { "data-label": "State" }, rank.quiet ? badge("silent", "critical", "?") : stateBadge(rank.state),
       rank.phase && rank.state === "running" && el("span", { class: "muted" }, ` in ${rank.phase}`),
       rank.error && el("div", { class: "is-critical" }, rank.error)),
-    el("td", { "data-label": "Last step", class: "number" }, count(rank.last_step),
+    el("td", { "data-label": "Last step", class: "number" }, stepText(rank.last_step),
       behind > 1 && el("span", { class: "muted" }, ` (${count(behind)} behind)`)),
     el("td", { "data-label": "Heard of" }, `${duration(age(rank.last_seen_at))} ago`),
     el("td", { "data-label": "Loss", class: "number" }, number(rank.loss)),

@@ -6,7 +6,7 @@ import { Problem, age, get, post, root, runPath } from "./api.js";
 import { Charts } from "./charts.js";
 import { checks } from "./checks.js";
 import { comparison } from "./comparison.js";
-import { $, count, debounce, duration, el, fill, rankList, severitySign, show, stateBadge, throttle, verdictBadge } from "./dom.js";
+import { $, debounce, duration, el, fill, rankList, severitySign, show, stateBadge, stepText, throttle, verdictBadge } from "./dom.js";
 import { onKey, trouble } from "./frame.js";
 import { headline, settled, staleness } from "./headline.js";
 import { Live } from "./live.js";
@@ -98,6 +98,8 @@ function offerStages(meta) {
     select.replaceChildren(...offered.map((s) => el("option", { value: s }, s.replaceAll("_", " "))));
   }
   if (meta.stage) select.value = meta.stage;
+  // Where nothing can be chosen there is no choice, and no key to colours that do not occur.
+  for (const node of [select.parentElement, $("heat-key")]) show(node, (meta.stages ?? []).length > 0);
 }
 
 function chips(meta) {
@@ -217,12 +219,15 @@ function tick() {
     fact("Run", el("span", {}, about.name || about.id)),
     fact("Project", about.project),
     fact("State", stateBadge(about.state)),
-    fact("Ranks", `${ranks.length} of ${about.world_size}`),
-    fact("Last step", count(about.last_step)),
+    fact("Ranks", `${ranks.length} of ${about.world_size}`,
+      ranks.length < about.world_size && el("span", { class: "stale" }, ` (${about.world_size - ranks.length} missing)`)),
+    fact("Last step", stepText(about.last_step)),
     fact("Last heard of", staleness(about) ?? ago(about.last_seen_at)),
     fact("Started", el("time", { datetime: about.started_at, title: about.started_at }, ago(about.started_at))),
   );
-  const guilty = new Set(facts.alerts.filter((a) => a.state === "open").flatMap((a) => a.ranks));
+  // As the charts have it: what follows from an alert and mere information name nobody guilty.
+  const telling = facts.alerts.filter((a) => a.state === "open" && !a.parent && !a.silenced && a.severity !== "info");
+  const guilty = new Set(telling.flatMap((a) => a.ranks));
   rankTable(about, ranks, guilty);
 }
 
@@ -247,7 +252,7 @@ function notes(node, about) {
           {},
           el("th", { scope: "row" }, el("code", {}, event.kind)),
           el("td", { "data-label": "Rank" }, event.rank),
-          el("td", { "data-label": "Step" }, event.step < 0 ? "\u2013" : event.step),
+          el("td", { "data-label": "Step" }, stepText(event.step)),
           el("td", {}, event.text || JSON.stringify(event.data)),
         ))),
       ),
@@ -278,7 +283,7 @@ function silence(alert) {
       await post(`${path}/silences`, { kind: alert.kind, seconds, comment: $("silence-why").value });
       loadFacts();
     } catch (error) {
-      trouble(error);
+      trouble(error, { again: false });
     }
   };
   dialog.showModal();

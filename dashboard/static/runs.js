@@ -1,7 +1,7 @@
 // The list of all runs.
 
 import { age, get, runPage } from "./api.js";
-import { $, badge, count, debounce, duration, el, fill, severitySign, show, stateBadge, throttle, verdictBadge } from "./dom.js";
+import { $, badge, count, debounce, duration, el, fill, severitySign, show, stateBadge, stepText, throttle, verdictBadge } from "./dom.js";
 import { trouble } from "./frame.js";
 import { settled, staleness } from "./headline.js";
 import { QueryState } from "./query.js";
@@ -44,8 +44,12 @@ function tell(runs, more) {
 
 function openAlerts(run) {
   if (!run.open_alerts) return el("span", { class: "muted" }, "none");
-  const tone = run.verdict === "fail" ? "critical" : "warning";
-  return badge(`${run.open_alerts} open`, tone, severitySign(tone));
+  const worst = run.worst_alert;
+  if (!worst) return badge(`${run.open_alerts} silenced`, "muted", "\u00D7");
+  return [
+    badge(`${run.open_alerts} open`, worst.severity, severitySign(worst.severity)),
+    el("div", { class: "worst" }, el("a", { href: `${runPage(run.id)}#alert-${worst.id}` }, worst.title)),
+  ];
 }
 
 function row(run) {
@@ -57,9 +61,9 @@ function row(run) {
     el("td", { "data-label": "State" }, stateBadge(run.state)),
     el("td", { "data-label": "Open alerts" }, openAlerts(run)),
     el("td", { "data-label": "Ranks", class: "number" }, count(run.world_size)),
-    el("td", { "data-label": "Last step", class: "number" }, count(run.last_step)),
-    el("td", { "data-label": "Heard of" }, staleness(run) ?? `${duration(age(run.last_seen_at))} ago`),
-    el("td", { "data-label": "Started" }, el("time", { datetime: run.started_at, title: run.started_at }, `${duration(age(run.started_at))} ago`)),
+    el("td", { "data-label": "Last step", class: "number" }, stepText(run.last_step)),
+    el("td", { "data-label": "Heard of", class: "nowrap" }, staleness(run) ?? `${duration(age(run.last_seen_at))} ago`),
+    el("td", { "data-label": "Started", class: "nowrap" }, el("time", { datetime: run.started_at, title: run.started_at }, `${duration(age(run.started_at))} ago`)),
   );
 }
 

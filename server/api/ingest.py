@@ -187,6 +187,10 @@ def _unpack(body: bytes) -> bytes:
         raise Problem(422, f"body: is not gzip: {error}") from error
     if len(plain) > wire.MAX_BODY_BYTES:
         raise _too_large()
+    # Only at its end has the check sum been looked at.
+    if not unpacker.eof or unpacker.unused_data:
+        what = "goes on behind its end" if unpacker.eof else "breaks off before its end"
+        raise Problem(422, f"body: the gzip {what}; send the whole batch again")
     return plain
 
 

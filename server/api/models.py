@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, WithJsonSchema
 
 from rankscope.agent.wire import number_to_json
+from rankscope.agent.wire.codec import to_plain
 
 Item = TypeVar("Item")
 
@@ -53,8 +54,17 @@ class Accepted(BaseModel):
     hello_wanted: bool
 
 
+class OpenAlert(BaseModel):
+    """An alert in short."""
+
+    id: str
+    kind: str
+    severity: Severity
+    title: str
+
+
 class Run(BaseModel):
-    """A run, as lists show it."""
+    """A run, as lists show it; `worst_alert` is the gravest open one that is not silenced."""
 
     id: str
     project: str
@@ -68,6 +78,7 @@ class Run(BaseModel):
     config: dict[str, Any]
     verdict: VerdictName
     open_alerts: int
+    worst_alert: OpenAlert | None
 
 
 class RankStatus(BaseModel):
@@ -277,7 +288,7 @@ class SilenceRequest(Model):
 
     kind: str
     seconds: float | None = None
-    comment: str = ""
+    comment: Annotated[str, AfterValidator(to_plain)] = ""
 
 
 class Silence(BaseModel):
@@ -374,9 +385,10 @@ class CheckLine(BaseModel):
 
 
 class Verdict(BaseModel):
-    """Pass, fail or pending, and why."""
+    """Pass, fail or pending, and why; `so_far` is what it would be if the run ended now."""
 
     verdict: VerdictName
+    so_far: VerdictName
     reasons: list[str]
     checks: list[CheckLine]
     settings: VerdictSettings

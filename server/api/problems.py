@@ -14,6 +14,9 @@ from starlette.exceptions import HTTPException
 
 CONTENT_TYPE = "application/problem+json"
 
+# Enough for all kinds there are.
+_MAX_DETAIL = 2000
+
 _logger = logging.getLogger(__name__)
 
 
@@ -37,6 +40,9 @@ def answer(
     status: int, detail: str, *, instance: str, headers: dict[str, str] | None = None, **more: Any
 ) -> JSONResponse:
     """A problem as a response."""
+    if len(detail) > _MAX_DETAIL:
+        # What was sent is quoted, and may be long.
+        detail = f"{detail[: _MAX_DETAIL // 2]} ... {detail[-_MAX_DETAIL // 2 :]}"
     body = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,

@@ -9,12 +9,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 from sqlalchemy import Connection
 
+from rankscope.agent.wire import SEVERITIES
 from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.models import (
     Agent,
     AgentEvent,
     AgentFault,
     Items,
+    OpenAlert,
     RankStatus,
     Run,
     RunDetail,
@@ -24,6 +26,7 @@ from rankscope.server.api.models import (
 )
 from rankscope.server.api.verdict import summary
 from rankscope.server.storage import agents, alerts, attempts, runs, series
+from rankscope.server.storage.alerts import Findings
 from rankscope.server.storage.engine import reading
 
 router = APIRouter(tags=["runs"])
@@ -119,6 +122,22 @@ def _runs(connection: Connection, rows: Sequence[Any]) -> list[Run]:
             config=row.config,
             verdict=summary(row, found[row.key]),
             open_alerts=sum(a.state == "open" and a.parent is None for a in found[row.key].alerts),
+            worst_alert=_worst(found[row.key]),
         )
         for row in rows
     ]
+
+
+def _worst(found: Findings) -> OpenAlert | None:
+    """The gravest, of equally grave ones the first: what the page of the run speaks of."""
+    told = [
+        a
+        for a in found.alerts
+        if a.state == "open" and a.parent is None and a.kind not in found.silenced
+    ]
+    if not told:
+        return None
+    worst = max(told, key=lambda a: (SEVERITIES.index(a.severity), -a.first_step))
+    return OpenAlert.model_validate(
+        {"id": worst.id, "kind": worst.kind, "severity": worst.severity, "title": worst.title}
+    )

@@ -19,6 +19,9 @@ from rankscope.server.verdict import Verdict, judge
 
 router = APIRouter(tags=["verdict"])
 
+# Where an evaluation takes longer, something is wrong with it.
+_PATIENCE_S = 60.0
+
 Kinds = Annotated[list[str] | None, Query()]
 
 
@@ -39,11 +42,16 @@ def get_verdict(
         row = known_run(connection, run)
         found = findings(connection, runs={row.key: row.id}, now=time.time())[row.key]
         judged_by = settings.load_run(connection, run=row.key)
-    verdict = _judge(
-        row, found, fail_on=fail_on, kinds=frozenset(kind or ()), ignored=frozenset(ignore or ())
-    )
+    options: dict[str, Any] = {
+        "fail_on": fail_on,
+        "kinds": frozenset(kind or ()),
+        "ignored": frozenset(ignore or ()),
+    }
+    verdict = _judge(row.state, row, found, **options)
+    so_far = "finished" if row.state == "running" else row.state
     return models.Verdict(
         verdict=_name(verdict, row),
+        so_far=cast(models.VerdictName, _judge(so_far, row, found, **options).verdict),
         reasons=[*verdict.reasons, *_unevaluated(row)],
         checks=[
             models.CheckLine.model_validate({"name": c.name, "state": c.state, "why": c.why})
@@ -71,12 +79,12 @@ def _settings(row: Any, judged_by: Effective | None) -> models.VerdictSettings:
 
 def summary(row: Any, found: Findings) -> models.VerdictName:
     """The verdict alone, for lists."""
-    return _name(_judge(row, found), row)
+    return _name(_judge(row.state, row, found), row)
 
 
-def _judge(row: Any, found: Findings, **options: Any) -> Verdict:
+def _judge(state: str, row: Any, found: Findings, **options: Any) -> Verdict:
     return judge(
-        row.state,
+        state,
         row.world_size,
         found.alerts,
         found.checks,
@@ -89,7 +97,13 @@ def _unevaluated(row: Any) -> list[str]:
     """A reason to wait: data that no detector has seen yet."""
     if row.evaluated >= row.arrivals:
         return []
-    return ["the newest data have not been evaluated yet; ask again in a second"]
+    waiting = time.time() - row.last_seen_at
+    if waiting < _PATIENCE_S:
+        return ["the newest data have not been evaluated yet; ask again in a second"]
+    return [
+        f"the newest data have not been evaluated for {waiting / 60:.0f} min: the server is "
+        "behind, or cannot; then its log says why"
+    ]
 
 
 def _name(verdict: Verdict, row: Any) -> models.VerdictName:

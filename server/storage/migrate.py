@@ -50,6 +50,17 @@ def upgrade(engine: Engine, revision: str = "head") -> None:
     Raises:
         SchemaError: it has one that is not known here: a newer server has migrated it.
     """
+    check(engine)
+    with _migrating(engine) as made:
+        command.upgrade(made, revision)
+
+
+def check(engine: Engine) -> None:
+    """Says where a database is one of a newer server.
+
+    Raises:
+        SchemaError: it has a revision that is not known here.
+    """
     have = current(engine)
     known = {s.revision for s in ScriptDirectory.from_config(config()).walk_revisions()}
     if have is not None and have not in known:
@@ -57,8 +68,6 @@ def upgrade(engine: Engine, revision: str = "head") -> None:
             f"the database has schema {have}, which this version of Rankscope does not know: a "
             "newer one has migrated it. Update Rankscope, or use another database."
         )
-    with _migrating(engine) as made:
-        command.upgrade(made, revision)
 
 
 def downgrade(engine: Engine, revision: str) -> None:

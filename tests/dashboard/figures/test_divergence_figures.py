@@ -64,6 +64,20 @@ def test_rank_numbers_need_not_be_without_gaps():
 def test_nothing_compared_yet_says_so():
     figure = divergence_heatmap([], np.empty(0, np.int64), np.empty((0, 0)), np.empty((0, 0), bool))
     assert figure.layout.meta["summary"] == "parameters: nothing compared yet"
+    # Numbers along an empty chart would be taken for ranks and steps.
+    assert figure.layout.xaxis.visible is False
+    assert figure.layout.yaxis.visible is False
+    [note] = figure.layout.annotations
+    assert "No two ranks have posted a fingerprint" in note.text
+
+
+def test_steps_at_which_nothing_was_compared_say_so():
+    nothing = np.empty(0, np.int64), np.empty((0, 0)), np.empty((0, 0), bool)
+    figure = divergence_heatmap([], *nothing, x_range=(10, 20))
+    assert tuple(figure.layout.xaxis.range) == (10, 20)
+    assert [note.text for note in figure.layout.annotations] == [
+        "Nothing was compared at these steps"
+    ]
 
 
 def test_alerts_and_the_selected_step_are_marked():

@@ -299,3 +299,16 @@ def contrast(a: str, b: str) -> float:
 )
 def test_what_the_axis_says(metric, title):
     assert axis_title(metric) == title
+
+
+@pytest.mark.parametrize(("last", "dtick"), [(0, 1), (3, 1), (7, 1), (8, None), (500, None)])
+def test_no_tick_stands_between_two_steps(last, dtick):
+    """Plotly would number them like the step before, several times over."""
+    steps = np.arange(last + 1)
+    axis = rank_curves([Curve(0, steps, steps * 1.0)], metric="loss").layout.xaxis
+    assert axis.dtick == dtick
+    low, high = axis.range
+    assert low < 0
+    assert high > last
+    # A single step stands in the middle, and alone.
+    assert last > 0 or (low, high) == (-0.5, 0.5)

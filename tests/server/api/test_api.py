@@ -4,14 +4,19 @@ import gzip
 import json
 import math
 import time
+from datetime import datetime
 
 import numpy as np
 import pytest
+from sqlalchemy import update
+from support.fixture_run import SyntheticRun
 from support.serve_app import serve_app
 
 from rankscope.agent import wire
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
+from rankscope.server.storage import schema
+from rankscope.server.storage.engine import writing
 
 MSGPACK = {"Content-Type": wire.CONTENT_TYPE}
 
@@ -347,11 +352,45 @@ def test_an_alert_can_be_read_acknowledged_and_silenced(client):
     assert detail["history"][0]["what"] == "opened"
     assert get(client, "/runs/otter/verdict")["verdict"] == "fail"
 
+    short = {name: alert[name] for name in ("id", "kind", "severity", "title")}
+    assert get(client, "/runs")["items"][0]["worst_alert"] == short
+
     answer = client.post(f"/api/v1/alerts/{alert['id']}/acknowledge")
     assert answer.json()["acknowledged"] is True
     silence = {"kind": "desync.parameters", "comment": "known"}
     assert client.post("/api/v1/runs/otter/silences", json=silence).status_code == 201
     assert get(client, "/runs/otter/verdict")["verdict"] == "pass"
+    run = get(client, "/runs/otter")
+    assert (run["worst_alert"], run["open_alerts"]) == (None, 1)
+
+
+def test_a_run_that_goes_on_is_judged_as_if_it_ended_now(client):
+    healthy = SyntheticRun(run="healthy", ranks=2, steps=200)
+    for sent in healthy.batches(0, 150):
+        assert post(client, sent).status_code == 200
+    evaluated(client, "healthy")
+    verdict = get(client, "/runs/healthy/verdict")
+    assert (verdict["verdict"], verdict["so_far"]) == ("pending", "pass")
+    assert get(client, "/runs/healthy/verdict", kind="desync.batch")["so_far"] == "pending"
+    for sent in healthy.batches(150):
+        assert post(client, sent).status_code == 200
+    evaluated(client, "healthy")
+    verdict = get(client, "/runs/healthy/verdict")
+    assert (verdict["verdict"], verdict["so_far"]) == ("pass", "pass")
+
+
+def test_data_that_nobody_looks_at_are_told(database_url):
+    """An evaluation that stands still must not read as one that will be there in a second."""
+    app = create_app(Settings(database=database_url, evaluate=False))
+    with serve_app(app) as client:
+        post(client, batch(columns={"loss": column([0], [1.0])}, through_step=0, state="finished"))
+        assert "ask again in a second" in get(client, "/runs/otter/verdict")["reasons"][-1]
+        with writing(app.state.engine) as connection:
+            connection.execute(update(schema.run).values(last_seen_at=time.time() - 600))
+        said = get(client, "/runs/otter/verdict")
+        assert said["verdict"] == "pending"
+        assert "have not been evaluated for 10 min" in said["reasons"][-1]
+        assert "its log says why" in said["reasons"][-1]
 
 
 def test_the_same_data_evaluated_again_make_the_same_alerts(database_url):
@@ -413,11 +452,58 @@ def test_a_small_body_cannot_fill_the_memory(client):
     check_problem(answer, 413)
 
 
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda packed: packed[: len(packed) // 2], "breaks off before its end"),
+        # All data are there, but what they were checked with is not.
+        (lambda packed: packed[:-4], "breaks off before its end"),
+        (lambda packed: packed[:-8] + bytes(8), "gzip"),
+        (lambda packed: packed + b"more", "goes on behind its end"),
+    ],
+)
+def test_a_gzip_that_is_not_whole_is_not_taken(client, spoil, words):
+    packed = gzip.compress(wire.encode(batch(columns={"loss": column([0], [1.0])})))
+    headers = MSGPACK | {"Content-Encoding": "gzip"}
+    answer = client.post("/api/v1/ingest", content=spoil(packed), headers=headers)
+    assert words in check_problem(answer, 422)["detail"]
+    assert get(client, "/runs")["items"] == []
+    assert client.post("/api/v1/ingest", content=packed, headers=headers).status_code == 200
+
+
+def test_what_was_sent_is_quoted_in_short(client):
+    for path in (f"/api/v1/runs/{'n' * 5000}", f"/api/v1/alerts/{'n' * 5000}"):
+        detail = check_problem(client.get(path), 404)["detail"]
+        assert len(detail) < 2100
+        assert detail.startswith("there is no ")
+        assert detail.endswith(("lists them", "lists the runs there are"))
+
+
+def test_a_process_that_does_not_say_when_it_began_has_begun_now(client):
+    sent = {"run": "otter", "rank": 0, "seq": 0, "hello": {"host": "node0"}}
+    before = time.time()
+    assert client.post("/api/v1/ingest", json=sent).status_code == 200
+    run = get(client, "/runs/otter")
+    assert datetime.fromisoformat(run["started_at"]).timestamp() >= before - 1
+    # So has the next one, which is no earlier attempt.
+    assert client.post("/api/v1/ingest", json=sent | {"session": "b"}).status_code == 200
+    [rank] = get(client, "/runs/otter")["rank_status"]
+    assert rank["attempt"] == 1
+
+
 def test_silences_are_checked(client):
     post(client, batch())
     for body in ({"kind": "no.such"}, {"kind": "loss.spike", "seconds": -1}, {}, {"x": 1}):
         check_problem(client.post("/api/v1/runs/otter/silences", json=body), 422)
     check_problem(client.post("/api/v1/runs/none/silences", json={"kind": "loss.spike"}), 404)
+    # Half of a surrogate pair, which no database takes.
+    half = client.post(
+        "/api/v1/runs/otter/silences",
+        content=b'{"kind": "loss.spike", "comment": "a\\ud800b"}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert half.status_code == 201, half.text
+    assert half.json()["comment"] == "a?b"
 
 
 def test_health(client):

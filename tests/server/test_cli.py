@@ -1,0 +1,175 @@
+"""Commands of the server side: wrong arguments, missing files, servers that are not there."""
+
+import json
+import socket
+import sqlite3
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from support.serve_app import serve_app
+
+from rankscope.agent import wire
+from rankscope.server import cli
+from rankscope.server.app import create_app
+from rankscope.server.settings import Settings
+from rankscope.server.storage import migrate
+from rankscope.server.storage.engine import open_engine
+
+
+def url(path):
+    return f"sqlite:///{path}"
+
+
+def refused(capsys):
+    """What a command said on its way out; it must not have printed anything else."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    return err
+
+
+def called(command, *arguments):
+    try:
+        return command(arguments)
+    except SystemExit as ended:  # argparse's way
+        return ended.code
+
+
+@pytest.mark.parametrize("command", [cli.runs, lambda a: cli.alerts(["otter", *a])])
+@pytest.mark.parametrize(
+    "address",
+    ["", "127.0.0.1:8642", "ftp://host", "http://", "http://[::1", "http://host:99999"],
+)
+def test_what_is_no_address_of_a_server_is_told(capsys, command, address):
+    assert called(command, "--server", address) == cli.USAGE
+    assert "is no URL of a server; write it like http://" in refused(capsys)
+
+
+def test_a_server_that_is_not_there_is_told(capsys):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    assert called(cli.runs, "--server", address) == cli.UNREACHABLE
+    said = refused(capsys)
+    assert f"{address} does not answer: " in said
+    assert "Connection refused. Is the server running?" in said
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]"])
+def test_something_else_that_answers_is_told(capsys, body):
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as other:
+        thread = threading.Thread(target=other.handle_request)
+        thread.start()
+        address = f"http://127.0.0.1:{other.server_port}"
+        assert called(cli.runs, "--server", address) == cli.UNREACHABLE
+        thread.join()
+    assert "something else than Rankscope" in refused(capsys)
+
+
+# `..` would be taken out of the path by the client: the alerts of all runs came as those of one.
+@pytest.mark.parametrize("run", ["", ".", "..", "a/b"])
+def test_what_is_no_id_of_a_run_is_told(capsys, run):
+    assert called(cli.alerts, run) == cli.USAGE
+    assert "is no id of a run" in refused(capsys)
+
+
+@pytest.fixture
+def address(tmp_path):
+    with serve_app(create_app(Settings(database=url(tmp_path / "r.db")))) as client:
+        loss = {"loss": {"steps": [0], "values": [1.0]}}
+        for run, columns in (("short", loss), ("n" * 200, loss), ("early", {})):
+            batch = {"run": run, "rank": 0, "seq": 0, "columns": columns}
+            assert client.post("/api/v1/ingest", json=batch).status_code == 200
+        yield str(client.base_url).rstrip("/")
+
+
+def test_runs_stand_in_columns_however_long_a_name_is(capsys, address):
+    assert called(cli.runs, "--server", address) == cli.OK
+    head, early, long, short = capsys.readouterr().out.splitlines()
+    assert len(head) < 120
+    assert long.startswith("n" * 200 + "  default")
+    assert short.index("default") == early.index("default") == head.index("PROJECT")
+    # No step has been done: -1 is nobody's number.
+    assert early.split()[4] == "-"
+
+
+def test_no_run_is_told(capsys, address):
+    assert called(cli.runs, "--server", address, "--project", "none") == cli.OK
+    assert capsys.readouterr().out == "No runs.\n"
+    assert called(cli.runs, "--server", address, "--project", "none", "--json") == cli.OK
+    assert json.loads(capsys.readouterr().out)["items"] == []
+
+
+def test_a_list_that_is_cut_says_so(capsys, tmp_path):
+    with serve_app(create_app(Settings(database=url(tmp_path / "r.db"), evaluate=False))) as client:
+        for number in range(101):
+            batch = wire.Batch(run=f"run{number}", rank=0, seq=0)
+            client.post(
+                "/api/v1/ingest",
+                content=wire.encode(batch),
+                headers={"Content-Type": wire.CONTENT_TYPE},
+            )
+        assert called(cli.runs, "--server", str(client.base_url)) == cli.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 102
+    assert lines[-1] == "These are the newest 100; the dashboard has the others."
+
+
+@pytest.mark.parametrize(
+    "command", [lambda a: cli.serve(["--port", "0", *a]), lambda a: cli.db(["current", *a])]
+)
+def test_a_folder_that_is_not_there_is_named(capsys, tmp_path, command):
+    assert called(command, "--db", url(tmp_path / "none" / "r.db")) == cli.USAGE
+    assert f"there is no folder {tmp_path / 'none'}; make it first" in refused(capsys)
+
+
+def test_a_file_of_settings_that_is_not_there_is_named(capsys, tmp_path):
+    missing = tmp_path / "none.toml"
+    assert called(cli.serve, "--detectors", str(missing)) == cli.USAGE
+    assert refused(capsys) == f"rankscope: {missing}: No such file or directory\n"
+
+
+def test_why_it_cannot_listen_is_told_apart(capsys, tmp_path):
+    database = ("--db", url(tmp_path / "r.db"))
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = str(busy.getsockname()[1])
+        assert called(cli.serve, "--port", port, *database) == cli.USAGE
+        assert "Is a server running there already? --port 0 takes a free port." in refused(capsys)
+    # An address of a network for documentation (RFC 5737): no machine has it.
+    assert called(cli.serve, "--host", "192.0.2.1", "--port", "0", *database) == cli.USAGE
+    said = refused(capsys)
+    assert "--host is an address of this machine" in said
+    assert "already" not in said
+
+
+@pytest.mark.parametrize("action", [("prune", "--older-than", "1d"), ("partition",)])
+def test_a_database_that_nobody_has_used_is_told(capsys, tmp_path, action):
+    assert called(cli.db, *action, "--db", url(tmp_path / "new.db")) == cli.USAGE
+    assert "is empty: no server has used it. Is it the right one?" in refused(capsys)
+
+
+@pytest.mark.parametrize("action", [("upgrade",), ("prune", "--older-than", "1d")])
+def test_a_database_of_a_newer_version_is_left_alone(capsys, tmp_path, action):
+    path = tmp_path / "newer.db"
+    engine = open_engine(url(path))
+    migrate.upgrade(engine)
+    engine.dispose()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    assert called(cli.db, *action, "--db", url(path)) == cli.USAGE
+    said = refused(capsys)
+    assert "a newer one has migrated it. Update Rankscope, or use another database." in said
+    assert "rankscope db upgrade" not in said
