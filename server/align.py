@@ -33,6 +33,7 @@ from rankscope.server.storage.columns import Columns
 from rankscope.server.storage.evaluation import NewData, PrintPart
 from rankscope.server.storage.lives import Life
 from rankscope.server.window import (
+    SAMPLE_WORDS,
     Comparison,
     ElementSums,
     Int64,
@@ -55,7 +56,7 @@ _CLIPPING = ("grad_norm_preclip", "clip_coefficient")
 # What detectors look at as it is: what goes into a step, and what changes in it or before it.
 WATCHED_WORDS = (
     "batch",
-    *(f"rows/{i}" for i in range(4)),
+    *SAMPLE_WORDS,
     "start",
     "outside_optimizer",
     "parameters",

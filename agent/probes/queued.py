@@ -16,7 +16,8 @@ class Queued(Probe):
     """`queued_seconds`: how long this rank's training thread waited for a processor in a step.
 
     Costs a reading of a counter a step, one microsecond (tier `basic`). Posted where it is half a
-    millisecond or more.
+    millisecond or more, and with it `processor_seconds`, for which the thread had one. What is left
+    of the step it waited for something else.
 
     The Linux kernel counts for each thread for how long it was ready to run while others were
     running (`/proc/thread-self/schedstat`, in nanoseconds). Where ranks share a machine that has
@@ -30,7 +31,7 @@ class Queued(Probe):
         super().__init__(context)
         self._file = -1
         self._thread = -1
-        self._before = 0
+        self._before = (0, 0)
         self._step = -2
 
     def after_step(self, facts: StepFacts) -> None:
@@ -41,10 +42,12 @@ class Queued(Probe):
             self._open(thread)
         if self._file < 0:
             return
-        counted = int(os.pread(self._file, 64, 0).split()[1])
-        seconds = (counted - self._before) * 1e-9
+        ran, queued, _ = os.pread(self._file, 64, 0).split()
+        counted = int(ran), int(queued)
+        seconds = (counted[1] - self._before[1]) * 1e-9
         if self._step == facts.step - 1 and seconds >= _LEAST:
             facts.scalars["queued_seconds"] = seconds
+            facts.scalars["processor_seconds"] = (counted[0] - self._before[0]) * 1e-9
         self._before, self._step = counted, facts.step
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from rankscope.agent.probes.arrival import Arrival
 
 # Rows that are told of a step, and the words that they are told in, two in each.
-ROWS = 8
+ROWS = 16
 WORDS = tuple(f"rows/{i}" for i in range(ROWS // 2))
 # In place of a row where there are fewer.
 NO_ROW = 0xFFFF_FFFF

@@ -20,6 +20,7 @@ def timings(
     hiccups: float = 0.0,
     slower_rank: int = -1,
     queued: bool = False,
+    busy: bool = False,
     hosts: int = 1,
 ) -> Trace:
     """Synchronous steps: each rank fetches, computes, and waits for the last one; then all reduce.
@@ -32,6 +33,7 @@ def timings(
         hiccups: probability that a rank loses its core for 30 ms in a step.
         slower_rank: a second rank with the same fault.
         queued: what the guilty rank takes longer, it waits for a processor.
+        busy: the others wait for theirs meanwhile, and not for it.
         hosts: machines that the ranks are on, in their order.
     """
     random = np.random.default_rng(seed)
@@ -59,6 +61,9 @@ def timings(
     lost = np.zeros(shape)
     if queued:
         lost[guilty, span] = slower
+    if busy:
+        others = [r for r in range(ranks) if r not in guilty]
+        lost[others] = wait[others]
     return Trace(
         f"timings-{fault}",
         seed,
@@ -70,8 +75,13 @@ def timings(
             "compute_seconds": own + wait,
             "wait_seconds": np.where(sampled, wait, 0.0),
             "queued_seconds": lost,
+            "processor_seconds": arrival + wait - lost,
         },
-        present={"wait_seconds": sampled, "queued_seconds": lost > 0},
+        present={
+            "wait_seconds": sampled,
+            "queued_seconds": lost > 0,
+            "processor_seconds": (lost > 0) & busy,
+        },
         hosts=tuple(f"node{r * hosts // ranks}" for r in range(ranks)),
     )
 

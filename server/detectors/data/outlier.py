@@ -15,7 +15,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Progress, rank_rows, robust_sigma
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
-from rankscope.server.window import Float64, Window
+from rankscope.server.window import SAMPLE_WORDS, Float64, Window
 
 _BACK = 64
 # Observations after which it is found out anew what is usual.
@@ -33,7 +33,6 @@ _CYCLES = 3
 _SHORTEST = 8
 _MISSED = 4
 _NO_ROW = 0xFFFF_FFFF
-_ROW_WORDS = tuple(f"rows/{i}" for i in range(4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +307,7 @@ class _Held:
     def __init__(self, window: Window) -> None:
         self._column = {step: n for n, step in enumerate(window.steps.tolist())}
         self._batch = window.words.get("batch")
-        self._rows = [window.words[name] for name in _ROW_WORDS if name in window.words]
+        self._rows = [window.words[name] for name in SAMPLE_WORDS if name in window.words]
 
     def of(self, place: int, step: int) -> tuple[int | None, frozenset[int]]:
         """Digest of a rank's batch, and some of its samples."""

@@ -14,13 +14,12 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Number, Policy, Share, Times
 from rankscope.server.detectors.restarts import passed, restarts
 from rankscope.server.detectors.wording import count, percent, ranks
-from rankscope.server.window import Window
+from rankscope.server.window import SAMPLE_WORDS, Window
 
 _GRACE = 20
 # Samples and batches remembered. When there are more, every second one is looked at from then on.
 _MEMORY = 200_000
-# Words with two samples each, and what stands where a batch had fewer.
-_ROWS = ("rows/0", "rows/1", "rows/2", "rows/3")
+# What stands where a batch had fewer samples.
 _NO_ROW = 0xFFFF_FFFF
 _RECENT = 4
 
@@ -228,11 +227,11 @@ def _kept(item: int, halvings: int) -> bool:
 
 def _samples(window: Window, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64] | None:
     """Samples of each rank and step, uint64 [2 a word, rows, steps]; None where none are told."""
-    if any(name not in window.words for name in _ROWS):
+    told = [window.words[name] for name in SAMPLE_WORDS if name in window.words]
+    if not told:
         return None
     parts = []
-    for name in _ROWS:
-        series = window.words[name]
+    for series in told:
         pairs = np.where(series.present[rows], series.values[rows], ~np.uint64(0))
         parts += [pairs >> np.uint64(32), pairs & np.uint64(_NO_ROW)]
     return np.stack(parts)

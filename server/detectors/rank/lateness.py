@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,9 @@ from rankscope.server.window import Float64, Window
 _LEAST_JUMP = math.log(1.2)
 # Steps among which the rise is looked for, and more where the looks lie further apart.
 _BACK = 64
+
+# What tells of ranks that had to wait for a processor, and for how long they had one.
+QUEUEING = ("queued_seconds", "processor_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +162,27 @@ class Lateness:
         self._previous = -1
         self._ended: list[Late] = []
 
-    def late(self, seconds: dict[int, float], step_seconds: float) -> frozenset[int]:
-        """Ranks that take longer than half of the ranks do.
+    def late(
+        self, seconds: dict[int, float], step_seconds: float, idle: Mapping[int, float]
+    ) -> frozenset[int]:
+        """Ranks that take longer than half of the ranks do, and for which these wait.
 
         Of an even number it is the faster one of the two in the middle: of two ranks the slower
         one is late.
+
+        Args:
+            idle: for how long ranks waited for anything but a processor; those of which it is not
+                known may have waited all the time.
         """
         if len(seconds) < 2:
             return frozenset()
         usual = sorted(seconds.values())[(len(seconds) - 1) // 2]
         least = max(self.policy.least_seconds, self.policy.least_share * step_seconds)
-        return frozenset(rank for rank, took in seconds.items() if took - usual > least)
+        late = frozenset(rank for rank, took in seconds.items() if took - usual > least)
+        if not late or not idle:
+            return late
+        waited = sorted(idle.get(rank, math.inf) for rank in seconds if rank not in late)
+        return late if waited[len(waited) // 2] > least else frozenset()
 
     def look(self, look: Look) -> None:
         """Takes the next look."""
@@ -241,7 +254,7 @@ class Lateness:
         return frozenset(rank for rank in looks[-1].seconds if times.get(rank, 0) >= needed)
 
 
-def unhurried(window: Window, seconds: Float64, queued: Float64) -> Float64:
+def without_queueing(window: Window, seconds: Float64, queued: Float64) -> Float64:
     """What ranks took, without the bad luck that one of them had on a machine of several.
 
     Where a machine has more to do than it can, a rank loses its processor and the others wait for
@@ -268,6 +281,20 @@ def unhurried(window: Window, seconds: Float64, queued: Float64) -> Float64:
     for rows in hosts.values():
         usual[rows] = sorted(waited[rows].tolist())[(len(rows) - 1) // 2]
     return seconds - np.minimum(np.maximum(waited - usual, 0.0), seconds)
+
+
+def idle(window: Window, row: Mapping[str, Float64]) -> dict[int, float]:
+    """Rank -> seconds of a step for which it neither ran nor waited for a processor.
+
+    It waited for something else, for another rank perhaps: by more than that it was not kept
+    waiting. Known of ranks that had to wait for a processor.
+
+    Args:
+        row: of the step, `QUEUEING` and `step_seconds`, each float64 [R].
+    """
+    queued, ran = (row[name] for name in QUEUEING)
+    left = row["step_seconds"] - ran - queued
+    return {int(window.ranks[r]): float(left[r]) for r in np.flatnonzero(np.isfinite(left))}
 
 
 def rows_of(window: Window, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Float64]]]:

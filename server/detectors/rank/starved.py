@@ -10,18 +10,20 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.policy import Policy
 from rankscope.server.detectors.rank.lateness import (
+    QUEUEING,
     Late,
     Lateness,
     LatenessPolicy,
     Look,
+    idle,
     rows_of,
-    unhurried,
+    without_queueing,
 )
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, duration, percent, ranks
 from rankscope.server.window import Window
 
-_NAMES = ("step_seconds", "data_seconds", "queued_seconds")
+_NAMES = ("step_seconds", "data_seconds", *QUEUEING)
 
 
 @dataclass(slots=True)
@@ -40,8 +42,9 @@ class RankStarved(Detector[StarvedState]):
         step behind the median of the ranks (of two in the middle the faster one) at 90 % of the
         steps of the last 20, or of the last 8 that tell it where these are more; what it waited for
         a processor longer than the median of the ranks on its machine (`queued_seconds`) does not
-        count. 8 without, and 20 steps, and it is over. The onset is where the steps became longer
-        (change point of the logarithm, least squares).
+        count, nor do steps at which half of the others were not idle for as long. 8 without, and
+        20 steps, and it is over. The onset is where the steps became longer (change point of the
+        logarithm, least squares).
 
     Severity:
         Warning; critical where more than half of the step goes into it.
@@ -56,7 +59,7 @@ class RankStarved(Detector[StarvedState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.starved",)
     needs: ClassVar[tuple[str, ...]] = ("data_seconds",)
-    wants: ClassVar[tuple[str, ...]] = ("step_seconds", "queued_seconds")
+    wants: ClassVar[tuple[str, ...]] = ("step_seconds", *QUEUEING)
     min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = LatenessPolicy
@@ -75,9 +78,10 @@ class RankStarved(Detector[StarvedState]):
             told = np.flatnonzero(np.isfinite(row["data_seconds"])).tolist()
             if len(told) < 2 or not length > 0:
                 continue
-            fair = unhurried(window, row["data_seconds"], row["queued_seconds"])
+            fair = without_queueing(window, row["data_seconds"], row["queued_seconds"])
             seconds = {int(window.ranks[r]): float(fair[r]) for r in told}
-            lateness.look(Look(step, seconds, lateness.late(seconds, length), length))
+            late = lateness.late(seconds, length, idle(window, row))
+            lateness.look(Look(step, seconds, late, length))
         findings = tuple(_finding(late) for late in lateness.take())
         return Outcome({"rank.starved": _check(state, window)}, findings)
 

@@ -22,12 +22,14 @@ from rankscope.server.detectors.policy import (
     Times,
 )
 from rankscope.server.detectors.rank.lateness import (
+    QUEUEING,
     Late,
     Lateness,
     LatenessPolicy,
     Look,
+    idle,
     rows_of,
-    unhurried,
+    without_queueing,
 )
 from rankscope.server.detectors.statistics import Spacing
 from rankscope.server.detectors.walking import median
@@ -35,7 +37,7 @@ from rankscope.server.detectors.wording import count, duration, number, percent,
 from rankscope.server.window import Float64, Int64, Window
 
 _GRACE = 20
-_NAMES = ("step_seconds", "compute_seconds", "wait_seconds", "queued_seconds")
+_NAMES = ("step_seconds", "compute_seconds", "wait_seconds", *QUEUEING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +118,12 @@ class RankStraggler(Detector[StragglerState]):
         replicas of a class tell both. A rank is late by more than 5 ms and 20 % of the step behind
         the median of its class (of two in the middle the faster one). What it waited for a
         processor (`queued_seconds`) longer than the median of the ranks on its machine does not
-        count: a machine that has too much to do makes now this one late and now that one. It is a
-        straggler where it was late at 90 % of 8 looks or more, over 20 steps or more, 8 looks
-        without and it is over.
-        The onset is where the steps became longer (change point of the logarithm, least squares).
+        count: a machine that has too much to do makes now this one late and now that one. Nor is
+        it late where half of the others were not idle for as long (`step_seconds` minus
+        `processor_seconds` minus `queued_seconds`): nobody waited for it. It is a straggler where
+        it was late at 90 % of 8 looks or more, over 20 steps or more, 8 looks without and it is
+        over. The onset is where the steps became longer (change point of the logarithm, least
+        squares).
         Collectives: the shortest wait of any rank of the class, that of the last to arrive. They
         are slow at more than twice their lower quartile so far, 10 ms and 30 % of the step more
         than that, at each of 8 looks on end over 20 steps or more (a busy machine lets some
@@ -161,8 +165,8 @@ class RankStraggler(Detector[StragglerState]):
             known = [c for c in columns if len(c) > 1 and np.isfinite(own[c]).all()]
             if not known or not length > 0:
                 continue
-            fair = unhurried(window, own, row["queued_seconds"])
-            self._look(state, step, window, known, fair, length)
+            fair = without_queueing(window, own, row["queued_seconds"])
+            self._look(state, step, window, known, fair, length, idle(window, row))
             # The last to arrive waits for the reduction alone.
             shortest = max(float(row["wait_seconds"][c].min()) for c in known)
             took = median([seconds for part in known for seconds in own[part].tolist()])
@@ -183,12 +187,13 @@ class RankStraggler(Detector[StragglerState]):
         classes: list[Int64],
         own: Float64,
         length: float,
+        waited: dict[int, float],
     ) -> None:
         seconds: dict[int, float] = {}
         late: frozenset[int] = frozenset()
         for columns in classes:
             members = dict(zip(window.ranks[columns].tolist(), own[columns].tolist(), strict=True))
-            late |= state.lateness.late(members, length)
+            late |= state.lateness.late(members, length, waited)
             seconds |= members
         state.lateness.look(Look(step, seconds, late, length))
 

@@ -63,6 +63,9 @@ def test_what_another_process_takes_is_told_as_the_kernel_counts_it(job, crowded
     # What is below half a millisecond is not told.
     assert sum(told) == pytest.approx(whole, abs=10 * 5e-4 + 0.01 * whole)
     assert sum(told) > 0.02
+    ran = [facts.scalars.get("processor_seconds", 0.0) for facts in job.steps[1:]]
+    assert [t > 0 for t in told] == [r > 0 for r in ran]
+    assert 0.03 <= max(ran) < 0.06
 
 
 def test_the_first_step_and_one_after_a_step_without_a_look_have_no_beginning(job, crowded):

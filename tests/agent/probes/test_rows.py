@@ -46,7 +46,7 @@ def test_the_same_samples_in_another_order_have_the_same_hashes(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_two_batches_share_is_told_of_both_more_often_than_not(kind):
-    # A row among the smallest 8 of 32 is among those of another batch 4 times in 5.
+    # A row among the smallest half of 32 is among those of another batch 4 times in 5.
     data = samples(kind, 32 * 60)
     told = shared = 0
     for begin in range(0, 32 * 40, 32):
@@ -68,9 +68,9 @@ def test_which_samples_are_taken_depends_on_no_place_in_the_batch():
     for batch in data.split(64):
         mine = hashes.begin(batch)
         places += [int(hashes.begin(row[None])[0] in mine) for row in batch]
-    # 512 rows over 64 places: 8 each, give or take four standard deviations.
+    # 64 batches' rows over 64 places, give or take four standard deviations.
     assert places.sum() == 64 * ROWS
-    assert places.max() < 8 + 4 * 8**0.5
+    assert places.max() < ROWS + 4 * ROWS**0.5
 
 
 def test_memory_of_other_strides_is_the_same_sample():
