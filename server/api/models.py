@@ -8,7 +8,6 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, WithJsonSchema
 
 from rankscope.agent.wire import number_to_json
-from rankscope.agent.wire.codec import to_plain
 
 Item = TypeVar("Item")
 
@@ -25,6 +24,11 @@ Number = Annotated[
 Severity = Literal["info", "warning", "critical"]
 RunState = Literal["running", "finished", "failed", "lost"]
 VerdictName = Literal["pass", "fail", "pending"]
+
+
+def _storable(text: str) -> str:
+    # Databases take neither halves of surrogate pairs nor NUL.
+    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def time_of(seconds: float) -> datetime:
@@ -288,7 +292,7 @@ class SilenceRequest(Model):
 
     kind: str
     seconds: float | None = None
-    comment: Annotated[str, AfterValidator(to_plain)] = ""
+    comment: Annotated[str, AfterValidator(_storable)] = ""
 
 
 class Silence(BaseModel):
