@@ -15,9 +15,8 @@ from pathlib import Path
 import torch
 from support.traces import Trace
 
-from benchmarks.corpus import layers, table
-from benchmarks.corpus.batches import Fed
-from benchmarks.corpus.families import FAULTY, HEALTHY, load, record, settings_of
+from benchmarks.corpus import recorded, table
+from benchmarks.corpus.families import FAULTY, HEALTHY
 from rankscope.server.alerts.causes import link
 from rankscope.server.alerts.lifecycle import fold
 from rankscope.server.detectors import build
@@ -25,18 +24,17 @@ from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import Effective
 
 TRACES = Path(__file__).parents[2] / "tests" / "server" / "detectors" / "traces"
-KEPT = ("loss", "grad_norm", "lr")
 # Where another seed shows more than the first.
 SEEDS = {"H18-ring-gan": 2}
 # Like others that are kept.
 LEFT_OUT = ("F22", "F43-demo-lr-x10", "F43-demo-lr-x100", "F67", "H10", "H34", "H62")
 
 
-def judge(run: Fed, settings: Effective) -> list[str]:
+def judge(run: Trace, settings: Effective) -> list[str]:
     """One line for each alert of a run; consequences are indented."""
     evaluation = Evaluation(build(settings), settings=settings, strict=True)
     alerts: dict[str, object] = {}
-    for window in run.windows(range(0, len(run.trace.steps), 50)):
+    for window in run.windows(range(0, len(run.steps), 50)):
         findings, _ = evaluation.advance(window)
         folded = fold(
             tuple(alerts.values()), findings, run="r", through_step=window.last_step, now=window.now
@@ -53,11 +51,10 @@ def judge(run: Fed, settings: Effective) -> list[str]:
 def keep(folder: Path) -> None:
     """Puts one run of each family, with the series that matter, where the tests find it."""
     for name in sorted(HEALTHY | FAULTY):
-        path = folder / f"{name}.{SEEDS.get(name, 0)}.npz"
+        path = recorded.path_of(folder, name, SEEDS.get(name, 0))
         if name in LEFT_OUT or name[:3] in LEFT_OUT or not path.exists():
             continue
-        trace = Trace.load(path)
-        layers.kept(trace, name, KEPT).save(TRACES / f"{name}.npz")
+        recorded.kept(Trace.load(path), name).save(TRACES / f"{name}.npz")
 
 
 def main() -> None:
@@ -75,6 +72,11 @@ def main() -> None:
         "0 to 2 of broken ones",
     )
     parser.add_argument("--coverage", type=Path, metavar="PAGE", help="with table: write the page")
+    parser.add_argument(
+        "--variations",
+        action="store_true",
+        help="with table: judge every run in other units, windows, ranks and sparse, too",
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes that judge, with table")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -86,18 +88,24 @@ def main() -> None:
     ]
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if arguments.what == "table":
-        made = table.report(arguments.folder, runs, arguments.coverage, workers=arguments.workers)
-        sys.exit(made)
+        wrong = table.report(
+            arguments.folder,
+            runs,
+            arguments.coverage,
+            workers=arguments.workers,
+            vary=arguments.variations,
+        )
+        sys.exit(wrong)
     if arguments.what == "keep":
         keep(arguments.folder)
         return
     for name, seed in runs:
-        path = arguments.folder / f"{name}.{seed}.npz"
         if arguments.what == "record":
-            record(name, seed).save(path)
-            print(path.name, path.stat().st_size, flush=True)
+            made = recorded.record(arguments.folder, name, seed)
+            print(f"{name} seed {seed}: {'recorded' if made else 'there'}", flush=True)
             continue
-        lines = judge(load(arguments.folder, name, seed), settings_of(name))
+        run = recorded.load(arguments.folder, name, seed)
+        lines = judge(run, recorded.settings_of(name))
         serious = [line for line in lines if not line.lstrip().startswith("info")]
         print(f"{name} seed {seed}:{'' if serious else ' quiet'}")
         for line in lines:

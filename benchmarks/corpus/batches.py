@@ -1,48 +1,45 @@
-"""The digests of the batches that a run of the corpus was made of, as agents post them.
+"""What agents would post of the batches that a run of the corpus was made of.
 
-They are not recorded: which samples each rank gets at which step follows from the family and the
-seed alone.
+It is not recorded: which samples each rank gets at which step follows from the family and the seed
+alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from support.traces import Trace
 
 from benchmarks.corpus.training import Recipe
-from rankscope.server.window import Series, Window
+from rankscope.agent.probes import rows
 
 
-@dataclass(frozen=True)
-class Fed:
-    """A run with the digests of its batches, uint64 [R, S]."""
+def fed(trace: Trace, recipe: Recipe) -> Trace:
+    """A recorded run with the words `batch` and `rows/0` to `rows/3` of what its ranks were given.
 
-    trace: Trace
-    digests: np.ndarray
-
-    def windows(self, cuts: Iterable[int] = ()) -> Iterator[Window]:
-        """The run's windows, each with its part of the digests."""
-        low = 0
-        for window in self.trace.windows(cuts):
-            part = self.digests[:, low : low + len(window.steps)]
-            low += len(window.steps)
-            words = {"batch": Series(part, np.ones(part.shape, dtype=bool))}
-            yield replace(window, words={**window.words, **words})
-
-
-def fed(trace: Trace, recipe: Recipe) -> Fed:
-    """A recorded run with what its recipe gave to the ranks."""
+    Args:
+        recipe: as it was before the training: what spoils its batches may count them.
+    """
+    inputs, targets = recipe.data
     source = recipe.batches(np.random.default_rng(trace.seed))
-    digests = np.zeros((recipe.ranks, recipe.steps), dtype=np.uint64)
+    hashes = rows.RowHashes()
+    shape = recipe.ranks, recipe.steps
+    words = {name: np.zeros(shape, dtype=np.uint64) for name in ("batch", *rows.WORDS)}
     for step in range(recipe.steps):
         micro = [next(source) for _ in range(recipe.micro)]
         for rank in range(recipe.ranks):
             digest = hashlib.blake2b(digest_size=8)
+            found = []
             for chosen in micro:
-                digest.update(chosen[rank].numpy().tobytes())
-            digests[rank, step] = int.from_bytes(digest.digest(), "little")
-    return Fed(trace, digests)
+                batch = inputs[chosen[rank]], targets[chosen[rank]]
+                if recipe.spoil is not None:
+                    batch = recipe.spoil(step, rank, batch)
+                given = batch[0].contiguous()
+                digest.update(given.numpy().tobytes())
+                found.append(hashes.begin(given, here=True))
+            words["batch"][rank, step] = int.from_bytes(digest.digest(), "little")
+            for name, word in rows.packed([one for one in found if one is not None]).items():
+                words[name][rank, step] = word
+    return replace(trace, words={**trace.words, **words})

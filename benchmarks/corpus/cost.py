@@ -14,14 +14,14 @@ from collections.abc import Sequence
 import numpy as np
 from support.traces import Trace
 
-from benchmarks.corpus.batches import Fed
+from rankscope.agent.probes import rows
 from rankscope.server import compare
 from rankscope.server.detectors import build
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.window import Comparison
 
 
-def run(ranks: int, steps: int) -> Fed:
+def run(ranks: int, steps: int) -> Trace:
     random = np.random.default_rng(0)
     course = 2.3 * np.exp(-0.01 * np.arange(steps)) + 0.05
     loss = course * np.exp(0.2 * random.standard_normal((ranks, steps)))
@@ -33,7 +33,7 @@ def run(ranks: int, steps: int) -> Fed:
             comparisons.append(compare.agreed(step, stage, everyone, count))
     shape = loss.shape
     noise = random.random(shape)
-    trace = Trace(
+    return Trace(
         "cost",
         0,
         np.arange(steps),
@@ -51,8 +51,11 @@ def run(ranks: int, steps: int) -> Fed:
             "data_seconds": 0.001 * noise,
         },
         comparisons=tuple(comparisons),
+        words={
+            name: random.integers(0, 2**64, shape, dtype=np.uint64)
+            for name in ("batch", *rows.WORDS)
+        },
     )
-    return Fed(trace, random.integers(0, 2**64, shape, dtype=np.uint64))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -6,12 +6,12 @@ Numbers as in the plan of the corpus: H for healthy, F for faulty.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
-from support.traces import Trace
 from torch import nn
 
 from benchmarks.corpus import layers, not_learning, other
@@ -32,10 +32,7 @@ from benchmarks.corpus.basics import (
     sgd,
     shards,
 )
-from benchmarks.corpus.batches import Fed, fed
 from benchmarks.corpus.training import Batch, Recipe, train
-from rankscope.server.detectors import DETECTORS
-from rankscope.server.detectors.settings import Effective, Overrides, effective
 
 
 def resumed(seed: int) -> Recipe:
@@ -196,30 +193,21 @@ def faulty() -> dict[str, Family]:
     }
 
 
+# By the module that defines them, so that what is changed in one is not recorded anew in all.
+_DEFINED: dict[ModuleType, tuple[dict[str, Family], dict[str, Family]]] = {
+    sys.modules[__name__]: (healthy(), faulty()),
+    other: (other.healthy(), {}),
+    not_learning: ({}, not_learning.faulty()),
+    layers: (layers.healthy(), layers.faulty()),
+}
+
+HEALTHY = {name: family for good, _ in _DEFINED.values() for name, family in good.items()}
+FAULTY = {name: family for _, bad in _DEFINED.values() for name, family in bad.items()}
+MODULES = {name: module for module, kinds in _DEFINED.items() for f in kinds for name in f}
+
 # What the losses of some families are, as their trainers would say.
 PROFILES = {
     "H18-ring-gan": "adversarial",
     "H19-bandit": "reinforcement",
     "H53-contrastive": "contrastive",
 }
-
-HEALTHY = healthy() | other.healthy() | layers.healthy()
-FAULTY = faulty() | not_learning.faulty() | layers.faulty()
-
-
-def settings_of(name: str) -> Effective:
-    """What a family's runs are judged by: as detectors declare, under the profile of its loss."""
-    return effective([Overrides("the corpus", PROFILES.get(name))], DETECTORS)
-
-
-def load(folder: Path, name: str, seed: int) -> Fed:
-    """A recorded run, with the batches that it was made of."""
-    recipe, _ = (HEALTHY | FAULTY)[name](seed)
-    return fed(Trace.load(folder / f"{name}.{seed}.npz"), recipe)
-
-
-def record(name: str, seed: int) -> Trace:
-    """Trains a family's member."""
-    torch.manual_seed(seed)
-    recipe, facts = (HEALTHY | FAULTY)[name](seed)
-    return layers.watched(name, seed, recipe, facts)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from support.judging import Judgement, judge
+from support.judging import Judgement
 
-from benchmarks.corpus import coverage
-from benchmarks.corpus.families import HEALTHY, load, record, settings_of
-from rankscope.server.detectors import build
+from benchmarks.corpus import coverage, recorded
+from benchmarks.corpus.families import HEALTHY
+from benchmarks.corpus.variations import Difference, differences, plainly
 
 # What is found, and by which step, where a family's facts do not say it.
 _EXPECTED: dict[str, tuple[str, int]] = {
@@ -38,12 +38,13 @@ _EXPECTED_OF = {"F43-demo-lr-x10": ("loss.spike", 205)}
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the corpus with what was said of it."""
+    """One run of the corpus with what was said of it, and what else where it was told otherwise."""
 
     name: str
     seed: int
     facts: Mapping[str, object]
     judgement: Judgement
+    differences: tuple[Difference, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -72,38 +73,46 @@ class Run:
 
 
 def report(
-    folder: Path, runs: Sequence[tuple[str, int]], page: Path | None, *, workers: int = 1
+    folder: Path,
+    runs: Sequence[tuple[str, int]],
+    page: Path | None,
+    *,
+    workers: int = 1,
+    vary: bool = False,
 ) -> int:
     """Judges runs, records those that are not there, prints what was said, and writes the page.
 
     Args:
         workers: processes that do it side by side.
+        vary: judges each run in other units, with other numbers of the ranks, at once, and with
+            fewer steps logged, too.
 
     Returns:
-        1 if a healthy run has a warning or a broken one lacks what it should have, else 0.
+        1 if a healthy run has a warning, a broken one lacks what it should have, or something else
+        is said of a run that is told otherwise; else 0.
     """
     names, seeds = zip(*runs, strict=True)
+    many = len(runs)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        judged = list(pool.map(_judged, [folder] * len(runs), names, seeds))
+        judged = list(pool.map(_judged, [folder] * many, names, seeds, [vary] * many))
     broken = [run for run in judged if not run.healthy]
     healthy = [run for run in judged if run.healthy]
-    for line in [*_broken(broken), "", *_healthy(healthy)]:
+    for line in [*_broken(broken), "", *_healthy(healthy), *(_varied(judged) if vary else ())]:
         print(line)
     if page is not None:
         page.write_text(coverage.page(judged), encoding="utf-8")
         print(f"\n{page} is written.")
-    return int(any(run.serious for run in healthy) or not all(run.found for run in broken))
+    wrong = any(run.serious for run in healthy) or not all(run.found for run in broken)
+    return int(wrong or any(run.differences for run in judged))
 
 
-def _judged(folder: Path, name: str, seed: int) -> Run:
+def _judged(folder: Path, name: str, seed: int, vary: bool) -> Run:
     torch.set_num_threads(1)
-    path = folder / f"{name}.{seed}.npz"
-    if not path.exists():
-        record(name, seed).save(path)
-    run, settings = load(folder, name, seed), settings_of(name)
-    cuts = range(0, len(run.trace.steps), 50)
-    judgement = judge(run, build(settings), cuts, settings=settings)
-    return Run(name, seed, run.trace.facts, judgement)
+    recorded.record(folder, name, seed)
+    run, settings = recorded.load(folder, name, seed), recorded.settings_of(name)
+    judgement = plainly(run, settings)
+    other = tuple(differences(run, settings, judgement)) if vary else ()
+    return Run(name, seed, recorded.facts_of(name, seed), judgement, other)
 
 
 def _broken(runs: Sequence[Run]) -> Iterator[str]:
@@ -128,3 +137,13 @@ def _healthy(runs: Sequence[Run]) -> Iterator[str]:
     alarmed = sum(bool(run.serious) for run in runs)
     families = len({run.name for run in runs})
     yield f"{len(runs)} healthy runs of {families} families: {alarmed} with a warning or more."
+
+
+def _varied(runs: Sequence[Run]) -> Iterator[str]:
+    """Where something else was said of a run that was told otherwise."""
+    yield ""
+    for run in runs:
+        for difference in run.differences:
+            yield f"{run.name} seed {run.seed}, {difference.how}: {', '.join(difference.kinds)}"
+    other = sum(bool(run.differences) for run in runs)
+    yield f"{len(runs)} runs in other units, windows, ranks, and sparse: {other} judged otherwise."

@@ -31,6 +31,7 @@ class Recipe:
         spoil: what is done to one rank's batch at a step.
         prepare: called once, with the model, before anything is recorded.
         before: called before each step with the model and the optimizer.
+        distort: what a rank's gradient is multiplied by at a step, before it is reduced.
         clip: largest norm of the gradient.
         micro: micro-batches in a step.
         objective: loss of a batch and the number of right answers in it (None: there are none),
@@ -48,6 +49,7 @@ class Recipe:
     spoil: Callable[[int, int, Batch], Batch] | None = None
     prepare: Callable[[nn.Module], None] | None = None
     before: Callable[[int, nn.Module, torch.optim.Optimizer], None] | None = None
+    distort: Callable[[int, int], float] | None = None
     clip: float | None = None
     micro: int = 1
     classes: bool = True
@@ -115,6 +117,8 @@ def train(name: str, seed: int, recipe: Recipe, facts: dict[str, Any]) -> Trace:
                 seen = len(chosen)
                 torch._foreach_add_(locals_[rank], gradients, alpha=1 / recipe.micro)
         for rank, gradients in enumerate(locals_):
+            if recipe.distort is not None:
+                torch._foreach_mul_(gradients, recipe.distort(step, rank))
             series["grad_norm_local"][rank, step] = norm(gradients)
             torch._foreach_add_(total, gradients, alpha=1 / recipe.ranks)
         for parameter, gradient in zip(parameters, total, strict=True):

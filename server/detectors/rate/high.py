@@ -60,12 +60,14 @@ class HighState:
     """What `lr.too_high` remembers: the states of the detectors it asks, and what they found.
 
     Attributes:
+        total: finite losses; `normed`: whether gradients have norms.
         judged: kind and `seen_step` of their findings -> the second sign, None without it.
         current: that which is told of, and until when it held.
     """
 
     parts: list[tuple[Detector[Any], Any]]
     total: int = 0
+    normed: bool = False
     updates: list[tuple[int, float]] = field(default_factory=list)
     rates: list[tuple[int, float]] = field(default_factory=list)
     judged: dict[tuple[str, int], High | None] = field(default_factory=dict)
@@ -121,19 +123,25 @@ class RateTooHigh(Detector[HighState]):
 
     def advance(self, window: Window, state: HighState) -> Outcome:
         """Asks the others, and looks at the rate and the updates before what they found."""
-        for step, row in together(window, "loss", "lr", "update_ratio"):
-            state.total += "loss" in row
+        for step, row in together(window, "loss", "lr", "update_ratio", "grad_norm"):
+            state.total += math.isfinite(row.get("loss", math.nan))
+            state.normed |= "grad_norm" in row
             if math.isfinite(row.get("lr", math.nan)):
                 state.rates.append((step, row["lr"]))
             if math.isfinite(row.get("update_ratio", math.nan)):
                 state.updates.append((step, row["update_ratio"]))
         findings: list[Finding] = []
+        answers = [detector.advance(window, memory) for detector, memory in state.parts]
         told = [
             finding
-            for detector, memory in state.parts
-            for finding in detector.advance(window, memory).findings
+            for answer in answers
+            for finding in answer.findings
             if finding.severity != "info"
         ]
+        asked = {kind: check for answer in answers for kind, check in answer.checks.items()}
+        if not state.normed:
+            # A run without norms is judged by its loss.
+            del asked["gradient.exploding"]
         for sign in sorted(told, key=lambda f: (f.seen_step, f.kind)):
             identity = sign.kind, sign.seen_step
             if identity not in state.judged:
@@ -151,7 +159,7 @@ class RateTooHigh(Detector[HighState]):
         for series in (state.updates, state.rates):
             old = bisect_left(series, (window.last_step - 4 * self.policy.near, -math.inf))
             del series[:old]
-        return Outcome({"lr.too_high": _check(window, state, self.policy)}, tuple(findings))
+        return Outcome({"lr.too_high": _check(window, state, asked, self.policy)}, tuple(findings))
 
 
 def _second_sign(sign: Finding, state: HighState, policy: HighPolicy) -> High | None:
@@ -166,13 +174,18 @@ def _second_sign(sign: Finding, state: HighState, policy: HighPolicy) -> High | 
     return High(known[-1][1] if known else math.nan, update, rise)
 
 
-def _check(window: Window, state: HighState, policy: HighPolicy) -> Check:
+def _check(
+    window: Window, state: HighState, asked: Mapping[str, Check], policy: HighPolicy
+) -> Check:
     if state.current is not None and window.last_step <= state.last_step + policy.near:
         kind, step = state.current
         return Check(Status.OPEN, f"The learning rate is too high: {kind} since step {step}.")
     if state.total < policy.evidence:
         why = f"{count(state.total, 'loss value')} of {policy.evidence} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
+    for kind, check in asked.items():
+        if check.status is Status.INSUFFICIENT_DATA:
+            return Check(check.status, f"{kind}, which it follows from, is not judged: {check.why}")
     others = sum(high is None for high in state.judged.values())
     if others:
         why = (
