@@ -80,7 +80,7 @@ def attach(
     if resolved.mode == "disabled":
         monitor = NullMonitor(identity.run, identity.rank)
     else:
-        if not model_facts.trainable_parameters(model, optimizer)[1]:
+        if not model_facts.is_trained(model, optimizer):
             raise ValueError(
                 "attach(model, optimizer): neither has a parameter that requires a gradient; "
                 "attach after the model is built and its parameters are unfrozen"

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from rankscope.agent.git import commit_of
-from rankscope.agent.model_facts import core, plain_name
+from rankscope.agent.model_facts import core, is_unsized, plain_name
 
 _MAX_NAMES = 20
 # Names of frozen (or of trained) tensors are told where there are not more: a list of adapters, not
@@ -42,8 +41,10 @@ def configuration(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
 
     Costs about 5 microseconds a parameter, once.
     """
-    parameters = [(plain_name(name), p) for name, p in model.named_parameters() if not _unsized(p)]
-    buffers = [(plain_name(name), b) for name, b in model.named_buffers() if not _unsized(b)]
+    parameters = [
+        (plain_name(name), p) for name, p in model.named_parameters() if not is_unsized(p)
+    ]
+    buffers = [(plain_name(name), b) for name, b in model.named_buffers() if not is_unsized(b)]
     trainable = [p.requires_grad for _, p in parameters]
     script = _script()
     classes, settings = _modules(core(model))
@@ -238,8 +239,3 @@ def _digest(texts: Iterable[str]) -> str:
     for text in texts:
         hashed.update(text.encode(errors="replace") + b"\n")
     return hashed.hexdigest()
-
-
-def _unsized(tensor: torch.Tensor) -> bool:
-    # Lazy modules have no shape before their first forward pass.
-    return isinstance(tensor, UninitializedParameter | UninitializedBuffer)

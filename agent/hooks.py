@@ -30,6 +30,14 @@ from rankscope.agent.dynamo import (
     traced_as_constant,
 )
 
+# Under a transformation of `torch.func` (`vmap`, `grad`) what a model is given stands for something
+# else.
+_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+
+
+def _is_transformed() -> bool:
+    return _level() is not None
+
 
 class ForwardListener(Protocol):
     """Is told of a module's forward; must not raise."""
@@ -68,7 +76,9 @@ class RootHook:
     ) -> None:
         """Tells the monitor, if it still lives and this is not a copy."""
         listener = None if self._listener is None else self._listener()
-        if listener is not None and not (torch.compiler.is_compiling() or torch._C._is_tracing()):
+        if listener is not None and not (
+            torch.compiler.is_compiling() or torch._C._is_tracing() or _is_transformed()
+        ):
             listener.root_forward(module, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RootHook:

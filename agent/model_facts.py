@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from rankscope.agent.wire import TensorTable
 
 _WRAPPER_PREFIXES = ("module.", "_orig_mod.")
+# Where wrappers keep the optimizer that they wrap.
+_INNER = ("optim", "optimizer", "_optimizer", "base_optimizer", "local_optimizer")
+_DEEPEST = 5
 
 
 def plain_name(name: str) -> str:
@@ -29,14 +33,15 @@ def core(model: torch.nn.Module) -> torch.nn.Module:
     Its mode tells training from evaluation: people put the inner one into evaluation mode and
     leave the wrapper as it is.
     """
-    while True:
+    while not isinstance(model, torch.jit.ScriptModule):
         children = model._modules
         inner = children.get("_orig_mod")
         if inner is None and len(children) == 1:
             inner = children.get("module")
         if inner is None:
-            return model
+            break
         model = inner
+    return model
 
 
 def trainable_parameters(
@@ -44,19 +49,31 @@ def trainable_parameters(
 ) -> tuple[tuple[str, ...], tuple[torch.nn.Parameter, ...]]:
     """Names and parameters that training can change, in the model's order.
 
-    Those of the model that require a gradient, then those that only the optimizer holds.
+    Those of the model that require a gradient, then those that only the optimizer holds; without
+    those of lazy modules that have not run yet.
     """
     found: dict[int, tuple[str, torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and not is_unsized(parameter):
             found[id(parameter)] = (plain_name(name), parameter)
     for index, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):
-            if parameter.requires_grad:
+            if parameter.requires_grad and not is_unsized(parameter):
                 label = f"optimizer.{index}.{position}"
                 found.setdefault(id(parameter), (label, parameter))
     names = tuple(name for name, _ in found.values())
     return names, tuple(parameter for _, parameter in found.values())
+
+
+def is_trained(model: torch.nn.Module, optimizer: Any) -> bool:
+    """Whether there is any parameter that training can change, now or once it has a shape."""
+    every = (*model.parameters(), *(p for g in optimizer.param_groups for p in g["params"]))
+    return any(p.requires_grad for p in every)
+
+
+def is_unsized(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of a lazy module has no shape before its first forward pass."""
+    return isinstance(tensor, UninitializedParameter | UninitializedBuffer)
 
 
 def held(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,3 +135,17 @@ def first_step(optimizer: Any) -> int:
         return taken
     moments = [v for own in held for k, v in own.items() if k != "step" and torch.is_tensor(v)]
     return int(any(bool(moment.any()) for moment in moments) or not moments)
+
+
+def wrapped_in(optimizer: Any) -> list[Any]:
+    """An optimizer, the one inside it, and so on to the innermost."""
+    chain: list[Any] = []
+    while optimizer is not None and len(chain) < _DEEPEST:
+        if any(optimizer is known for known in chain) or not isinstance(
+            getattr(optimizer, "param_groups", None), list
+        ):
+            break
+        chain.append(optimizer)
+        attributes = getattr(optimizer, "__dict__", {})
+        optimizer = next((attributes[a] for a in _INNER if a in attributes), None)
+    return chain

@@ -6,6 +6,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from threading import get_ident
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from rankscope.agent.probes.parameters import Parameters
 from rankscope.agent.probes.timing import Timing
 from rankscope.agent.probes.watched import WatchedModules
 from rankscope.agent.readout import Readout
-from rankscope.agent.tracked import Role, Tracked
+from rankscope.agent.tracked import Role, Tracked, is_inside
 from rankscope.agent.wire import Event
 
 # What cannot be measured without costing more, in seconds: the optimizer's hooks at every step,
@@ -35,6 +36,8 @@ _MOST_NAMES = 500
 
 Kind = TypeVar("Kind", bound=Probe)
 
+# Which backward pass this thread is in; -1 for none.
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 # Number of graph nodes that this thread has made.
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
@@ -50,16 +53,21 @@ class TorchMonitor(Monitor):
         self._model = model
         self._optimizer = optimizer
         self._forward_begun = False
+        self._evaluation_mode_seen = False  # a pass in evaluation mode, with gradients
+        self._bare_passes = 0  # forward passes of the step in progress without gradients
         self._facts = StepFacts(step)
         self._sequence = _sequence_number()
         self._traced = frames_traced()
         self._reported = step
         self._stepping: Any = None  # the outermost optimizer that steps now
+        self._told: Any = optimizer  # the last one that was told to begin a step of the run
+        self._replaced: weakref.WeakSet[Any] = weakref.WeakSet()
         # The last one whose step was counted, and those that were seen to step inside another's.
         self._counted: Callable[[], Any] = lambda: None
         self._inner: weakref.WeakSet[Any] = weakref.WeakSet()
         self._trace_counters = trace_counters()
         self._spent = 0.0
+        self._ended: tuple[int, float] | None = None  # the last step that was looked at, and when
         self._unseen_told = False
         self._hooked = False
         self._root_handle: Any = None
@@ -110,7 +118,8 @@ class TorchMonitor(Monitor):
     def phase(self) -> str:
         """What the training thread is doing: `forward`, `backward`, `collective`, `data`, ..."""
         phase = super().phase
-        return "evaluation" if phase == "forward" and not self._model.training else phase
+        evaluates = phase == "forward" and not self._context.trains(self._model)
+        return "evaluation" if evaluates else phase
 
     def watches_class_of(self, model: torch.nn.Module) -> bool:
         """Whether the model that is watched is of the same class as another."""
@@ -154,10 +163,22 @@ class TorchMonitor(Monitor):
         """The model is called, for training or for evaluation."""
         if not self._watched:
             return
-        if module.training and not self._forward_begun and torch.is_grad_enabled():
-            self._forward_begun = True
-            with self._bookkeeping:
-                self._training_goes_on()
+        with_gradients = torch.is_grad_enabled()
+        if _graph_task() != -1:
+            # Activation checkpointing runs the model again. Of the older kind this is the first
+            # pass with gradients; else all of it has been seen.
+            if not self._bare_passes:
+                return
+            self._bare_passes -= 1
+        elif not with_gradients and self._context.trains(module):
+            self._bare_passes += 1
+        if with_gradients and not self._forward_begun:
+            if self._context.trains(module):
+                self._forward_begun = True
+                with self._bookkeeping:
+                    self._training_goes_on()
+            else:
+                self._evaluation_mode_seen = True
         self._forward(module, args, kwargs)
 
     @contained
@@ -173,6 +194,9 @@ class TorchMonitor(Monitor):
             return
         if optimizer is not self._optimizer and self._role(optimizer) is not Role.OWN:
             return
+        if optimizer is not self._told:
+            with self._bookkeeping:
+                self._told_by(optimizer)
         self._stepping = optimizer
         if self._sampled:
             began = time.perf_counter()
@@ -254,6 +278,20 @@ class TorchMonitor(Monitor):
             if self._parameters is not None:
                 self._parameters.disturbed()
 
+    def _told_by(self, optimizer: torch.optim.Optimizer) -> None:
+        """Another optimizer than at the step before: whose settings and state are the step's."""
+        self._told = optimizer
+        owner = self._optimizer
+        if optimizer is not owner and not is_inside(optimizer, owner):
+            owner = optimizer
+            if optimizer not in self._replaced:
+                self._replaced.add(optimizer)
+                self._note(
+                    f"another optimizer steps in place of the one that was attached: a "
+                    f"{type(optimizer).__name__}; its settings and state are told from now on"
+                )
+        self._context.optimizer = owner
+
     def _counts(self, optimizer: torch.optim.Optimizer) -> bool:
         """Where beginnings of steps are not told: whether this end of one is another's than usual.
 
@@ -309,21 +347,25 @@ class TorchMonitor(Monitor):
 
     def _end_watched_step(self) -> None:
         began = time.perf_counter()
-        facts = self._facts
+        facts, context = self._facts, self._context
         if facts.step != self._step:
             return  # what is due was not found out, because something failed
         if not self._forward_begun:
             # The root module's forward was not seen (another module is called, or a compiled one).
             with self._bookkeeping:
                 self._training_goes_on()
-        self._forward_begun = False
+            # Or it is trained in evaluation mode.
+            context.in_evaluation_mode = self._evaluation_mode_seen
+        elif context.in_evaluation_mode:
+            context.in_evaluation_mode = not self._model.training
+        self._forward_begun = self._evaluation_mode_seen = False
+        self._bare_passes = 0
+        self._thread = get_ident()  # it may be another one than that of `attach`
         if self._sampled:
             self._after(facts)
-            seconds = facts.scalars.get("step_seconds")
             self._hand_over(facts)
         else:
             self._after_plain(facts)
-            seconds = facts.scalars.get("step_seconds")
             if self._readout.waiting:
                 self._readout.poll()
             # Nothing but scalars was put into the facts.
@@ -331,7 +373,7 @@ class TorchMonitor(Monitor):
                 self._arrived(facts.step, facts.scalars)
             else:
                 self._scalars(facts.step, facts.scalars)
-        self._account(facts, seconds, began)
+        self._account(facts, began)
 
     def _look_ahead(self, step: int) -> None:
         """Finds out what is due at the step that begins, and where something is due again."""
@@ -359,12 +401,14 @@ class TorchMonitor(Monitor):
         loss_sources.wishes_changed()
         if watched and not self._hooked:
             self._hook()
-        elif not watched and not frames_traced():
+        elif not watched and self._hooked and not frames_traced():
             # A compiled model would be compiled anew without it: there it stays, and does nothing.
             self._hooked = False
             self._root_handle.remove()
 
     def _hook(self) -> None:
+        if isinstance(self._model, torch.jit.ScriptModule):
+            return  # takes no hooks: what it is given is not seen
         self._hooked = True
         self._root_handle = self._model.register_forward_pre_hook(
             hooks.RootHook(self), with_kwargs=True
@@ -422,14 +466,16 @@ class TorchMonitor(Monitor):
         if not math.isfinite(sum(values.values())):
             self._not_finite(step, [n for n, v in values.items() if not math.isfinite(v)])
 
-    def _account(self, facts: StepFacts, seconds: Any, began: float) -> None:
+    def _account(self, facts: StepFacts, began: float) -> None:
         tiers = facts.tiers
         spent, self._spent = self._spent + time.perf_counter() - began, 0.0
-        if seconds is not None:
+        # By a clock of its own: evaluations are in it, now and then, and medians are taken.
+        ended, self._ended = self._ended, (facts.step, began)
+        if ended is not None:
             tiers["basic"] = _UNSEEN_BASIC + max(spent - sum(tiers.values()), 0.0)
             self._schedule.note(
                 facts.step,
-                step_seconds=float(seconds),
+                step_seconds=(began - ended[1]) / (facts.step - ended[0]),
                 base=_UNSEEN,
                 tiers=tiers,
             )
@@ -446,7 +492,8 @@ class TorchMonitor(Monitor):
         with self._bookkeeping:
             hooks.unwatch_steps(self)
         with self._bookkeeping:
-            self._root_handle.remove()
+            if self._root_handle is not None:
+                self._root_handle.remove()
         with self._bookkeeping:
             self._end_evaluation()
         with self._bookkeeping:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rankscope.agent import model_facts
+from rankscope.agent.model_facts import is_unsized, wrapped_in
 from rankscope.agent.tensors import TensorGroup
 
 _TABLE = "parameters"
@@ -54,6 +55,8 @@ class Tracked:
         for parameter, trainable in self._trainable:
             if parameter.requires_grad is not trainable:
                 return True
+        if not all(map(is_unsized, self._unsized)):
+            return True
         for place, known in self._places:
             if len(place) != len(known) or not all(map(is_, place.values(), known)):
                 return True
@@ -109,6 +112,7 @@ class Tracked:
         self._groups = [tuple(group["params"]) for group in self._optimizer.param_groups]
         seen = dict.fromkeys((*self._model.parameters(), *chain.from_iterable(self._groups)))
         self._trainable = [(parameter, parameter.requires_grad) for parameter in seen]
+        self._unsized = [p for p in seen if is_unsized(p)]
         return TensorGroup(table, names, parameters, parts=self._parts(names))
 
     def _parts(self, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -117,6 +121,21 @@ class Tracked:
             keys = [key for pattern, key in self._declared if fnmatchcase(name, pattern)]
             parts.append(keys[-1] if keys else "")
         return tuple(parts)
+
+
+def is_inside(optimizer: torch.optim.Optimizer, outer: Any) -> bool:
+    """Whether `outer` is a wrapper around an optimizer: it shares its settings, or holds it.
+
+    What is neither has been built in its place, for the same parameters.
+    """
+    mine, others = optimizer.param_groups, outer.param_groups
+    if mine and others and mine[0] is others[0]:
+        return True
+    return any(
+        value is optimizer
+        for wrapper in wrapped_in(outer)
+        for value in getattr(wrapper, "__dict__", {}).values()
+    )
 
 
 def _listed(what: str, names: list[str]) -> str:

@@ -119,7 +119,7 @@ class Activations(Probe):
         """
         if self._hooks:
             self._called = [0] * len(self._modules)
-        elif self.context.full and self._modules and module.training:
+        elif self.context.full and self._modules and self.context.trains(module):
             began = time.perf_counter()
             if not is_compiled(self.context.model):
                 self._calls = [[] for _ in self._modules]
@@ -130,7 +130,9 @@ class Activations(Probe):
 
     @torch.no_grad()
     def _module_called(self, place: int, module: nn.Module, args: Any, output: Any) -> None:
-        if not module.training or not isinstance(output, torch.Tensor) or not output.numel():
+        if not (
+            self.context.trains(module) and isinstance(output, torch.Tensor) and output.numel()
+        ):
             return
         began = time.perf_counter()
         call = self._called[place]

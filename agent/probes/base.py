@@ -74,7 +74,7 @@ class Context:
 
     Attributes:
         model: as it was given to `attach`.
-        optimizer: as it was given to `attach`.
+        optimizer: as it was given to `attach`, or what was built in its place since.
         parameters: the trainable parameters, under their names in the model. Replaced by a new
             group when the model's parameters have changed; never keep it over a step.
         guarded: wraps a callable that the framework calls (a tensor hook, say), so that a fault in
@@ -84,6 +84,7 @@ class Context:
         event: reports something that happened at a step: (step, kind, text, data), the data being
             JSON-able.
         step: the step in progress.
+        in_evaluation_mode: training passes are in evaluation mode (dropout and batch norm off).
         basic, signals, word, full, state: whether these sampling tiers are due at the step in
             progress. Where one of them is due, so are those before it.
     """
@@ -109,12 +110,17 @@ class Context:
         self.announce = announce
         self.note = note
         self.event = event
+        self.in_evaluation_mode = False
         self.enter(step)
 
     def enter(self, step: int) -> None:
         """A new step is in progress."""
         self.step = step
         self.basic, self.signals, self.word, self.full, self.state = self.schedule.plan(step)
+
+    def trains(self, module: torch.nn.Module) -> bool:
+        """Whether a pass of the module is one of training, as far as its mode tells."""
+        return module.training or self.in_evaluation_mode
 
     def due(self, tier: str) -> bool:
         """Whether a sampling tier is due at the step in progress."""

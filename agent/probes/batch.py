@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from rankscope.agent.fingerprint import FingerprintPlan
 from rankscope.agent.model_facts import core, held
 from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.given import rows_of, tensors_in
 from rankscope.agent.probes.rows import Hashes, RowHashes, packed
 from rankscope.agent.probes.tables import readable
 from rankscope.agent.tensors import TensorGroup
@@ -21,9 +21,6 @@ _STAGE = "batch"
 _TURN = 0x9E3779B97F4A7C15
 # Micro-batches whose digests may be under way on a device.
 _MAX_WAITING = 256
-# How deep in what the model is given tensors are looked for, and how many count.
-_DEEPEST = 6
-_MAX_TENSORS = 1000
 
 
 class Batch(Probe):
@@ -36,7 +33,8 @@ class Batch(Probe):
     those of all micro-batches, in order. The words `rows/0` and on tell a few samples of the step
     (`RowHashes`), so that ranks that read the same ones can be found. Samples are the rows of the
     first tensor, tokens the elements of the first one of whole numbers with two dimensions; those
-    of all micro-batches together. Passes in evaluation mode or without gradients do not count.
+    of all micro-batches together. Passes without gradients do not count, nor do those in evaluation
+    mode as long as that is not the mode in which the steps are taken.
     """
 
     name = "batch"
@@ -57,14 +55,12 @@ class Batch(Probe):
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """Digests what the model is given."""
-        if not self.context.word or not self._core.training or not torch.is_grad_enabled():
+        if not self.context.word or not torch.is_grad_enabled():
+            return
+        if not self.context.trains(self._core):
             return
         began = time.perf_counter()
-        given: list[torch.Tensor] = []
-        for tensor in _tensors((args, kwargs), _DEEPEST):
-            given.append(tensor)
-            if len(given) == _MAX_TENSORS:
-                break
+        given = [t for t in tensors_in(args, kwargs) if readable(t)]
         if given:
             self._seen += 1
             self._count(given)
@@ -100,7 +96,7 @@ class Batch(Probe):
 
     def _count(self, given: list[torch.Tensor]) -> None:
         first = given[0]
-        self._samples += first.shape[0] if first.dim() else 1
+        self._samples += rows_of(first)
         for tensor in given:
             if tensor.dim() == 2 and _is_whole(tensor):
                 self._tokens += tensor.numel()
@@ -128,18 +124,3 @@ def _combined(word: int, more: list[tuple[FingerprintPlan, Any, int]]) -> int:
 def _is_whole(tensor: torch.Tensor) -> bool:
     dtype = tensor.dtype
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
-
-
-def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if readable(value):
-            yield value
-    elif depth and isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item, depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item, depth - 1)
-    elif depth and hasattr(value, "__dataclass_fields__"):
-        for item in vars(value).values():
-            yield from _tensors(item, depth - 1)

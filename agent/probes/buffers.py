@@ -115,5 +115,9 @@ class Buffers(Probe):
 
 
 def _compiled(module: torch.nn.Module) -> bool:
-    # A hook would make it compile again.
-    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+    # A hook would make it compile again; scripted modules take none.
+    return (
+        hasattr(module, "_orig_mod")
+        or isinstance(module, torch.jit.ScriptModule)
+        or module._compiled_call_impl is not None
+    )

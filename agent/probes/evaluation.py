@@ -11,7 +11,7 @@ import torch
 
 from rankscope.agent.dynamo import leave_alone
 from rankscope.agent.probes.classification import CLASS_INDEX_LOSSES, Hits
-from rankscope.agent.probes.timing import batch_size
+from rankscope.agent.probes.given import batch_size
 
 # Losses that a `backward` may still follow, in evaluation mode.
 _MAX_OPEN = 16

@@ -74,7 +74,6 @@ class Loss(Probe):
         self.passes: deque[Pass] = deque(maxlen=_MAX_PASSES)
         self.busy = False
         self._before = -1  # passes there were when the step in progress began, where it was told
-        self._single = isinstance(context.optimizer, torch.optim.LBFGS)
         self._accumulation = 0.0
         self._evaluation = Evaluation()
         self._hook: OutputHook | None = None
@@ -155,9 +154,10 @@ class Loss(Probe):
             count = 1
             if len(passes) > 1 or divisor != 1.0:
                 before = self._before
+                single = isinstance(self.context.optimizer, torch.optim.LBFGS)
                 if before < 0:
-                    before = 0 if self._single else len(passes)
-                own = own_passes(passes, before, self._single)
+                    before = 0 if single else len(passes)
+                own = own_passes(passes, before, single)
                 value, judged = self._mean(own)
                 count = len(own)
                 if before == len(passes) > count:

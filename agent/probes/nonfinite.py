@@ -86,7 +86,7 @@ class NonFinite(Probe):
         Not before: of a compiled model no forward pass is seen, and to find hooks on its modules
         would have it compiled anew.
         """
-        if self.context.step > self._watch_until or self._hooks or not module.training:
+        if self.context.step > self._watch_until or self._hooks or not self.context.trains(module):
             return
         model = self.context.model
         if is_compiled(model):
@@ -103,7 +103,7 @@ class NonFinite(Probe):
 
     @torch.no_grad()
     def _module_called(self, place: int, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not module.training or len(self._checks) >= _MOST_CHECKS:
+        if not self.context.trains(module) or len(self._checks) >= _MOST_CHECKS:
             return
         name = self._names[place]
         inputs, outputs = list(_tensors(args)), list(_tensors(output))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rankscope.agent.fingerprint import Prints
-from rankscope.agent.model_facts import held, plain_name
+from rankscope.agent.model_facts import held, plain_name, wrapped_in
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.tables import ChangingTable, readable
 from rankscope.agent.tensors import TensorGroup
@@ -18,9 +18,6 @@ from rankscope.agent.wire import Print
 
 _TABLE = "optimizer"
 _STAGE = "optimizer_state"
-# Where wrappers keep the optimizer that they wrap.
-_INNER = ("optim", "optimizer", "_optimizer", "base_optimizer", "local_optimizer")
-_DEEPEST = 5
 
 
 class OptimizerState(Probe):
@@ -103,7 +100,7 @@ class OptimizerState(Probe):
         yield from zip(group.names, group.tensors, strict=True)
         seen = {id(t) for t in group.tensors}
         names: dict[int, str] = {}
-        for inner in _chain(self.context.optimizer):
+        for inner in wrapped_in(self.context.optimizer):
             for index, settings in enumerate(inner.param_groups):
                 for position, parameter in enumerate(settings["params"]):
                     if id(parameter) in seen:
@@ -168,26 +165,13 @@ def state_of(optimizer: Any) -> Mapping[torch.Tensor, Mapping[str, Any]]:
 
     Of a wrapper that shards the state this is the part of this rank.
     """
-    for inner in _chain(optimizer):
+    for inner in wrapped_in(optimizer):
         state = getattr(inner, "state", None)
         if isinstance(state, Mapping) and any(
             isinstance(key, torch.Tensor) and value for key, value in state.items()
         ):
             return state
     return {}
-
-
-def _chain(optimizer: Any) -> list[Any]:
-    chain: list[Any] = []
-    while optimizer is not None and len(chain) < _DEEPEST:
-        if any(optimizer is known for known in chain) or not isinstance(
-            getattr(optimizer, "param_groups", None), list
-        ):
-            break
-        chain.append(optimizer)
-        attributes = getattr(optimizer, "__dict__", {})
-        optimizer = next((attributes[a] for a in _INNER if a in attributes), None)
-    return chain
 
 
 def _print(step: int, prints: Prints, table: str, begin: int, end: int, sketched: bool) -> Print:

@@ -55,8 +55,12 @@ class ChangingTable:
 def readable(tensor: torch.Tensor) -> bool:
     """Whether what this rank holds of a tensor are plain bits that can be read.
 
-    Not those of sparse tensors and of tensors on no device, nor what subclasses (quantised state,
-    say) keep in tensors of their own.
+    Not those of sparse tensors, of tensors of tensors and of tensors on no device, nor what
+    subclasses (quantised state, say) keep in tensors of their own.
     """
     local = tensor if type(tensor) in _ORDINARY else model_facts.held(tensor)
-    return local.layout is torch.strided and not local.is_meta and type(local) in _ORDINARY
+    return (
+        local.layout is torch.strided
+        and not (local.is_meta or local.is_nested)
+        and type(local) in _ORDINARY
+    )

@@ -11,26 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.model_facts import core
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.given import batch_size
 
 # Parameters whose gradients are looked at to tell when the last one was there: the first of the
 # model, since gradients come in the opposite order.
 _LAST = 8
-
-
-def batch_size(args: tuple[Any, ...], kwargs: Any) -> int:
-    """Samples in a batch: length of the first dimension of the first tensor given to the model."""
-    if args and type(args[0]) is torch.Tensor:
-        return len(args[0]) if args[0].dim() else 1
-    pending = [*args, *(kwargs.values() if isinstance(kwargs, dict) else ())]
-    while pending:
-        value = pending.pop(0)
-        if isinstance(value, torch.Tensor):
-            return int(value.shape[0]) if value.dim() else 1
-        if isinstance(value, dict):
-            pending[:0] = list(value.values())
-        elif isinstance(value, list | tuple):
-            pending[:0] = list(value)
-    return 0
 
 
 class Timing(Probe):
@@ -47,7 +32,8 @@ class Timing(Probe):
     device, and whatever else the trainer does between two steps. `compute_seconds` is the rest,
     waiting in collectives (and for the data of further micro-batches) included. They are known
     where the step before was looked at, too, and are times of the host: on a device, what a forward
-    pass costs may be waited for by the one after it.
+    pass costs may be waited for by the one after it. A step with an evaluation in it has none of
+    these, unless the step before had one, too: what comes with every step is a part of it.
     """
 
     name = "timing"
@@ -59,26 +45,35 @@ class Timing(Probe):
         self._begun: float | None = None
         self._last = -1
         self._samples = 0
+        self._interrupted = self._was_interrupted = False
+        self._unsure = False  # passes with gradients in evaluation mode: perhaps an evaluation
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """Counts samples; an evaluation interrupts the clock."""
-        if not self._core.training:
-            self._ended = None
-        elif torch.is_grad_enabled():
-            if self._begun is None:
-                self._begun = time.perf_counter()
-            self._samples += batch_size(args, kwargs)
+        training = self._core.training
+        if not torch.is_grad_enabled():
+            self._interrupted = self._interrupted or not training
+            return
+        if not training:
+            self._unsure = True
+        elif self._unsure:
+            self._interrupted, self._unsure = True, False
+            self._begun, self._samples = None, 0
+        if self._begun is None:
+            self._begun = time.perf_counter()
+        self._samples += batch_size(args, kwargs)
 
     def interrupted(self) -> None:
         """Something else than training has taken time."""
-        self._ended = None
+        self._interrupted = True
 
     def after_step(self, facts: StepFacts) -> None:
         """Closes the step."""
         now = time.perf_counter()
         step = facts.step
         ended = self._ended
-        if ended is not None:
+        # What comes with every step is a part of it.
+        if ended is not None and (self._was_interrupted or not self._interrupted):
             scalars = facts.scalars
             steps = step - self._last
             seconds = (now - ended) / steps
@@ -92,6 +87,7 @@ class Timing(Probe):
         self._begun = None
         self._last = step
         self._samples = 0
+        self._was_interrupted, self._interrupted, self._unsure = self._interrupted, False, False
 
 
 class CollectiveWait(Probe):

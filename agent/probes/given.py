@@ -1,0 +1,53 @@
+"""The tensors in what a model is given, however they are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+
+# How deep they are looked for, how many count, and in how many things all of them and the first one
+# are looked for: a model may be given texts, or lists of numbers by the million.
+_DEEPEST = 6
+_MOST = 1000
+_LOOKED_AT, _LOOKED_AT_FOR_FIRST = 4096, 256
+
+
+def tensors_in(*given: Any) -> Iterator[torch.Tensor]:
+    """The tensors, the first 1,000 of them, in order."""
+    return islice(_found(given, _DEEPEST, [_LOOKED_AT]), _MOST)
+
+
+def batch_size(args: tuple[Any, ...], kwargs: Any) -> int:
+    """Samples in a batch: length of the first dimension of the first tensor given to the model."""
+    first = args[0] if args else None
+    if type(first) is not torch.Tensor:
+        first = next(_found((args, kwargs), _DEEPEST, [_LOOKED_AT_FOR_FIRST]), None)
+    return 0 if first is None else rows_of(first)
+
+
+def rows_of(tensor: torch.Tensor) -> int:
+    """Length of the first dimension, which a tensor of tensors has, too; 1 without dimensions."""
+    return int(tensor.size(0)) if tensor.dim() else 1
+
+
+def _found(value: Any, depth: int, left: list[int]) -> Iterator[torch.Tensor]:
+    left[0] -= 1
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    if not depth:
+        return
+    items: Any = ()
+    if isinstance(value, list | tuple):
+        items = value
+    elif isinstance(value, Mapping):
+        items = value.values()
+    elif hasattr(value, "__dataclass_fields__"):
+        items = vars(value).values()
+    for item in items:
+        if left[0] <= 0:
+            return
+        yield from _found(item, depth - 1, left)
