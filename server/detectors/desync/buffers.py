@@ -203,11 +203,14 @@ def _finding(incident: OwnBuffers) -> Finding:
         title += f" than the rest since step {incident.first_step}" if widest.decided else ""
         if not widest.decided:
             title = f"{module} differs between {who} since step {incident.first_step}"
+        alone = all(len(group) == 1 for group in groups_of(widest))
+        some = "" if alone and len(widest.ranks) > 2 else ", on some ranks only"
         cause = (
             f"The module watched as {module} is not the same on all ranks since step "
-            f"{incident.first_step}{which}, while each rank's model is judged apart from it. It "
-            "was updated from what is a rank's own (its loss, its batches, gradients before the "
-            "reduction), on some ranks only, or was not the same at its start."
+            f"{incident.first_step}{which}. It was updated from what is a rank's own (its loss, "
+            f"its batches, gradients before the reduction){some}, or was not the same at its "
+            "start. The trained parameters are compared for themselves: they agree, unless a "
+            "desync alert says otherwise."
             if serious
             else f"Buffers of the watched module {module} differ between the ranks{which}. Those "
             "of batch norm do in most trainings: each rank follows its own batches."
@@ -285,10 +288,12 @@ def _told(incident: OwnBuffers, who: str) -> tuple[str, str]:
         case "far":
             return (
                 "Each rank's batch norm follows its own batches, and these are very different: the "
-                f"running variances are {number(incident.most)} of their norm apart. A checkpoint "
-                "of one rank does not give what another rank's evaluation shows.",
-                "Use SyncBatchNorm, or let DistributedDataParallel broadcast the buffers, and see "
-                "why the ranks' inputs are of such different sizes (normalisation, shards).",
+                f"running variances of one rank lie {number(incident.most)} times their norm away "
+                "from those of another. The ranks' inputs are of very different sizes, and a "
+                "checkpoint of one rank does not give what another rank's evaluation shows.",
+                "See first why the inputs differ: print the mean and the spread of the first batch "
+                "on each rank (normalisation, units, shards). Where it is meant, use SyncBatchNorm "
+                "or let DistributedDataParallel broadcast the buffers.",
             )
         case _:
             return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
@@ -65,6 +65,7 @@ class Setting:
         values: value, as JSON -> ranks that have it; the most frequent first.
         decided: whether most ranks have the first.
         tensors: names of the parameters that it is about, where they are known.
+        frozen: ranks on which those are not trained -> their names.
     """
 
     key: str
@@ -73,6 +74,7 @@ class Setting:
     values: tuple[tuple[str, tuple[int, ...]], ...]
     decided: bool
     tensors: tuple[str, ...] = ()
+    frozen: Mapping[tuple[int, ...], tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def guilty(self) -> tuple[int, ...]:
@@ -207,7 +209,19 @@ def _with_tensors(
                 common = {*one} & {*other}
                 names |= dict.fromkeys(str(n) for n in (*one, *other) if n not in common)
                 break
-    return replace(setting, tensors=tuple(names))
+    everyone = sorted(rank for _, held in setting.values for rank in held)
+    frozen: dict[tuple[int, ...], tuple[str, ...]] = {}
+    for name in names:
+        where = tuple(rank for rank in everyone if _freezes(configs[rank], name))
+        frozen[where] = (*frozen.get(where, ()), name)
+    return replace(setting, tensors=tuple(names), frozen=frozen)
+
+
+def _freezes(config: Mapping[str, Any], name: str) -> bool:
+    frozen, trained = config.get("frozen"), config.get("trained")
+    if isinstance(frozen, list):
+        return name in frozen
+    return isinstance(trained, list) and name not in trained
 
 
 def _difference(
@@ -288,8 +302,12 @@ def _told(setting: Setting) -> str:
         said.append(f"{readable} on {ranks(held)}")
     called = setting.called[:1].upper() + setting.called[1:]
     if setting.tensors:
-        names = listing([f"`{name}`" for name in setting.tensors], most=4)
-        return f"{called}: not the same on {ranks(setting.guilty)}, by {names}."
+        shown = [
+            f"{listing([f'`{name}`' for name in names], most=4)} "
+            f"{'is' if len(names) == 1 else 'are'} frozen on {ranks(held)} only"
+            for held, names in setting.frozen.items()
+        ]
+        return f"{called}: not the same on {ranks(setting.guilty)}; {listing(shown, most=4)}."
     if setting.key.endswith("digest"):
         return f"{called}: not the same on {ranks(setting.guilty)}."
     return f"{called}: {listing(said)}."

@@ -7,7 +7,7 @@ import sys
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.desync.incident import Apart, Growth
-from rankscope.server.detectors.desync.links import broken_link, stage_of
+from rankscope.server.detectors.desync.links import broken_link, shown_groups, stage_of
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
 from rankscope.server.window import TensorDifference
 
@@ -164,6 +164,8 @@ def _title(incident: Apart) -> str:
         title = f"{who} {verb} {what[0]} than the other ranks {when}"
     else:
         title = f"{who} have {what[1]} {when}"
+        if incident.subgroups and incident.kind == "desync.gradients":
+            title += f", equal only inside {shown_groups(incident)}"
     return f"{title} ({where})" if where else title
 
 
@@ -241,7 +243,9 @@ def _guilt(incident: Apart) -> str:
         return "With two ranks, nothing tells which one is wrong."
     if all(len(group) == 1 for group in incident.groups):
         return "No two ranks agree, so nothing tells which ones are wrong."
-    return "No group of equal ranks is the largest, so nothing tells which ones are wrong."
+    if incident.subgroups and incident.kind == "desync.gradients":
+        return ""  # what each group has is wrong
+    return "No group of equal ranks is larger than all others: nothing tells which ones are wrong."
 
 
 def _size(incident: Apart) -> str:
@@ -253,8 +257,8 @@ def _size(incident: Apart) -> str:
         "their norm)"
     )
     if len(incident.sizes) > 1:
-        began, first, _ = incident.sizes[0]
-        now = f"{now}, after {number(first)} at step {began}"
+        began, first, share = incident.sizes[0]
+        now = f"{now}, after {number(first)} ({number(share)} of it) at step {began}"
     match incident.growth:
         case Growth.CONSTANT:
             return f"{now}: nothing repairs that."

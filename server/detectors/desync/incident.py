@@ -180,6 +180,11 @@ class Apart(Incident):
         return self.last_equal is None or self.last_equal < self.first_step - 1
 
     @property
+    def subgroups(self) -> bool:
+        """Whether every rank agrees with some other one, and not all with each other."""
+        return len(self.groups) > 1 and all(len(group) > 1 for group in self.groups)
+
+    @property
     def everywhere(self) -> bool:
         """Whether nearly all tensors differ: no tensor is special."""
         return self.tensor_count > 1 and len(self.tensors) >= min(0.9 * self.tensor_count, 64)

@@ -47,6 +47,11 @@ def broken_link(incident: Apart, drifting: bool) -> tuple[str, str]:
     return _update(incident)
 
 
+def shown_groups(incident: Apart) -> str:
+    """The groups of equal ranks: `(0 and 1) and (2 and 3)`."""
+    return listing([f"({listing([str(r) for r in group])})" for group in incident.groups])
+
+
 def stage_of(incident: Apart) -> str:
     """The stage that is told, of those of the contract."""
     if incident.at_start and incident.kind == "desync.optimizer":
@@ -108,18 +113,20 @@ def _start(incident: Apart) -> tuple[str, str]:
 def _gradients(incident: Apart) -> tuple[str, str]:
     source = ""
     partly = bool(incident.tensors) and not incident.everywhere
-    subgroups = len(incident.groups) > 1 and all(len(group) > 1 for group in incident.groups)
+    subgroups = incident.subgroups
     alone = all(len(group) == 1 for group in incident.groups)
     if incident.stage == "clipped_gradient":
         cause = sentences(
             f"The gradients agreed before clipping at step {incident.first_step} and differ after "
-            "it: the ranks clipped by different norms, or not all of them clipped.",
+            "it: the ranks clipped to different norms, or not all of them clipped.",
             _clipped(incident),
         )
-        remedy = "Clip on every rank, by one global norm of the reduced gradient."
-        source = "a rank that clips as it should"
+        remedy = (
+            "Clip on all ranks or on none, by the norm of the whole reduced gradient and to one "
+            "limit: look for a condition on the rank around the clipping."
+        )
     elif subgroups and partly:
-        shown = listing([f"({listing([str(r) for r in group])})" for group in incident.groups])
+        shown = shown_groups(incident)
         held = listing([t.name for t in incident.tensors], most=4)
         cause = (
             f"The gradient of {held} agrees inside the groups of ranks {shown} and not between "
@@ -133,7 +140,7 @@ def _gradients(incident: Apart) -> tuple[str, str]:
             "the process group of that reduction."
         )
     elif subgroups:
-        shown = listing([f"({listing([str(r) for r in group])})" for group in incident.groups])
+        shown = shown_groups(incident)
         cause = (
             f"The gradients agree inside the groups of ranks {shown} and not between them: they "
             "were reduced inside these groups only."
@@ -233,10 +240,9 @@ def _clipped(incident: Apart) -> str:
     same = incident.decided and factors and max(factors) - min(factors) <= 1e-3 * abs(factors[0])
     if not same or factors[0] <= 0:
         return ""
-    more = "It clipped more than the others, or alone" if factors[0] < 1 else "It clipped less"
-    if len(incident.ranks) > 1:
-        more = more.replace("It", "They")
-    return f"That of {ranks(incident.ranks)} is {number(factors[0])} times the others'. {more}."
+    who = "it" if len(incident.ranks) == 1 else "they"
+    more = f"{who} alone clipped, or to a smaller norm" if factors[0] < 1 else f"{who} clipped less"
+    return f"That of {ranks(incident.ranks)} is {number(factors[0])} times the others': {more}."
 
 
 def _hyperparameters(incident: Apart) -> tuple[str, str]:

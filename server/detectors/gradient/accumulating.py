@@ -210,7 +210,8 @@ def _finding(episode: Episode[Adding], window: Window) -> Finding:
         cause=cause,
         remedy=(
             "Call `optimizer.zero_grad()` once after each `optimizer.step()` (under accumulation: "
-            "after the last micro-batch's step), on the optimizer that holds these parameters."
+            "after the last micro-batch's step), on the optimizer that holds these parameters, "
+            f"and go back to a checkpoint from before step {step}."
         ),
         clear_after=episode.clear_after,
         evidence={

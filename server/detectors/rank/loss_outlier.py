@@ -348,8 +348,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
             if incident.difference > 0:
                 why = (
                     "What it reads does not fit the others' data (labels, shard, tokenizer, "
-                    "normalisation), or its copy of the model is not theirs any more (then there "
-                    "is a desync alert, too)."
+                    "normalisation); or, where there is a desync alert as well, its copy of the "
+                    "model is not theirs any more."
                 )
             else:
                 why = (
@@ -358,8 +358,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
                 )
             cause = sentences(
                 f"The others are at {number(incident.level)}; {ranks(who)} "
-                f"{'lies' if len(who) == 1 else 'lie'} {side} them in nearly every step "
-                f"(z = {number(incident.z)}).",
+                f"{'lies' if len(who) == 1 else 'lie'} {side} them in nearly every step.",
                 accurate,
                 "It was so from the first steps on." if incident.from_start else "",
                 why,

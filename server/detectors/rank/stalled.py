@@ -171,13 +171,13 @@ def _finding(
     done = tuple(rank for rank in guilty if rank not in places)
     title = (
         f"{ranks(rest).capitalize()} wait{'s' if len(rest) == 1 else ''} in step {step} for "
-        f"{ranks(guilty)}, {'which is' if len(guilty) == 1 else 'which are'} somewhere else"
+        f"{ranks(guilty)}, {_elsewhere(places, guilty)}"
         if decided
         else f"{ranks(guilty).capitalize()} wait for each other in step {step}"
     )
     broken = (
-        f"{ranks([life.rank for life in failed]).capitalize()} failed then"
-        f"{f': {errors[0][:160]}' if errors else ''}."
+        f"{ranks([life.rank for life in failed]).capitalize()} failed after that, as is the end "
+        f"of waiting in vain{f': {errors[0][:160].rstrip(chr(46))}' if errors else ''}."
         if failed
         else f"No step has ended for {seconds:.0f} s."
     )
@@ -190,9 +190,9 @@ def _finding(
         first_step=step,
         ranks=guilty,
         cause=sentences(
-            f"All ranks are alive, and none has ended step {step}: {_whereabouts(places)}. "
-            f"{broken} A rank ran out of data, left the loop, skipped a collective, or entered one "
-            "that the others do not.",
+            f"No rank ended step {step}, and all were alive: {_whereabouts(places)}. "
+            f"{broken} Mostly a rank ran out of data, left the loop, skipped a collective, or "
+            "entered one that the others do not.",
             f"{ranks(done).capitalize()} said to be done before." if done else "",
             "" if decided else "Nothing tells which one is wrong.",
         ),
@@ -212,6 +212,14 @@ def _finding(
             "errors": errors[:3],
         },
     )
+
+
+def _elsewhere(places: dict[int, Place], guilty: tuple[int, ...]) -> str:
+    which = "which is" if len(guilty) == 1 else "which are"
+    at = {places[rank].text for rank in guilty if rank in places}
+    if len(at) == 1 and (place := at.pop()):
+        return f"{which} at {place}"
+    return f"{which} somewhere else"
 
 
 def _whereabouts(places: dict[int, Place]) -> str:

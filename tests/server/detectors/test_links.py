@@ -77,14 +77,14 @@ def test_a_zero_is_called_one():
 
 @pytest.mark.parametrize(
     ("factor", "who"),
-    [(0.0425, "It clipped more than the others, or alone"), (4.0, "It clipped less")],
+    [(0.0425, "it alone clipped, or to a smaller norm"), (4.0, "it clipped less")],
 )
 def test_who_clipped_is_told_by_the_factor(factor, who):
     tensors = tuple(tensor(f"w{i}", factor=factor) for i in range(8))
     text = said(incident("clipped_gradient", tensors=tensors))
     assert "another gradient after clipping" in text
     assert who in text
-    assert "from a rank that clips as it should" in text
+    assert "Clip on all ranks or on none" in text
 
 
 def test_what_happened_once_is_no_state():
@@ -117,3 +117,16 @@ def test_a_single_tensor_that_differs_at_the_start_was_written():
     )
     assert "it is mostly the one that did load" in loaded
     assert "The optimizer's state differs, too." in loaded
+
+
+def test_gradients_reduced_inside_groups_are_called_so_in_the_title():
+    everything = tuple(tensor(f"w{i}", ranks=(2, 3)) for i in range(8))
+    made = incident(decided=False, tensors=everything)
+    made.groups = ((0, 1), (2, 3))
+    found = finding_of(made, 1e-6, 1e-2)
+    assert found.title == (
+        "Ranks 0-3 have different gradients since step 25, equal only inside (0 and 1) and "
+        "(2 and 3) (all 8 tensors)"
+    )
+    # What each of the groups has is wrong: nobody has to be found out.
+    assert "which ones are wrong" not in found.cause

@@ -1,0 +1,54 @@
+"""How ranks that were started differently are told apart in words."""
+
+import numpy as np
+import pytest
+
+from rankscope.server.detectors.desync.config import Config
+from rankscope.server.window import Window
+
+
+def told(configs):
+    ranks = np.arange(len(configs))
+    window = Window(
+        world_size=len(configs),
+        ranks=ranks,
+        steps=np.array([0]),
+        series={},
+        last_step=0,
+        configs=dict(enumerate(configs)),
+        begins={rank: (0,) for rank in range(len(configs))},
+    )
+    detector = Config()
+    (finding,) = detector.advance(window, detector.start()).findings
+    return finding
+
+
+def started(*, frozen=None, trained=None):
+    names = {"frozen": frozen} if trained is None else {"trained": trained}
+    return {"parameters_digest": "p", "trainable_digest": str(names), **names}
+
+
+@pytest.mark.parametrize(
+    ("configs", "guilty", "says"),
+    [
+        (
+            [started(frozen=[])] * 3 + [started(frozen=["head.weight", "head.bias"])],
+            (3,),
+            "`head.weight` and `head.bias` are frozen on rank 3 only",
+        ),
+        (
+            [started(frozen=["body"])] * 2 + [started(frozen=[]), started(frozen=["body"])],
+            (2,),
+            "`body` is frozen on ranks 0, 1 and 3 only",
+        ),
+        (
+            [started(trained=["head"])] * 2 + [started(trained=["head", "adapter"])],
+            (2,),
+            "`adapter` is frozen on ranks 0 and 1 only",
+        ),
+    ],
+)
+def test_which_ranks_do_not_train_what(configs, guilty, says):
+    finding = told(configs)
+    assert finding.ranks == guilty
+    assert says in finding.cause
