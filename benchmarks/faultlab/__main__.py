@@ -50,7 +50,8 @@ def main() -> int:
 
 def _write(options: argparse.Namespace, results: list[Result]) -> None:
     if options.json:
-        Path(options.json).write_text(json.dumps(table.as_json(results), indent=1) + "\n")
+        told = {"full_sampling": options.full_sampling, **table.as_json(results)}
+        Path(options.json).write_text(json.dumps(told, indent=1) + "\n")
     if options.markdown:
         Path(options.markdown).write_text(table.as_markdown(results))
     print(json.dumps(table.summary(results)))

@@ -14,3 +14,4 @@ case = importlib.import_module("benchmarks.faultlab.case")
 lab = importlib.import_module("benchmarks.faultlab.lab")
 scoring = importlib.import_module("benchmarks.faultlab.score")
 CASES = importlib.import_module("benchmarks.faultlab.families").REGISTRY.cases
+results = importlib.import_module("benchmarks.faultlab.results")
