@@ -11,22 +11,16 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Policy, Share, Sigmas
-from rankscope.server.detectors.statistics import Progress, mann_kendall
+from rankscope.server.detectors.policy import Blocks, Observations, Policy, Share, Sigmas, Steps
+from rankscope.server.detectors.statistics import BLOCK, Progress, mann_kendall
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import number, percent
 from rankscope.server.window import Window
 
-_BACK = 200
-_STRIDE = 10
-_FIRST = 50
-# Relative size of an update below which training is slow whatever its data: a tenth of the usual.
-_SMALL_UPDATE = 3e-4
-
 
 @dataclass(frozen=True, slots=True)
 class StalledPolicy(Policy):
-    """Thresholds of `accuracy.stalled`; everything is judged over 200 observations.
+    """Thresholds of `accuracy.stalled`; a block is 10 observations.
 
     Attributes:
         min_fall: fall of the loss, as a share of its start.
@@ -34,6 +28,13 @@ class StalledPolicy(Policy):
         flat: change of the accuracy from one half to the other that is none, at least.
         gain: rise of the accuracy since the start that is none, at least.
         high: accuracy from which on nothing can be gained.
+        min_error: standard errors by which the accuracy's two halves differ at least.
+        gain_error: the same of the accuracy now and at the start.
+        blocks: so many are judged at a time.
+        first: observations that are the start.
+        small_update: update, relative to the parameters, below which training is slow whatever its
+            data; a tenth of the usual.
+        calm: steps without it after which it is over.
     """
 
     min_fall: Share = 0.05
@@ -41,6 +42,12 @@ class StalledPolicy(Policy):
     flat: Share = 0.005
     gain: Share = 0.05
     high: Share = 0.97
+    min_error: Sigmas = 2.0
+    gain_error: Sigmas = 3.0
+    blocks: Blocks = 20
+    first: Observations = 50
+    small_update: Share = 3e-4
+    calm: Steps = 60
 
 
 @dataclass(slots=True)
@@ -60,12 +67,12 @@ class Stuck:
 class StalledState:
     """What `accuracy.stalled` remembers."""
 
+    recent: deque[tuple[int, float, float]]
+    watch: Watch[Stuck]
     progress: Progress = field(default_factory=Progress)
     first: list[float] = field(default_factory=list)
-    recent: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=_BACK))
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     rate: float = math.nan
-    watch: Watch[Stuck] = field(default_factory=lambda: Watch(clear_after=60))
 
 
 class AccuracyStalled(Detector[StalledState]):
@@ -101,7 +108,8 @@ class AccuracyStalled(Detector[StalledState]):
 
     def start(self) -> StalledState:
         """Nothing seen yet."""
-        return StalledState()
+        policy = self.policy
+        return StalledState(deque(maxlen=policy.blocks * BLOCK), Watch(policy.calm))
 
     def advance(self, window: Window, state: StalledState) -> Outcome:
         """Takes loss and accuracy where both are known."""
@@ -113,32 +121,32 @@ class AccuracyStalled(Detector[StalledState]):
             if not (math.isfinite(loss) and math.isfinite(accuracy)):
                 continue
             state.progress.push(step, loss)
-            if len(state.first) < _FIRST:
+            if len(state.first) < self.policy.first:
                 state.first.append(accuracy)
             state.recent.append((step, loss, accuracy))
-            if len(state.recent) == _BACK and state.progress.count % _STRIDE == 0:
+            if len(state.recent) == state.recent.maxlen and state.progress.count % BLOCK == 0:
                 self._look(step, state)
-        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"accuracy.stalled": _check(window, state)}, findings)
+        findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
+        return Outcome({"accuracy.stalled": _check(window, state, self.policy)}, findings)
 
     def _look(self, step: int, state: StalledState) -> None:
         policy = self.policy
         losses = np.array([loss for _, loss, _ in state.recent])
-        blocks = np.median(losses.reshape(-1, _STRIDE), axis=1)
+        blocks = np.median(losses.reshape(-1, BLOCK), axis=1)
         before, after = float(blocks[:4].mean()), float(blocks[-4:].mean())
         falls = (
             before - after > policy.min_fall * abs(state.progress.start)
             and mann_kendall(blocks) < -policy.min_trend
         )
         accuracies = [accuracy for _, _, accuracy in state.recent]
-        half = _BACK // 2
+        half = len(accuracies) // 2
         early, late = float(np.mean(accuracies[:half])), float(np.mean(accuracies[half:]))
         error = math.sqrt(2) * noise_of_mean(accuracies[half:])
         at_start = float(np.mean(state.first))
         start_error = math.hypot(error, noise_of_mean(state.first))
         stuck = (
-            abs(late - early) < max(2 * error, policy.flat)
-            and late - at_start <= max(3 * start_error, policy.gain)
+            abs(late - early) < max(policy.min_error * error, policy.flat)
+            and late - at_start <= max(policy.gain_error * start_error, policy.gain)
             and late < policy.high
         )
         if not (falls and stuck):
@@ -150,21 +158,22 @@ class AccuracyStalled(Detector[StalledState]):
         episode.facts = facts
 
 
-def _check(window: Window, state: StalledState) -> Check:
+def _check(window: Window, state: StalledState, policy: StalledPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
-    if len(state.recent) < _BACK:
-        why = f"{len(state.recent)} of {_BACK} steps with a loss and an accuracy."
+        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+    need = policy.blocks * BLOCK
+    if len(state.recent) < need:
+        why = f"{len(state.recent)} of {need} steps with a loss and an accuracy."
         return Check(Status.INSUFFICIENT_DATA, why)
-    late = float(np.mean([a for _, _, a in state.recent][-_BACK // 2 :]))
+    late = float(np.mean([a for _, _, a in state.recent][-need // 2 :]))
     began = float(np.mean(state.first))
     return Check(
         Status.OK, f"The accuracy began at {number(began)} and has come to {number(late)}."
     )
 
 
-def _finding(episode: Episode[Stuck]) -> Finding:
+def _finding(episode: Episode[Stuck], policy: StalledPolicy) -> Finding:
     facts = episode.facts
     evidence = {
         "accuracy": facts.accuracy,
@@ -178,7 +187,7 @@ def _finding(episode: Episode[Stuck]) -> Finding:
     if math.isfinite(facts.update):
         evidence["update_ratio"] = facts.update
     share = percent(facts.accuracy)
-    if facts.update < _SMALL_UPDATE:
+    if facts.update < policy.small_update:
         cause = (
             f"The steps are small: each changes the parameters by {number(facts.update)} of their "
             "size, a tenth of the usual or less. The loss shrinks without any answer changing, as "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -17,7 +18,7 @@ from rankscope.server.detectors.wording import count, number, percent, sentences
 from rankscope.server.window import Window
 
 _GRACE = 20
-_KEEP = 0.98
+# Steps from one look to the next.
 _STRIDE = 10
 # A squared norm of the mean of R gradients lies between 1/R and 1 times the mean of their own.
 _BELOW = 0.5
@@ -37,6 +38,8 @@ class NoisePolicy(Policy):
         unlearned: the loss over that of the start, above which there is much to be learned.
         min_gain: share of the loss whose gain is learning.
         learned: an accuracy above which something was learned.
+        keep: what a step leaves of the moving means before it.
+        recent: losses and accuracies that are those of now.
     """
 
     factor: Times = 10.0
@@ -47,6 +50,8 @@ class NoisePolicy(Policy):
     unlearned: Share = 0.5
     min_gain: Share = 0.05
     learned: Share = 0.6
+    keep: Share = 0.98
+    recent: Observations = 50
 
 
 @dataclass(slots=True)
@@ -71,6 +76,8 @@ class NoiseState:
         weight: that has gone into them.
     """
 
+    recent: deque[float]
+    accuracies: deque[float]
     steps: int = 0
     seen: int = 0
     signal: float = 0.0
@@ -82,8 +89,6 @@ class NoiseState:
     counted: bool = False
     ranks: int = 0
     progress: Progress = field(default_factory=Progress)
-    recent: list[float] = field(default_factory=list)
-    accuracies: list[float] = field(default_factory=list)
     since: list[int] = field(default_factory=list)
     watch: Watch[Noise] = field(default_factory=lambda: Watch(clear_after=5 * _STRIDE))
 
@@ -140,7 +145,8 @@ class BatchNoise(Detector[NoiseState]):
 
     def start(self) -> NoiseState:
         """Nothing seen yet."""
-        return NoiseState()
+        recent = self.policy.recent
+        return NoiseState(deque(maxlen=recent), deque(maxlen=recent))
 
     def advance(self, window: Window, state: NoiseState) -> Outcome:
         """Takes the norms of every step at which all ranks have told theirs."""
@@ -152,9 +158,9 @@ class BatchNoise(Detector[NoiseState]):
             loss = losses.get(step, math.nan)
             if math.isfinite(loss):
                 state.progress.push(step, loss)
-                state.recent = [*state.recent[-49:], loss]
+                state.recent.append(loss)
             if math.isfinite(accuracies.get(step, math.nan)):
-                state.accuracies = [*state.accuracies[-49:], accuracies[step]]
+                state.accuracies.append(accuracies[step])
             if step in norms:
                 self._take(step, *norms[step], state)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
@@ -168,12 +174,13 @@ class BatchNoise(Detector[NoiseState]):
         part = samples if state.counted else 1.0
         state.batch, state.ranks = part * ranks, ranks
         state.seen += 1
+        keep = self.policy.keep
         # For R ranks B = R b, and the factors are of R alone.
         signal = (ranks * big - small) / (ranks - 1)
         noise = part * (small - big) / (1.0 - 1.0 / ranks)
         for name, value in (("signal", signal), ("noise", noise), ("big", big), ("small", small)):
-            setattr(state, name, _KEEP * getattr(state, name) + (1 - _KEEP) * value)
-        state.weight = _KEEP * state.weight + (1 - _KEEP)
+            setattr(state, name, keep * getattr(state, name) + (1 - keep) * value)
+        state.weight = keep * state.weight + (1 - keep)
         if state.seen >= self.policy.evidence and state.seen % _STRIDE == 0:
             self._look(step, state)
 

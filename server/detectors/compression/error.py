@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Policy, Share
+from rankscope.server.detectors.policy import Count, Policy, Share, Steps
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, listing, number, percent
 from rankscope.server.window import Window
 
 _GRACE = 20
-_LOOKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +24,14 @@ class CompressionPolicy(Policy):
     Attributes:
         low: cosine of what came out to what went in.
         none: from here on it is critical.
+        looks: looks that the median is of.
+        calm: steps without it after which it is over.
     """
 
     low: Share = 0.5
     none: Share = 0.1
+    looks: Count = 8
+    calm: Steps = 8
 
 
 @dataclass(slots=True)
@@ -43,10 +46,10 @@ class Loss:
 class CompressionState:
     """What `compression.error` remembers."""
 
+    cosines: deque[float]
+    watch: Watch[Loss]
     steps: int = 0
     looked: int = 0
-    cosines: deque[float] = field(default_factory=lambda: deque(maxlen=_LOOKS))
-    watch: Watch[Loss] = field(default_factory=lambda: Watch(clear_after=8))
 
 
 class CompressionError(Detector[CompressionState]):
@@ -78,7 +81,7 @@ class CompressionError(Detector[CompressionState]):
 
     def start(self) -> CompressionState:
         """Nothing looked at yet."""
-        return CompressionState()
+        return CompressionState(deque(maxlen=self.policy.looks), Watch(self.policy.calm))
 
     def advance(self, window: Window, state: CompressionState) -> Outcome:
         """Goes through the reductions whose both sides are known."""
@@ -90,7 +93,7 @@ class CompressionError(Detector[CompressionState]):
             state.looked += 1
             state.cosines.append(made.cosine)
             typical = median(state.cosines)
-            if not hooks or len(state.cosines) < _LOOKS or typical >= self.policy.low:
+            if not hooks or len(state.cosines) < self.policy.looks or typical >= self.policy.low:
                 state.watch.good(made.step)
                 continue
             state.watch.bad(made.step, Loss(typical, hooks)).facts = Loss(typical, hooks)
@@ -121,9 +124,9 @@ def _finding(episode: Episode[Loss], policy: CompressionPolicy) -> Finding:
         stage="reduced_gradient",
         cause=(
             f"What {names} makes of the ranks' gradients holds {percent(1.0 - lost)} of the power "
-            f"of their mean, the median of {count(_LOOKS, 'look')}; the rest is left out or comes "
-            "in later steps. Early in training, where gradients change fast, it is out of date by "
-            "then."
+            f"of their mean, the median of {count(policy.looks, 'look')}; the rest is left out or "
+            "comes in later steps. Early in training, where gradients change fast, it is out of "
+            "date by then."
         ),
         remedy=(
             "Compress less: a higher rank or share, or 16-bit gradients (`bf16_compress_hook`), "
@@ -150,8 +153,8 @@ def _check(
             "No step has the gradients of all ranks before the reduction and after it: they are "
             "seen at sampled steps, and not under FSDP.",
         )
-    if len(state.cosines) < _LOOKS:
-        why = f"{count(state.looked, 'reduction')} of {_LOOKS} needed."
+    if len(state.cosines) < policy.looks:
+        why = f"{count(state.looked, 'reduction')} of {policy.looks} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
     return Check(
         Status.OK,

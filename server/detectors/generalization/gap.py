@@ -11,13 +11,11 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Count, Policy, Sigmas, Times
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Spacing, mann_kendall, robust_sigma
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Window
-
-_TAIL = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +25,9 @@ class GapPolicy(Policy):
     Attributes:
         evaluations: so many before anything is judged.
         after: so many of them after the best one.
+        last: so many of them are the last ones.
+        surer: rise of the accuracy since the best from which on the answers are not worse.
+        training: losses of training whose median counts.
         slight: rise of the last ones above the best, as a share of the best, that is told of.
         rise: the same, from which on it is a warning.
         noise: how many times the noise of the evaluations the rise has to be.
@@ -36,6 +37,9 @@ class GapPolicy(Policy):
 
     evaluations: Count = 6
     after: Count = 3
+    last: Count = 3
+    surer: Share = 0.005
+    training: Observations = 20
     slight: Times = 0.05
     rise: Times = 0.15
     noise: Sigmas = 4.0
@@ -65,10 +69,9 @@ class Gap:
         """Above the best, as a share of it, at most."""
         return (self.highest - self.best) / abs(self.best) if self.best else math.inf
 
-    @property
-    def surer(self) -> bool:
+    def surer(self, policy: GapPolicy) -> bool:
         """Whether the accuracy went on rising: then confidence is wrong and not the answers."""
-        return self.accuracy_now > self.accuracy_then + 0.005
+        return self.accuracy_now > self.accuracy_then + policy.surer
 
 
 @dataclass(slots=True)
@@ -83,7 +86,7 @@ class _Evaluation:
 class GapState:
     """What `generalization.gap` remembers."""
 
-    training: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    training: deque[float]
     evaluations: deque[_Evaluation] = field(default_factory=lambda: deque(maxlen=64))
     first: float = math.nan
     total: int = 0
@@ -127,7 +130,7 @@ class GeneralizationGap(Detector[GapState]):
 
     def start(self) -> GapState:
         """Nothing seen yet."""
-        return GapState()
+        return GapState(deque(maxlen=self.policy.training))
 
     def advance(self, window: Window, state: GapState) -> Outcome:
         """Takes the evaluations one by one."""
@@ -153,21 +156,21 @@ class GeneralizationGap(Detector[GapState]):
         if state.best is None or new.loss < state.best.loss:
             state.best = new
         best = state.best
-        state.watch.clear_after = state.spacing.steps(_TAIL)
+        state.watch.clear_after = state.spacing.steps(policy.last)
         known = state.watch.current
         if known is not None and known.holding:
             # Hysteresis: what is open stays so until half of the rise is gone.
             if new.loss - best.loss < 0.5 * policy.slight * abs(best.loss):
                 state.watch.good(new.step)
                 return
-            last = [e.loss for e in list(state.evaluations)[-_TAIL:]]
+            last = [e.loss for e in list(state.evaluations)[-policy.last :]]
             _update(state.watch.bad(new.step, known.facts), new, median(last))
             return
         later = [e for e in state.evaluations if e.step >= best.step]
         if state.total < policy.evaluations or len(later) <= policy.after:
             state.watch.good(new.step)
             return
-        now = median([e.loss for e in later[-_TAIL:]])
+        now = median([e.loss for e in later[-policy.last :]])
         rise = now - best.loss
         noise = robust_sigma(np.diff([e.loss for e in state.evaluations])) / math.sqrt(2)
         rises = (
@@ -181,7 +184,7 @@ class GeneralizationGap(Detector[GapState]):
         if not rises:
             state.watch.good(new.step)
             return
-        accuracies = [e.accuracy for e in later[-_TAIL:]]
+        accuracies = [e.accuracy for e in later[-policy.last :]]
         facts = Gap(
             best.loss,
             best.step,
@@ -235,7 +238,7 @@ def _finding(episode: Episode[Gap], state: GapState, policy: GapPolicy) -> Findi
         f"Since step {facts.best_step} the loss of training went from "
         f"{number(facts.training_then)} to {number(facts.training_now)}."
     )
-    if facts.surer:
+    if facts.surer(policy):
         cause = (
             f"{fell} The accuracy of the evaluation rose meanwhile ({percent(facts.accuracy_then)} "
             f"to {percent(facts.accuracy_now)}): the answers are not worse, but too sure."
@@ -256,7 +259,7 @@ def _finding(episode: Episode[Gap], state: GapState, policy: GapPolicy) -> Findi
     surrogate = facts.best < 0 or state.first < 0
     return Finding(
         kind="generalization.gap",
-        severity="info" if facts.surer or surrogate or slight else "warning",
+        severity="info" if facts.surer(policy) or surrogate or slight else "warning",
         title=(
             f"The loss of the evaluation is {percent(facts.rise)} above its best of "
             f"{number(facts.best)} (step {facts.best_step}) while that of training falls"

@@ -11,13 +11,10 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Count, Number, Policy, Times
+from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Times
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Window
-
-_BACK = 64
-_STRIDE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +26,16 @@ class OscillatingPolicy(Policy):
         factor: the scatter over the median of the earlier ones.
         least: the scatter of the logarithm, at least.
         in_a_row: measurements on end.
+        back: norms in a measurement, and steps without it after which it is over.
+        stride: norms from one measurement to the next.
     """
 
     earlier: Count = 4
     factor: Times = 3.0
     least: Number = 0.5
     in_a_row: Count = 2
+    back: Observations = 64
+    stride: Observations = 16
 
 
 @dataclass(slots=True)
@@ -52,13 +53,13 @@ class Jumps:
 class OscillatingState:
     """What `gradient.oscillating` remembers."""
 
+    norms: deque[tuple[int, float]]
+    rates: deque[float]
+    watch: Watch[Jumps]
     total: int = 0
-    norms: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_BACK))
     earlier: deque[float] = field(default_factory=lambda: deque(maxlen=32))
-    rates: deque[float] = field(default_factory=lambda: deque(maxlen=3 * _BACK))
     above: int = 0
     signed: bool = False
-    watch: Watch[Jumps] = field(default_factory=lambda: Watch(clear_after=_BACK))
 
 
 class GradientOscillating(Detector[OscillatingState]):
@@ -91,7 +92,8 @@ class GradientOscillating(Detector[OscillatingState]):
 
     def start(self) -> OscillatingState:
         """Nothing seen yet."""
-        return OscillatingState()
+        back = self.policy.back
+        return OscillatingState(deque(maxlen=back), deque(maxlen=3 * back), Watch(back))
 
     def advance(self, window: Window, state: OscillatingState) -> Outcome:
         """Takes the norms one by one; a norm of 0 has no logarithm and is left out."""
@@ -104,7 +106,7 @@ class GradientOscillating(Detector[OscillatingState]):
                 continue
             state.total += 1
             state.norms.append((step, math.log(norm)))
-            if len(state.norms) == _BACK and state.total % _STRIDE == 0:
+            if len(state.norms) == self.policy.back and state.total % self.policy.stride == 0:
                 self._look(step, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         return Outcome({"gradient.oscillating": _check(window, state, self.policy)}, findings)
@@ -144,7 +146,7 @@ def _check(window: Window, state: OscillatingState, policy: OscillatingPolicy) -
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
-    need = _BACK + (policy.earlier + 1) * _STRIDE
+    need = policy.back + (policy.earlier + 1) * policy.stride
     if state.total < need:
         why = f"{count(state.total, 'gradient norm')} of {need} needed."
         return Check(Status.INSUFFICIENT_DATA, why)

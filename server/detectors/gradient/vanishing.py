@@ -12,16 +12,13 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.looks import Look, looks
-from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share
+from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
 from rankscope.server.detectors.statistics import Progress
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, listing, number, percent, sentences
 from rankscope.server.window import Window
 
 _GRACE = 20
-# Looks that a median is of, and losses that the last mean is of.
-_LOOKS = 32
-_LAST = 100
 _MAX_NAMES = 64
 
 
@@ -32,11 +29,15 @@ class VanishingPolicy(Policy):
     Attributes:
         small: gradient of the first matrix over that of the last.
         tiny: from here on it is critical.
-        looks: looks before anything is judged, of the last 32.
+        looks: looks before anything is judged.
         evidence: losses before anything is judged.
         matrices: matrices that a model has at least.
         min_gain: share of the loss whose gain is learning.
         learned: an accuracy above which something was learned.
+        back: so many of the last looks count.
+        first: losses that the mean at the start is of.
+        last: losses that the mean of now is of.
+        calm: steps without it after which it is over.
     """
 
     small: Number = 1e-2
@@ -46,6 +47,10 @@ class VanishingPolicy(Policy):
     matrices: Count = 3
     min_gain: Share = 0.05
     learned: Share = 0.6
+    back: Count = 32
+    first: Observations = 50
+    last: Observations = 100
+    calm: Steps = 8
 
 
 @dataclass(slots=True)
@@ -70,19 +75,19 @@ class VanishingState:
             gradients over the weights.
     """
 
+    ratios: deque[tuple[float, float]]
+    late: deque[float]
+    accuracies: deque[float]
+    watch: Watch[Fading]
     steps: int = 0
     looked: int = 0
     shallow: bool = False
     signed: bool = False
     names: tuple[str, ...] = ()
     weights: dict[str, float] = field(default_factory=dict)
-    ratios: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LOOKS))
     begun: int = -1
     progress: Progress = field(default_factory=Progress)
     early: list[float] = field(default_factory=list)
-    late: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
-    accuracies: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
-    watch: Watch[Fading] = field(default_factory=lambda: Watch(clear_after=8))
 
 
 class GradientVanishing(Detector[VanishingState]):
@@ -118,7 +123,13 @@ class GradientVanishing(Detector[VanishingState]):
 
     def start(self) -> VanishingState:
         """Nothing seen yet."""
-        return VanishingState()
+        policy = self.policy
+        return VanishingState(
+            ratios=deque(maxlen=policy.back),
+            late=deque(maxlen=policy.last),
+            accuracies=deque(maxlen=policy.last),
+            watch=Watch(policy.calm),
+        )
 
     def advance(self, window: Window, state: VanishingState) -> Outcome:
         """Takes losses and looks in the order of their steps."""
@@ -144,7 +155,7 @@ class GradientVanishing(Detector[VanishingState]):
             return
         state.signed |= loss < 0
         state.progress.push(step, loss)
-        if len(state.early) < 50:
+        if len(state.early) < self.policy.first:
             state.early.append(loss)
         state.late.append(loss)
 

@@ -13,14 +13,12 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.looks import Look, looks
-from rankscope.server.detectors.policy import Count, Observations, Policy, Share
+from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, listing, percent, sentences
 from rankscope.server.window import Window
 
 _GRACE = 20
-# How far back it reaches what number of tensors without a gradient is usual, in observations.
-_BACK = 256
 _METRICS = {"dead_units_lasting": "dead", "saturated_units_lasting": "saturated"}
 _MAX_NAMES = 64
 
@@ -36,6 +34,9 @@ class DeadPolicy(Policy):
         idle: units of a module that do nothing.
         nearly_all: from here on it is critical.
         looks: looks on end at such units.
+        back: observations that tell what number of tensors without a gradient is usual.
+        nothing_left: loss below which no gradient is needed any more.
+        calm: steps without it after which it is over.
     """
 
     evidence: Observations = 8
@@ -44,6 +45,9 @@ class DeadPolicy(Policy):
     idle: Share = 0.5
     nearly_all: Share = 0.9
     looks: Count = 3
+    back: Observations = 256
+    nothing_left: Number = 1e-12
+    calm: Steps = 8
 
 
 @dataclass(slots=True)
@@ -79,10 +83,13 @@ class DeadState:
         idle: looks on end at which most units of a module were idle, by what and module.
     """
 
+    usual: deque[int]
+    cut: Watch[Cut]
+    never: Watch[Cut]
+    units: dict[str, Watch[Idle]]
     steps: int = 0
     counted: int = 0
     looked: int = 0
-    usual: deque[int] = field(default_factory=lambda: deque(maxlen=_BACK))
     above: list[tuple[int, int]] = field(default_factory=list)
     names: tuple[str, ...] = ()
     alive: set[str] = field(default_factory=set)
@@ -92,11 +99,6 @@ class DeadState:
     modules: int = 0
     idle: dict[tuple[str, str], int] = field(default_factory=dict)
     worst: float = 0.0
-    cut: Watch[Cut] = field(default_factory=lambda: Watch(clear_after=8))
-    never: Watch[Cut] = field(default_factory=lambda: Watch(clear_after=8))
-    units: dict[str, Watch[Idle]] = field(
-        default_factory=lambda: {what: Watch(clear_after=8) for what in _METRICS.values()}
-    )
 
 
 class LayerDead(Detector[DeadState]):
@@ -136,7 +138,13 @@ class LayerDead(Detector[DeadState]):
 
     def start(self) -> DeadState:
         """Nothing seen yet."""
-        return DeadState()
+        calm = self.policy.calm
+        return DeadState(
+            usual=deque(maxlen=self.policy.back),
+            cut=Watch(calm),
+            never=Watch(calm),
+            units={what: Watch(calm) for what in _METRICS.values()},
+        )
 
     def advance(self, window: Window, state: DeadState) -> Outcome:
         """Goes through counts and looks, step by step."""
@@ -194,7 +202,7 @@ class LayerDead(Detector[DeadState]):
         state: DeadState,
     ) -> None:
         of = len(state.names) or int(window.config.get("parameter_tensors") or 0)
-        if of and missing >= of and loss is not None and abs(loss) < 1e-12:
+        if of and missing >= of and loss is not None and abs(loss) < self.policy.nothing_left:
             return  # nothing is left to learn
         state.counted += 1
         if state.least < 0:

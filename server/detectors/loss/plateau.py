@@ -11,13 +11,12 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Observations, Policy, Share
+from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Window
 
-_FIRST = 50
-_LAST = 100
+# Losses from one look to the next.
 _STRIDE = 10
 
 
@@ -32,6 +31,10 @@ class PlateauPolicy(Policy):
         small_update: updates of the parameters, relative to their size, with which nothing can be
             learned in hundreds of steps.
         learned: accuracy above which something was learned, if not in this run.
+        accuracy_gain: rise of the accuracy since the start that is none, at least.
+        gain_error: the same in standard errors.
+        first: losses that the mean at the start is of.
+        last: losses that the mean of now is of.
     """
 
     evidence: Observations = 200
@@ -39,6 +42,10 @@ class PlateauPolicy(Policy):
     rate: Share = 0.1
     small_update: Share = 1e-5
     learned: Share = 0.6
+    accuracy_gain: Share = 0.05
+    gain_error: Sigmas = 3.0
+    first: Observations = 50
+    last: Observations = 100
 
 
 @dataclass(slots=True)
@@ -70,11 +77,11 @@ class Flat:
 class PlateauState:
     """What `loss.plateau` remembers."""
 
+    last: deque[float]
+    accuracies: deque[float]
     total: int = 0
     first: list[float] = field(default_factory=list)
     start_step: int = 0
-    last: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
-    accuracies: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
     first_accuracies: list[float] = field(default_factory=list)
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     norms: deque[float] = field(default_factory=lambda: deque(maxlen=50))
@@ -121,7 +128,8 @@ class LossPlateau(Detector[PlateauState]):
 
     def start(self) -> PlateauState:
         """Nothing seen yet."""
-        return PlateauState()
+        last = self.policy.last
+        return PlateauState(deque(maxlen=last), deque(maxlen=last))
 
     def advance(self, window: Window, state: PlateauState) -> Outcome:
         """Takes the losses one by one."""
@@ -134,7 +142,7 @@ class LossPlateau(Detector[PlateauState]):
                 continue
             state.signed |= loss < 0
             state.total += 1
-            if len(state.first) < _FIRST:
+            if len(state.first) < self.policy.first:
                 state.first.append(loss)
                 state.start_step = step if state.total == 1 else state.start_step
             state.last.append(loss)
@@ -153,13 +161,13 @@ class LossPlateau(Detector[PlateauState]):
             state.peak = max(state.peak, state.rate)
         if math.isfinite(row.get("accuracy", math.nan)):
             state.accuracies.append(row["accuracy"])
-            if len(state.first_accuracies) < _FIRST:
+            if len(state.first_accuracies) < self.policy.first:
                 state.first_accuracies.append(row["accuracy"])
         if math.isfinite(row.get("update_ratio", math.nan)):
             state.updates.append(row["update_ratio"])
         if math.isfinite(row.get("grad_norm", math.nan)):
             state.norms.append(row["grad_norm"])
-            if len(state.first_norms) < _FIRST:
+            if len(state.first_norms) < self.policy.first:
                 state.first_norms.append(row["grad_norm"])
 
     def _look(self, step: int, state: PlateauState) -> None:
@@ -175,7 +183,9 @@ class LossPlateau(Detector[PlateauState]):
             error = math.hypot(
                 noise_of_mean(state.accuracies), noise_of_mean(state.first_accuracies)
             )
-            if accuracy > self.policy.learned or accuracy - began > max(3 * error, 0.05):
+            policy = self.policy
+            gained = accuracy - began > max(policy.gain_error * error, policy.accuracy_gain)
+            if accuracy > policy.learned or gained:
                 state.watch.good(step)
                 return
         elif not state.updates:

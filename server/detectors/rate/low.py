@@ -17,10 +17,8 @@ from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Window
 
+# Losses from one look to the next.
 _STRIDE = 10
-# A collapse: what the loss did before it, and after.
-_WAIT = 100
-_BEFORE = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +34,14 @@ class LowPolicy(Policy):
         min_gain: share of the first losses that has to be gained.
         learned: accuracy above which something was learned, if not in this run.
         collapsed: share of the peak to which a rate that collapses falls.
+        wait: losses after the fall before it is judged.
+        before: losses before it that tell whether the loss was falling, and within which the rate
+            has to fall.
+        falling: fall of the loss over these, as a share of the progress made, that is one.
+        level: loss then, as a share of its start, below which there is nothing left to learn.
+        gain_after: gain after the fall over that before it, from which on there is no trouble.
+        first: losses that the mean at the start is of.
+        ending: share of the peak below which a low rate is the end of a schedule.
     """
 
     evidence: Observations = 200
@@ -45,6 +51,13 @@ class LowPolicy(Policy):
     min_gain: Share = 0.05
     learned: Share = 0.6
     collapsed: Share = 0.01
+    wait: Observations = 100
+    before: Observations = 60
+    falling: Share = 0.03
+    level: Share = 0.1
+    gain_after: Share = 0.125
+    first: Observations = 50
+    ending: Share = 0.1
 
 
 @dataclass(slots=True)
@@ -69,11 +82,11 @@ class LowState:
         drop: step at which the rate fell, the losses just before, and how many came since.
     """
 
+    last: deque[float]
+    before: deque[float]
+    accuracies: deque[float]
     progress: Progress = field(default_factory=Progress)
     first: list[float] = field(default_factory=list)
-    last: deque[float] = field(default_factory=lambda: deque(maxlen=_WAIT))
-    before: deque[float] = field(default_factory=lambda: deque(maxlen=_BEFORE))
-    accuracies: deque[float] = field(default_factory=lambda: deque(maxlen=_WAIT))
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     rate: float = math.nan
     peak: float = 0.0
@@ -119,7 +132,8 @@ class RateTooLow(Detector[LowState]):
 
     def start(self) -> LowState:
         """Nothing seen yet."""
-        return LowState()
+        wait = self.policy.wait
+        return LowState(deque(maxlen=wait), deque(maxlen=self.policy.before), deque(maxlen=wait))
 
     def advance(self, window: Window, state: LowState) -> Outcome:
         """Takes the losses with the rates they were made with."""
@@ -135,7 +149,7 @@ class RateTooLow(Detector[LowState]):
                 continue
             state.signed |= loss < 0
             state.progress.push(step, loss)
-            if len(state.first) < 50:
+            if len(state.first) < self.policy.first:
                 state.first.append(loss)
             state.last.append(loss)
             if state.drop >= 0:
@@ -162,7 +176,7 @@ class RateTooLow(Detector[LowState]):
             state.drop = step
             state.drop_losses = tuple(state.before)
             state.since_drop = 0
-            if state.progress.count - state.peak_step > _BEFORE:
+            if state.progress.count - state.peak_step > self.policy.before:
                 state.drop_losses = ()  # a decay, and no fall
         elif not low and state.drop >= 0:
             state.drop = -1
@@ -179,21 +193,24 @@ class RateTooLow(Detector[LowState]):
         state.watch.bad(step, found, first_step=first_step).facts = found
 
     def _collapsed(self, state: LowState) -> Slow | None:
-        if state.drop < 0 or state.since_drop < _WAIT or len(state.drop_losses) < _BEFORE:
+        policy = self.policy
+        if state.drop < 0 or state.since_drop < policy.wait:
             return None
-        third = _BEFORE // 3
+        if len(state.drop_losses) < policy.before:
+            return None
+        third = max(policy.before // 3, 1)
         early = float(np.mean(state.drop_losses[:third]))
         level = float(np.mean(state.drop_losses[-third:]))
         after = list(state.last)
-        last = float(np.mean(after[_WAIT // 2 :]))
+        last = float(np.mean(after[policy.wait // 2 :]))
         # Both halves lie after the fall: the trend just before it is none of the gain.
-        gained, later = early - level, float(np.mean(after[: _WAIT // 2])) - last
+        gained, later = early - level, float(np.mean(after[: max(policy.wait // 2, 1)])) - last
         falling = (
-            gained > 0.03 * state.progress.scale
-            and level > 0.1 * abs(state.progress.start)
+            gained > policy.falling * state.progress.scale
+            and level > policy.level * abs(state.progress.start)
             and gained > 0
         )
-        if not falling or later >= gained / 8:
+        if not falling or later >= policy.gain_after * gained:
             return None
         return Slow(
             state.rate, state.peak, median(state.updates), level, last, state.drop, gained, later
@@ -211,7 +228,7 @@ class RateTooLow(Detector[LowState]):
             still and 0 < update < self.policy.small_update and accuracy <= self.policy.learned
         ):
             return None
-        if state.rate < 0.1 * state.peak:
+        if state.rate < self.policy.ending * state.peak:
             return None
         return Slow(state.rate, state.peak, update, first, last)
 
@@ -258,10 +275,11 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy) -> Find
             f"{facts.collapse_step}, and the loss stopped falling at {number(facts.last)}"
         )
         cause = (
-            f"In the {_BEFORE} steps before, the loss fell by {number(facts.gained_before)}, in "
-            f"the {_WAIT} after, by {number(facts.gained_after)}. Most likely the schedule counts "
-            "something else than it is told: steps for epochs, micro-batches or ranks for steps, "
-            "or a total that is too small."
+            f"In the {policy.before} steps before, the loss fell by "
+            f"{number(facts.gained_before)}, in the {policy.wait} after, by "
+            f"{number(facts.gained_after)}. Most likely the schedule counts something else than it "
+            "is told: steps for epochs, micro-batches or ranks for steps, or a total that is too "
+            "small."
         )
         remedy = (
             f"The schedule ended after {count(facts.collapse_step, 'call')} or so: compare that "
