@@ -10,6 +10,7 @@ even have) torch.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,15 +26,7 @@ _HOMES = {
 
 __all__ = ["Monitor", "__version__", "attach", "start"]
 
-
-_MODULES = {
-    "accelerate": "rankscope.agent.integrations.accelerate",
-    "jax": "rankscope.agent.integrations.jax",
-    "keras": "rankscope.agent.integrations.keras",
-    "lightning": "rankscope.agent.integrations.lightning",
-    "parameter_server": "rankscope.agent.integrations.parameter_server",
-    "transformers": "rankscope.agent.integrations.transformers",
-}
+_ADAPTERS = "rankscope.agent.integrations"
 
 
 def __getattr__(name: str) -> Any:
@@ -41,14 +34,14 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("rankscope")
-    if name in _MODULES:
-        return import_module(_MODULES[name])
     if name in _HOMES:
         # `import_module` binds the submodule `attach` or `start` in this package; the function must
         # win, so it is bound again here, and this hook is not called for it a second time.
         value = getattr(import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
+    if not name.startswith("_") and find_spec(f"{_ADAPTERS}.{name}"):
+        return import_module(f"{_ADAPTERS}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -39,7 +39,7 @@ class Identity:
     Attributes:
         run: run id, the same on every rank of the job.
         attempt: how often the launcher restarted the job; None where it does not say.
-        launcher: `torchrun`, `slurm`, `openmpi`, `mpi`, `horovod`, `tf_config`, `ray`,
+        launcher: `torchrun`, `torchft`, `slurm`, `openmpi`, `mpi`, `horovod`, `tf_config`, `ray`,
             `environment` (plain RANK and WORLD_SIZE), `processes` (a process group and nothing
             else) or empty.
         fresh: the id was made up here, because neither user nor launcher gave one.
@@ -66,6 +66,7 @@ class _Found:
         marks: variables that it gives to each rank.
         shared: facts that are the same on every rank, and as good as unique to this launch.
         reused: facts that are the same on every rank, but may be so in the next launch, too.
+        grouped: the ranks are in several jobs with process groups of their own.
     """
 
     launcher: str
@@ -78,6 +79,7 @@ class _Found:
     marks: frozenset[str] = frozenset()
     shared: tuple[str, ...] = ()
     reused: tuple[str, ...] = ()
+    grouped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +146,7 @@ def identify(
         chosen = run or run_id.fresh(now or datetime.now().astimezone())
         return Identity(run=chosen, fresh=run is None)
     rank, world_size = found.rank, found.world_size
-    if group is not None and group[1] > 1:
+    if group is not None and group[1] > 1 and not found.grouped:
         rank, world_size = group
     local_rank = found.local_rank
     if local_rank is None:
@@ -213,6 +215,24 @@ def _torchrun(environ: Mapping[str, str]) -> _Found | None:
         one_node=one_node,
         marks=frozenset({"TORCHELASTIC_RUN_ID"}),
         reused=_master(environ),
+    )
+
+
+def _torchft(environ: Mapping[str, str]) -> _Found | None:
+    """Each replica group is a job of torchrun's: what they share is the lighthouse."""
+    group, groups = _number(environ, "REPLICA_GROUP_ID"), _number(environ, "NUM_REPLICA_GROUPS")
+    inside = _torchrun(environ)
+    if group is None or groups is None or inside is None:
+        return None
+    return _Found(
+        launcher="torchft",
+        rank=group * inside.world_size + inside.rank,
+        world_size=groups * inside.world_size,
+        local_rank=inside.local_rank,
+        attempt=inside.attempt,
+        # Its port is the same in every launch, unless its user chose another.
+        reused=(environ.get("TORCHFT_LIGHTHOUSE", ""),),
+        grouped=True,
     )
 
 
@@ -364,6 +384,7 @@ def _processes(environ: Mapping[str, str], rank: int, world_size: int) -> _Found
 # The order matters: what is started inside an allocation or by another launcher inherits the
 # variables around it, so the innermost launcher comes first.
 _LAUNCHERS: tuple[Callable[[Mapping[str, str]], _Found | None], ...] = (
+    _torchft,
     _torchrun,
     _horovod,
     _openmpi,

@@ -5,7 +5,8 @@
 
 Under MirroredStrategy one process holds all replicas: each gets a monitor. Losses and the norms of
 local gradients are taken inside the compiled step, before Keras averages over replicas and over the
-epoch, and are left in variables of which every replica has its own value. The model's variables are
+epoch, that of the applied one after it has, and are left in variables of which every replica has
+its own value. The model's variables are
 read replica by replica: `numpy()` reads the first one only, whatever the others hold.
 """
 
@@ -163,10 +164,12 @@ class RankscopeCallback(keras.callbacks.Callback):
 
     def _tap(self, model: Any, strategy: Any) -> None:
         """Has the compiled step leave each replica's loss and gradient norm in variables."""
-        loss, norm = (_of_each_replica(strategy) for _ in range(2))
+        loss, norm, applied = (_of_each_replica(strategy) for _ in range(3))
         # Keras divides a replica's loss by their number, so that the sum of gradients is the mean.
         scale = float(strategy.num_replicas_in_sync)
         compute_loss, apply_gradients = model.compute_loss, model.optimizer.apply_gradients
+        # Keras has no public place between the reduction and the step.
+        reduce: Any = getattr(model.optimizer, "_all_reduce_sum_gradients", None)
 
         def computing_loss(*args: Any, **kwargs: Any) -> Any:
             value = compute_loss(*args, **kwargs)
@@ -181,12 +184,24 @@ class RankscopeCallback(keras.callbacks.Callback):
                 norm.assign(tf.cast(tf.linalg.global_norm(held), tf.float32) * scale)
             return apply_gradients(pairs)
 
-        self._originals = [
-            (model, "compute_loss", compute_loss),
-            (model.optimizer, "apply_gradients", apply_gradients),
+        def reducing(pairs: Any) -> Any:
+            reduced = reduce(pairs)
+            if not tf.distribute.in_cross_replica_context():
+                held = [gradient for gradient, _ in reduced if gradient is not None]
+                applied.assign(tf.cast(tf.linalg.global_norm(held), tf.float32))
+                # Optimizers around others leave the reduction to those: then this is not called.
+                self._taken["grad_norm"] = applied
+            return reduced
+
+        taps = [
+            (model, "compute_loss", computing_loss),
+            (model.optimizer, "apply_gradients", applying_gradients),
         ]
-        model.compute_loss = computing_loss
-        model.optimizer.apply_gradients = applying_gradients
+        if reduce is not None:
+            taps.append((model.optimizer, "_all_reduce_sum_gradients", reducing))
+        for owner, name, tap in taps:
+            self._originals.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, tap)
         # A step that was compiled before would not see them.
         model.make_train_function(force=True)
         self._taken = {"loss": loss, "grad_norm_local": norm}

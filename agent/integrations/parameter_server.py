@@ -16,6 +16,8 @@ has pushed is held against what was applied of it.
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Sequence
 from typing import Any
 
 from rankscope.agent import start
@@ -55,7 +57,8 @@ class Server(_Closing):
         self.version = version
         self._parameters = parameters
         self.monitor = start(step=version, **options)
-        self.monitor.step(parameters=parameters)
+        # Without parameters, too, there is a record of the version that all ranks begin at.
+        self.monitor.step(parameters=parameters, updates=version)
 
     def applied(self, worker: int, version: int, **values: Any) -> None:
         """A push has made the next version.
@@ -106,3 +109,30 @@ class Worker(_Closing):
         # not hold: it is told under that number, and nothing is compared.
         self.pushes += 1
         self.monitor.step(**values)
+
+
+def order_of(spans: Sequence[tuple[int, int]], version: int) -> list[int]:
+    """An order in which pushes can have been applied, of what their workers saw of it.
+
+    Each made one version: after the one that its worker began with, and at the latest the one that
+    it saw when it was done. Of those that had begun, the one that must be done first comes next
+    (Jackson's rule, which finds an order where there is one).
+
+    Args:
+        spans: versions before and after each push; the same where nothing was applied.
+        version: number of updates made before all of them.
+
+    Returns:
+        Their places in `spans`, in order.
+    """
+    waiting = sorted(range(len(spans)), key=lambda place: spans[place][0], reverse=True)
+    begun: list[tuple[int, int]] = []
+    order = []
+    while waiting or begun:
+        while waiting and (not begun or spans[waiting[-1]][0] <= version):
+            place = waiting.pop()
+            heapq.heappush(begun, (spans[place][1], place))
+        after, place = heapq.heappop(begun)
+        version += after > spans[place][0]
+        order.append(place)
+    return order

@@ -28,7 +28,8 @@ further alarm; those that were not are named below. A signal without a mark did 
 stack: state that is held once, as a shard or by its owner, is compared with nothing.
 
 To add a stack: a job in `tests/stacks/jobs`, a page here, and an adapter in `agent/integrations`
-where `attach` and `start` are not enough.
+where `attach` and `start` are not enough. (Packages that it needs are named in
+`tests/stacks/install.sh`, with their versions in `constraints.txt`.)
 """
 
 

@@ -203,6 +203,31 @@ def test_a_process_group_is_believed_before_the_environment() -> None:
     assert (found.rank, found.world_size) == (3, 16)
 
 
+def in_group(group: int, rank: int, lighthouse: str = "http://node-1:29510") -> dict[str, str]:
+    """The rank of a replica group of torchft's, two of four ranks each."""
+    own = torchrun(rank, rendezvous=f"launch-of-group-{group}")
+    shared = {"NUM_REPLICA_GROUPS": "2", "TORCHFT_LIGHTHOUSE": lighthouse}
+    return {**own, **shared, "REPLICA_GROUP_ID": str(group)}
+
+
+def test_replica_groups_are_one_job() -> None:
+    found = [who(in_group(g, r)) for g in range(2) for r in range(4)]
+
+    assert [(i.rank, i.local_rank, i.world_size) for i in found] == [
+        (rank, rank % 4, 8) for rank in range(8)
+    ]
+    assert {i.launcher for i in found} == {"torchft"}
+    assert len({i.run for i in found}) == 1
+    assert all("RANKSCOPE_RUN" in i.warning for i in found)
+    assert who(in_group(0, 0, "http://node-1:4711")).run != found[0].run
+
+
+def test_the_process_group_of_a_replica_group_is_not_the_job() -> None:
+    found = who(in_group(1, 2), torch_distributed=lambda: (2, 4))
+
+    assert (found.rank, found.world_size) == (6, 8)
+
+
 def test_a_process_group_of_one_says_nothing() -> None:
     found = who(PLAIN, torch_distributed=lambda: (0, 1))
 

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.watching import Watching, digests_of
 from torch import from_numpy
 
 from rankscope import agent
+from rankscope.agent.integrations.parameter_server import order_of
 
 
 @pytest.fixture
@@ -103,3 +106,43 @@ def test_nothing_is_told_where_it_is_switched_off():
     with agent.parameter_server.Server(weights(0), mode="disabled") as serving:
         serving.applied(1, 0)
     assert (working.pushes, serving.version) == (2, 1)
+
+
+def spans_of(workers, version):
+    """Spans of the pushes of some workers that begin, apply and look again in some order."""
+    at, begins, spans, who = {}, {}, [], []
+    for worker in workers:
+        match at.get(worker, 0):
+            case 0:
+                begins[worker] = version
+            case 1:
+                version += 1
+            case 2:
+                spans.append((begins[worker], version))
+                who.append(worker)
+        at[worker] = (at.get(worker, 0) + 1) % 3
+    return spans, who, version
+
+
+@given(st.lists(st.integers(0, 3), max_size=200), st.integers(0, 10), st.randoms())
+def test_pushes_are_put_in_an_order_that_can_have_been(workers, version, random):
+    # Every worker ends what it has begun.
+    for worker in range(4):
+        workers += [worker] * (-workers.count(worker) % 3)
+    spans, who, last = spans_of(workers, version)
+    assert len(spans) == last - version
+    shuffled = random.sample(range(len(spans)), len(spans))
+
+    order = [shuffled[place] for place in order_of([spans[k] for k in shuffled], version)]
+
+    assert sorted(order) == list(range(len(spans)))
+    for made, place in enumerate(order, version + 1):
+        before, after = spans[place]
+        assert before < made <= after
+    for worker in range(4):
+        own = [place for place in order if who[place] == worker]
+        assert own == sorted(own)
+
+
+def test_what_was_not_applied_makes_no_version():
+    assert order_of([(1, 3), (0, 0), (0, 1), (1, 2)], 0) == [1, 2, 3, 0]

@@ -1,6 +1,9 @@
-"""Starts one process for each worker, as people do who write TF_CONFIG themselves.
+"""Starts the processes of a TensorFlow job, as people do who write TF_CONFIG themselves.
 
-cluster.py WORKERS SCRIPT ARGUMENT ...
+    cluster.py RANKS [--coordinated] SCRIPT ARGUMENT ...
+
+One process for each rank; with `--coordinated`, a chief that runs the script, a parameter server
+(together they are rank 0), and a worker for each further rank.
 """
 
 import json
@@ -10,27 +13,45 @@ import sys
 
 from rankscope.server.demo.processes import free_port
 
+_SERVE = """
+import json, os, tensorflow as tf
+plain = json.loads(os.environ["TF_CONFIG"])
+task = plain["task"]
+cluster = tf.train.ClusterSpec(plain["cluster"])
+tf.distribute.Server(cluster, task["type"], task["index"], protocol="grpc").join()
+"""
+
 
 def main() -> int:
     """0 where all ended well."""
-    count, command = int(sys.argv[1]), [sys.executable, *sys.argv[2:]]
-    cluster = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(count)]}
+    count, *arguments = sys.argv[1:]
+    coordinated = arguments[0] == "--coordinated"
+    script = [sys.executable, *arguments[coordinated:]]
+    if coordinated:
+        roles = {"chief": 1, "worker": int(count) - 1, "ps": 1}
+    else:
+        roles = {"worker": int(count)}
+    cluster = {role: [f"127.0.0.1:{free_port()}" for _ in range(n)] for role, n in roles.items()}
     left = {}
-    for index in range(count):
-        task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
-        environ = {**os.environ, "TF_CONFIG": json.dumps(task)}
-        started = subprocess.Popen(command, env=environ)
-        left[started.pid] = started
+    for role, addresses in cluster.items():
+        for index in range(len(addresses)):
+            serves = coordinated and role != "chief"
+            task = {"cluster": cluster, "task": {"type": role, "index": index}}
+            started = subprocess.Popen(
+                [sys.executable, "-c", _SERVE] if serves else script,
+                env={**os.environ, "TF_CONFIG": json.dumps(task)},
+            )
+            left[started.pid] = started
     failed = 0
     while left:
         pid, status = os.wait()
         left.pop(pid).returncode = os.waitstatus_to_exitcode(status)
-        if status and not failed:
-            failed = 1
-            # The others wait for it, some of them for ever.
+        if (status or coordinated) and not failed:
+            # The others wait for it, some of them for ever; servers do so anyhow.
+            failed = 1 if status else -1
             for process in left.values():
                 process.terminate()
-    return failed
+    return max(failed, 0)
 
 
 if __name__ == "__main__":

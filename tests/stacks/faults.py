@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from benchmarks.faultlab.case import Expected
 from benchmarks.faultlab.hardware import flip
+from benchmarks.faultlab.training import Training
 
 
 def begin() -> int:
@@ -17,6 +18,26 @@ def begin() -> int:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     return dist.get_rank()
+
+
+class Inside(Training):
+    """A model that is `net` inside a module of its framework, which wraps it."""
+
+    def wrap(self, net: torch.nn.Module) -> torch.nn.Module:
+        return net
+
+    @property
+    def tensor(self) -> str:
+        return f"net.{super().tensor}"
+
+    def parameter(self, name: str) -> torch.nn.Parameter:
+        return super().parameter(name.removeprefix("net."))
+
+    def options(self) -> dict[str, Any]:
+        """What every case tells the agent."""
+        setting = self.setting
+        full = {"overhead": 1.0} if setting.full else {}
+        return {"server": setting.server, "run": setting.run, "project": "stacks", **full}
 
 
 class Healthy:

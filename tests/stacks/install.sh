@@ -36,4 +36,13 @@ fi
 # Both MPIs bring commands of the same names.
 "${pip[@]}" install --quiet --constraint "$here/constraints.txt" --target "$folder/mpich" \
   --upgrade mpich
+# Each in a folder of its own: other frameworks look whether these are there, and then use them.
+# What they need of the packages above is taken from there.
+apart() {
+  local name=$1
+  shift
+  "${pip[@]}" install --quiet --constraint "$here/constraints.txt" --no-deps --upgrade \
+    --target "$folder/apart/$name" "$@"
+}
+apart deepspeed deepspeed einops hjson ninja py-cpuinfo
 "${pip[@]}" install --quiet --no-deps --no-build-isolation --editable "$root"

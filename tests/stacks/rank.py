@@ -48,10 +48,6 @@ def main() -> None:
         Path(facts["folder"], "cases.json").write_text(json.dumps(told), encoding="utf-8")
     for case in cases:
         case.train()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # A gloo thread may still want the interpreter's lock while the interpreter shuts down.
-    os._exit(0)
 
 
 def _plain(expected: Expected) -> dict[str, Any]:
@@ -63,3 +59,7 @@ def _plain(expected: Expected) -> dict[str, Any]:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A gloo thread may still want the interpreter's lock while the interpreter shuts down.
+    os._exit(0)

@@ -31,6 +31,10 @@ _LAUNCHERS = {
     "torchrun": ("torchrun", "--standalone", "--nproc-per-node={world}"),
     "horovodrun": ("horovodrun", "-np", "{world}", "--gloo", "python"),
     "python": ("python",),
+    "torchft": ("python", str(STACKS / "replica_groups.py"), "{world}"),
+    "Ray Train": ("python", str(STACKS / "in_ray.py"), "{world}"),
+    "TF_CONFIG": ("python", str(STACKS / "cluster.py"), "{world}"),
+    "TF_CONFIG, coordinated": ("python", str(STACKS / "cluster.py"), "{world}", "--coordinated"),
 }
 
 
@@ -51,6 +55,11 @@ class Stack:
     world: int
     needs: tuple[str, ...]
     gaps: dict[str, str]
+
+    @property
+    def apart(self) -> list[Path]:
+        """Folders of packages that the other stacks are not to find: they look for them."""
+        return [ENVIRONMENT / "apart" / name for name in self.needs]
 
     @property
     def bin(self) -> Path:
@@ -122,7 +131,7 @@ def run(stack: Stack, server: str, folder: Path, *, only: str = "", timeout: flo
         env={
             **os.environ,
             "PATH": f"{stack.bin}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{STACKS.parent}",
+            "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, STACKS.parent, *stack.apart))),
             "RANKSCOPE_SPOOL": str(folder / "spool"),
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",

@@ -8,36 +8,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from sklearn.datasets import load_digits
+from stacks.replicas import BadLabels, Drifts, Nan, OwnStart, Replicated, Summed, cases
 
-from benchmarks.faultlab.case import Case, Expected
 from rankscope import agent
 
 LAUNCH = "python"
 WORLD = 2
 NEEDS = ("jax",)
-BATCH = 16
 
 
 def begin():
     return 0
 
 
-class Sharded(Case):
-    """Three dense layers on digits under `shard_map`; SGD."""
+class Sharded(Replicated):
+    """Under `shard_map`; SGD."""
 
-    id = "healthy"
-    what = "a plain training"
-    steps = 60
     chosen = "hidden.kernel"
-
-    def expected(self):
-        return Expected()
-
-    @property
-    def guilty(self):
-        """The second device: `numpy.asarray` would see the first one only."""
-        return 1
 
     def build(self):
         draw = np.random.default_rng(self.seed)
@@ -54,29 +41,7 @@ class Sharded(Case):
         self.split = NamedSharding(self.mesh, PartitionSpec("data"))
         self.parameters = jax.device_put(plain, self.everywhere)
 
-    def batches(self):
-        """Of both devices: the first half of the rows is the first one's."""
-        images, labels = load_digits(return_X_y=True)
-        images = ((images - images.mean()) / images.std()).astype("float32")
-        draw = np.random.default_rng(self.seed)
-        for step in range(self.length):
-            rows = draw.integers(0, len(images), WORLD * BATCH)
-            inputs, targets = images[rows], labels[rows]
-            self.spoil(step, inputs[BATCH:], targets[BATCH:])
-            yield step, inputs, targets
-
-    def spoil(self, step, inputs, targets):
-        """Changes the guilty device's part of a batch in place."""
-
-    def before_step(self, step):
-        """A step begins."""
-
-    def divisor(self, step):
-        """Of the summed gradients."""
-        return float(self.world)
-
     def shift(self, amount):
-        """Changes an element of the guilty device's copy of an array."""
         layer, name = self.chosen.split(".")
         held = self.parameters[layer][name]
         copies = [shard.data for shard in held.addressable_shards]
@@ -114,15 +79,10 @@ class Sharded(Case):
 
     def train(self):
         self.build()
-        setting = self.setting
-        options = {"overhead": 1.0} if setting.full else {}
-        watch = agent.jax.Replicas(
-            self.parameters, server=setting.server, run=setting.run, project="stacks", **options
-        )
-        for monitor in watch.monitors:
-            monitor._schedule.ask_dense(10**9)
+        watch = agent.jax.Replicas(self.parameters, **self.options())
+        self.look_at_all(watch.monitors)
         step_of = self.made_step()
-        for step, inputs, targets in self.batches():
+        for step, (inputs, targets) in enumerate(self.batches()):
             self.before_step(step)
             parts = jax.device_put((inputs, targets), self.split)
             self.parameters, loss, local, reduced = step_of(
@@ -134,90 +94,4 @@ class Sharded(Case):
         watch.close()
 
 
-class OwnStart:
-    """A copy that is another one from the beginning."""
-
-    id = "own-start"
-    what = "one device begins with another value of an element"
-    onset = 0
-
-    def build(self):
-        super().build()
-        self.shift(0.01)
-
-    def expected(self):
-        return Expected(
-            kinds=("desync.parameters",),
-            stages=("start",),
-            ranks=self.all(),
-            tensors=frozenset({self.chosen}),
-            severity="critical",
-        )
-
-
-class Drifts:
-    """A copy that is not like the other."""
-
-    id = "drift"
-    what = "before one step an element of one device's copy of an array changes"
-
-    def before_step(self, step):
-        if step == self.at:
-            self.shift(0.125)
-
-    def expected(self):
-        return Expected(kinds=("desync.parameters",), ranks=self.odd_one(), step=self.at)
-
-
-class Nan:
-    """Inputs that are no numbers."""
-
-    id = "nan"
-    what = "at one step one device's part of the batch holds a NaN"
-
-    def spoil(self, step, inputs, targets):
-        if step == self.at:
-            inputs[0, 0] = np.nan
-
-    def expected(self):
-        return Expected(
-            kinds=("loss.nonfinite", "gradient.nonfinite"), ranks=self.one(), step=self.at
-        )
-
-
-class BadLabels:
-    """Labels that do not belong to their inputs."""
-
-    id = "bad-labels"
-    what = "from one step on the labels of one device's part are shuffled"
-    steps = 200
-    onset = 100
-
-    def spoil(self, step, inputs, targets):
-        if step >= self.at:
-            targets[:] = np.roll(targets, 5)
-
-    def expected(self):
-        return Expected(
-            kinds=("rank.loss_outlier", "rank.gradient_outlier"),
-            ranks=self.odd_one(),
-            step=self.at,
-            tolerance=50,
-        )
-
-
-class Summed:
-    """A sum where a mean was meant."""
-
-    id = "summed"
-    what = "from one step on the summed gradients are not divided by the number of devices"
-
-    def divisor(self, step):
-        return 1.0 if step >= self.at else super().divisor(step)
-
-    def expected(self):
-        return Expected(kinds=("reduction.wrong",), ranks=self.everybody(), step=self.at)
-
-
-FAULTS = (OwnStart, Drifts, Nan, BadLabels, Summed)
-CASES = [Sharded, *(type(f"{f.__name__}Sharded", (f, Sharded), {}) for f in FAULTS)]
+CASES = cases(Sharded, OwnStart, Drifts, Nan, BadLabels, Summed)

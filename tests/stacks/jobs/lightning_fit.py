@@ -3,9 +3,9 @@
 import logging
 
 import lightning
-from stacks.faults import Flip, NotANumber, OwnGradient, OwnRate, SameData, begin, cases
+from stacks.faults import Flip, Inside, NotANumber, OwnGradient, OwnRate, SameData, begin, cases
 
-from benchmarks.faultlab.training import Training, sample_all
+from benchmarks.faultlab.training import sample_all
 from rankscope import agent
 
 LAUNCH = "torchrun"
@@ -62,26 +62,12 @@ class Batches:
             yield inputs[rows], targets[rows]
 
 
-class Fit(Training):
-    """The module's tensors have another name in front."""
-
-    def wrap(self, net):
-        return net
-
-    @property
-    def tensor(self):
-        return f"net.{super().tensor}"
-
-    def parameter(self, name):
-        return super().parameter(name.removeprefix("net."))
+class Fit(Inside):
+    """`Module` has the model as its `net`."""
 
     def train(self):
         self.prepare()
-        setting = self.setting
-        options = {"overhead": 1.0} if setting.full else {}
-        watch = agent.lightning.RankscopeCallback(
-            server=setting.server, run=setting.run, project="stacks", **options
-        )
+        watch = agent.lightning.RankscopeCallback(**self.options())
         trainer = lightning.Trainer(
             accelerator="cpu",
             devices=self.world,

@@ -1,9 +1,9 @@
 """A custom loop of TensorFlow under MirroredStrategy."""
 
 import tensorflow as tf
-from stacks.jobs.keras_mirrored import BadLabels, Drifts, Mirrored, Nan, OwnStart, begin
+from stacks.jobs.keras_mirrored import Mirrored, begin
+from stacks.replicas import BadLabels, Drifts, Nan, OwnStart, Summed, cases
 
-from benchmarks.faultlab.case import Expected
 from rankscope import agent
 
 LAUNCH = "python"
@@ -15,9 +15,9 @@ __all__ = ["CASES", "LAUNCH", "NEEDS", "WORLD", "begin"]
 class Loop(Mirrored):
     """Gradients are summed over the replicas and divided by their number by hand."""
 
-    def divisor(self, step):
-        """Of the summed gradients."""
-        return float(self.world)
+    def distributed(self):
+        """The data, dealt out to the replicas."""
+        return self.strategy.experimental_distribute_dataset(self.dataset())
 
     def train(self):
         self.build()
@@ -25,17 +25,13 @@ class Loop(Mirrored):
             self.optimizer.build(self.net.trainable_variables)
         names = [v.path.replace("/", ".") for v in self.net.trainable_variables]
         watch = agent.keras.Replicas(
-            self.net.trainable_variables,
-            strategy=self.strategy,
-            server=self.setting.server,
-            run=self.setting.run,
-            project="stacks",
-            overhead=1.0,
+            self.net.trainable_variables, strategy=self.strategy, **self.options()
         )
-        for monitor in watch.monitors:
-            monitor._schedule.ask_dense(10**9)
-        data = self.strategy.experimental_distribute_dataset(self.dataset())
-        for step, (inputs, targets) in enumerate(data):
+        self.look_at_all(watch.monitors)
+        data = iter(self.distributed())
+        # Among several processes the end of the data is found out by waiting for the others.
+        for step in range(self.length):
+            inputs, targets = next(data)
             self.before_step(step)
             divisor = tf.constant(self.divisor(step))
             loss, local, reduced = self.one_step(inputs, targets, divisor)
@@ -65,18 +61,4 @@ class Loop(Mirrored):
         return self.strategy.run(replica, args=(inputs, targets))
 
 
-class Summed:
-    """A sum where a mean was meant."""
-
-    id = "summed"
-    what = "from one step on the summed gradients are not divided by the number of replicas"
-
-    def divisor(self, step):
-        return 1.0 if step >= self.at else super().divisor(step)
-
-    def expected(self):
-        return Expected(kinds=("reduction.wrong",), ranks=self.everybody(), step=self.at)
-
-
-FAULTS = (OwnStart, Drifts, Nan, BadLabels, Summed)
-CASES = [Loop, *(type(f"{f.__name__}Loop", (f, Loop), {}) for f in FAULTS)]
+CASES = cases(Loop, OwnStart, Drifts, Nan, BadLabels, Summed)

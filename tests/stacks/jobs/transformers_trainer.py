@@ -1,12 +1,12 @@
 """Transformers: `Trainer.train` under torchrun."""
 
 import torch
-from stacks.faults import Flip, NotANumber, OwnGradient, OwnRate, SameData, begin, cases
+from stacks.faults import Flip, Inside, NotANumber, OwnGradient, OwnRate, SameData, begin, cases
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.faultlab.training import Training, sample_all
+from benchmarks.faultlab.training import sample_all
 from rankscope import agent
 
 LAUNCH = "torchrun"
@@ -65,30 +65,16 @@ class Driver(TrainerCallback):
         self.case.step += 1
 
 
-class Trained(Training):
-    """The model's tensors have another name in front."""
-
-    def wrap(self, net):
-        return net
-
-    @property
-    def tensor(self):
-        return f"net.{super().tensor}"
-
-    def parameter(self, name):
-        return super().parameter(name.removeprefix("net."))
+class Trained(Inside):
+    """`Model` has the model as its `net`."""
 
     def train(self):
         self.prepare()
-        setting = self.setting
-        options = {"overhead": 1.0} if setting.full else {}
-        watch = agent.transformers.RankscopeCallback(
-            server=setting.server, run=setting.run, project="stacks", **options
-        )
+        watch = agent.transformers.RankscopeCallback(**self.options())
         trainer = OwnLoader(
             model=Model(self.net),
             args=TrainingArguments(
-                output_dir=setting.folder,
+                output_dir=self.setting.folder,
                 max_steps=self.length,
                 use_cpu=True,
                 ddp_backend="gloo",

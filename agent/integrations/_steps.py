@@ -1,0 +1,81 @@
+"""Optimizers that are none of torch's, and have torch's inside."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rankscope.agent import attach as attach_to
+from rankscope.agent.torch_monitor import TorchMonitor
+
+
+class Outer:
+    """What moves a model's parameters, as `attach` wants it.
+
+    The optimizer inside holds copies of them in float32, or flat parts of all of them: its rates
+    are those of the model, its tensors are not.
+
+    Args:
+        optimizer: with `param_groups`.
+        model: whose parameters it moves.
+    """
+
+    def __init__(self, optimizer: Any, model: torch.nn.Module) -> None:
+        self.state: dict[Any, Any] = {}
+        # In no attribute: whatever is found in one is taken for wrapped, and its state compared.
+        self._given: Callable[[], list[dict[str, Any]]] = lambda: optimizer.param_groups
+        self._parameters = list(model.parameters())
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's, with the model's parameters in the first of them."""
+        groups = [{**group, "params": []} for group in self._given()]
+        groups[0]["params"] = self._parameters
+        return groups
+
+
+def attach_outside(
+    model: torch.nn.Module,
+    optimizer: Any,
+    norm_of: Callable[[Any], float | None],
+    **options: Any,
+) -> Any:
+    """As `agent.attach`, and tells of the optimizer's steps from end to end.
+
+    The torch optimizer inside it has stepped before it copies (from a master copy in float32) or
+    gathers (from the ranks that hold parts) the parameters that the model computes with: whoever
+    looks when that one has stepped sees those of the step before.
+
+    Args:
+        model: of this rank.
+        optimizer: whose `step` is called once a step.
+        norm_of: of what a step returned, the applied gradient's norm, where it is known.
+        **options: as those of `agent.attach`.
+
+    Returns:
+        The monitor.
+    """
+    step = optimizer.step
+    outer = getattr(step, "rankscope", None) or Outer(optimizer, model)
+    monitor = attach_to(model, outer, **options)
+    if not isinstance(monitor, TorchMonitor) or hasattr(step, "rankscope"):
+        return monitor
+
+    @functools.wraps(step)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        monitor.step_begins(outer)
+        try:
+            result = step(*args, **kwargs)
+            norm = norm_of(result)
+            if norm is not None:
+                monitor.log(grad_norm=norm)
+            return result
+        finally:
+            monitor.step_ended(outer)
+
+    told.rankscope = outer  # type: ignore[attr-defined]
+    optimizer.step = told
+    return monitor
