@@ -14,6 +14,7 @@ from rankscope.agent import model_facts
 from rankscope.agent.configuration import configuration
 from rankscope.agent.connection import Connection
 from rankscope.agent.guard import attempt
+from rankscope.agent.helpers import in_helper
 from rankscope.agent.launcher import Identity, identify
 from rankscope.agent.monitor import Monitor, NullMonitor
 from rankscope.agent.options import Options, facts_of, resolve
@@ -52,7 +53,8 @@ def attach(
             before default.
 
     Returns:
-        The monitor; one that does nothing with `mode="disabled"`.
+        The monitor; one that does nothing with `mode="disabled"`, and in a process that helps the
+        trainer's own (a worker that loads data) and imports its script for that.
 
     Raises:
         TypeError: `model` is no module, `optimizer` has no parameter groups, `config` is not
@@ -72,12 +74,13 @@ def attach(
         raise ValueError(f"attach(..., step={step!r}): must be a number of steps from 0")
     resolved = resolve(options, os.environ)
     told = facts_of(config)
+    _leave_to_parent()
     known = _monitors.get(optimizer)
     if known is not None and not known.closed:
         return known
     identity = identify(os.environ, run=resolved.run, torch_distributed=_torch_distributed)
     monitor: TorchMonitor | NullMonitor
-    if resolved.mode == "disabled":
+    if resolved.mode == "disabled" or in_helper():
         monitor = NullMonitor(identity.run, identity.rank)
     else:
         if not model_facts.is_trained(model, optimizer):
@@ -94,6 +97,13 @@ def attach(
         ) or NullMonitor(identity.run, identity.rank)
     _monitors[optimizer] = monitor
     return monitor
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: ends the monitors of its parent here, where they tell nothing."""
+    for known in list(_monitors.values()):
+        if isinstance(known, TorchMonitor) and known.inherited:
+            known.close()
 
 
 def _interactive() -> bool:

@@ -6,6 +6,9 @@ handler for SIGTERM dies without a word, just like the culprit. A Python handler
 worse: it runs only when the main thread comes back from the collective it is blocked in, so the
 process would no longer die when told to. Therefore the signal's C-level wake-up byte is read by a
 thread of ours, which speaks, restores the default action and sends the signal again.
+
+An error that is handled by `sys.exit(1)` (Hydra does so with all of them) is as good as one that is
+not: the interpreter tells nobody with which code it exits, so that `sys.exit` is asked.
 """
 
 from __future__ import annotations
@@ -22,8 +25,11 @@ import threading
 import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import NoReturn
 
 Speak = Callable[[str, str], None]
+
+_TERMINATED = "terminated by SIGTERM"
 
 _speakers: list[Speak] = []
 _watched: _Watched | None = None
@@ -52,17 +58,39 @@ def remove(speak: Speak) -> None:
         _watched = None
 
 
+class _LastResort:
+    """What a `SystemExit` carries that was raised while an error was handled.
+
+    It dies with it: where no frame of Python's is left beneath, nobody has caught the exit.
+    """
+
+    def __init__(self, watched: _Watched, error: str) -> None:
+        self._watched = watched
+        self._error = error
+
+    def __del__(self) -> None:
+        if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
+            self._watched.handled = self._error
+
+
 class _Watched:
-    """The three ways in which this process can end while it can still speak."""
+    """The four ways in which this process can end while it can still speak.
+
+    Attributes:
+        handled: the error that the process exits for, which was handled.
+    """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._begun = threading.Lock()
         self._done = threading.Event()
+        self.handled = ""
         self._previous_hook = sys.excepthook
+        self._previous_exit = sys.exit
         self._reader: socket.socket | None = None
         self._writer: socket.socket | None = None
         sys.excepthook = self._excepthook
+        sys.exit = self._exit
         atexit.register(self._at_exit)
         if multiprocessing.parent_process() is not None:
             # A process that `multiprocessing` made (`mp.spawn` does for many trainers) ends without
@@ -76,9 +104,12 @@ class _Watched:
         atexit.unregister(self._at_exit)
         if sys.excepthook == self._excepthook:
             sys.excepthook = self._previous_hook
+        if sys.exit == self._exit:
+            sys.exit = self._previous_exit
         self._unwatch_sigterm()
 
-    def _say(self, state: str, error: str) -> None:
+    def say(self, state: str, error: str) -> None:
+        """Has everybody speak, once; waits for whoever does so already."""
         if os.getpid() != self.pid:
             return
         if not self._begun.acquire(blocking=False):
@@ -90,18 +121,35 @@ class _Watched:
         self._done.set()
 
     @property
+    def listens(self) -> bool:
+        """Whether signals still wake the thread that listens for them; for the main thread."""
+        descriptor = signal.set_wakeup_fd(-1)
+        if descriptor != -1:
+            signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+        return self._writer is not None and descriptor == self._writer.fileno()
+
+    @property
     def speaking(self) -> bool:
         """Whether the last words are being said, or have been."""
         return self._begun.locked()
 
     def _at_exit(self) -> None:
-        self._say("finished", "")
+        self.say("failed" if self.handled else "finished", self.handled)
+
+    def _exit(self, status: str | int | None = None, /) -> NoReturn:
+        try:
+            self._previous_exit(status)
+        except SystemExit as leaving:
+            error = leaving.__context__
+            if status not in (None, 0) and error is not None:
+                # A copy is none: it dies where it is made.
+                vars(leaving)["_rankscope"] = _LastResort(self, _told(error))
+            raise
 
     def _excepthook(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        # The message of a failed collective names what broke; the traceback stays with the user.
-        self._say("failed", "".join(traceback.format_exception_only(kind, error)).strip()[:2000])
+        self.say("failed", _told(error))
         self._previous_hook(kind, error, trace)
 
     # ------------------------------------------------------------------------------------- SIGTERM
@@ -141,19 +189,30 @@ class _Watched:
                 # The trainer may have set a handler of its own since.
                 ours = signal.getsignal(signal.SIGTERM) is _wait_for_the_end
                 if signal.SIGTERM in received and ours:
-                    self._say("failed", "terminated by SIGTERM")
+                    self.say("failed", _TERMINATED)
                     _die_of_sigterm()
+
+
+def _told(error: BaseException) -> str:
+    # The message of a failed collective names what broke; the traceback stays with the user.
+    return "".join(traceback.format_exception_only(error)).strip()[:2000]
 
 
 def _wait_for_the_end(number: int, frame: FrameType | None) -> None:
     """Python's handler of SIGTERM, run by the main thread when it gets to it.
 
-    The listening thread speaks and ends the process; should it not, this does. A main thread that
-    is speaking itself goes on: it must not wait for itself.
+    The listening thread speaks and ends the process; should it not, this does. An event loop takes
+    the wake-up byte for itself and never gives it back: then nobody has told that thread. A main
+    thread that is speaking itself goes on: it must not wait for itself.
     """
-    if _watched is None or not _watched.speaking:
+    watched = _watched
+    if watched is not None and watched.speaking:
+        return
+    if watched is not None and not watched.listens:
+        watched.say("failed", _TERMINATED)
+    else:
         threading.Event().wait(5.0)
-        _die_of_sigterm()
+    _die_of_sigterm()
 
 
 def _die_of_sigterm() -> None:

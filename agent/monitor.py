@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -50,6 +51,7 @@ class Monitor:
         self.on_close: Callable[[], None] = lambda: None
         self._connection = connection
         self._records = connection.records
+        self._pid = os.getpid()
         self._thread = threading.get_ident()
         self._step = step  # the step in progress
         self._reported = step
@@ -60,6 +62,11 @@ class Monitor:
         self._bookkeeping = self._guard.probe("records", tolerance=1000)
         self._schedule = Schedule(overhead=connection.options.overhead, first_step=step)
         connection.tell_phase(self)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this is a forked child, and the monitor that of its parent."""
+        return self._pid != os.getpid()
 
     # ------------------------------------------------------------------------- what the user calls
 

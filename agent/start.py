@@ -13,6 +13,7 @@ import numpy as np
 from rankscope.agent.array_monitor import ArrayMonitor
 from rankscope.agent.arrays import Arrays
 from rankscope.agent.connection import Connection
+from rankscope.agent.helpers import in_helper
 from rankscope.agent.launcher import identify
 from rankscope.agent.monitor import NullMonitor
 from rankscope.agent.options import facts_of, resolve
@@ -44,7 +45,8 @@ def start(
         **options: as those of `attach`.
 
     Returns:
-        The monitor; one that does nothing with `mode="disabled"`.
+        The monitor; one that does nothing with `mode="disabled"`, and in a process that helps the
+        trainer's own (a worker that loads data) and imports its script for that.
 
     Raises:
         TypeError: an option is not known.
@@ -60,7 +62,7 @@ def start(
     told = facts_of(config)
     given = None if rank is None or world_size is None else (rank, world_size)
     identity = identify(os.environ, run=resolved.run, torch_distributed=lambda: given)
-    if resolved.mode == "disabled":
+    if resolved.mode == "disabled" or in_helper():
         return NullMonitor(identity.run, identity.rank)
     facts = {
         # The script's name only: arguments and environment may hold secrets.

@@ -67,6 +67,63 @@ def test_sigterm_is_told_and_obeyed_at_once(blocked):
     assert time.monotonic() - began < 4
 
 
+def test_sigterm_after_an_event_loop_has_taken_the_wake_up_byte():
+    process = start(
+        """
+        import asyncio
+        async def main():
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGUSR1, lambda: None)
+            loop.remove_signal_handler(signal.SIGUSR1)
+        asyncio.run(main())
+        sys.stdout.write("ready\\n"); sys.stdout.flush()
+        time.sleep(60)
+        """
+    )
+    assert process.stdout.readline() == "ready\n"
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    code, out, _ = finish(process)
+    assert (code, out) == (-signal.SIGTERM, "said failed|terminated by SIGTERM\n")
+    assert time.monotonic() - began < 4
+
+
+FAILS = """
+def fails():
+    try:
+        raise ValueError("of the trainer")
+    except ValueError:
+        sys.exit(%s)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        (FAILS % "1" + "fails()", 1, "failed|ValueError: of the trainer"),
+        (FAILS % "'a text'" + "fails()", 1, "failed|ValueError: of the trainer"),
+        (FAILS % "0" + "fails()", 0, "finished|"),
+        (FAILS % "" + "fails()", 0, "finished|"),
+        # Caught: the process goes on, and ends as it ends.
+        (FAILS % "1" + "try:\n    fails()\nexcept SystemExit:\n    pass", 0, "finished|"),
+        (
+            FAILS % "1" + "try:\n    fails()\nexcept SystemExit as e:\n    kept = e",
+            0,
+            "finished|",
+        ),
+        (FAILS % "1" + "t = threading.Thread(target=fails); t.start(); t.join()", 0, "finished|"),
+        # For no error: the trainer knows why.
+        ("sys.exit(3)", 3, "finished|"),
+    ],
+)
+def test_an_error_that_is_handled_by_an_exit_is_told(body, code, said):
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + body], stdout=subprocess.PIPE, text=True
+    )
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (code, f"said {said}\n")
+
+
 def test_a_crash_that_is_then_terminated_is_told_as_the_crash():
     process = start(
         """
@@ -127,6 +184,7 @@ def test_taking_the_speaker_back_leaves_the_process_as_it_was():
             """
             last_words.remove(speak)
             assert sys.excepthook is sys.__excepthook__
+            assert sys.exit.__module__ == "sys"
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
             assert signal.set_wakeup_fd(-1) == -1
             """
