@@ -1,4 +1,4 @@
-"""Records the corpus, judges it, and keeps what the tests replay.
+"""Records the corpus, judges it, and renews what the tests replay.
 
 python -m benchmarks.corpus record FOLDER --seeds 0 1 2
 python -m benchmarks.corpus judge FOLDER
@@ -24,10 +24,6 @@ from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import Effective
 
 TRACES = Path(__file__).parents[2] / "tests" / "server" / "detectors" / "traces"
-# Where another seed shows more than the first.
-SEEDS = {"H18-ring-gan": 2}
-# Like others that are kept.
-LEFT_OUT = ("F22", "F43-demo-lr-x10", "F43-demo-lr-x100", "F67", "H10", "H34", "H62")
 
 
 def judge(run: Trace, settings: Effective) -> list[str]:
@@ -49,12 +45,12 @@ def judge(run: Trace, settings: Effective) -> list[str]:
 
 
 def keep(folder: Path) -> None:
-    """Puts one run of each family, with the series that matter, where the tests find it."""
-    for name in sorted(HEALTHY | FAULTY):
-        path = recorded.path_of(folder, name, SEEDS.get(name, 0))
-        if name in LEFT_OUT or name[:3] in LEFT_OUT or not path.exists():
-            continue
-        recorded.kept(Trace.load(path), name).save(TRACES / f"{name}.npz")
+    """Renews what the tests replay: the same runs of the same seeds, as much as is kept of each."""
+    for path in sorted(TRACES.glob("*.npz")):
+        kept = Trace.load(path)
+        source = recorded.path_of(folder, path.stem, kept.seed)
+        if path.stem in HEALTHY | FAULTY and source.exists():
+            recorded.renewed(Trace.load(source), path.stem, kept).save(path)
 
 
 def main() -> None:

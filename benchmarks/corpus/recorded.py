@@ -17,17 +17,13 @@ from typing import Any
 import torch
 from support.traces import Trace
 
-from benchmarks.corpus import basics, layers, training, watched
+from benchmarks.corpus import basics, training, watched
 from benchmarks.corpus.batches import fed
 from benchmarks.corpus.families import FAULTY, HEALTHY, MODULES, PROFILES
 from rankscope.server.detectors import DETECTORS
 from rankscope.server.detectors.settings import Effective, Overrides, effective
 
 _KEY = "recorded_by"
-# What the tests replay of all runs, and beside it of those of `layers`.
-_SERIES = ("loss", "grad_norm", "lr")
-_MORE = ("tensors_without_gradient", "update_ratio")
-_WITH_LAYERS = ("F60", "F61", "F62", "H60", "H61")
 
 
 def settings_of(name: str) -> Effective:
@@ -71,17 +67,15 @@ def record(folder: Path, name: str, seed: int) -> bool:
     return True
 
 
-def kept(trace: Trace, name: str) -> Trace:
-    """A run as the tests replay it: of the families in `layers` with what is known of layers."""
-    ours = MODULES[name] is layers
-    wanted = (*_SERIES, *_MORE) if ours else _SERIES
+def renewed(trace: Trace, name: str, kept: Trace) -> Trace:
+    """A recording with as much of it as one that the tests replay has."""
     return replace(
         trace,
         facts=dict(facts_of(name, trace.seed)),
-        series={s: trace.series[s] for s in wanted if s in trace.series},
-        present={s: mask for s, mask in trace.present.items() if s in wanted},
-        layers=trace.layers if ours and name[:3] in _WITH_LAYERS else (),
-        reductions=trace.reductions if ours else (),
+        series={metric: trace.series[metric] for metric in kept.series},
+        present={metric: mask for metric, mask in trace.present.items() if metric in kept.series},
+        layers=trace.layers if kept.layers else (),
+        reductions=trace.reductions if kept.reductions else (),
     )
 
 

@@ -18,6 +18,7 @@ from rankscope.server.detectors.statistics import (
     lag_one,
     mann_kendall,
     mean_over_ranks,
+    median_error,
     rank_rows,
     residual_maker,
     robust_sigma,
@@ -234,3 +235,13 @@ def test_a_sliding_median_is_that_of_the_last_values(values, size):
         assert sliding.largest == max(last)
     sliding.clear()
     assert math.isnan(sliding.median)
+
+
+def test_the_error_of_a_median_is_what_medians_scatter_by():
+    random = np.random.default_rng(0)
+    values = np.exp(0.3 * random.standard_normal((400, 10)))
+    scatter = float(np.log(np.median(values, axis=1)).std())
+    for course in (1.0, np.exp(-0.002 * np.arange(4000))):
+        assert median_error(values.ravel() * course, 10) == pytest.approx(scatter, rel=0.15)
+    assert median_error(np.ones(2), 10) == 0.0
+    assert median_error(np.zeros(20), 10) == 0.0
