@@ -73,6 +73,8 @@ class OverlapState:
         evidence: log-likelihood ratio for parts that overlap.
         halvings: how often only every second sample was kept.
         restarts: how often a rank has begun anew so far.
+        found: whether the test has decided that parts overlap: what comes again in later epochs
+            says nothing against it, and no sampler mends itself before a restart.
         closed: why it is no longer judged; empty while it is.
     """
 
@@ -83,6 +85,7 @@ class OverlapState:
     evidence: float = 0.0
     halvings: int = 0
     restarts: int = 0
+    found: bool = False
     closed: str = ""
     began: int = -1
     shared: Shared = field(default_factory=Shared)
@@ -92,7 +95,7 @@ class OverlapState:
         """What was read so far tells nothing any more."""
         self.owners.clear()
         self.shared, self.began, self.recent, self.evidence = Shared(), -1, 0.0, 0.0
-        self.restarts, self.closed = restarts, ""
+        self.restarts, self.found, self.closed = restarts, False, ""
 
 
 class Overlap(Detector[OverlapState]):
@@ -106,8 +109,9 @@ class Overlap(Detector[OverlapState]):
         (Wald, 1945) of 1/(32 N) against 1/N, both errors 1e-4. Where most of what comes has been
         there before, it is another epoch, which tells nothing. Of each batch some samples are
         known, those with the smallest hashes, the same ones wherever they come; of agents that
-        tell none, whole batches. What ranks read before a restart is forgotten. Batches that come
-        to two ranks at the same step are `data.duplicated`.
+        tell none, whole batches. What ranks read before a restart is forgotten; until one it stands
+        once it is found, as no sampler mends itself. Batches that come to two ranks at the same
+        step are `data.duplicated`.
 
     Severity:
         Warning.
@@ -169,6 +173,9 @@ class Overlap(Detector[OverlapState]):
         self, state: OverlapState, step: int, held: dict[int, list[int]], members: int
     ) -> None:
         state.judged += 1
+        if state.found and not state.owners:
+            state.watch.bad(step, state.shared)
+            return
         if len(state.owners) > _MEMORY:
             state.halvings += 1
             state.owners = {i: who for i, who in state.owners.items() if _kept(i, state.halvings)}
@@ -195,29 +202,32 @@ class Overlap(Detector[OverlapState]):
         owners |= {item: tuple(ranks) for item, ranks in first.items()}
         if repeats and state.began < 0:
             state.began = step
-        if state.began >= 0:
+        if state.began >= 0 and repeats + own <= self.policy.next_epoch * total:
             shared.repeats += repeats
             shared.own += own
             shared.fresh += len(first)
         weight = math.exp(-total / (_RECENT * members))
         state.recent = weight * state.recent + (1 - weight) * (repeats + own) / total
-        if state.recent <= self.policy.next_epoch:
-            chance = 1 / (self.policy.rarer * members)
-            state.evidence += repeats * math.log((1 - chance) / (1 - 1 / members))
-        # What speaks against it counts in any case.
-        state.evidence -= own * math.log(self.policy.rarer)
-        if state.watch.open(step) is not None or state.evidence >= self.policy.decided:
-            if own * members > repeats:
-                state.watch.good(step)
-            else:
-                state.watch.bad(step, shared, first_step=state.began)
+        if state.found:
+            if state.recent > self.policy.next_epoch:
+                owners.clear()
+        else:
+            if state.recent <= self.policy.next_epoch:
+                chance = 1 / (self.policy.rarer * members)
+                state.evidence += repeats * math.log((1 - chance) / (1 - 1 / members))
+            # What speaks against it counts in any case.
+            state.evidence -= own * math.log(self.policy.rarer)
+            state.found = state.evidence >= self.policy.decided
+        if state.found:
+            state.watch.bad(step, shared, first_step=state.began)
+        elif state.watch.open(step) is not None:
+            state.watch.good(step)  # of before a restart
         if state.evidence <= -self.policy.decided:
             state.closed = (
                 f"At step {step} what comes again came to its own rank as often as chance has it: "
                 "another epoch, or data that hold the same samples several times."
             )
             owners.clear()
-            state.watch.good(step)
 
 
 def _kept(item: int, halvings: int) -> bool:
@@ -260,7 +270,8 @@ def _finding(episode: Episode[Shared]) -> Finding:
         cause=(
             f"{shared.repeats:,} {what} since step {step} had been another rank's before, "
             f"{percent(share)} of those{looked}, and {again}: the ranks' parts of the data "
-            "overlap, and so others are not seen at all. Each rank shuffles with a seed of its own."
+            "overlap, and so others are not seen at all. Mostly each rank shuffles with a seed of "
+            "its own."
         ),
         remedy=(
             "Give the sampler the same seed on all ranks: `DistributedSampler(seed=...)` and "
