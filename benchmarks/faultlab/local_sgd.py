@@ -151,8 +151,9 @@ class F81(ParameterServer):
 
 
 # Measured: at ten times the rate that these two begin with they learn faster, and end at a tenth of
-# the loss. What they do not bear, the transformer ends with NaN.
-_TOO_HIGH = {"mlp": 1.5, "cnn": 1.5, "transformer": 0.5}
+# the loss. The transformer has no such rate: at 0.5 its loss jumps once and falls on to less than
+# before (2.2 of 2.7 after 180 steps, 6 runs of 6), at 1 and 2 it ends with NaN.
+_TOO_HIGH = {"mlp": 1.5, "cnn": 1.5}
 
 
 @register
@@ -161,6 +162,7 @@ class F82(Training):
 
     id = "F82"
     what = "from one step on the learning rate is higher than gradient descent can bear"
+    models = ("mlp", "cnn")
     steps = 200
     onset = 80
     lr = 0.05

@@ -40,6 +40,7 @@ class Training(Case):
     model: nn.Module
     optimizer: torch.optim.Optimizer
     monitor: Any
+    looked: bool
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -165,6 +166,8 @@ class Training(Case):
             self.attached()
             last = self.length
             while self.step < last:
+                # What was planned: by the end of the step the agent may have planned anew.
+                self.looked = bool(self.monitor._context.state)
                 self.one_step()
                 self.step += 1
                 if self.length <= self.step == last:
@@ -179,9 +182,8 @@ class Training(Case):
         """
         if self.setting.full or self.step >= _LONGEST:
             return self.step
-        schedule = self.monitor._schedule
-        looked = self.step > self.length and schedule.due("state", self.step - 1)
-        told = torch.tensor([1 << max(schedule.exponents.values()), not looked])
+        looked = self.step > self.length and self.looked
+        told = torch.tensor([1 << max(self.monitor._schedule.exponents.values()), not looked])
         dist.all_reduce(told, op=dist.ReduceOp.MAX)
         interval, missing = told.tolist()
         return self.step + (-self.step % interval + 1 if missing else 0)
