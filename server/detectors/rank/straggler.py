@@ -28,6 +28,7 @@ from rankscope.server.detectors.rank.lateness import (
     LatenessPolicy,
     Look,
     idle,
+    length_without_queueing,
     rows_of,
     without_queueing,
 )
@@ -160,7 +161,7 @@ class RankStraggler(Detector[StragglerState]):
         for step, row in rows_of(window, _NAMES):
             state.timed += 1
             length = median(row["step_seconds"].tolist())
-            state.lateness.times.push(step, length)
+            state.lateness.times.push(step, length_without_queueing(row))
             own = row["compute_seconds"] - row["wait_seconds"]
             known = [c for c in columns if len(c) > 1 and np.isfinite(own[c]).all()]
             if not known or not length > 0:
@@ -286,13 +287,14 @@ def _straggling(late: Late) -> Finding:
         ranks=late.ranks,
         cause=(
             f"{who.capitalize()} {verb} {duration(late.own)} for the forward and backward pass of "
-            f"a step, the others {duration(late.others)}; then they wait, for "
+            f"a step, loading left out, the others {duration(late.others)}; then they wait, for "
             f"{percent(late.lost)} of every step.{before}"
         ),
         remedy=(
-            f"Look at the machine of {who}: another job on it, a throttled or faulty device, fewer "
-            "cores or threads, a slow memory or bus. If the machine is well, the rank does more "
-            "than the others: longer batches, logging, checks, saving."
+            f"Either {who} {'does' if len(late.ranks) == 1 else 'do'} more than the others (longer "
+            "batches, logging, checks or saving under `if rank == ...`: profile one step there), "
+            "or the machine is slower (another job on it, a throttled or faulty device, fewer "
+            "cores or threads, a slow memory or bus)."
         ),
         clear_after=late.clear_after,
         evidence={
