@@ -61,7 +61,8 @@ class Server:
         """Waits until the server has judged all of a run.
 
         Args:
-            settle: seconds to wait for an alert if there is none by then.
+            settle: seconds to wait for an alert that is more than information, if there is none
+                by then.
 
         Returns:
             The state of the run; empty if it was not judged in time.
@@ -80,7 +81,7 @@ class Server:
         if not _waited(done, timeout) and settle == 0:
             return ""
         if settle:
-            _waited(lambda: bool(self.alerts(run)), settle)
+            _waited(lambda: any(a["severity"] != "info" for a in self.alerts(run)), settle)
         return "" if facts is None else str(facts["state"])
 
     def _get(self, path: str, query: dict[str, str] | None = None) -> Json | None:

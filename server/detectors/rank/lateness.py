@@ -283,6 +283,18 @@ def without_queueing(window: Window, seconds: Float64, queued: Float64) -> Float
     return seconds - np.minimum(np.maximum(waited - usual, 0.0), seconds)
 
 
+def length_without_queueing(row: Mapping[str, Float64]) -> float:
+    """Length of a step, median over the ranks, without what each waited for a processor.
+
+    So that it dates what a rank does, and not when the machine got more to do.
+
+    Args:
+        row: of the step, `queued_seconds` and `step_seconds`, each float64 [R].
+    """
+    lengths = row["step_seconds"] - np.nan_to_num(row["queued_seconds"])
+    return median(np.maximum(lengths, 0.0).tolist())
+
+
 def idle(window: Window, row: Mapping[str, Float64]) -> dict[int, float]:
     """Rank -> seconds of a step for which it neither ran nor waited for a processor.
 

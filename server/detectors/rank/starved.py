@@ -16,6 +16,7 @@ from rankscope.server.detectors.rank.lateness import (
     LatenessPolicy,
     Look,
     idle,
+    length_without_queueing,
     rows_of,
     without_queueing,
 )
@@ -74,7 +75,7 @@ class RankStarved(Detector[StarvedState]):
         lateness = state.lateness
         for step, row in rows_of(window, _NAMES):
             length = median(row["step_seconds"].tolist())
-            lateness.times.push(step, length)
+            lateness.times.push(step, length_without_queueing(row))
             told = np.flatnonzero(np.isfinite(row["data_seconds"])).tolist()
             if len(told) < 2 or not length > 0:
                 continue
