@@ -83,6 +83,7 @@ class TorchMonitor(Monitor):
             note=self._note,
             step=step,
             event=self._event,
+            late=self._scalars,
         )
         self._announce(self._tracked.group)
         self._roles: weakref.WeakKeyDictionary[Any, Role] = weakref.WeakKeyDictionary()

@@ -81,6 +81,7 @@ class Context:
             it disables the probe of that name and nothing else.
         announce: makes a tensor group's table known to the server; before its first fingerprint.
         note: reports something that a person should read beside the run, once.
+        late: adds scalars to the step that has just ended: (step, scalars).
         event: reports something that happened at a step: (step, kind, text, data), the data being
             JSON-able.
         step: the step in progress.
@@ -101,6 +102,7 @@ class Context:
         note: Callable[[str], None],
         step: int,
         event: Callable[[int, str, str, dict[str, Any]], None] = lambda *told: None,
+        late: Callable[[int, dict[str, float | torch.Tensor]], None] = lambda *told: None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -110,6 +112,7 @@ class Context:
         self.announce = announce
         self.note = note
         self.event = event
+        self.late = late
         self.in_evaluation_mode = False
         self.enter(step)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,8 @@ from rankscope.agent.probes.scaling import sequence
 # Losses may be computed and never trained on, and `backward` called without a step ever.
 _MAX_COMPUTED = 16
 _MAX_PASSES = 1024
+# Which backward pass this thread is in; -1 for none.
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 # Parameters looked at to tell whose loss a backward pass was.
 _SENTINELS = 3
 
@@ -50,7 +52,9 @@ class Loss(Probe):
     the trainer gave it stays. A step's loss is the mean over its backward passes, without those
     that left this optimizer's gradients alone (another model's) and those whose gradients were
     thrown away again: of these, `passes_discarded` is the number, posted where there are any. Of a
-    closure that is called several times the first call counts, as in what `step` returns.
+    closure that is called several times the first call counts, as in what `step` returns. Where no
+    `backward` is called it is what `torch.autograd.grad` was first asked to differentiate by the
+    parameters, and where the optimizer steps in the middle of `backward`, what that started from.
 
     Leaves `micro_steps`: the number of those backward passes.
 
@@ -59,7 +63,7 @@ class Loss(Probe):
 
     Attributes:
         core: the model inside its wrappers; its mode tells training from evaluation.
-        sentinels, sampling, passes, busy: as a `LossListener` has them.
+        sentinels, sampling, passes, taken, owed, busy: as a `LossListener` has them.
     """
 
     name = "loss"
@@ -72,6 +76,8 @@ class Loss(Probe):
         self._group = context.parameters
         self._computed: deque[_Computed] = deque(maxlen=_MAX_COMPUTED)
         self.passes: deque[Pass] = deque(maxlen=_MAX_PASSES)
+        self.taken: Pass | None = None
+        self.owed = -1
         self.busy = False
         self._before = -1  # passes there were when the step in progress began, where it was told
         self._accumulation = 0.0
@@ -80,6 +86,7 @@ class Loss(Probe):
         self._seconds = 0.0
         self.loss_computed = context.guarded("loss", self._loss_computed)
         self.hits_of_pass = context.guarded("loss", self._hits_of_pass)
+        self.pay = context.guarded("loss", self._pay)
         self.model_returned = context.guarded("loss", self._model_returned)
 
     def start(self, facts: StepFacts) -> None:
@@ -149,6 +156,12 @@ class Loss(Probe):
         passes = self.passes
         if passes and passes[0][5] != self.context.step:
             self._forget_others()
+        taken, self.taken = self.taken, None
+        if not passes:
+            if taken is not None and taken[5] == self.context.step:
+                self._post(facts.scalars, taken)
+            elif _graph_task() != -1:
+                self.owed = facts.step
         if passes:
             value, divisor, _, _, judged, _ = passes[0]
             count = 1
@@ -176,6 +189,17 @@ class Loss(Probe):
         if self.context.parameters is not self._group:
             self._group = self.context.parameters
             self.sentinels = _sentinels(self.context)
+
+    def _post(self, scalars: dict[str, float | torch.Tensor], one: Pass) -> None:
+        scalars["loss"], judged = one[0], one[4]
+        if judged is not None and (ratio := judged.ratio()) is not None:
+            scalars["accuracy"] = ratio
+
+    def _pay(self, one: Pass) -> None:
+        step, self.owed = self.owed, -1
+        scalars: dict[str, float | torch.Tensor] = {}
+        self._post(scalars, one)
+        self.context.late(step, scalars)
 
     def _mean(self, passes: list[Pass]) -> tuple[float | torch.Tensor, Hits | None]:
         count = len(passes)

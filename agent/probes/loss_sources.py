@@ -18,7 +18,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, GeneratorType
 from typing import Any, Protocol
 
 import torch
@@ -74,6 +74,9 @@ class LossListener(Protocol):
             it nothing but `backward` is looked at, and without `basic` nothing at all.
         sentinels: some of the parameters that the listener's optimizer moves.
         passes: gets every backward pass.
+        taken: gets the first pass of a step in which `torch.autograd.grad` was asked for the
+            gradients of a sentinel: whoever does so writes them into the parameters himself.
+        owed: the step that has ended in the middle of the backward pass under way, -1 for none.
         busy: wants to be asked for the hits of a backward pass.
     """
 
@@ -81,6 +84,8 @@ class LossListener(Protocol):
     sampling: Context
     sentinels: tuple[torch.Tensor, ...]
     passes: deque[Pass]
+    taken: Pass | None
+    owed: int
     busy: bool
 
     def loss_computed(self, name: str, given: dict[str, Any], output: torch.Tensor) -> None:
@@ -88,6 +93,9 @@ class LossListener(Protocol):
 
     def hits_of_pass(self, node: int) -> Hits | None:
         """`backward` has run from the node of that sequence number, or from what was made of it."""
+
+    def pay(self, one: Pass) -> None:
+        """The backward pass is over in whose middle the step `owed` has ended."""
 
 
 class _Tap:
@@ -183,6 +191,8 @@ def listen(listener: LossListener) -> None:
     for scaler in _scalers():
         _taps.append(_Tap(scaler.__dict__["scale"], _scale_called))
     _taps.append(_Tap(torch.autograd.backward, _backward_ended, _backward_begins))  # type: ignore[arg-type]
+    if _can_be_tapped(torch.autograd.grad):  # type: ignore[arg-type]
+        _taps.append(_Tap(torch.autograd.grad, _gradients_taken, _gradients_asked))  # type: ignore[arg-type]
 
 
 def unlisten(listener: LossListener) -> None:
@@ -332,8 +342,38 @@ def _backward_ended(seen: Any) -> None:
                     break
         else:
             moved = _state(listener.sentinels) != state
-        step = listener.sampling.step
-        listener.passes.append((value, divisor, state is None, moved, found, step))
+        one = (value, divisor, state is None, moved, found, listener.sampling.step)
+        if listener.owed < 0:
+            listener.passes.append(one)
+        else:
+            listener.pay(one)
+
+
+@process_wide("loss")
+def _gradients_asked(outputs: Any, inputs: Any, *others: Any) -> Any:
+    if torch._C._current_graph_task_id() != -1:
+        return None
+    ends: Any = (inputs,)
+    if isinstance(inputs, list | tuple):
+        ends = (*inputs[:1], *inputs[-1:])
+    # `model.parameters()` can be gone through once only, and not by us.
+    unknown = isinstance(inputs, GeneratorType)
+    askers = []
+    for ref in _listeners:
+        listener = ref()
+        if listener is not None and listener.sampling.basic and listener.taken is None:
+            if unknown or any(one is known for one in ends for known in listener.sentinels):
+                askers.append(listener)
+    root = read_root(outputs, _scaled) if askers else None
+    return None if root is None else (root, askers)
+
+
+@process_wide("loss")
+def _gradients_taken(seen: Any) -> None:
+    (value, divisor, node), askers = seen
+    for listener in askers:
+        found = listener.hits_of_pass(sequence(node)) if listener.busy else None
+        listener.taken = (value, divisor, True, True, found, listener.sampling.step)
 
 
 # All that `process_wide` makes: what is put into torch is called below compiled functions, too.

@@ -91,6 +91,76 @@ def test_the_one_inside_a_wrapper_takes_nobodys_place(watching):
     assert watching.events("agent.note") == []
 
 
+# ----------------------------------------------------------------------------- other ways backward
+
+
+@pytest.mark.parametrize("asked", [list, tuple, iter])
+def test_gradients_that_the_trainer_asks_for_and_writes_himself(watching, asked):
+    model = net()
+    optimizer = sgd(model)
+    watching.attach(model, optimizer)
+    diary, right = Diary(model), {}
+    for step in range(5):
+        x, y = batch(step)
+        scores = model(x)
+        loss = functional.cross_entropy(scores, y)
+        right[step] = (scores.argmax(1) == y).double().mean().item()
+        parameters = list(model.parameters())
+        by = model.parameters() if asked is iter else asked(parameters)
+        gradients = torch.autograd.grad(loss, by, create_graph=True)
+        # Curvature, say: this is no loss.
+        torch.autograd.grad(sum(g.square().sum() for g in gradients), parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.detach()
+        optimizer.step()
+        diary.step(loss)
+    diary.check(watching)
+    assert watching.points("accuracy") == pytest.approx(right)
+
+
+def test_an_inner_loop_is_not_what_is_trained_on(watching):
+    """As in meta-learning: a step by hand inside each step of the optimizer."""
+    model = net()
+    optimizer = sgd(model)
+    watching.attach(model, optimizer)
+    diary = Diary(model)
+    for step in range(5):
+        optimizer.zero_grad()
+        x, y = batch(step)
+        inner = functional.cross_entropy(model(x), y)
+        named = dict(model.named_parameters())
+        gradients = torch.autograd.grad(inner, tuple(named.values()), create_graph=True)
+        moved = {n: p - 0.1 * g for (n, p), g in zip(named.items(), gradients, strict=True)}
+        x, y = batch(100 + step)
+        loss = functional.cross_entropy(functional_call(model, moved, (x,)), y)
+        loss.backward()
+        optimizer.step()
+        diary.step(loss)
+    diary.check(watching)
+
+
+def test_optimizers_that_step_in_the_middle_of_backward(watching):
+    """One for each parameter, so that its gradient need not be kept."""
+    model = net()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    watching.attach(model, optimizers[model[0].weight])
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    losses = []
+    for index in range(5):
+        x, y = batch(index)
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        losses.append(loss.item())
+    assert watching.points("loss") == dict(enumerate(losses))
+    assert watching.batches()[-1].through_step == 4
+
+
 # ------------------------------------------------------------------------------ other ways forward
 
 
