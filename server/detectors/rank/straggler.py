@@ -291,10 +291,9 @@ def _straggling(late: Late) -> Finding:
             f"{percent(late.lost)} of every step.{before}"
         ),
         remedy=(
-            f"Either {who} {'does' if len(late.ranks) == 1 else 'do'} more than the others (longer "
-            "batches, logging, checks or saving under `if rank == ...`: profile one step there), "
-            "or the machine is slower (another job on it, a throttled or faulty device, fewer "
-            "cores or threads, a slow memory or bus)."
+            f"Profile a step of {who}: longer batches than elsewhere, logging, checks or saving "
+            f"under `if rank == ...`. Look at the machine of {who}, too: another job on it, a "
+            "throttled or faulty device, fewer cores or threads, a slow memory or bus."
         ),
         clear_after=late.clear_after,
         evidence={
