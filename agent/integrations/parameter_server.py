@@ -58,7 +58,7 @@ class Server(_Closing):
         self._parameters = parameters
         self.monitor = start(step=version, **options)
         # Without parameters, too, there is a record of the version that all ranks begin at.
-        self.monitor.step(parameters=parameters, updates=version)
+        self.monitor.step(parameters=parameters, pushes=0)
 
     def applied(self, worker: int, version: int, **values: Any) -> None:
         """A push has made the next version.

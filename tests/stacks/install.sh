@@ -45,4 +45,8 @@ apart() {
     --target "$folder/apart/$name" "$@"
 }
 apart deepspeed deepspeed einops hjson ninja py-cpuinfo
+apart torchft torchft opentelemetry-api opentelemetry-sdk opentelemetry-proto \
+  opentelemetry-semantic-conventions opentelemetry-exporter-otlp-common \
+  opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-otlp-proto-http \
+  opentelemetry-exporter-http-transport googleapis-common-protos importlib_metadata zipp
 "${pip[@]}" install --quiet --no-deps --no-build-isolation --editable "$root"

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ def run(stack: Stack, server: str, folder: Path, *, only: str = "", timeout: flo
     }
     (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
     launcher, *options = (part.format(world=stack.world) for part in _LAUNCHERS[stack.launch])
-    done = subprocess.run(
+    started = subprocess.Popen(
         [
             *(stack.bin / launcher, *options),
             *(STACKS / "rank.py", stack.name, folder / "facts.json"),
@@ -140,11 +141,25 @@ def run(stack: Stack, server: str, folder: Path, *, only: str = "", timeout: flo
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        check=False,
-        timeout=timeout,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stdout[-6000:]
-    return done.stdout
+    try:
+        printed, _ = started.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        printed = _ended(started)
+        raise AssertionError(f"not done after {timeout:.0f} s: {printed[-6000:]}") from None
+    assert started.returncode == 0, printed[-6000:]
+    return printed
+
+
+def _ended(launcher: subprocess.Popen[str]) -> str:
+    """Ends a launcher, which ends its ranks (some are in other sessions); what they printed."""
+    os.killpg(launcher.pid, signal.SIGTERM)
+    try:
+        return launcher.communicate(timeout=30)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        return launcher.communicate()[0]
 
 
 def judged(server: str, folder: Path) -> list[Judged]:
