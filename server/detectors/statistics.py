@@ -180,6 +180,33 @@ class Spacing:
 
 
 @dataclass(slots=True)
+class Unmeasured:
+    """Observations on end that are not finite: from a block of them on nothing can be judged.
+
+    Single ones are not: a loss scale that was too large skips a step and goes on.
+
+    Attributes:
+        since: step of the first of them.
+    """
+
+    since: int = -1
+    count: int = 0
+
+    def push(self, step: int, *, finite: bool) -> None:
+        """Takes the next observation."""
+        if finite:
+            self.count = 0
+            return
+        self.since = step if self.count == 0 else self.since
+        self.count += 1
+
+    @property
+    def lasting(self) -> bool:
+        """Whether there are so many that there is nothing to judge."""
+        return self.count >= BLOCK
+
+
+@dataclass(slots=True)
 class Progress:
     """How far a loss has come: the scale on which its trouble is measured.
 

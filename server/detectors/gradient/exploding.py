@@ -11,7 +11,7 @@ from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, S
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Steps, Times
-from rankscope.server.detectors.statistics import SlidingMedian, Spacing
+from rankscope.server.detectors.statistics import SlidingMedian, Spacing, Unmeasured
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, sentences
 from rankscope.server.window import Window
@@ -71,6 +71,7 @@ class ExplodingState:
     usual: SlidingMedian
     watch: Watch[Explosion]
     total: int = 0
+    unmeasured: Unmeasured = field(default_factory=Unmeasured)
     first: list[float] = field(default_factory=list)
     above: int = 0
     spacing: Spacing = field(default_factory=Spacing)
@@ -135,6 +136,7 @@ class GradientExploding(Detector[ExplodingState]):
         for step, row in together(window, "grad_norm", "grad_norm_preclip"):
             state.companions.pass_to(step)
             norm = row.get("grad_norm_preclip", row.get("grad_norm", math.nan))
+            state.unmeasured.push(step, finite=math.isfinite(norm))
             if math.isfinite(norm):
                 self._take(step, norm, state)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
@@ -167,7 +169,7 @@ class GradientExploding(Detector[ExplodingState]):
         if state.above < policy.in_a_row:
             state.watch.good(step)
             return
-        onset = next(s for s, n in state.recent if n > policy.onset * usual)
+        onset = _onset(state, usual, policy)
         facts = Explosion(usual, state.newest.largest)
         rise = state.companions.raised_rate(
             onset, before=state.spacing.steps(policy.rise_before), factor=policy.rise
@@ -178,10 +180,22 @@ class GradientExploding(Detector[ExplodingState]):
         state.watch.bad(step, facts, first_step=onset)
 
 
+def _onset(state: ExplodingState, usual: float, policy: ExplodingPolicy) -> int:
+    """The first large norm after the last usual one: large ones of the start are not meant."""
+    norms = list(state.recent)
+    past = (place for place, (_, norm) in enumerate(norms[: -policy.newest]) if norm <= usual)
+    later = norms[max(past, default=-1) + 1 :]
+    return next((step for step, norm in later if norm > policy.onset * usual), norms[-1][0])
+
+
 def _check(window: Window, state: ExplodingState, policy: ExplodingPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+    if state.unmeasured.lasting:
+        since = state.unmeasured.since
+        why = f"No gradient is finite since step {since}: from then on its size tells nothing."
+        return Check(Status.INSUFFICIENT_DATA, why)
     if state.total < policy.evidence:
         why = f"{count(state.total, 'finite gradient norm')} of {policy.evidence} needed."
         return Check(Status.INSUFFICIENT_DATA, why)

@@ -17,6 +17,7 @@ from rankscope.server.detectors.policy import Blocks, Policy, RisePolicy, Share,
 from rankscope.server.detectors.statistics import (
     BLOCK,
     Progress,
+    Unmeasured,
     mean_over_ranks,
     median_error,
     robust_sigma,
@@ -83,6 +84,7 @@ class DivergingState:
     values: deque[float] = field(default_factory=lambda: deque(maxlen=_BLOCKS * BLOCK))
     above: int = 0
     signed: bool = False
+    unmeasured: Unmeasured = field(default_factory=Unmeasured)
     incident: _Diverging | None = None
 
 
@@ -129,6 +131,7 @@ class LossDiverging(Detector[DivergingState]):
         state.companions.take(window)
         steps, means = mean_over_ranks(window, "loss")
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):
+            state.unmeasured.push(step, finite=math.isfinite(value))
             if not math.isfinite(value):
                 continue
             state.companions.pass_to(step)
@@ -213,6 +216,10 @@ class LossDiverging(Detector[DivergingState]):
     def _check(self, state: DivergingState) -> Check:
         if state.incident is not None:
             return Check(Status.OPEN, f"{self._finding(state.incident).title}.")
+        if state.unmeasured.lasting:
+            since = state.unmeasured.since
+            why = f"The loss is not finite since step {since}: from then on it tells nothing."
+            return Check(Status.INSUFFICIENT_DATA, why)
         progress = state.progress
         if len(state.blocks) < self.policy.evidence:
             need = 10 * self.policy.evidence

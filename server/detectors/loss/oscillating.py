@@ -24,6 +24,7 @@ from rankscope.server.detectors.policy import (
 )
 from rankscope.server.detectors.statistics import (
     Progress,
+    Unmeasured,
     lag_one,
     logarithm,
     mann_kendall,
@@ -147,6 +148,7 @@ class OscillatingState:
     progress: Progress = field(default_factory=Progress)
     companions: Companions = field(default_factory=Companions)
     signed: bool = False
+    unmeasured: Unmeasured = field(default_factory=Unmeasured)
     incident: _Oscillating | None = None
 
 
@@ -207,6 +209,7 @@ class LossOscillating(Detector[OscillatingState]):
         state.companions.take(window)
         steps, means = mean_over_ranks(window, "loss")
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):
+            state.unmeasured.push(step, finite=math.isfinite(value))
             if not math.isfinite(value):
                 continue
             state.companions.pass_to(step)
@@ -299,6 +302,10 @@ class LossOscillating(Detector[OscillatingState]):
     def _check(self, state: OscillatingState) -> Check:
         if state.incident is not None:
             return Check(Status.OPEN, f"{self._finding(state.incident).title}.")
+        if state.unmeasured.lasting:
+            since = state.unmeasured.since
+            why = f"The loss is not finite since step {since}: from then on it tells nothing."
+            return Check(Status.INSUFFICIENT_DATA, why)
         judged = [f"{s.windows} at scale {s.observations}" for s in state.scales if s.windows]
         if not judged:
             return Check(
