@@ -101,6 +101,15 @@ export function rankList(ranks) {
   return parts.join(", ");
 }
 
+/** "0, 4-7" -> [[0, 0], [4, 7]]; null where it is no list of ranks. */
+export function parseRanks(text) {
+  const parts = text.split(",").map((part) => part.trim()).filter(Boolean);
+  const ranges = parts.map((part) => /^(\d{1,5})(?:-(\d{1,5}))?$/.exec(part));
+  if (ranges.includes(null)) return null;
+  const bounds = ranges.map(([, low, high]) => [Number(low), Number(high ?? low)]);
+  return bounds.every(([low, high]) => low <= high) ? bounds : null;
+}
+
 export const ranksText = (ranks) =>
   ranks.length === 0 ? "no rank" : `rank${ranks.length > 1 ? "s" : ""} ${rankList(ranks)}`;
 

@@ -42,7 +42,7 @@ function whole(word, { run, verdict, roots, ranks }) {
   // A run that still trains has no verdict yet, but all that it needs for one may have passed.
   if (word === "pass" || (run.state === "running" && verdict.so_far === "pass")) return fine(roots, verdict, run);
   if (word === "fail") return ENDS[run.state]?.(run, ranks) ?? failed(roots, verdict);
-  return tooEarly(verdict, run);
+  return tooEarly(verdict, run, roots);
 }
 
 function broken(open, run) {
@@ -184,12 +184,14 @@ function fine(roots, verdict, run) {
   };
 }
 
-function tooEarly(verdict, run) {
+function tooEarly(verdict, run, roots) {
+  const silenced = roots.some((a) => a.state === "open" && a.silenced);
+  const bad = silenced ? "Nothing bad but what is silenced" : "Nothing bad";
   return {
     tone: "muted",
     sign: "\u2026",
     word: run.state === "running" ? "Too early to tell" : "Cannot tell",
-    title: run.last_step >= 0 ? `Nothing bad ${run.state === "running" ? "so far" : "was found"}, at step ${run.last_step}` : "No step has been reported yet",
+    title: run.last_step >= 0 ? `${bad} ${run.state === "running" ? "so far" : "was found"}, at step ${run.last_step}` : "No step has been reported yet",
     body: verdict.reasons.map((reason) => el("p", { class: "muted" }, sentence(reason))),
   };
 }

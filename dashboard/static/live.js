@@ -34,6 +34,13 @@ export class Live {
     show(label);
   }
 
+  /** Whether the server answers at all, which is known to who asks it. */
+  answers(yes) {
+    if (document.hidden) return;
+    if (!yes) this.#say("lost");
+    else if ($("live").dataset.state === "lost") this.#say(this.#source?.readyState === EventSource.OPEN ? "live" : "poll");
+  }
+
   #close() {
     this.#source?.close();
     this.#source = null;
@@ -62,7 +69,7 @@ export class Live {
     this.#source.onerror = () => {
       // The browser tries again by itself unless the answer was an error; meanwhile we poll.
       const gone = this.#source?.readyState === EventSource.CLOSED;
-      this.#say(navigator.onLine ? "poll" : "lost");
+      if ($("live").dataset.state !== "lost") this.#say(navigator.onLine ? "poll" : "lost");
       this.#timer ??= setInterval(() => this.#onNews(null), POLL_MS);
       if (gone) {
         this.#source.close();

@@ -44,6 +44,8 @@ export class Plot {
     if (text === this.#text) return;
     this.#text = text;
     this.meta = figure.layout.meta ?? {};
+    // What was wrong before this one.
+    this.node.querySelector(":scope > .broken")?.remove();
     await window.Plotly.react(this.node, figure.data, figure.layout, CONFIG);
     this.node.setAttribute("aria-label", this.meta.summary ?? "");
     if (!this.drawn) this.#listen();

@@ -3,11 +3,14 @@
 
 export class QueryState {
   #defaults;
+  #clean;
   #values;
   #listeners = [];
 
-  constructor(defaults) {
+  /** clean(values) takes out of an address what no control could have put there. */
+  constructor(defaults, clean = () => {}) {
     this.#defaults = defaults;
+    this.#clean = clean;
     this.#read();
     addEventListener("popstate", () => {
       this.#read();
@@ -19,6 +22,7 @@ export class QueryState {
     const given = new URLSearchParams(location.search);
     this.#values = { ...this.#defaults };
     for (const name of Object.keys(this.#defaults)) if (given.has(name)) this.#values[name] = given.get(name);
+    this.#clean(this.#values);
   }
 
   get(name) {

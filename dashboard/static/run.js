@@ -6,7 +6,7 @@ import { Problem, age, get, post, root, runPath } from "./api.js";
 import { Charts } from "./charts.js";
 import { checks } from "./checks.js";
 import { comparison } from "./comparison.js";
-import { $, debounce, duration, el, fill, rankList, severitySign, show, stateBadge, stepText, throttle, verdictBadge } from "./dom.js";
+import { $, debounce, duration, el, fill, parseRanks, rankList, severitySign, show, stateBadge, stepText, throttle, verdictBadge } from "./dom.js";
 import { onKey, trouble } from "./frame.js";
 import { headline, settled, staleness } from "./headline.js";
 import { Live } from "./live.js";
@@ -25,6 +25,12 @@ const run = document.body.dataset.run;
 const path = runPath(run);
 const state = new QueryState({
   q: "", smoothing: "0", log: "", ranks: "", highlight: "", from: "", to: "", stage: "", step: "", wide: "",
+}, (values) => {
+  const isStep = (text) => /^\d{1,15}$/.test(text);
+  if (!isStep(values.from) || !isStep(values.to) || Number(values.from) > Number(values.to)) values.from = values.to = "";
+  if (!isStep(values.step)) values.step = "";
+  if (!(Number(values.smoothing) >= 0 && Number(values.smoothing) < 1)) values.smoothing = "0";
+  for (const name of ["ranks", "highlight"]) if (parseRanks(values[name]) === null) values[name] = "";
 });
 let facts = null; // { run, verdict, alerts, ranks }
 let drawn = "";
@@ -98,6 +104,8 @@ function offerStages(meta) {
     select.replaceChildren(...offered.map((s) => el("option", { value: s }, s.replaceAll("_", " "))));
   }
   if (meta.stage) select.value = meta.stage;
+  // An address may name a link that was not compared in this run.
+  if (offered.length && state.get("stage") && !offered.includes(state.get("stage"))) state.set({ stage: "" });
   // Where nothing can be chosen there is no choice, and no key to colours that do not occur.
   for (const node of [select.parentElement, $("heat-key")]) show(node, (meta.stages ?? []).length > 0);
 }
@@ -155,8 +163,10 @@ async function loadFacts() {
     ]);
     facts = { run: about, verdict, alerts, ranks: about.rank_status };
     trouble(null);
+    live.answers(true);
   } catch (error) {
     trouble(error);
+    live.answers(error.status !== 0);
     return;
   }
   tell();
@@ -288,6 +298,7 @@ function silence(alert) {
   };
   dialog.showModal();
 }
+$("silence-cancel").addEventListener("click", () => $("silence").close(""));
 
 // ------------------------------------------------------------------------------------------ controls
 
@@ -303,12 +314,25 @@ function dressControls() {
   $("range-text").textContent = `steps ${state.get("from")} to ${state.get("to")}`;
 }
 
-const readable = (text) => /^[\d\s,-]*$/.test(text);
+/** What is wrong with a list of ranks; null where it can be used. */
+function wrongRanks(text) {
+  const ranks = parseRanks(text);
+  if (ranks === null) return `${text} is no list of ranks: write 0,4-7`;
+  const there = facts?.ranks.map((rank) => rank.rank) ?? [];
+  const fits = ([low, high]) => there.some((rank) => low <= rank && rank <= high);
+  return ranks.length && there.length && !ranks.some(fits) ? `No rank ${text} in this run` : null;
+}
+
 function ranksField(id) {
   const change = debounce(300, () => {
     const text = $(id).value.replace(/\s/g, "");
-    $(id).setAttribute("aria-invalid", String(!readable(text)));
-    if (readable(text) && !/[-,]$/.test(text)) state.set({ [id]: text });
+    // Still being written.
+    if (/[-,]$/.test(text)) return;
+    const wrong = wrongRanks(text);
+    $(id).setAttribute("aria-invalid", String(wrong !== null));
+    $("ranks-hint").textContent = wrong ?? "";
+    show($("ranks-hint"), wrong !== null);
+    if (wrong === null) state.set({ [id]: text });
   });
   $(id).addEventListener("input", change);
 }

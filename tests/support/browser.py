@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# A machine that is busy with other work needs a while for a page: no test measures that.
+_PATIENCE_MS = 180_000
 HOW_TO_INSTALL = (
     "no Chromium on the PATH, looked for " + ", ".join(NAMES) + "; install one of them with the "
     "system's package manager, for example: apt-get install chromium"
@@ -102,6 +104,7 @@ def watched_page(
         color_scheme="dark" if scheme == "dark" else "light",
         reduced_motion="reduce",
     )
+    context.set_default_timeout(_PATIENCE_MS)
     try:
         yield watch(context.new_page(), origin)
     finally:

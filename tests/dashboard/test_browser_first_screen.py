@@ -1,0 +1,255 @@
+"""What a person sees first: of runs that fail, end, are lost, or are told nonsense; in Chromium."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from support.browser import HOW_TO_INSTALL, chromium, find_chromium, wait_until_drawn, watched_page
+from support.fixture_run import SyntheticRun, post, wait_until_evaluated
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(find_chromium() is None, reason=HOW_TO_INSTALL),
+]
+
+BROKEN = SyntheticRun(run="broken", ranks=4, steps=200, desync=(2, 37))
+LIVING = SyntheticRun(run="living", ranks=2, steps=400, state="running")
+ERROR = "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+def start(folder: Path, port: int = 0) -> tuple[subprocess.Popen, str]:
+    """A server on a database in a folder, and its address."""
+    command = [
+        *(Path(sys.executable).with_name("rankscope"), "serve"),
+        *("--port", str(port), "--db", f"sqlite:///{folder / 'rankscope.db'}"),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    found = re.search(r"http://\S+", process.stdout.readline())
+    assert found, "the server did not start; its own words are above"
+    return process, found.group()
+
+
+def stop(process: subprocess.Popen) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    process.wait(30)
+    process.stdout.close()
+
+
+def tell(origin: str, run: str, rank: int = 0, *, steps: int = 30, **fields) -> None:
+    """One batch of a rank by hand: a loss and nothing else."""
+    loss = {"steps": list(range(steps)), "values": [2.0 - 0.01 * step for step in range(steps)]}
+    batch = {
+        "run": run,
+        "rank": rank,
+        "seq": 0,
+        "session": f"{rank}",
+        "world_size": 2,
+        "through_step": steps - 1,
+        "columns": {"loss": loss},
+        "hello": {"host": "node7", "pid": 4711, "started_at": time.time() - 60},
+        **fields,
+    }
+    httpx.post(f"{origin}/api/v1/ingest", json=batch).raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    process, origin = start(tmp_path_factory.mktemp("server"))
+    try:
+        post(origin, BROKEN)
+        post(origin, LIVING, 0, 200)
+        tell(origin, "crashed", 0, steps=21, state="failed", error=ERROR)
+        tell(origin, "crashed", 1, steps=24, state="failed", error="the other one is gone")
+        tell(origin, "plain", 0, state="finished")
+        wait_until_evaluated(origin, BROKEN)
+        yield origin
+    finally:
+        stop(process)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def open_page(browser, server):
+    """Opens one page and, at the end, fails where it complained or reached for another origin."""
+    with watched_page(browser, server, height=2000) as watched:
+
+        def open_page(path):
+            watched.page.goto(path)
+            if path.startswith("/runs/"):
+                watched.page.wait_for_selector("#headline:not([aria-busy])")
+            return watched.page
+
+        yield open_page
+        # What is not there (distances of a run without fingerprints) is told on the page.
+        watched.complaints = [said for said in watched.complaints if "404" not in said]
+        watched.assert_clean()
+
+
+def test_how_far_apart_and_when_it_was_found(open_page, server):
+    [alert] = httpx.get(f"{server}/api/v1/runs/broken/alerts").json()["items"]
+    text = open_page("/runs/broken").inner_text("#headline")
+    [shown] = re.findall(r"(\S+) of the parameters' norm", text)
+    assert float(shown) == pytest.approx(alert["evidence"]["sizes"][-1][2], rel=0.06)
+    assert re.search(r"found at \d\d:\d\d", text)
+
+
+def test_a_healthy_run_that_goes_on_is_fine_so_far(open_page, server):
+    deadline = time.monotonic() + 60
+    while httpx.get(f"{server}/api/v1/runs/living/verdict").json()["so_far"] != "pass":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    text = open_page("/runs/living").inner_text("#headline")
+    assert "Fine so far" in text
+    assert "checks passed on 2 ranks" in text
+
+
+def test_a_run_that_crashed_says_which_rank_with_which_error(open_page):
+    page = open_page("/runs/crashed")
+    text = page.inner_text("#headline")
+    assert "Not fine: the run failed" in text
+    assert "Ranks 0-1 ended with an error at step 20" in text
+    assert ERROR in text
+    assert "node7, process 4711" in text
+    assert "Look at the log of rank 0, which ended first" in text
+    assert page.get_attribute("#headline", "class").endswith("is-critical")
+
+
+def test_a_run_without_fingerprints_has_no_empty_controls(open_page):
+    page = open_page("/runs/plain")
+    wait_until_drawn(page)
+    assert not page.is_visible("#stage")
+    assert not page.is_visible("#heat-key")
+    assert "No two ranks have posted a fingerprint" in page.inner_text("#heat")
+    # Nothing between ranks and steps that are not there.
+    assert page.locator("#heat .xtick, #heat .ytick").count() == 0
+    assert "1 missing" in page.inner_text("#facts")
+
+
+def test_what_only_follows_makes_no_rank_suspicious(open_page, server):
+    alerts = httpx.get(f"{server}/api/v1/runs/broken/alerts?consequences=true").json()["items"]
+    assert any(alert["parent"] for alert in alerts)
+    page = open_page("/runs/broken")
+    page.wait_for_selector("#ranks-body tr")
+    named = page.locator("#ranks-body tr:has(.badge:has-text('named by an alert'))")
+    assert named.evaluate_all("rows => rows.map((row) => row.dataset.rank)") == ["2"]
+
+
+def test_the_list_of_runs_says_what_is_wrong_with_each(open_page, server):
+    [alert] = httpx.get(f"{server}/api/v1/runs/broken/alerts").json()["items"]
+    page = open_page("/")
+    page.get_by_role("link", name=alert["title"]).click()
+    page.wait_for_url(f"**/runs/broken#alert-{alert['id']}")
+    page.wait_for_selector(".alert.pointed")
+
+
+def test_a_run_before_its_first_step_has_no_step(open_page, server):
+    tell(server, "early", steps=0, through_step=-1, columns={})
+    page = open_page("/?q=early")
+    page.wait_for_selector("#runs tr")
+    assert page.inner_text("#runs td:nth-child(6)") == "\u2013"
+    page = open_page("/runs/early")
+    assert "-1" not in page.inner_text("#facts") + page.inner_text("#ranks-body")
+
+
+def test_nonsense_in_an_address_is_left_out(open_page):
+    page = open_page(
+        "/runs/broken?from=abc&to=x&smoothing=9&step=-1&ranks=zzz&highlight=4-&stage=nosuch"
+    )
+    wait_until_drawn(page)
+    page.wait_for_function(
+        "() => document.querySelector('#matrix[data-drawn]') && !document.querySelector('.broken')"
+    )
+    assert not page.is_visible("#range")
+    assert page.input_value("#smoothing") == "0"
+    assert page.input_value("#stage") == "parameters"
+    page = open_page("/runs/broken?from=90&to=20")
+    assert not page.is_visible("#range")
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [("9", "No rank 9 in this run"), ("3-1", "is no list of ranks"), ("x", "is no list of ranks")],
+)
+def test_ranks_that_are_not_there_are_told_and_the_charts_stay(open_page, written, said):
+    page = open_page("/runs/broken?ranks=1")
+    wait_until_drawn(page)
+    page.fill("#ranks", written)
+    page.wait_for_selector("#ranks-hint:not([hidden])")
+    assert said in page.inner_text("#ranks-hint")
+    assert page.get_attribute("#ranks", "aria-invalid") == "true"
+    assert "ranks=1" in page.url
+    page.fill("#ranks", "0,2-3")
+    page.wait_for_selector("#ranks-hint", state="hidden")
+    page.wait_for_function("() => location.search.includes('ranks=0')")
+
+
+def test_the_enter_key_silences_as_the_button_does(open_page, server):
+    page = open_page("/runs/broken")
+    page.wait_for_selector("#headline.is-critical")
+    page.locator(".alert").get_by_role("button", name="Silence").click()
+    page.get_by_role("button", name="Cancel").click()
+    page.wait_for_selector("#silence", state="hidden")
+    page.locator(".alert").get_by_role("button", name="Silence").click()
+    with page.expect_response("**/silences") as answered:
+        page.fill("#silence-why", "known")
+        page.keyboard.press("Enter")
+    assert answered.value.status == 201
+    # What is silenced is not what the page speaks of first.
+    page.wait_for_selector("#headline.is-muted")
+    assert "Nothing bad but what is silenced" in page.inner_text("#headline h1")
+
+
+def test_a_chart_that_is_asked_for_anew_before_it_was_drawn(open_page):
+    page = open_page("/")
+    held = []
+
+    def hold_the_first(route):
+        if held:
+            route.continue_()
+        held.append(route)
+
+    page.route("**/figures/curves.json*metric=loss*", hold_the_first)
+    page.goto("/runs/living")
+    page.wait_for_selector("#headline:not([aria-busy])")
+    while not held:
+        page.wait_for_timeout(50)
+    page.keyboard.press("y")
+    page.wait_for_selector('.chart[data-metric="loss"] button[aria-pressed="true"]')
+    held[0].continue_()
+    page.wait_for_function(
+        """() => document.querySelector('.chart[data-metric="loss"] .plot')
+          ?._fullLayout?.yaxis.type === 'log'"""
+    )
+
+
+def test_an_open_page_goes_on_when_its_server_is_back(browser, tmp_path):
+    process, origin = start(tmp_path)
+    try:
+        tell(origin, "otter", state="running")
+        with watched_page(browser, origin) as watched:
+            page = watched.page
+            page.goto("/runs/otter")
+            page.wait_for_selector("#headline:not([aria-busy])")
+            stop(process)
+            page.wait_for_selector("#trouble:not([hidden])")
+            assert "The server cannot be reached: no answer" in page.inner_text("#trouble")
+            page.wait_for_selector('#live[data-state="lost"]')
+            assert page.is_visible("#facts")
+            process, again = start(tmp_path, urlsplit(origin).port)
+            assert again == origin
+            page.wait_for_selector("#trouble", state="hidden")
+            page.wait_for_selector('#live[data-state="live"]')
+    finally:
+        stop(process)
