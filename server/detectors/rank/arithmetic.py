@@ -64,11 +64,14 @@ class _Law:
         kept: looks at which all ranks kept it, since one at which several did not.
         sums: the largest sum of any rank at each of the last of them.
         share: the largest one as a share of what it would be by chance.
+        pending: looks of one rank alone that broke it, step, rank and share: once it is seen to be
+            kept again, it was that rank; until then it may be all of them.
     """
 
     sums: deque[float]
     kept: int = 0
     share: float = 0.0
+    pending: list[tuple[int, int, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -91,12 +94,12 @@ class Arithmetic:
         """Takes the sums of one step."""
         policy = self.policy
         usable = np.isfinite(made.norms).all(axis=0) & (made.norms > 0).all(axis=0)
-        if len(made.ranks) < 2 or not usable.any():
+        if not usable.any():
             return
         sums = np.abs(made.sums)
         with np.errstate(divide="ignore", invalid="ignore"):
             shares = sums / (made.norms * np.sqrt(made.sizes))
-        broken: dict[int, list[tuple[str, float, float]]] = {}
+        broken: dict[tuple[int, int], list[tuple[str, float, float]]] = {}
         for column in np.flatnonzero(usable).tolist():
             name, of_ranks = made.names[column], shares[:, column]
             far = of_ranks > policy.law_share
@@ -106,21 +109,29 @@ class Arithmetic:
                     continue
                 law = self.laws[name] = _Law(deque(maxlen=policy.law_memory))
             if not far.any():
+                for step, rank, share in law.pending:
+                    broken.setdefault((step, rank), []).append((name, share, law.share))
+                law.pending.clear()
                 law.kept += 1
                 law.sums.append(float(sums[:, column].max()))
                 law.share = max(law.share, float(of_ranks.max()))
                 continue
             row = int(np.argmax(sums[:, column]))
-            usual = max(float(np.delete(sums[:, column], row).max()), *law.sums)
-            if far[row] and sums[row, column] > policy.law_factor * usual:
-                if law.kept >= policy.law_looks:
-                    told = (name, float(of_ranks[row]), law.share)
-                    broken.setdefault(int(made.ranks[row]), []).append(told)
+            others = np.delete(sums[:, column], row).tolist()
+            if far[row] and sums[row, column] > policy.law_factor * max([*others, *law.sums]):
+                rank, share = int(made.ranks[row]), float(of_ranks[row])
+                if law.kept < policy.law_looks:
+                    continue
+                if others:
+                    broken.setdefault((made.step, rank), []).append((name, share, law.share))
+                elif len(law.pending) < _MAX_EVENTS:
+                    law.pending.append((made.step, rank, share))
             else:
                 # Several ranks at once: gradients as small as rounding, or another loss by now.
                 law.kept = 0
-        for rank, found in broken.items():
-            self._broken(made.step, rank, found)
+                law.pending.clear()
+        for (step, rank), found in sorted(broken.items()):
+            self._broken(step, rank, found, seen_step=made.step)
 
     def take(self) -> list[Finding]:
         """What is to be told."""
@@ -131,12 +142,14 @@ class Arithmetic:
             for _, wrong in sorted(self.wrong.items())
         ]
 
-    def _broken(self, step: int, rank: int, found: list[tuple[str, float, float]]) -> None:
+    def _broken(
+        self, step: int, rank: int, found: list[tuple[str, float, float]], *, seen_step: int
+    ) -> None:
         wrong = self.wrong.get(rank)
         if wrong is None:
             wrong = self.wrong[rank] = Wrong(
                 first_step=step,
-                seen_step=step,
+                seen_step=seen_step,
                 last_step=step,
                 clear_after=0,
                 rank=rank,
@@ -145,7 +158,8 @@ class Arithmetic:
                 share=0.0,
                 usual=0.0,
             )
-        wrong.last_step = step
+        wrong.first_step = min(wrong.first_step, step)
+        wrong.last_step = max(wrong.last_step, step)
         wrong.looks += 1
         for name, share, usual in found:
             if name not in wrong.tensors and len(wrong.tensors) < _MAX_EVENTS:

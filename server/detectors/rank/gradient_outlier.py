@@ -135,7 +135,8 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         fallen below a fifth of those of the first looks. Over after 30 looks without.
         Laws: a tensor whose local gradient sums to zero, to 1e-5 of its norm times the root of its
         size, on all ranks at 8 looks or more (that of a bias before a softmax does), and at a later
-        one does not on one rank, by 30 times what any rank has left over at the last 64 such looks.
+        one does not on one rank, by 30 times what any rank has left over at the last 64 such looks;
+        where that rank alone looked, it counts once the law is seen to be kept again.
         Known of tensors with as many elements as a sketch has buckets, 64, or fewer.
 
     Severity:

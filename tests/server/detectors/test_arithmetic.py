@@ -1,5 +1,7 @@
 """Gradients that break a law: those of a real softmax, with what goes wrong put into them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,16 @@ def sums(step, gradients):
     )
 
 
-def told(steps, wrong, *, ranks=4, sharp=lambda step: 1.0, scale=lambda step, rank: 1.0, seed=0):
+def told(
+    steps,
+    wrong,
+    *,
+    ranks=4,
+    looks=lambda step, rank: True,
+    sharp=lambda step: 1.0,
+    scale=lambda step, rank: 1.0,
+    seed=0,
+):
     """What is found where `wrong(step, rank, gradient, generator)` gives what a rank computes."""
     generator = np.random.default_rng(seed)
     arithmetic = Arithmetic(ArithmeticPolicy())
@@ -44,7 +55,13 @@ def told(steps, wrong, *, ranks=4, sharp=lambda step: 1.0, scale=lambda step, ra
             np.float32(scale(step, rank)) * wrong(step, rank, made, generator)
             for rank, made in enumerate(own)
         ]
-        arithmetic.look(sums(step, own))
+        made = sums(step, own)
+        there = np.array([rank for rank in range(ranks) if looks(step, rank)])
+        if len(there):
+            made = replace(
+                made, ranks=made.ranks[there], sums=made.sums[there], norms=made.norms[there]
+            )
+            arithmetic.look(made)
     return arithmetic.take()
 
 
@@ -67,6 +84,26 @@ def test_a_thousandth_of_noise_now_and_then_is_seen(ranks):
     assert (finding.ranks, finding.tensors) == ((1,), ("head.bias",))
     assert (finding.first_step, finding.severity) == (13, "warning")
     assert finding.evidence["usual"] < 1e-6 < 1e-5 < finding.evidence["share"]
+
+
+def alternating(step, rank):
+    """Eight looks of all ranks, then of one after the other."""
+    return step < 8 or step % 2 == rank
+
+
+def test_looks_of_one_rank_alone_count_once_the_law_is_seen_to_be_kept_again():
+    def wrong(step, rank, made, generator):
+        return noisy(made, generator) if rank == 1 and step % 20 == 13 else made
+
+    (finding,) = told(100, wrong, ranks=2, looks=alternating)
+    assert (finding.ranks, finding.first_step, finding.severity) == ((1,), 13, "warning")
+
+
+def test_another_loss_is_no_fault_of_the_rank_that_looks_first():
+    def wrong(step, rank, made, generator):
+        return made + np.float32(0.01) * made.max() if step >= 50 else made
+
+    assert not told(200, wrong, ranks=2, looks=alternating)
 
 
 def test_one_look_is_no_proof():
