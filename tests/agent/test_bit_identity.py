@@ -8,6 +8,7 @@ from support import trainings
 from support.collector import Collector, wait_until
 
 from rankscope import agent
+from rankscope.agent.probes import PROBES
 
 ROUNDS = 200
 KINDS = {
@@ -75,6 +76,7 @@ def test_the_same_bits(kind, everything, plain, tmp_path):
             given = {"server": collector.url, "run": "run", "spool": tmp_path, **options}
             monitor = agent.attach(model, optimizer, **given)
             monitors.append(monitor)
+            assert {type(probe) for probe in monitor._probes} == set(PROBES)
             if everything:
                 # The server's wish is there before the dense steps of the start are over.
                 wait_until(lambda: monitor._connection.sender.dense_until is not None)

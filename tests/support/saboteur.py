@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import socket
 import struct
 import sys
@@ -116,7 +117,7 @@ def train(
         average.update_parameters(model)
         outcome.losses.append(loss.item())
         if monitor is not None:
-            monitor.log(seen=step, loss_seen=loss)
+            monitor.log(seen=step, loss_seen=loss, nothing_seen=torch.full((), math.nan))
         if step == EVALUATED:
             model.eval()
             with torch.no_grad():

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
+
 import pytest
 from support import saboteur
 
+from rankscope.agent import probes
 from rankscope.agent.probes import PROBES, Probe
 from rankscope.agent.probes.parameters import Parameters
 
 pytestmark = pytest.mark.contained
 
-MOMENTS = ("start", "prepare", "forward", "before_step", "after_step", "close")
+# Whatever a probe may be asked at: a moment that is added is sabotaged from then on.
+MOMENTS = tuple(n for n, f in vars(Probe).items() if inspect.isfunction(f) and n[0] != "_")
 PLACES = [
     (probe, moment)
     for probe in PROBES
     for moment in MOMENTS
     if getattr(probe, moment) is not getattr(Probe, moment)
 ]
+# The moment at which each is asked most.
+MOST = {probe: max(m for p, m in PLACES if p is probe if m != "close") for probe in PROBES}
+MOST |= {probe: "after_step" for probe, moment in PLACES if moment == "after_step"}
 
 
 def test_every_probe_is_sabotaged_somewhere():
     assert {probe for probe, _ in PLACES} == set(PROBES)
+    assert {moment for _, moment in PLACES} == set(MOMENTS)
+
+
+def test_every_probe_there_is_is_asked():
+    """A file with a probe that nobody asks would be sabotaged by nothing, either."""
+    modules = pkgutil.iter_modules(probes.__path__, f"{probes.__name__}.")
+    made = {
+        value
+        for module in modules
+        for value in vars(importlib.import_module(module.name)).values()
+        if isinstance(value, type) and issubclass(value, Probe) and value is not Probe
+    }
+    assert made == set(PROBES)
 
 
 @pytest.mark.parametrize(
@@ -46,10 +68,11 @@ def test_a_probe_that_cannot_be_made_is_left_out(house, monkeypatch, probe):
 
 
 @pytest.mark.parametrize("fault", [saboteur.allocates, saboteur.allocates_tensor])
-def test_a_probe_without_memory(house, monkeypatch, fault):
-    monkeypatch.setattr(Parameters, "_take", fault)
+@pytest.mark.parametrize("probe", PROBES, ids=[p.name for p in PROBES])
+def test_a_probe_without_memory(house, monkeypatch, probe, fault):
+    monkeypatch.setattr(probe, MOST[probe], fault)
     house.train()
-    house.told_once("parameters", "emory")
+    house.told_once(probe.name, "emory")
 
 
 def test_ctrl_c_is_the_trainers(house, monkeypatch):
