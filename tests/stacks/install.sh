@@ -45,6 +45,9 @@ apart() {
     --target "$folder/apart/$name" "$@"
 }
 apart deepspeed deepspeed einops hjson ninja py-cpuinfo
+apart megatron megatron-core
+apart ray ray jsonschema jsonschema-specifications referencing rpds-py pandas pyarrow tensorboardX \
+  python-dateutil pytz tzdata
 apart torchft torchft opentelemetry-api opentelemetry-sdk opentelemetry-proto \
   opentelemetry-semantic-conventions opentelemetry-exporter-otlp-common \
   opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-otlp-proto-http \
