@@ -94,7 +94,8 @@ function failed(roots, verdict) {
   };
 }
 
-const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+/** A reason as a sentence; one that begins with the name of a kind stays as it is. */
+const sentence = (text) => (/^\w+\./.test(text) ? text : text.charAt(0).toUpperCase() + text.slice(1));
 
 // Of an error message that is longer, the table of the ranks has the whole.
 const ERROR_LENGTH = 300;

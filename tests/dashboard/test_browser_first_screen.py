@@ -128,6 +128,8 @@ def test_a_run_that_crashed_says_which_rank_with_which_error(open_page):
 
 def test_a_run_without_fingerprints_has_no_empty_controls(open_page):
     page = open_page("/runs/plain")
+    # The name of a kind is no beginning of a sentence.
+    assert "Desync" not in page.inner_text("#headline")
     wait_until_drawn(page)
     assert not page.is_visible("#stage")
     assert not page.is_visible("#heat-key")
@@ -159,6 +161,10 @@ def test_a_run_before_its_first_step_has_no_step(open_page, server):
     page = open_page("/?q=early")
     page.wait_for_selector("#runs tr")
     assert page.inner_text("#runs td:nth-child(6)") == "\u2013"
+    # A name of blanks alone can be clicked as well.
+    tell(server, " ", steps=0, through_step=-1, columns={})
+    open_page("/").locator("a.run", has_text='" "').click()
+    page.wait_for_url("**/runs/%20")
     page = open_page("/runs/early")
     assert "-1" not in page.inner_text("#facts") + page.inner_text("#ranks-body")
 
