@@ -21,6 +21,11 @@ from rankscope.agent.options import Options, facts_of, resolve
 from rankscope.agent.torch_monitor import TorchMonitor
 from rankscope.agent.wire import Event
 
+_UNCOUNTED = (
+    "the optimizer has taken steps before and does not keep how many: here they count from 0. "
+    "A run that goes on is told where it stands by attach(model, optimizer, step=...)"
+)
+
 _monitors: weakref.WeakKeyDictionary[Any, TorchMonitor | NullMonitor] = weakref.WeakKeyDictionary()
 
 
@@ -91,9 +96,13 @@ def attach(
         if _interactive():
             _end_predecessors(model)
         first = model_facts.first_step(optimizer) if step is None else step
+        uncounted = step is None and model_facts.has_uncounted_steps(optimizer)
         # Nobody's training ends because something is wrong with the agent.
         monitor = attempt(
-            lambda: _monitor(model, optimizer, resolved, identity, first, told), name="attach"
+            lambda: _monitor(
+                model, optimizer, resolved, identity, first, told, uncounted=uncounted
+            ),
+            name="attach",
         ) or NullMonitor(identity.run, identity.rank)
     _monitors[optimizer] = monitor
     return monitor
@@ -137,6 +146,8 @@ def _monitor(
     identity: Identity,
     step: int,
     told: Mapping[str, Any],
+    *,
+    uncounted: bool,
 ) -> TorchMonitor:
     faults: list[str] = []
     # Models are of all kinds; what can be said of one is not worth the whole agent.
@@ -151,6 +162,8 @@ def _monitor(
     )
     for text in faults:
         connection.records.event(Event(step=step, kind="agent.fault", text=text))
+    if uncounted:
+        connection.records.event(Event(step=step, kind="agent.note", text=_UNCOUNTED))
     monitor = TorchMonitor(model, optimizer, connection=connection, step=step)
     # A closed monitor must not keep the model and the optimizer alive.
     monitor.on_close = lambda: _forget(monitor)

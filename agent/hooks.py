@@ -35,10 +35,6 @@ from rankscope.agent.dynamo import (
 _level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 
 
-def _is_transformed() -> bool:
-    return _level() is not None
-
-
 class ForwardListener(Protocol):
     """Is told of a module's forward; must not raise."""
 
@@ -77,7 +73,7 @@ class RootHook:
         """Tells the monitor, if it still lives and this is not a copy."""
         listener = None if self._listener is None else self._listener()
         if listener is not None and not (
-            torch.compiler.is_compiling() or torch._C._is_tracing() or _is_transformed()
+            torch.compiler.is_compiling() or torch._C._is_tracing() or _level() is not None
         ):
             listener.root_forward(module, args, kwargs)
 
@@ -154,13 +150,26 @@ def _living() -> tuple[weakref.ref[Any], ...]:
 # A compiled `optimizer.step` is traced with its hooks: the graph ends there (torch ends it a few
 # lines further on anyway), so that they are called. Where it may not end, they see nothing.
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if not (is_dynamo_compiling() and _cannot_be_called()):
-        _tell_before(optimizer)
+    if is_dynamo_compiling():
+        if not _cannot_be_called():
+            _tell_before(optimizer)
+        return
+    # As `_tell_before`, without the call: this is done at every step.
+    for reference in _steppers:
+        listener = reference()
+        if listener is not None:
+            listener.step_begins(optimizer)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if not (is_dynamo_compiling() and in_one_graph()):
-        _tell_after(optimizer)
+    if is_dynamo_compiling():
+        if not in_one_graph():
+            _tell_after(optimizer)
+        return
+    for reference in _steppers:
+        listener = reference()
+        if listener is not None:
+            listener.step_ended(optimizer)
 
 
 @traced_as_constant

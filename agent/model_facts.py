@@ -137,6 +137,16 @@ def first_step(optimizer: Any) -> int:
     return int(any(bool(moment.any()) for moment in moments) or not moments)
 
 
+def has_uncounted_steps(optimizer: Any) -> bool:
+    """Whether the state of an optimizer has moved, and says nothing of steps (momentum of SGD)."""
+    state = getattr(optimizer, "state", None) or {}
+    held = [state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]
+    if any(own.get("step") is not None for own in held):
+        return False
+    moments = [v for own in held for v in own.values() if torch.is_tensor(v)]
+    return any(bool(moment.any()) for moment in moments)
+
+
 def wrapped_in(optimizer: Any) -> list[Any]:
     """An optimizer, the one inside it, and so on to the innermost."""
     chain: list[Any] = []

@@ -38,10 +38,14 @@ class _Copy:
 
 
 class Readout:
-    """Hands over what devices compute, in order, as soon as it can be had."""
+    """Hands over what devices compute, in order, as soon as it can be had.
+
+    Attributes:
+        waiting: what is still under way, with what is to be done then.
+    """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Pending, Callable[[], None]]] = deque()
+        self.waiting: deque[tuple[Pending, Callable[[], None]]] = deque()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def push(self, values: Sequence[torch.Tensor], deliver: Callable[[list[float]], None]) -> None:
@@ -58,43 +62,38 @@ class Readout:
             deliver(_merged(known, [float(v.detach().to("cpu")) for v in distant]))
         else:
             copy = self._copy(distant, distant[0].device)
-            self._waiting.append((copy, lambda: deliver(_merged(known, copy.wait()))))
+            self.waiting.append((copy, lambda: deliver(_merged(known, copy.wait()))))
 
     def when_ready(self, pending: Pending, deliver: Callable[[], None]) -> None:
         """Calls `deliver` by a later `poll`, when `pending` is ready and its turn has come."""
-        self._waiting.append((pending, deliver))
+        self.waiting.append((pending, deliver))
 
     def after_all(self, deliver: Callable[[], None]) -> None:
         """Calls `deliver` after everything before it: at once where nothing waits."""
-        if self._waiting:
-            self._waiting.append((_NOTHING, deliver))
+        if self.waiting:
+            self.waiting.append((_NOTHING, deliver))
         else:
             deliver()
 
-    @property
-    def waiting(self) -> bool:
-        """Whether something is still under way."""
-        return bool(self._waiting)
-
     def poll(self) -> None:
         """Delivers what has arrived since."""
-        while self._waiting:
-            pending, deliver = self._waiting[0]
+        while self.waiting:
+            pending, deliver = self.waiting[0]
             try:
                 if not pending.ready():
                     return
             except BaseException:
                 # It would fail again, and everything behind it would wait for ever.
-                self._waiting.popleft()
+                self.waiting.popleft()
                 raise
-            self._waiting.popleft()
+            self.waiting.popleft()
             deliver()
 
     def finish(self, seconds: float = _LONGEST_WAIT) -> None:
         """Waits for what is still under way, so long; for the end of the run only."""
         until = time.monotonic() + seconds
         self.poll()
-        while self._waiting and time.monotonic() < until:
+        while self.waiting and time.monotonic() < until:
             time.sleep(0.001)
             self.poll()
 

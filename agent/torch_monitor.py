@@ -101,6 +101,7 @@ class TorchMonitor(Monitor):
         self._before = self._moments(self._probes, "before_step")
         self._after = self._moments(self._probes, "after_step")
         every_step = tuple(p for p in self._probes if not p.sampled)
+        self._forward_plain = self._moments(every_step, "forward")
         self._before_plain = self._moments(every_step, "before_step")
         self._after_plain = self._moments(every_step, "after_step")
         self._next_look = step  # the first step at which something may be due
@@ -174,13 +175,15 @@ class TorchMonitor(Monitor):
         elif not with_gradients and self._context.trains(module):
             self._bare_passes += 1
         if with_gradients and not self._forward_begun:
-            if self._context.trains(module):
+            if module.training or self._context.in_evaluation_mode:
                 self._forward_begun = True
-                with self._bookkeeping:
-                    self._training_goes_on()
+                self._training_goes_on()
             else:
                 self._evaluation_mode_seen = True
-        self._forward(module, args, kwargs)
+        if self._sampled:
+            self._forward(module, args, kwargs)
+        else:
+            self._forward_plain(module, args, kwargs)
 
     @contained
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
@@ -220,8 +223,7 @@ class TorchMonitor(Monitor):
             self._stepping = None
             self._counted = weakref.ref(optimizer)
             # The steps must be counted on, or this rank's would no longer be those of the others.
-            with self._bookkeeping:
-                self._end_watched_step()
+            self._end_watched_step()
             self._trace_counters = trace_counters()
         elif optimizer is not self._counted() and not self._counts(optimizer):
             return
@@ -313,8 +315,10 @@ class TorchMonitor(Monitor):
         overridden = [p for p in probes if getattr(type(p), moment) is not getattr(Probe, moment)]
         return Moments([(getattr(p, moment), self._guard.probe(p.name)) for p in overridden])
 
+    @contained
     def _training_goes_on(self) -> None:
-        self._end_evaluation()
+        if self._loss is not None and self._loss.phase.seen:
+            self._end_evaluation()
         # Nothing can be added to the step before any more.
         done = self._step - 1
         if self._readout.waiting:
@@ -346,6 +350,7 @@ class TorchMonitor(Monitor):
         data = {"names": list(names[:_MOST_NAMES]), "count": len(names)}
         self._event(self._step, "parameters.frozen", text, data)
 
+    @contained
     def _end_watched_step(self) -> None:
         began = time.perf_counter()
         facts, context = self._facts, self._context
@@ -353,8 +358,7 @@ class TorchMonitor(Monitor):
             return  # what is due was not found out, because something failed
         if not self._forward_begun:
             # The root module's forward was not seen (another module is called, or a compiled one).
-            with self._bookkeeping:
-                self._training_goes_on()
+            self._training_goes_on()
             # Or it is trained in evaluation mode.
             context.in_evaluation_mode = self._evaluation_mode_seen
         elif context.in_evaluation_mode:

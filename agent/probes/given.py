@@ -25,7 +25,9 @@ def batch_size(args: tuple[Any, ...], kwargs: Any) -> int:
     first = args[0] if args else None
     if type(first) is not torch.Tensor:
         first = next(_found((args, kwargs), _DEEPEST, [_LOOKED_AT_FOR_FIRST]), None)
-    return 0 if first is None else rows_of(first)
+    if first is None:
+        return 0
+    return int(first.size(0)) if first.dim() else 1
 
 
 def rows_of(tensor: torch.Tensor) -> int:

@@ -62,6 +62,7 @@ class Loss(Probe):
     weighted by their batch sizes. Where several are computed, the one that is trained on counts.
 
     Attributes:
+        phase: the evaluation under way.
         core: the model inside its wrappers; its mode tells training from evaluation.
         sentinels, sampling, passes, taken, owed, busy: as a `LossListener` has them.
     """
@@ -81,7 +82,7 @@ class Loss(Probe):
         self.busy = False
         self._before = -1  # passes there were when the step in progress began, where it was told
         self._accumulation = 0.0
-        self._evaluation = Evaluation()
+        self.phase = Evaluation()
         self._hook: OutputHook | None = None
         self._seconds = 0.0
         self.loss_computed = context.guarded("loss", self._loss_computed)
@@ -104,8 +105,8 @@ class Loss(Probe):
             self._unhook()
             return
         loss_sources.ran_forward(self)
-        self._evaluation.settle()
-        if self._hook is None and not self._evaluation.bare:
+        self.phase.settle()
+        if self._hook is None and not self.phase.bare:
             # In time for this very call.
             self._hook = OutputHook(self, self.context.model)
 
@@ -119,31 +120,33 @@ class Loss(Probe):
         if self.core.training:
             self._seconds += time.perf_counter() - began
         else:
-            self._evaluation.add(name, loss_sources.call_site(), given, output, judged)
+            self.phase.add(name, loss_sources.call_site(), given, output, judged)
 
     def _model_returned(self, output: Any, args: tuple[Any, ...], kwargs: Any) -> None:
         if not self.core.training:
-            self._evaluation.add_output(output, args, kwargs)
+            self.phase.add_output(output, args, kwargs)
         if type(output) is torch.Tensor:
             self._unhook()  # a bare tensor says nothing, and the next one will not either
 
     def _hits_of_pass(self, node: int) -> Hits | None:
         # Losses that are trained on are none of an evaluation, whatever the model's mode is.
-        self._evaluation.trained_on()
+        self.phase.trained_on()
         computed = tuple(self._computed)
         self._computed.clear()
         self.busy = False
         found = next((c for c in computed if c.node == node), None)
         if computed:
-            self._evaluation.learn((found,) if found else computed)
+            self.phase.learn((found,) if found else computed)
         if found is not None:
             return found.hits
         return next((c.hits for c in computed if c.hits is not None), None)
 
     def before_step(self, facts: StepFacts) -> None:
         """What comes now until the step has ended comes from a closure."""
-        self._forget_others()
-        self._before = len(self.passes)
+        passes = self.passes
+        if passes and passes[0][5] != self.context.step:
+            self._forget_others()
+        self._before = len(passes)
 
     def _forget_others(self) -> None:
         # Steps that nothing is due at end unnoticed.
@@ -220,11 +223,11 @@ class Loss(Probe):
     @property
     def evaluated(self) -> bool:
         """Whether `evaluation` has something to tell."""
-        return self._evaluation.seen
+        return self.phase.seen
 
     def evaluation(self) -> dict[str, float | torch.Tensor]:
         """Means over the evaluation phase that has just ended; empty where there was none."""
-        return self._evaluation.end() if self._evaluation.seen else {}
+        return self.phase.end() if self.phase.seen else {}
 
     def close(self) -> None:
         """Listens no longer."""

@@ -91,6 +91,19 @@ def test_the_one_inside_a_wrapper_takes_nobodys_place(watching):
     assert watching.events("agent.note") == []
 
 
+@pytest.mark.parametrize("step", [None, 3])
+def test_an_optimizer_that_goes_on_and_does_not_know_where(watching, step):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, optimizer, Diary(model), range(3))
+    watching.attach(model, optimizer, step=step)
+    diary = Diary(model)
+    train(model, optimizer, diary, range(3))
+    diary.check(watching, first=step or 0)
+    notes = [text for _, text in watching.events("agent.note")]
+    assert ["step=" in text for text in notes] == [True] * (step is None)
+
+
 # ----------------------------------------------------------------------------- other ways backward
 
 
