@@ -15,8 +15,6 @@ from benchmarks.faultlab.training import Training
 LAUNCH = "torchrun"
 WORLD = 2
 GAPS = {
-    "flip": "as information only: tensors that both ranks hold are not judged as replicas",
-    "own-gradient": "as for the flip",
     "own-rate": "told by the tensors only: rates are compared inside groups of replicas",
 }
 __all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
