@@ -49,6 +49,8 @@ def run(ranks: int, steps: int) -> Trace:
             "compute_seconds": 0.08 + 0.001 * noise,
             "wait_seconds": 0.01 * noise,
             "data_seconds": 0.001 * noise,
+            "queued_seconds": 0.0001 * noise,
+            "processor_seconds": 0.07 + 0.001 * noise,
         },
         comparisons=tuple(comparisons),
         words={

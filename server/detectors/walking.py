@@ -38,6 +38,6 @@ def noise_of_mean(values: Sequence[float]) -> float:
 def median(values: Sequence[float]) -> float:
     """Median of the finite ones; NaN where there is none."""
     # Of some dozens Python's own sort is several times as fast as numpy's median.
-    finite = sorted(value for value in values if math.isfinite(value))
+    finite = sorted(filter(math.isfinite, values))
     count = len(finite)
     return float((finite[(count - 1) // 2] + finite[count // 2]) / 2) if count else math.nan

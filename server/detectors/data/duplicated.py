@@ -110,11 +110,13 @@ class Duplicated(Detector[DuplicatedState]):
             paired = np.array(sorted(rows[r] for c in classes for r in c))
             for column in np.flatnonzero(words.present[paired].sum(axis=0) > 1).tolist():
                 there = words.present[:, column]
-                now = {
-                    int(rank): int(words.values[row, column])
-                    for row, rank in enumerate(window.ranks)
-                    if there[row]
-                }
+                now = dict(
+                    zip(
+                        window.ranks[there].tolist(),
+                        words.values[there, column].tolist(),
+                        strict=True,
+                    )
+                )
                 self._step(window, state, column, classes, now)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         return Outcome({"data.duplicated": _check(window, state, bool(classes))}, findings)

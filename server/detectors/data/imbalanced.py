@@ -127,14 +127,22 @@ class Imbalanced(Detector[UnevenState]):
         state.looks += 1
         needed = _LOOKS + int(max(0.0, math.log2(state.looks / _FIRST)))
         others = _median_of_others(sizes)
-        for rank, size, usual in zip(who.tolist(), sizes.tolist(), others.tolist(), strict=True):
-            side = int(size >= self.policy.factor * usual) - int(self.policy.factor * size <= usual)
-            times, since = state.streaks.get(rank, (0, step))
-            if not times or not side or times * side < 0:
-                times, since = 0, step
-            state.streaks[rank] = (times + side, since)
-        less = tuple(r for r in who.tolist() if state.streaks[r][0] <= -needed)
-        more = tuple(r for r in who.tolist() if state.streaks[r][0] >= needed)
+        factor = self.policy.factor
+        sides = (sizes >= factor * others).astype(np.int64) - (factor * sizes <= others)
+        streaks = state.streaks
+        if not streaks and not sides.any():
+            state.watch.good(step)
+            return
+        for rank, side in zip(who.tolist(), sides.tolist(), strict=True):
+            times, since = streaks.get(rank, (0, step))
+            if not side:
+                streaks.pop(rank, None)
+            elif times * side > 0:
+                streaks[rank] = (times + side, since)
+            else:
+                streaks[rank] = (side, step)
+        less = tuple(r for r in who.tolist() if r in streaks and streaks[r][0] <= -needed)
+        more = tuple(r for r in who.tolist() if r in streaks and streaks[r][0] >= needed)
         guilty = less if less and (len(less) <= len(more) or not more) else more
         if not guilty:
             state.watch.good(step)

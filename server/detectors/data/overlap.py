@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,6 +20,8 @@ from rankscope.server.window import SAMPLE_WORDS, Window
 _GRACE = 20
 # Samples and batches remembered. When there are more, every second one is looked at from then on.
 _MEMORY = 200_000
+# Samples of a step that are looked at, of all ranks together: dozens of steps are enough then.
+_A_STEP = 64
 # What stands where a batch had fewer samples.
 _NO_ROW = 0xFFFF_FFFF
 _RECENT = 4
@@ -91,6 +94,12 @@ class OverlapState:
     shared: Shared = field(default_factory=Shared)
     watch: Watch[Shared] = field(default_factory=lambda: Watch(clear_after=64))
 
+    def thin_out(self, halvings: int) -> None:
+        """Keeps every second sample so often, from now on."""
+        if halvings > self.halvings:
+            self.halvings = halvings
+            self.owners = {i: who for i, who in self.owners.items() if _kept(i, halvings)}
+
     def forget(self, restarts: int) -> None:
         """What was read so far tells nothing any more."""
         self.owners.clear()
@@ -144,7 +153,12 @@ class Overlap(Detector[OverlapState]):
             later = restarts(window)
             rows = np.flatnonzero(np.isin(window.ranks, members))
             present, values = words.present[rows], words.values[rows]
-            samples = _samples(window, rows)
+            samples, told = _samples(window, rows)
+            # All ranks keep the same part of all samples, so that shares and odds stay.
+            fewest = max(len(samples) * len(members) // _A_STEP, 1).bit_length() - 1
+            state.thin_out(fewest)
+            told &= samples & np.uint64((1 << state.halvings) - 1) == 0
+            by_samples = any(name in window.words for name in SAMPLE_WORDS)
             for column in np.flatnonzero(present.any(axis=0)).tolist():
                 step = int(window.steps[column])
                 begun = passed(later, step)
@@ -158,45 +172,43 @@ class Overlap(Detector[OverlapState]):
                 if len(set(batches)) < len(batches):
                     state.judged += 1
                     continue  # another detector's matter
-                held = {
-                    int(window.ranks[rows[row]]): (
-                        [batch] if samples is None else _known(samples[:, row, column])
-                    )
-                    for row, batch in zip(there.tolist(), batches, strict=True)
-                }
+                places, row = np.nonzero(told[:, :, column])
+                held = zip(
+                    window.ranks[rows[row]].tolist(),
+                    samples[places, row, column].tolist(),
+                    strict=True,
+                )
+                state.shared.samples = by_samples
                 self._step(state, step, held, len(members))
-                state.shared.samples = samples is not None
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         return Outcome({"data.overlap": _check(window, state)}, findings)
 
     def _step(
-        self, state: OverlapState, step: int, held: dict[int, list[int]], members: int
+        self, state: OverlapState, step: int, held: Iterable[tuple[int, int]], members: int
     ) -> None:
         state.judged += 1
         if state.found and not state.owners:
             state.watch.bad(step, state.shared)
             return
         if len(state.owners) > _MEMORY:
-            state.halvings += 1
-            state.owners = {i: who for i, who in state.owners.items() if _kept(i, state.halvings)}
+            state.thin_out(state.halvings + 1)
         owners, shared = state.owners, state.shared
         first: dict[int, list[int]] = {}
         repeats = own = total = 0
-        for rank, items in held.items():
-            for item in items:
-                if not _kept(item, state.halvings):
-                    continue
-                total += 1
-                known = owners.get(item) or first.get(item)
-                if known is None:
-                    first[item] = [rank]
-                elif rank in known:
-                    own += 1
-                else:
-                    repeats += 1
-                    shared.ranks |= {rank, *known}
-                    if isinstance(known, list):
-                        known.append(rank)
+        for rank, item in held:
+            if not _kept(item, state.halvings):
+                continue  # thinned out since the window began
+            total += 1
+            known = owners.get(item) or first.get(item)
+            if known is None:
+                first[item] = [rank]
+            elif rank in known:
+                own += 1
+            else:
+                repeats += 1
+                shared.ranks |= {rank, *known}
+                if isinstance(known, list):
+                    known.append(rank)
         if not total:
             return
         owners |= {item: tuple(ranks) for item, ranks in first.items()}
@@ -235,20 +247,23 @@ def _kept(item: int, halvings: int) -> bool:
     return not item & ((1 << halvings) - 1)
 
 
-def _samples(window: Window, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64] | None:
-    """Samples of each rank and step, uint64 [2 a word, rows, steps]; None where none are told."""
-    told = [window.words[name] for name in SAMPLE_WORDS if name in window.words]
-    if not told:
-        return None
+def _samples(
+    window: Window, rows: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+    """Samples of each rank and step, and where there is one: [K, rows, steps].
+
+    Whole batches (K = 1) where no samples are told.
+    """
+    series = [window.words[name] for name in SAMPLE_WORDS if name in window.words]
+    if not series:
+        batches = window.words["batch"]
+        return batches.values[rows][None], batches.present[rows][None].copy()
     parts = []
-    for series in told:
-        pairs = np.where(series.present[rows], series.values[rows], ~np.uint64(0))
+    for one in series:
+        pairs = np.where(one.present[rows], one.values[rows], ~np.uint64(0))
         parts += [pairs >> np.uint64(32), pairs & np.uint64(_NO_ROW)]
-    return np.stack(parts)
-
-
-def _known(samples: npt.NDArray[np.uint64]) -> list[int]:
-    return [sample for sample in samples.tolist() if sample != _NO_ROW]
+    samples = np.stack(parts)
+    return samples, samples != np.uint64(_NO_ROW)
 
 
 def _finding(episode: Episode[Shared]) -> Finding:

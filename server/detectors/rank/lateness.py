@@ -13,7 +13,7 @@ from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Observations, Policy, Seconds, Share, Steps
 from rankscope.server.detectors.statistics import Spacing, change_point
 from rankscope.server.detectors.walking import median
-from rankscope.server.window import Float64, Window
+from rankscope.server.window import Float64, Int64, Window
 
 # A rise of the step time by less does not date anything.
 _LEAST_JUMP = math.log(1.2)
@@ -254,7 +254,16 @@ class Lateness:
         return frozenset(rank for rank in looks[-1].seconds if times.get(rank, 0) >= needed)
 
 
-def without_queueing(window: Window, seconds: Float64, queued: Float64) -> Float64:
+def rows_of_hosts(window: Window) -> tuple[Int64, ...]:
+    """For each machine the rows of its ranks, as far as these have told where they run."""
+    hosts: dict[str, list[int]] = defaultdict(list)
+    for row, life in enumerate(window.lives):
+        if life.host:
+            hosts[life.host].append(row)
+    return tuple(np.array(rows, np.int64) for rows in hosts.values())
+
+
+def without_queueing(hosts: Sequence[Int64], seconds: Float64, queued: Float64) -> Float64:
     """What ranks took, without the bad luck that one of them had on a machine of several.
 
     Where a machine has more to do than it can, a rank loses its processor and the others wait for
@@ -263,6 +272,7 @@ def without_queueing(window: Window, seconds: Float64, queued: Float64) -> Float
     is alone on its machine.
 
     Args:
+        hosts: rows of each machine's ranks.
         seconds: float64 [R], that a rank took.
         queued: float64 [R], of the same step, for which it was ready and had no processor; NaN
             for (nearly) none.
@@ -273,12 +283,8 @@ def without_queueing(window: Window, seconds: Float64, queued: Float64) -> Float
     if not np.isfinite(queued).any():
         return seconds
     waited = np.nan_to_num(queued)
-    hosts: dict[str, list[int]] = defaultdict(list)
-    for row, life in enumerate(window.lives):
-        if life.host:
-            hosts[life.host].append(row)
     usual = waited.copy()
-    for rows in hosts.values():
+    for rows in hosts:
         usual[rows] = sorted(waited[rows].tolist())[(len(rows) - 1) // 2]
     return seconds - np.minimum(np.maximum(waited - usual, 0.0), seconds)
 
@@ -306,7 +312,8 @@ def idle(window: Window, row: Mapping[str, Float64]) -> dict[int, float]:
     """
     queued, ran = (row[name] for name in QUEUEING)
     left = row["step_seconds"] - ran - queued
-    return {int(window.ranks[r]): float(left[r]) for r in np.flatnonzero(np.isfinite(left))}
+    known = np.isfinite(left)
+    return dict(zip(window.ranks[known].tolist(), left[known].tolist(), strict=True))
 
 
 def rows_of(window: Window, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Float64]]]:

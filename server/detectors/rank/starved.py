@@ -18,6 +18,7 @@ from rankscope.server.detectors.rank.lateness import (
     idle,
     length_without_queueing,
     rows_of,
+    rows_of_hosts,
     without_queueing,
 )
 from rankscope.server.detectors.walking import median
@@ -73,14 +74,15 @@ class RankStarved(Detector[StarvedState]):
     def advance(self, window: Window, state: StarvedState) -> Outcome:
         """Goes through the steps that were timed."""
         lateness = state.lateness
+        hosts = rows_of_hosts(window)
         for step, row in rows_of(window, _NAMES):
             length = median(row["step_seconds"].tolist())
             lateness.times.push(step, length_without_queueing(row))
-            told = np.flatnonzero(np.isfinite(row["data_seconds"])).tolist()
+            told = np.flatnonzero(np.isfinite(row["data_seconds"]))
             if len(told) < 2 or not length > 0:
                 continue
-            fair = without_queueing(window, row["data_seconds"], row["queued_seconds"])
-            seconds = {int(window.ranks[r]): float(fair[r]) for r in told}
+            fair = without_queueing(hosts, row["data_seconds"], row["queued_seconds"])
+            seconds = dict(zip(window.ranks[told].tolist(), fair[told].tolist(), strict=True))
             late = lateness.late(seconds, length, idle(window, row))
             lateness.look(Look(step, seconds, late, length))
         findings = tuple(_finding(late) for late in lateness.take())

@@ -30,6 +30,7 @@ from rankscope.server.detectors.rank.lateness import (
     idle,
     length_without_queueing,
     rows_of,
+    rows_of_hosts,
     without_queueing,
 )
 from rankscope.server.detectors.statistics import Spacing
@@ -158,6 +159,7 @@ class RankStraggler(Detector[StragglerState]):
         """Goes through the steps that were timed."""
         state.steps += len(window.steps)
         columns = [np.flatnonzero(np.isin(window.ranks, c)) for c in window.replicas if len(c) > 1]
+        hosts = rows_of_hosts(window)
         for step, row in rows_of(window, _NAMES):
             state.timed += 1
             length = median(row["step_seconds"].tolist())
@@ -166,7 +168,7 @@ class RankStraggler(Detector[StragglerState]):
             known = [c for c in columns if len(c) > 1 and np.isfinite(own[c]).all()]
             if not known or not length > 0:
                 continue
-            fair = without_queueing(window, own, row["queued_seconds"])
+            fair = without_queueing(hosts, own, row["queued_seconds"])
             self._look(state, step, window, known, fair, length, idle(window, row))
             # The last to arrive waits for the reduction alone.
             shortest = max(float(row["wait_seconds"][c].min()) for c in known)

@@ -564,9 +564,9 @@ def test_a_fall_of_the_learning_rate_is_no_rise():
     )
     companions.take(window)
     companions.pass_to(5)
-    assert companions.raised_rate(5, before=10) is None
-    assert companions.raised_rate(50, before=10) is None
-    assert companions.raised_rate(2, before=1) is None
+    assert companions.raised_rate(5, before=10, factor=1.5) is None
+    assert companions.raised_rate(50, before=10, factor=1.5) is None
+    assert companions.raised_rate(2, before=1, factor=1.5) is None
     assert companions.gradient_rose_first(5) is None
 
 
