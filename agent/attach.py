@@ -14,10 +14,10 @@ from rankscope.agent import model_facts
 from rankscope.agent.configuration import configuration
 from rankscope.agent.connection import Connection
 from rankscope.agent.guard import attempt
-from rankscope.agent.spawned import in_helper
 from rankscope.agent.launcher import Identity, identify
 from rankscope.agent.monitor import Monitor, NullMonitor
 from rankscope.agent.options import Options, facts_of, resolve
+from rankscope.agent.spawned import in_helper
 from rankscope.agent.torch_monitor import TorchMonitor
 from rankscope.agent.wire import Event
 

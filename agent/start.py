@@ -13,10 +13,10 @@ import numpy as np
 from rankscope.agent.array_monitor import ArrayMonitor
 from rankscope.agent.arrays import Arrays
 from rankscope.agent.connection import Connection
-from rankscope.agent.spawned import in_helper
 from rankscope.agent.launcher import identify
 from rankscope.agent.monitor import NullMonitor
 from rankscope.agent.options import facts_of, resolve
+from rankscope.agent.spawned import in_helper
 
 
 def start(

@@ -16,7 +16,7 @@ def told(configs):
         series={},
         last_step=0,
         configs=dict(enumerate(configs)),
-        begins={rank: (0,) for rank in range(len(configs))},
+        begins=dict.fromkeys(range(len(configs)), (0,)),
     )
     detector = Config()
     (finding,) = detector.advance(window, detector.start()).findings
