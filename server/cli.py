@@ -200,6 +200,8 @@ def _age(text: str) -> float:
     number, unit = text[:-1], text[-1:]
     if unit not in units or not number.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no age; write for example 90d, 36h or 15m")
+    if not int(number):
+        raise argparse.ArgumentTypeError(f"{text!r} would be all runs; the least is 1m")
     return int(number) * units[unit]
 
 

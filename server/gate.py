@@ -199,6 +199,10 @@ class _Server:
 
 
 def _report(server: _Server, options: argparse.Namespace) -> Report:
+    if options.run in ("", ".", ".."):  # would be another address
+        raise _Ended(
+            USAGE, f"{options.run!r} is no id of a run; `rankscope runs` lists the runs there are"
+        )
     path = f"/runs/{quote(options.run, safe='')}"
     query = [("fail_on", options.fail_on)]
     query += [("kind", kind) for kind in options.kind]

@@ -173,3 +173,11 @@ def test_a_database_of_a_newer_version_is_left_alone(capsys, tmp_path, action):
     said = refused(capsys)
     assert "a newer one has migrated it. Update Rankscope, or use another database." in said
     assert "rankscope db upgrade" not in said
+
+
+@pytest.mark.parametrize("age", ["0d", "00h"])
+def test_an_age_of_nothing_does_not_delete_all_runs(tmp_path, capsys, age):
+    path = tmp_path / "some.db"
+    assert called(cli.db, "prune", "--older-than", age, "--database", url(path)) == 2
+    assert "would be all runs" in refused(capsys)
+    assert not path.exists()

@@ -301,7 +301,7 @@ def _finding(episode: Episode[Noise], policy: NoisePolicy) -> Finding:
             "data and labels: what cannot be learned is all noise."
         )
     else:
-        title = f"The batch of {batch} {unit} is more than gradients need: {scale} are enough"
+        title = f"The batch is more than gradients need: {batch} {unit}, and {scale} are enough"
         cause = (
             f"Beyond the noise scale, {scale} {unit}, more samples hardly make a step better: this "
             f"batch uses {number(samples)} times as many samples as the least that are needed."

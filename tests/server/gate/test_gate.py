@@ -388,3 +388,9 @@ def test_a_name_cannot_be_a_workflow_command(server, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(" ")[0] for line in lines] == ["::error", "FAIL"]
     assert "title=desync.gradients in run x%0A%3A%3Aerror%3A%3Ano%2C y%3A z::" in lines[0]
+
+
+@pytest.mark.parametrize("run", ["..", ".", ""])
+def test_what_would_be_another_address_is_no_run(server, capsys, run):
+    assert gate([run, "--server", server.url]) == 2
+    assert f"{run!r} is no id of a run" in capsys.readouterr().err
