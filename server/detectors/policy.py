@@ -105,7 +105,7 @@ class RisePolicy(Policy):
 
 
 def thresholds(policy: type[Policy]) -> tuple[Threshold, ...]:
-    """What a user may set of a detector, in the order of the fields.
+    """What a user may set of a detector: its own fields in their order, then those it shares.
 
     Raises:
         TypeError: a field has no default or no meaning, or is no number.
@@ -122,7 +122,9 @@ _declared: dict[type[Policy], tuple[Threshold, ...]] = {}
 def _thresholds(policy: type[Policy]) -> Iterator[Threshold]:
     hints = get_type_hints(policy, include_extras=True)
     meanings = _meanings(policy)
-    for field in dataclasses.fields(policy):
+    # A field that is declared anew keeps its place among those of the base.
+    own = {name: place for place, name in enumerate(vars(policy).get("__annotations__", {}))}
+    for field in sorted(dataclasses.fields(policy), key=lambda f: own.get(f.name, len(own))):
         kind, *extras = get_args(hints[field.name]) or (hints[field.name],)
         unit = next((extra for extra in extras if isinstance(extra, Unit)), Unit(""))
         if kind not in (int, float) or field.default is dataclasses.MISSING:
