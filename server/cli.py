@@ -160,7 +160,8 @@ def db(argv: Sequence[str]) -> int:
             )
         elif have is None:
             return _complain(
-                f"{_shown(settings.database)} is empty: no server has used it. Is it the right one?"
+                f"{_shown(settings.database)} is empty: no server has used it. Is it the right "
+                "one? If so, `rankscope db upgrade` makes its tables"
             )
         elif have != head:
             # It says so where a newer version has been there.

@@ -36,9 +36,9 @@ _OURS = (
     *(
         f"rankscope.server.{name}"
         for name in (
-            *("align", "alerts", "compare", "conservation", "detectors", "pending", "replicas"),
-            *("run_evaluation", "spans", "storage.columns", "storage.evaluation", "storage.lives"),
-            "storage.layers",
+            *("align", "alerts", "compare", "conservation", "detectors", "element_sums"),
+            *("local_gradients", "pending", "replicas", "run_evaluation", "spans"),
+            *("storage.columns", "storage.evaluation", "storage.layers", "storage.lives"),
             "window",
         )
     ),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
-
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.processor_time import ProcessorTime
 
 # Less is what every thread loses now and then.
 _LEAST = 5e-4
@@ -29,37 +26,21 @@ class Queued(Probe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._file = -1
-        self._thread = -1
+        self._time = ProcessorTime()
         self._before = (0, 0)
         self._step = -2
 
     def after_step(self, facts: StepFacts) -> None:
         """Closes the step."""
-        thread = threading.get_native_id()
-        if thread != self._thread:
-            # The first step, another thread that trains now, or a fork.
-            self._open(thread)
-        if self._file < 0:
+        counted, goes_on = self._time.read()
+        if counted is None:
             return
-        ran, queued, _ = os.pread(self._file, 64, 0).split()
-        counted = int(ran), int(queued)
         seconds = (counted[1] - self._before[1]) * 1e-9
-        if self._step == facts.step - 1 and seconds >= _LEAST:
+        if goes_on and self._step == facts.step - 1 and seconds >= _LEAST:
             facts.scalars["queued_seconds"] = seconds
             facts.scalars["processor_seconds"] = (counted[0] - self._before[0]) * 1e-9
         self._before, self._step = counted, facts.step
 
     def close(self) -> None:
-        """Closes the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        self._thread = -1
-
-    def _open(self, thread: int) -> None:
-        self.close()
-        self._thread, self._step = thread, -2
-        # Other systems have no such file.
-        with contextlib.suppress(OSError):
-            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        """Closes the counters."""
+        self._time.close()

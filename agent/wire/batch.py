@@ -54,7 +54,7 @@ class Hello:
     except that tables it does not name any more stay.
 
     Attributes:
-        started_at: seconds since 1970, the rank's own clock.
+        started_at: seconds since 1970, the rank's own clock; NaN where it is not said.
         tables: tensor tables by name; a print names the one it speaks of.
         config: facts and options, JSON-able, that a person wants to see beside the run.
         heartbeat_seconds: how often this process promises to be heard of.

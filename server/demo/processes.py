@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,15 +32,21 @@ class Process:
         self, command: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         self.log = log
-        with log.open("ab") as output:
-            self._child = subprocess.Popen(
-                command,
-                env={**os.environ, **(environment or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        child: subprocess.Popen[bytes] | None = None
+        try:
+            with log.open("ab") as output, _signals_wait():
+                self._child = child = subprocess.Popen(
+                    command,
+                    env={**os.environ, **(environment or {})},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except BaseException:
+            if child is not None:
+                self.stop()
+            raise
 
     @property
     def exit_code(self) -> int | None:
@@ -126,7 +133,7 @@ class Job:
                 self.ranks.append(
                     Process(command, log=folder / f"rank{rank}.log", environment={**shared, **own})
                 )
-        except OSError:
+        except BaseException:
             self.stop()
             raise
 
@@ -202,3 +209,23 @@ def handling_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Acts upon SIGTERM and SIGINT after the block: what is being started has no owner yet."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [
+        signal.signal(number, lambda number, frame: came.append(number)) for number in numbers
+    ]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    for one in came:
+        signal.raise_signal(one)

@@ -7,6 +7,7 @@ on disk may arrive after what a later one posted; it still comes before it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -268,7 +269,7 @@ class Attempts:
         processes = self._by_rank[batch.rank]
         at_least = batch.attempt or 0
         later = None
-        if (hello := batch.hello) is not None and hello.started_at > 0:
+        if (hello := batch.hello) is not None and not math.isnan(hello.started_at):
             # The clocks of two machines need not agree.
             here = [process for process in processes if process.row["host"] == hello.host]
             later = next(
@@ -351,8 +352,10 @@ def last_step(batch: wire.Batch) -> int:
 
 
 def begun(hello: wire.Hello, received_at: float) -> float:
-    """When a process began, by its own clock as far as that can be; 0 stands for not said."""
-    return min(hello.started_at, received_at) if hello.started_at > 0 else received_at
+    """When a process began, by its own clock as far as that can be."""
+    if math.isnan(hello.started_at):
+        return received_at
+    return min(max(hello.started_at, 0.0), received_at)
 
 
 def newest_attempts(connection: Connection, *, run: int, below: int | None = None) -> Sequence[Any]:

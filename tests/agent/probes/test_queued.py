@@ -77,7 +77,7 @@ def test_the_first_step_and_one_after_a_step_without_a_look_have_no_beginning(jo
 
 def test_its_file_is_closed(job):
     step(job)
-    held = job.probes[0]._file
+    held = job.probes[0]._time._file
     os.fstat(held)
     job.probes[0].close()
     with pytest.raises(OSError, match="Bad file descriptor"):
