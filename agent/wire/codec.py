@@ -370,7 +370,9 @@ def _hello(fields: Mapping[str, Any]) -> Hello:
             raise WireError(where, "names, shapes, dtypes and shards must be of one length")
         tables[_clean(str(name))] = table
     return Hello(
-        started_at=_real(fields, "started_at", math.nan, "hello"),
+        started_at=(
+            _real(fields, "started_at", 0.0, "hello") if "started_at" in fields else math.nan
+        ),
         host=_text(fields, "host", "", "hello"),
         pid=_integer(fields, "pid", 0, minimum=0, where="hello"),
         local_rank=_integer(fields, "local_rank", 0, minimum=0, where="hello"),
