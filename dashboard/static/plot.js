@@ -42,11 +42,12 @@ export class Plot {
   async #put(figure) {
     const text = JSON.stringify(figure);
     if (text === this.#text) return;
-    this.#text = text;
     this.meta = figure.layout.meta ?? {};
     // What was wrong before this one.
     this.node.querySelector(":scope > .broken")?.remove();
     await window.Plotly.react(this.node, figure.data, figure.layout, CONFIG);
+    // Only now: one that could not be drawn has to be tried again.
+    this.#text = text;
     this.node.setAttribute("aria-label", this.meta.summary ?? "");
     if (!this.drawn) this.#listen();
     this.drawn = true;
