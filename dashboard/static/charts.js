@@ -240,8 +240,6 @@ export class Charts {
         log: this.isLog(card.metric) ? "true" : "",
         theme: window.rankscopeTheme.current(),
       });
-      // A call that came while another was drawing leaves it to that one, which may not be done yet.
-      if (!card.plot.drawn) return;
       card.node.dataset.drawn = "true";
       this.onDrawn?.(card.plot.meta);
     } catch (error) {

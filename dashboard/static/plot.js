@@ -8,8 +8,8 @@ const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false, sh
 export const values = (array) => array?._inputArray ?? array ?? [];
 
 export class Plot {
-  #again = null;
-  #busy = false;
+  #next = null; // What is wanted by now: [path, parameters].
+  #drawing = null;
   #text = "";
 
   /** events: { hover(step), leave(), zoom(from, to), reset(), click(step, point), mark(alert id) } */
@@ -19,22 +19,24 @@ export class Plot {
     this.drawn = false;
   }
 
-  /** Draws the figure at a path; calls that come while one is under way become one more at its end. */
-  async draw(path, parameters) {
-    if (this.#busy) {
-      this.#again = [path, parameters];
-      return;
-    }
-    this.#busy = true;
-    try {
-      const figure = await get(path, parameters);
-      await this.#put(figure);
-    } finally {
-      this.#busy = false;
-      if (this.#again) {
-        const next = this.#again;
-        this.#again = null;
-        await this.draw(...next);
+  /**
+   * Draws the figure at a path. Calls that come while one is under way become one more at its end, and
+   * all of them wait for that: what became of the earlier ones, nobody wants to know any more.
+   */
+  draw(path, parameters) {
+    this.#next = [path, parameters];
+    this.#drawing ??= this.#drawAll().finally(() => (this.#drawing = null));
+    return this.#drawing;
+  }
+
+  async #drawAll() {
+    while (this.#next) {
+      const wanted = this.#next;
+      this.#next = null;
+      try {
+        await this.#put(await get(...wanted));
+      } catch (error) {
+        if (!this.#next) throw error;
       }
     }
   }

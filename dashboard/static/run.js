@@ -70,22 +70,22 @@ const heat = new Plot($("heat"), {
 const matrix = new Plot($("matrix"));
 
 async function drawDivergence() {
-  const shared = { stage: state.get("stage"), theme: window.rankscopeTheme.current() };
+  const theme = window.rankscopeTheme.current();
   try {
     $("heat").style.setProperty("--height", `${Math.min(520, Math.max(190, 100 + 26 * (facts.ranks.length || 1)))}px`);
     await heat.draw(`/runs/${encodeURIComponent(run)}/figures/divergence.json`, {
-      ...shared, from_step: state.get("from"), to_step: state.get("to"), selected: state.get("step"),
+      stage: state.get("stage"), from_step: state.get("from"), to_step: state.get("to"), selected: state.get("step"), theme,
     });
-    // A call that came while another was drawing leaves it to that one, which may not be done yet.
-    if (heat.meta) offerStages(heat.meta);
+    offerStages(heat.meta);
     $("heat").dataset.drawn = "true";
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     heat.say(error.message);
   }
   try {
-    await matrix.draw(`/runs/${encodeURIComponent(run)}/figures/distances.json`, { ...shared, step: state.get("step") });
-    if (!matrix.meta) return;
+    await matrix.draw(`/runs/${encodeURIComponent(run)}/figures/distances.json`, {
+      stage: state.get("stage"), step: state.get("step"), theme, // the stage that the run has, by now
+    });
     $("matrix-title").textContent = `Distance of every two ranks at step ${matrix.meta.step}`;
     $("matrix").dataset.drawn = "true";
     await comparison($("comparison"), path, matrix.meta.step, heat.meta?.stage ?? "");

@@ -240,6 +240,37 @@ def test_a_chart_that_is_asked_for_anew_before_it_was_drawn(open_page):
     )
 
 
+@pytest.mark.parametrize(
+    ("figure", "node"),
+    [
+        ("curves.json*metric=loss", '.chart[data-metric="loss"]'),
+        ("divergence.json", "#heat"),
+        ("distances.json", "#matrix"),
+    ],
+)
+def test_what_became_of_an_answer_that_is_wanted_no_more_is_nobodys_trouble(
+    open_page, figure, node
+):
+    page = open_page("/")
+    held = []
+
+    def hold_the_first(route):
+        if held:
+            route.continue_()
+        held.append(route)
+
+    page.route(f"**/figures/{figure}*", hold_the_first)
+    page.goto("/runs/broken")
+    page.wait_for_selector("#headline:not([aria-busy])")
+    while not held:
+        page.wait_for_timeout(50)
+    page.evaluate("() => dispatchEvent(new PopStateEvent('popstate'))")
+    page.wait_for_timeout(200)
+    held[0].fulfill(status=404, content_type="application/json", body='{"detail": "gone"}')
+    page.wait_for_selector(f"{node}[data-drawn]")
+    assert not page.is_visible(f"{node} .broken")
+
+
 def test_an_open_page_goes_on_when_its_server_is_back(browser, tmp_path):
     process, origin = start(tmp_path)
     try:
