@@ -14,6 +14,7 @@ import torch
 from rankscope.agent import hooks
 from rankscope.agent.connection import Connection
 from rankscope.agent.dynamo import frames_traced, leave_alone, outside_graph, trace_counters
+from rankscope.agent.graph import graph_task, nodes_made
 from rankscope.agent.guard import Moments, contained
 from rankscope.agent.monitor import PLAIN, Monitor
 from rankscope.agent.probes import PROBES, Context, Probe, StepFacts, loss_sources
@@ -36,11 +37,6 @@ _MOST_NAMES = 500
 
 Kind = TypeVar("Kind", bound=Probe)
 
-# Which backward pass this thread is in; -1 for none.
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
-# Number of graph nodes that this thread has made.
-_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
-
 
 class TorchMonitor(Monitor):
     """What `attach` returns: records by itself."""
@@ -56,7 +52,7 @@ class TorchMonitor(Monitor):
         self._evaluation_mode_seen = False  # a pass in evaluation mode, with gradients
         self._bare_passes = 0  # forward passes of the step in progress without gradients
         self._facts = StepFacts(step)
-        self._sequence = _sequence_number()
+        self._sequence = nodes_made()
         self._traced = frames_traced()
         self._reported = step
         self._stepping: Any = None  # the outermost optimizer that steps now
@@ -166,7 +162,7 @@ class TorchMonitor(Monitor):
         if not self._watched:
             return
         with_gradients = torch.is_grad_enabled()
-        if _graph_task() != -1:
+        if graph_task() != -1:
             # Activation checkpointing runs the model again. Of the older kind this is the first
             # pass with gradients; else all of it has been seen.
             if not self._bare_passes:
@@ -228,7 +224,7 @@ class TorchMonitor(Monitor):
         elif optimizer is not self._counted() and not self._counts(optimizer):
             return
         self._step = step = self._step + 1
-        self._sequence = _sequence_number()
+        self._sequence = nodes_made()
         counters = self._trace_counters
         if counters is not None:
             self._traced = counters["frames"]["total"]
@@ -253,7 +249,7 @@ class TorchMonitor(Monitor):
         # A graph that has grown since the last step ended: the next one is in progress.
         # Tracing makes graphs, too: where it is what comes after a compiled step, none is.
         begun = self._forward_begun or (
-            _sequence_number() != self._sequence and frames_traced() == self._traced
+            nodes_made() != self._sequence and frames_traced() == self._traced
         )
         return self._step if begun else max(self._step - 1, 0)
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.agent import wire
-from rankscope.agent.wire import STAGES
+from rankscope.agent.wire import SAMPLE_WORDS, STAGES
 from rankscope.server import compare, conservation
 from rankscope.server.local_gradients import LocalGradients
 from rankscope.server.pending import Pending, PendingLayers, superseded_from
@@ -33,7 +33,6 @@ from rankscope.server.storage.columns import Columns
 from rankscope.server.storage.evaluation import NewData, PrintPart
 from rankscope.server.storage.lives import Life
 from rankscope.server.window import (
-    SAMPLE_WORDS,
     Comparison,
     ElementSums,
     Int64,

@@ -19,9 +19,6 @@ import numpy.typing as npt
 
 from rankscope.agent import wire
 
-# Samples of each batch, two in a word; of agents that tell fewer, the first ones.
-SAMPLE_WORDS = tuple(f"rows/{i}" for i in range(8))
-
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]

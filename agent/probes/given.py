@@ -25,9 +25,7 @@ def batch_size(args: tuple[Any, ...], kwargs: Any) -> int:
     first = args[0] if args else None
     if type(first) is not torch.Tensor:
         first = next(_found((args, kwargs), _DEEPEST, [_LOOKED_AT_FOR_FIRST]), None)
-    if first is None:
-        return 0
-    return int(first.size(0)) if first.dim() else 1
+    return 0 if first is None else rows_of(first)
 
 
 def rows_of(tensor: torch.Tensor) -> int:

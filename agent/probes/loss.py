@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from rankscope.agent.graph import graph_task, sequence
 from rankscope.agent.model_facts import core
 from rankscope.agent.probes import loss_sources
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.classification import Hits, hits_of
 from rankscope.agent.probes.evaluation import Evaluation, OutputHook
 from rankscope.agent.probes.loss_sources import Pass
-from rankscope.agent.probes.scaling import sequence
 
 # Losses may be computed and never trained on, and `backward` called without a step ever.
 _MAX_COMPUTED = 16
 _MAX_PASSES = 1024
-# Which backward pass this thread is in; -1 for none.
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 # Parameters looked at to tell whose loss a backward pass was.
 _SENTINELS = 3
 
@@ -163,7 +161,7 @@ class Loss(Probe):
         if not passes:
             if taken is not None and taken[5] == self.context.step:
                 self._post(facts.scalars, taken)
-            elif _graph_task() != -1:
+            elif graph_task() != -1:
                 self.owed = facts.step
         if passes:
             value, divisor, _, _, judged, _ = passes[0]

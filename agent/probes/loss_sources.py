@@ -26,10 +26,11 @@ from torch.amp import GradScaler
 from torch.nn import functional
 
 from rankscope.agent.dynamo import leave_alone
+from rankscope.agent.graph import graph_task, sequence
 from rankscope.agent.guard import process_wide
 from rankscope.agent.probes.base import Context
 from rankscope.agent.probes.classification import Hits
-from rankscope.agent.probes.scaling import SCALINGS, Root, read_root, sequence
+from rankscope.agent.probes.scaling import SCALINGS, Root, read_root
 
 _FUNCTIONS = (
     "binary_cross_entropy",
@@ -54,6 +55,10 @@ _FUNCTIONS = (
     "triplet_margin_loss",
     "triplet_margin_with_distance_loss",
 )
+
+# Functions, and named as such: their annotations say no more than that they can be called.
+_backward: Any = torch.autograd.backward
+_grad: Any = torch.autograd.grad
 
 # Losses that a GradScaler has scaled and whose `backward` is still to come; they may never come.
 _MAX_SCALED = 16
@@ -190,9 +195,9 @@ def listen(listener: LossListener) -> None:
             _taps.append(_Tap(function, _teller(name, function.__code__)))
     for scaler in _scalers():
         _taps.append(_Tap(scaler.__dict__["scale"], _scale_called))
-    _taps.append(_Tap(torch.autograd.backward, _backward_ended, _backward_begins))  # type: ignore[arg-type]
-    if _can_be_tapped(torch.autograd.grad):  # type: ignore[arg-type]
-        _taps.append(_Tap(torch.autograd.grad, _gradients_taken, _gradients_asked))  # type: ignore[arg-type]
+    _taps.append(_Tap(_backward, _backward_ended, _backward_begins))
+    if _can_be_tapped(_grad):
+        _taps.append(_Tap(_grad, _gradients_taken, _gradients_asked))
 
 
 def unlisten(listener: LossListener) -> None:
@@ -300,7 +305,7 @@ def _backward_begins(tensors: Any, *others: Any) -> Any:
     else:
         return None
     # A backward pass inside a backward pass (reentrant checkpointing) starts from no loss.
-    if torch._C._current_graph_task_id() != -1:
+    if graph_task() != -1:
         return None
     root: Root | None = None
     if type(tensors) is torch.Tensor and tensors.is_cpu and tensors.numel() == 1:
@@ -351,7 +356,7 @@ def _backward_ended(seen: Any) -> None:
 
 @process_wide("loss")
 def _gradients_asked(outputs: Any, inputs: Any, *others: Any) -> Any:
-    if torch._C._current_graph_task_id() != -1:
+    if graph_task() != -1:
         return None
     ends: Any = (inputs,)
     if isinstance(inputs, list | tuple):

@@ -14,12 +14,8 @@ import numpy.typing as npt
 import torch
 
 from rankscope.agent.probes.arrival import Arrival
+from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS, SAMPLES_TOLD
 
-# Rows that are told of a step, and the words that they are told in, two in each.
-ROWS = 16
-WORDS = tuple(f"rows/{i}" for i in range(ROWS // 2))
-# In place of a row where there are fewer.
-NO_ROW = 0xFFFF_FFFF
 # Elements of a row that are looked at; of tokens the first ones: padding comes after them.
 _ELEMENTS = 128
 _TOKENS = 256
@@ -55,8 +51,8 @@ class RowHashes:
             here: whether numpy does it; None: for tensors in the memory of the host.
 
         Returns:
-            int64 [at most ROWS], from 0 to 2^52 - 1; None for what has no rows. Rows of zeros
-            alone, which are padding, have the largest one.
+            int64 [at most SAMPLES_TOLD], from 0 to 2^52 - 1; None for what has no rows. Rows of
+            zeros alone, which are padding, have the largest one.
         """
         whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
         bits = _BITS.get(tensor.element_size())
@@ -83,7 +79,7 @@ class RowHashes:
         if here:
             return _smallest_here(hashes)
         hashes = torch.where(hashes == 0, _LAST, (hashes >> 12) & _LAST)
-        return Arrival(torch.topk(hashes, min(ROWS, len(hashes)), largest=False).values)
+        return Arrival(torch.topk(hashes, min(SAMPLES_TOLD, len(hashes)), largest=False).values)
 
     def _prepare(self, rest: tuple[int, ...], device: torch.device, here: bool) -> None:
         size = int(np.prod(rest))
@@ -106,21 +102,21 @@ class RowHashes:
 def packed(hashes: Sequence[Hashes | Arrival]) -> dict[str, int]:
     """The words of a step: the smallest hashes of all of its micro-batches, two in each word."""
     known = [h.result().astype(np.int64) if isinstance(h, Arrival) else h for h in hashes]
-    every = known[0] if len(known) == 1 else np.sort(np.concatenate(known))[:ROWS]
+    every = known[0] if len(known) == 1 else np.sort(np.concatenate(known))[:SAMPLES_TOLD]
     # Their high bits put them in order, their low bits tell them apart.
-    ids = [h & NO_ROW for h in every.tolist() if h != _LAST]
-    ids += [NO_ROW] * (ROWS - len(ids))
-    pairs = zip(WORDS, ids[::2], ids[1::2], strict=True)
+    ids = [h & NO_SAMPLE for h in every.tolist() if h != _LAST]
+    ids += [NO_SAMPLE] * (SAMPLES_TOLD - len(ids))
+    pairs = zip(SAMPLE_WORDS, ids[::2], ids[1::2], strict=True)
     return {name: one << 32 | other for name, one, other in pairs}
 
 
 def _smallest_here(hashes: Hashes) -> Hashes:
     found: Hashes = (hashes >> 12) & _LAST
     found[hashes == 0] = _LAST
-    if len(found) > 8 * ROWS:
-        found = np.partition(found, ROWS)[:ROWS]
+    if len(found) > 8 * SAMPLES_TOLD:
+        found = np.partition(found, SAMPLES_TOLD)[:SAMPLES_TOLD]
     found.sort()
-    return found[:ROWS]
+    return found[:SAMPLES_TOLD]
 
 
 def _mixed(value: Any) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from rankscope.agent.graph import sequence
+
 # Nobody weighs a loss with more than this; loss scales of mixed precision begin there.
 _LARGEST_WEIGHT = 256.0
 
@@ -26,12 +28,6 @@ _REDUCTION_SUM = 2
 # under divisions and scales. A plain tuple: there is one a step, and a named one takes a
 # microsecond more.
 Root = tuple[float | torch.Tensor, float, Any]
-
-
-def sequence(node: Any) -> int:
-    """Tells the nodes of a graph apart without keeping one alive."""
-    number: int = node._sequence_nr()
-    return number
 
 
 def read_root(

@@ -39,7 +39,16 @@ from rankscope.agent.wire.codec import (
     table_to_json,
     to_json,
 )
-from rankscope.agent.wire.names import KINDS, PROFILES, RANK_STATES, SEVERITIES, STAGES
+from rankscope.agent.wire.names import (
+    KINDS,
+    NO_SAMPLE,
+    PROFILES,
+    RANK_STATES,
+    SAMPLE_WORDS,
+    SAMPLES_TOLD,
+    SEVERITIES,
+    STAGES,
+)
 
 __all__ = [
     "CONTENT_TYPE",
@@ -47,8 +56,11 @@ __all__ = [
     "MAX_BODY_BYTES",
     "MAX_COLUMNS",
     "MAX_NAME_LENGTH",
+    "NO_SAMPLE",
     "PROFILES",
     "RANK_STATES",
+    "SAMPLES_TOLD",
+    "SAMPLE_WORDS",
     "SEVERITIES",
     "STAGES",
     "VERSION",

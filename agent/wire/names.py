@@ -74,3 +74,9 @@ KINDS = (
 PROFILES = ("descent", "adversarial", "reinforcement", "surrogate", "contrastive")
 
 RANK_STATES = ("running", "finished", "failed")
+
+# Samples of a batch that a rank tells of, the words that they are told in, two in each, and what
+# stands in place of a sample where a batch has fewer.
+SAMPLES_TOLD = 16
+SAMPLE_WORDS = tuple(f"rows/{i}" for i in range(SAMPLES_TOLD // 2))
+NO_SAMPLE = 0xFFFF_FFFF

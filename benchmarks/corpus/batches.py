@@ -14,6 +14,7 @@ from support.traces import Trace
 
 from benchmarks.corpus.training import Recipe
 from rankscope.agent.probes import rows
+from rankscope.agent.wire import SAMPLE_WORDS
 
 
 def fed(trace: Trace, recipe: Recipe) -> Trace:
@@ -26,7 +27,7 @@ def fed(trace: Trace, recipe: Recipe) -> Trace:
     source = recipe.batches(np.random.default_rng(trace.seed))
     hashes = rows.RowHashes()
     shape = recipe.ranks, recipe.steps
-    words = {name: np.zeros(shape, dtype=np.uint64) for name in ("batch", *rows.WORDS)}
+    words = {name: np.zeros(shape, dtype=np.uint64) for name in ("batch", *SAMPLE_WORDS)}
     for step in range(recipe.steps):
         micro = [next(source) for _ in range(recipe.micro)]
         for rank in range(recipe.ranks):

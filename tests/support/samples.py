@@ -4,7 +4,9 @@ from functools import cache
 
 import numpy as np
 
-_NO_ROW = 0xFFFF_FFFF
+from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS
+
+# Half of what an agent tells now: what older ones told must be understood, too.
 _ROWS = 8
 
 
@@ -43,6 +45,9 @@ def read(way, *, seed, step, rank, ranks, epoch, batch):
 def words(samples, digest):
     """The words that the agent posts of a batch: of itself, and of its samples."""
     hashes = sorted(digest("sample", int(s)) >> 12 for s in samples)[:_ROWS]
-    ids = [h & _NO_ROW for h in hashes] + [_NO_ROW] * (_ROWS - len(hashes))
-    pairs = {f"rows/{i}": ids[2 * i] << 32 | ids[2 * i + 1] for i in range(_ROWS // 2)}
+    ids = [h & NO_SAMPLE for h in hashes] + [NO_SAMPLE] * (_ROWS - len(hashes))
+    pairs = {
+        name: one << 32 | other
+        for name, one, other in zip(SAMPLE_WORDS, ids[::2], ids[1::2], strict=False)
+    }
     return {"batch": digest("batch", *(int(s) for s in samples)), **pairs}

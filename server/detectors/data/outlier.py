@@ -10,12 +10,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Progress, rank_rows, robust_sigma
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
-from rankscope.server.window import SAMPLE_WORDS, Float64, Window
+from rankscope.server.window import Float64, Window
 
 _BACK = 64
 # Observations after which it is found out anew what is usual.
@@ -32,7 +33,6 @@ _REMEMBERED = 32
 _CYCLES = 3
 _SHORTEST = 8
 _MISSED = 4
-_NO_ROW = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,15 +319,15 @@ class _Held:
         for series in self._rows:
             if series.present[place, column]:
                 both = int(series.values[place, column])
-                found |= {both >> 32, both & _NO_ROW}
-        return word, frozenset(found - {_NO_ROW})
+                found |= {both >> 32, both & NO_SAMPLE}
+        return word, frozenset(found - {NO_SAMPLE})
 
     def rows_at(self, step: int) -> Iterator[int]:
         """Samples of all ranks at a step."""
         column = self._column[step]
         for series in self._rows:
             for both in series.values[series.present[:, column], column].tolist():
-                yield from {both >> 32, both & _NO_ROW} - {_NO_ROW}
+                yield from {both >> 32, both & NO_SAMPLE} - {NO_SAMPLE}
 
 
 def _together(odd: tuple[Odd, ...], state: OutlierState, chance: float) -> Batches:

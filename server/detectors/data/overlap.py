@@ -10,20 +10,19 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Number, Policy, Share, Times
 from rankscope.server.detectors.restarts import passed, restarts
 from rankscope.server.detectors.wording import count, percent, ranks
-from rankscope.server.window import SAMPLE_WORDS, Window
+from rankscope.server.window import Window
 
 _GRACE = 20
 # Samples and batches remembered. When there are more, every second one is looked at from then on.
 _MEMORY = 200_000
 # Samples of a step that are looked at, of all ranks together: dozens of steps are enough then.
 _A_STEP = 64
-# What stands where a batch had fewer samples.
-_NO_ROW = 0xFFFF_FFFF
 _RECENT = 4
 
 
@@ -261,9 +260,9 @@ def _samples(
     parts = []
     for one in series:
         pairs = np.where(one.present[rows], one.values[rows], ~np.uint64(0))
-        parts += [pairs >> np.uint64(32), pairs & np.uint64(_NO_ROW)]
+        parts += [pairs >> np.uint64(32), pairs & np.uint64(NO_SAMPLE)]
     samples = np.stack(parts)
-    return samples, samples != np.uint64(_NO_ROW)
+    return samples, samples != np.uint64(NO_SAMPLE)
 
 
 def _finding(episode: Episode[Shared]) -> Finding:

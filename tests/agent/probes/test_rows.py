@@ -7,15 +7,16 @@ from support.probe_harness import Harness
 from torch import nn
 
 from rankscope.agent.probes.batch import Batch
-from rankscope.agent.probes.rows import NO_ROW, ROWS, WORDS, RowHashes, packed
+from rankscope.agent.probes.rows import RowHashes, packed
+from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS, SAMPLES_TOLD
 
 
 def ids(*tensors):
     hashes = RowHashes()
     words = packed([hashes.begin(t) for t in tensors])
-    assert tuple(words) == WORDS
-    both = [half for w in words.values() for half in (w >> 32, w & NO_ROW)]
-    return [i for i in both if i != NO_ROW]
+    assert tuple(words) == SAMPLE_WORDS
+    both = [half for w in words.values() for half in (w >> 32, w & NO_SAMPLE)]
+    return [i for i in both if i != NO_SAMPLE]
 
 
 def samples(kind, count, seed=0):
@@ -41,7 +42,7 @@ def test_the_same_samples_in_another_order_have_the_same_hashes(kind):
     batch = samples(kind, 30)
     turned = batch[torch.randperm(30, generator=torch.Generator().manual_seed(1))]
     assert ids(batch) == ids(turned)
-    assert len(set(ids(batch))) == ROWS
+    assert len(set(ids(batch))) == SAMPLES_TOLD
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,8 +70,8 @@ def test_which_samples_are_taken_depends_on_no_place_in_the_batch():
         mine = hashes.begin(batch)
         places += [int(hashes.begin(row[None])[0] in mine) for row in batch]
     # 64 batches' rows over 64 places, give or take four standard deviations.
-    assert places.sum() == 64 * ROWS
-    assert places.max() < ROWS + 4 * ROWS**0.5
+    assert places.sum() == 64 * SAMPLES_TOLD
+    assert places.max() < SAMPLES_TOLD + 4 * SAMPLES_TOLD**0.5
 
 
 def test_memory_of_other_strides_is_the_same_sample():
@@ -118,4 +119,4 @@ def test_a_step_tells_of_its_samples():
     finally:
         harness.close()
     words = harness.steps[0].words
-    assert {name: words[name] for name in WORDS} == packed([RowHashes().begin(batch)])
+    assert {name: words[name] for name in SAMPLE_WORDS} == packed([RowHashes().begin(batch)])
