@@ -66,7 +66,6 @@ class Records:
     """
 
     def __init__(self, limit: int = 200_000, *, print_bytes: int = 64 * 2**20) -> None:
-        self._limit = limit
         self._print_bytes = print_bytes
         self._entries: deque[_Entry] = deque()
         # A print waits in a cell, and whoever takes it out of the cell owns it: the sender, or
@@ -82,8 +81,10 @@ class Records:
         # drained (`_target` entries are still to be taken for that), and with what is drained.
         self._completed = self._promised = self._through = -1
         self._target = 0
-        # So few entries cannot hold too much, and need not be counted at every step.
+        # So few entries cannot hold too much, and need not be counted at every step: only at every
+        # 16th, before which the others must find room.
         self._free = limit // 1000
+        self._room = limit - limit // 64 if self._free else limit
         self.stopped = False
         self.replaced = 0
 
@@ -239,7 +240,7 @@ class Records:
             self._make_room(thread)
 
     def _make_room(self, thread: int) -> None:
-        while self.waiting > self._limit:
+        while self.waiting > self._room:
             try:
                 kind, _, content, _ = self._entries.popleft()
             except IndexError:

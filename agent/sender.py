@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
-import multiprocessing
-import multiprocessing.util
 import os
 import secrets
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from rankscope.agent import wire
 from rankscope.agent.delivery import Counters, Delivery, Pace
-from rankscope.agent.guard import Guard, describe
+from rankscope.agent.guard import Guard
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
 from rankscope.agent.outbox import Outbox, halve, weight_of
+from rankscope.agent.process_ends import close_at_exit_of_child, remember
 from rankscope.agent.records import Drained, Records
 from rankscope.agent.spool import SpoolFolder, folder_of, folders_of_rank
 from rankscope.agent.tensorboard import EventThread
@@ -127,7 +124,7 @@ class Sender:
         self._final_put = False
         self._deadline = self._last_post = float("inf")
         self._finished = False
-        _senders.add(self)
+        remember(self)
 
     # ------------------------------------------------------------------------- for other threads
 
@@ -160,7 +157,7 @@ class Sender:
             self._report_fault("sender", "no thread can be started; what is recorded is spooled")
             return
         self._thread = thread
-        _close_at_exit_of_child()
+        close_at_exit_of_child()
 
     def close(self, state: str = "finished", error: str = "", timeout: float = 5.0) -> None:
         """Send what is left with the final state, or leave it in the spool.
@@ -498,37 +495,3 @@ def _sendable(config: Mapping[str, Any]) -> Mapping[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         return {"unreadable": str(error)}
     return plain
-
-
-# ----------------------------------------------------------------------------------- process ends
-
-_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
-
-
-def _forget_in_child() -> None:
-    for sender in list(_senders):
-        sender.forget()
-
-
-def _close_all() -> None:
-    """Close what nobody closed, while threads still run."""
-    error = sys.exc_info()[1]
-    if error is None and not hasattr(sys, "ps1"):
-        error = getattr(sys, "last_value", None)
-    if error is None or (isinstance(error, SystemExit) and not error.code):
-        state, text = "finished", ""
-    else:
-        state, text = "failed", describe(error)
-    for sender in list(_senders):
-        sender.close(state, text)
-
-
-def _close_at_exit_of_child() -> None:
-    # A process that `multiprocessing` made ends by `os._exit`, without `atexit`; finalizers it
-    # does call. `mp.spawn` is how many trainers start their ranks.
-    if multiprocessing.parent_process() is not None:
-        multiprocessing.util.Finalize(None, _close_all, exitpriority=0)
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
-atexit.register(_close_all)

@@ -28,17 +28,14 @@ from rankscope.agent.wire.codec import (
     CONTENT_TYPE,
     MAX_BODY_BYTES,
     MAX_COLUMNS,
-    MAX_NAME_LENGTH,
     VERSION,
-    WireError,
     decode,
     encode,
     from_json,
-    number_to_json,
-    numbers_to_json,
     table_to_json,
     to_json,
 )
+from rankscope.agent.wire.fields import MAX_NAME_LENGTH, WireError
 from rankscope.agent.wire.names import (
     KINDS,
     NO_SAMPLE,
@@ -49,6 +46,7 @@ from rankscope.agent.wire.names import (
     SEVERITIES,
     STAGES,
 )
+from rankscope.agent.wire.plain import number_to_json, numbers_to_json
 
 __all__ = [
     "CONTENT_TYPE",

@@ -4,20 +4,9 @@ import copy
 
 import pytest
 import torch
-from support.watching import Diary, Watching
+from support.watching import Diary, net
 from torch import nn
 from torch.nn import functional
-
-
-@pytest.fixture
-def watching(tmp_path):
-    with Watching(tmp_path) as made:
-        yield made
-
-
-def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
 def train(model, optimizer, diary, steps):

@@ -8,16 +8,10 @@ import sys
 
 import pytest
 import torch
-from support.watching import Diary, Watching
+from support.watching import Diary
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
-
-
-@pytest.fixture
-def watching(tmp_path):
-    with Watching(tmp_path) as made:
-        yield made
 
 
 def net():

@@ -4,17 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.watching import Watching, digests_of
+from support.watching import digests_of
 from torch import from_numpy
 
 from rankscope import agent
 from rankscope.agent.integrations.parameter_server import order_of
-
-
-@pytest.fixture
-def watching(tmp_path):
-    with Watching(tmp_path) as made:
-        yield made
 
 
 def weights(version):

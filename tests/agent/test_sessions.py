@@ -5,17 +5,11 @@ import sys
 
 import pytest
 import torch
-from support.watching import Diary, Watching, digests_of
+from support.watching import Diary, digests_of
 from torch import nn
 from torch.nn import functional
 
 from rankscope import agent
-
-
-@pytest.fixture
-def watching(tmp_path):
-    with Watching(tmp_path) as made:
-        yield made
 
 
 def net(seed=0):

@@ -5,17 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.watching import Watching, digests_of
+from support.watching import digests_of
 
 from rankscope import agent
 
 STEPS = 6
-
-
-@pytest.fixture
-def watching(tmp_path):
-    with Watching(tmp_path) as made:
-        yield made
 
 
 class Regression:

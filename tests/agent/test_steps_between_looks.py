@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from support.watching import Watching
 from torch import nn
 from torch.nn import functional
 
@@ -10,12 +9,6 @@ from rankscope.agent import hooks
 
 EVERY = 16
 FEATURES, CLASSES = 6, 3
-
-
-@pytest.fixture
-def watching(tmp_path):
-    with Watching(tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

@@ -5,24 +5,13 @@ import time
 
 import pytest
 import torch
-from support.watching import Diary, Watching
+from support.watching import CLASSES, FEATURES, Diary, net
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-FEATURES, CLASSES, BATCH = 6, 3, 5
-
-
-@pytest.fixture
-def watching(tmp_path):
-    with Watching(tmp_path) as made:
-        yield made
-
-
-def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+BATCH = 5
 
 
 def sgd(model, lr=0.1):

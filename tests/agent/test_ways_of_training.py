@@ -4,22 +4,9 @@ import math
 
 import pytest
 import torch
-from support.watching import Diary, Watching
+from support.watching import CLASSES, FEATURES, Diary, net
 from torch import nn
 from torch.nn import functional
-
-FEATURES, CLASSES = 6, 3
-
-
-@pytest.fixture
-def watching(tmp_path):
-    with Watching(tmp_path) as made:
-        yield made
-
-
-def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
 def batch(seed, size=5):

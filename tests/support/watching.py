@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 from support.collector import Collector
+from torch import nn
 
 from rankscope import agent
 from rankscope.agent.fingerprint import FingerprintPlan
 
 ALWAYS = 10**9
+FEATURES, CLASSES = 6, 3
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
 class Watching:

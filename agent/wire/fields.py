@@ -1,0 +1,244 @@
+"""Fields of a batch as they came over the wire, each checked.
+
+What is wrong raises a `WireError`; `where` is the path of the object that a field stands in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from rankscope.agent.wire.batch import Array, Int64
+from rankscope.agent.wire.plain import clean
+
+MAX_NAME_LENGTH = 250
+
+# What is on the wire, by what is made of it.
+_LITTLE = {of: np.dtype(of).newbyteorder("<") for of in (np.float64, np.uint64, np.int64)}
+
+_NAME = {of: little.str for of, little in _LITTLE.items()}
+
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class WireError(ValueError):
+    """A batch that cannot be taken; says where in it and what is wrong.
+
+    Attributes:
+        where: path of the field, for example `columns.loss.values`.
+    """
+
+    def __init__(self, where: str, problem: str) -> None:
+        # Both may quote what was sent, which may be long.
+        where, problem = where[:300], problem[:500]
+        super().__init__(f"{where}: {problem}")
+        self.where = where
+        self.problem = problem
+
+
+def mapping_of(value: Any, where: str) -> Mapping[str, Any]:
+    """An object."""
+    # An instance of a dict is known at once, one of an abstract class is looked for.
+    if type(value) is not dict and not isinstance(value, Mapping):
+        raise WireError(where, f"must be an object, not {type(value).__name__}")
+    return value
+
+
+def optional_mapping_of(fields: Mapping[str, Any], key: str, where: str = "") -> Mapping[str, Any]:
+    """The object of a field; empty where there is none."""
+    value = fields.get(key)
+    return {} if value is None else mapping_of(value, _path(where, key))
+
+
+def shape_of(value: Any, where: str) -> tuple[int, ...]:
+    """A shape: integers from 0."""
+    if not isinstance(value, list | tuple) or not all(_is_size(n) for n in value):
+        raise WireError(where, f"a shape is a list of integers from 0, not {value!r}")
+    return tuple(value)
+
+
+def size_of(value: Any, where: str) -> int:
+    """An integer from 0 that fits into 63 bits."""
+    if not _is_size(value) or value >= 2**63:
+        raise WireError(where, f"must be an integer from 0, not {value!r}")
+    return int(value)
+
+
+def texts_of(fields: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    """The texts of a field; none where it is missing."""
+    values = tuple(items_of(fields, key, where))
+    if not all(isinstance(value, str) for value in values):
+        raise WireError(_path(where, key), "must be a list of texts")
+    return tuple(map(clean, values))
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def items_of(fields: Mapping[str, Any], key: str, where: str = "") -> Iterable[Any]:
+    """The items of a list of a field; none where it is missing."""
+    value = fields.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise WireError(_path(where, key), f"must be a list, not {type(value).__name__}")
+    return value
+
+
+def _path(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+_REQUIRED = object()
+
+
+def text_of(fields: Mapping[str, Any], key: str, default: Any = _REQUIRED, where: str = "") -> str:
+    """The text of a field."""
+    value = fields.get(key, default)
+    if value is _REQUIRED:
+        raise WireError(_path(where, key), "is missing")
+    if not isinstance(value, str):
+        raise WireError(_path(where, key), f"must be text, not {type(value).__name__}")
+    return clean(value)
+
+
+def check_name(value: Any, where: str) -> None:
+    """Raises where a value is no name."""
+    if not isinstance(value, str) or not value or len(value) > MAX_NAME_LENGTH:
+        raise WireError(where, f"a name is text of 1 to {MAX_NAME_LENGTH} characters")
+    if not value.isprintable():
+        raise WireError(where, "a name has printable characters only")
+
+
+@lru_cache(maxsize=4096)
+def is_known_name(name: Any) -> bool:
+    """Whether it is a name; jobs post the same ones over and over."""
+    return isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()
+
+
+def name_of(fields: Mapping[str, Any], key: str, default: Any = _REQUIRED) -> str:
+    """The name in a field."""
+    value = text_of(fields, key, default)
+    check_name(value, key)
+    return value
+
+
+def integer_of(
+    fields: Mapping[str, Any], key: str, default: Any = _REQUIRED, *, minimum: int, where: str = ""
+) -> int:
+    """The integer of a field, from a minimum on."""
+    value = fields.get(key, default)
+    if value is _REQUIRED:
+        raise WireError(_path(where, key), "is missing")
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < 2**63:
+        raise WireError(_path(where, key), f"must be an integer from {minimum}, not {value!r}")
+    return value
+
+
+def real_of(fields: Mapping[str, Any], key: str, default: float, where: str = "") -> float:
+    """The finite number of a field."""
+    value = fields.get(key, default)
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise WireError(_path(where, key), f"must be a finite number, not {value!r}")
+    return number
+
+
+def steps_of(value: Any, where: str, expected: int) -> Int64:
+    """Steps from their range or their list; int64 [expected]."""
+    if isinstance(value, Mapping) and "range" in value:
+        bounds = value["range"]
+        if (
+            not isinstance(bounds, list | tuple)
+            or len(bounds) != 3
+            or not all(_is_size(b) and b < 2**63 for b in bounds)
+            or bounds[2] < 1
+        ):
+            raise WireError(where, "a range is [first, end, stride] with a stride from 1")
+        count = len(range(*bounds))
+        # Before they are made: a few bytes must not ask for much memory.
+        if count != expected:
+            raise WireError(where, f"are {count}, but there are {expected} values")
+        steps = np.arange(*bounds, dtype=np.int64)
+    else:
+        steps = array_of(value, np.int64, where)
+    if steps.ndim != 1 or (steps.size and int(steps.min()) < 0):
+        raise WireError(where, "steps are a flat list of integers from 0")
+    return steps
+
+
+def array_of(value: Any, dtype: type[Any], where: str) -> Array:
+    """An array of exactly `dtype` from its msgpack or its JSON form; read-only where it can be."""
+    if isinstance(value, Mapping):
+        flat = flat_array(value, dtype)
+        if flat is not None:
+            return flat
+        raw, shape, given = value.get("data"), value.get("shape"), value.get("dtype")
+        wanted = _LITTLE[dtype]
+        if given != wanted.str:
+            raise WireError(where, f"has dtype {given!r}; {wanted.str!r} is expected")
+        if not isinstance(raw, bytes) or not isinstance(shape, list | tuple):
+            raise WireError(where, "an array has dtype, shape and data")
+        if not all(_is_size(n) for n in shape) or (math.prod(shape) * wanted.itemsize != len(raw)):
+            raise WireError(where, f"{len(raw)} bytes are no array of shape {list(shape)}")
+        try:
+            return np.frombuffer(raw, dtype=wanted).reshape(shape).astype(dtype, copy=False)
+        except ValueError as error:
+            raise WireError(where, f"no array has the shape {list(shape)}") from error
+    if not isinstance(value, list | tuple):
+        raise WireError(where, "is missing" if value is None else "must be a list of numbers")
+    try:
+        if dtype is np.uint64:
+            return np.array([_word(w) for w in value], dtype)
+        if dtype is np.float64:
+            if any(isinstance(row, list | tuple) for row in value):
+                return np.array([[_number(v) for v in row] for row in value], dtype)
+            return np.array([_number(v) for v in value], dtype)
+        if not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+            raise WireError(where, "must be a list of integers")
+        return np.array(value, dtype)
+    except WireError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(where, f"is no list of numbers: {error}") from error
+
+
+def flat_array(value: Any, dtype: type[Any]) -> Array | None:
+    """A flat array from its msgpack form, as nearly all are; None for whatever else it is."""
+    if type(value) is not dict:
+        return None
+    raw, wanted = value.get("data"), _LITTLE[dtype]
+    if (
+        type(raw) is bytes
+        and value.get("dtype") == _NAME[dtype]
+        and value.get("shape") == [len(raw) / 8]
+    ):
+        made = np.frombuffer(raw, dtype=wanted)
+        return made if wanted.isnative else made.astype(dtype)
+    return None
+
+
+def _word(value: Any) -> int:
+    if isinstance(value, str):
+        return int(value, 16)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is no word of 64 bits")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str):
+        if value not in _NON_FINITE:
+            raise ValueError(f"{value!r}: only NaN, Infinity and -Infinity are written as text")
+        return _NON_FINITE[value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)

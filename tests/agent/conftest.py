@@ -1,0 +1,67 @@
+"""A training that is watched, and a sender with its collector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.collector import Collector
+from support.probe_harness import Harness
+from support.sending import Rank
+from support.watching import Watching
+
+from rankscope.agent.probes import loss_sources
+from rankscope.agent.probes.loss import Loss
+
+
+@pytest.fixture
+def watching(tmp_path: Path) -> Iterator[Watching]:
+    with Watching(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        yield running
+
+
+@pytest.fixture
+def away() -> Iterator[Collector]:
+    """A collector that does not run yet."""
+    made = Collector()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[Callable[..., Rank]]:
+    made: list[Rank] = []
+
+    def make(collector: Collector, **changes: Any) -> Rank:
+        made.append(Rank(collector.url, tmp_path / "spool", **changes))
+        made[-1].sender.start()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.sender.close(timeout=0.2)
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[..., Harness]]:
+    """Harnesses with the probe of the loss alone."""
+    made: list[Harness] = []
+
+    def attach(model: Any, optimizer: Any = None, **options: Any) -> Harness:
+        optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+        made.append(Harness(model, optimizer, probes=(Loss,), **options))
+        return made[-1]
+
+    yield attach
+    for harness in made:
+        harness.close()
+    assert not loss_sources._taps
