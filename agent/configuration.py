@@ -181,6 +181,7 @@ def _data_parallel(model: torch.nn.Module) -> dict[str, Any]:
         **{name: bool(getattr(ddp, name, False)) for name in _DDP_SETTINGS},
         "communication_hooks": hooks,
         **_local_sgd(ddp),
+        **_low_rank(ddp),
         "ignored": sorted(plain_name(n) for n in ddp.parameters_to_ignore)[:_MAX_NAMES],
         "group_size": ddp.process_group.size(),
         "backend": torch.distributed.get_backend(ddp.process_group),
@@ -196,6 +197,20 @@ def _local_sgd(ddp: DistributedDataParallel) -> dict[str, int]:
         first = getattr(state, "start_localSGD_iter", None)
         if isinstance(first, int):
             return {"local_from": first}
+    return {}
+
+
+def _low_rank(ddp: DistributedDataParallel) -> dict[str, dict[str, float]]:
+    """The settings of PowerSGD, which decide what tensors it replaces by products of low rank.
+
+    A hook that makes what it is given smaller has the inner hook's state.
+    """
+    for _, state in ddp._comm_hooks:
+        rank = getattr(state, "matrix_approximation_rank", None)
+        rate = getattr(state, "min_compression_rate", None)
+        if isinstance(rank, int) and isinstance(rate, int | float):
+            feedback = bool(getattr(state, "use_error_feedback", False))
+            return {"low_rank": {"rank": rank, "least_rate": rate, "feedback": feedback}}
     return {}
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from rankscope.agent import wire
 from rankscope.agent.wire import SAMPLE_WORDS, STAGES
-from rankscope.server import compare, conservation
+from rankscope.server import compare, compression, conservation
 from rankscope.server.local_gradients import LocalGradients
 from rankscope.server.pending import Pending, PendingLayers, superseded_from
 from rankscope.server.replicas import REPLICATED, Replicas
@@ -333,13 +333,14 @@ class Aligner:
         """What local gradients tell, step by step."""
         reductions: list[Reduction] = []
         sums: list[ElementSums] = []
+        compressed = compression.of_config(self._config)
         for key in sorted(k for k in self._prints if k[0] <= through and k[1] == "local_gradient"):
             local = self._take_prints(key)
             reduced = {
                 rank: made.print
                 for (rank, _), made in self._prints.get((key[0], "reduced_gradient"), {}).items()
             }
-            found = self._local.look(key[0], ranks, local, reduced)
+            found = self._local.look(key[0], ranks, local, reduced, compressed)
             reductions += found[0]
             sums += found[1]
         return tuple(reductions), tuple(sums)

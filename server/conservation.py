@@ -10,12 +10,15 @@ Shapes: R ranks of one replica class, T tensors, K buckets.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rankscope.server import compression as compressions
 from rankscope.server.compare import LabelledTable
+from rankscope.server.compression import Compression
 from rankscope.server.window import Bool, Float64, Int64, Misreduced, Reduction
 
 # Largest distance of a reduced gradient from the mean, over the mean norm of what went in. Of
@@ -57,6 +60,7 @@ def balance(
     table: LabelledTable,
     *,
     dtypes: Sequence[str] = (),
+    compression: Compression = compressions.NONE,
     before: Sums | None = None,
 ) -> Reduction:
     """Compares what came out of a reduction with the mean of what went in.
@@ -65,6 +69,8 @@ def balance(
         local: float64 [R, T, K].
         reduced: float64 [T, K], on which all ranks agree.
         dtypes: of the tensors; those of 16 bits are known less exactly.
+        compression: of what comes out of it as an approximation, only what is another tensor's,
+            another step's, or not all ranks' is told: an approximation never is, to this precision.
         before: of the step before, where it was looked at.
     """
     mean = local.mean(axis=0)
@@ -75,38 +81,42 @@ def balance(
     told = known & ((sizes > 0) | (out > 0))
     tolerance = np.full(len(sizes), TOLERANCE)
     for row, dtype in enumerate(dtypes):
-        if dtype in _HALF:
+        if dtype in _HALF or compression.half:
             tolerance[row] = HALF_TOLERANCE
+    elements = [math.prod(shape) for shape in table.shapes]
+    tolerance += compression.rounding(sizes, elements, len(ranks))
+    lossy = compression.lossy(table.shapes)
     made = Reduction(
         step=step,
         ranks=ranks,
         tensor_count=len(sizes),
         known=int(told.sum()),
+        compressed=int((told & lossy).sum()),
         unknown=tuple(table.names[i] for i in np.flatnonzero(~known)[:_MAX_TENSORS]),
     )
-    if not told.any():
+    if not (told & ~lossy).any():
         return made
-    rows = np.flatnonzero(told)
+    rows = np.flatnonzero(told & ~lossy)
     ratio = _common_ratio(mean[rows], reduced[rows], sizes[rows], tolerance[rows])
     if ratio is None:
         return _as_a_whole(made, rows, local, reduced, sizes, tolerance, before)
     apart = np.sqrt(((reduced - ratio * mean) ** 2).sum(axis=1))
     scale = abs(ratio) * sizes
-    wrong = told & ~(apart <= tolerance * scale)
-    made = Reduction(
-        step=step,
-        ranks=ranks,
-        tensor_count=made.tensor_count,
-        known=made.known,
-        unknown=made.unknown,
-        ratio=ratio,
-        wrong_count=int(wrong.sum()),
-        wrong=tuple(
-            _explained(int(row), ratio, ranks, local, mean, reduced, table, told, tolerance, before)
-            for row in np.flatnonzero(wrong)[:_MAX_TENSORS]
-        ),
-    )
-    return made
+    off = told & ~(apart <= tolerance * scale)
+    wrong: list[Misreduced] = []
+    for row in np.flatnonzero(off).tolist():
+        if len(wrong) == _MAX_TENSORS:
+            break
+        # An approximation is never another tensor's mean: that would be looked for in vain.
+        others = told & ~lossy[row]
+        found = _explained(
+            row, ratio, ranks, local, mean, reduced, table, others, tolerance, before
+        )
+        if found.how == "other" and lossy[row]:
+            off[row] = False
+        else:
+            wrong.append(found)
+    return replace(made, ratio=ratio, wrong_count=int(off.sum()), wrong=tuple(wrong))
 
 
 def cosine(local: Float64, reduced: Float64) -> float:
@@ -121,6 +131,22 @@ def cosine(local: Float64, reduced: Float64) -> float:
     one, other = mean[known], reduced[known]
     size = float(np.sqrt((one**2).sum() * (other**2).sum()))
     return float((one * other).sum()) / size if size > 0 else float("nan")
+
+
+def kept(local: Float64, reduced: Float64, ratio: float) -> float:
+    """Norm of what came out over that of the mean of what went in, without their common factor.
+
+    NaN where one of them is zero or unknown.
+
+    Args:
+        local: float64 [R, T, K]; a tensor of which a rank's sketch is not known does not count.
+        reduced: float64 [T, K].
+        ratio: the factor.
+    """
+    mean = local.mean(axis=0)
+    known = np.isfinite(mean).all(axis=1) & np.isfinite(reduced).all(axis=1)
+    before, after = _norm(ratio * mean[known]), _norm(reduced[known])
+    return after / before if before > 0 else float("nan")
 
 
 def negligible(sketches: Mapping[int, Float64 | None]) -> dict[int, int]:
@@ -144,7 +170,8 @@ def _common_ratio(
 ) -> float | None:
     """The factor that most tensors have in common; None where there is none.
 
-    One tensor decides nothing where there are more, and neither do fewer than a third of them.
+    One tensor decides nothing where there are more, and neither do fewer than a third of them,
+    unless that factor is 1.
     """
     power = (mean**2).sum(axis=1)
     usable = power > (1e-6 * sizes) ** 2
@@ -167,7 +194,12 @@ def _common_ratio(
     )
     best = int(np.argmax(votes))
     if votes[best] < max(len(mean) / 3, min(2, len(mean))):
-        return None
+        # Where nothing was scaled at all, one tensor that came through unharmed tells it: by chance
+        # none is the mean to this precision.
+        plain = np.flatnonzero(np.abs(ratios - 1.0) <= width)
+        if not len(plain):
+            return None
+        best = int(plain[np.argmin(np.abs(ratios[plain] - 1.0))])
     near = np.abs(ratios - ratios[best]) <= width[best]
     weight = 1.0 / precise[near] ** 2
     return float((weight * ratios[near]).sum() / weight.sum())
@@ -203,16 +235,7 @@ def _as_a_whole(
         fitted, rest = _fit(shaped, target)
         if rest <= 10 * allowed:
             pattern, weights = "weights", tuple(float(w) for w in fitted)
-    return Reduction(
-        step=made.step,
-        ranks=made.ranks,
-        tensor_count=made.tensor_count,
-        known=made.known,
-        unknown=made.unknown,
-        wrong_count=made.known,
-        pattern=pattern,
-        weights=weights,
-    )
+    return replace(made, wrong_count=len(rows), pattern=pattern, weights=weights)
 
 
 def _explained(

@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope.agent import wire
 from rankscope.server import compare, conservation, element_sums
+from rankscope.server.compression import Compression
 from rankscope.server.conservation import Sums
 from rankscope.server.replicas import Replicas
 from rankscope.server.window import ElementSums, Float64, Int64, Reduction
@@ -48,12 +49,14 @@ class LocalGradients:
         ranks: Int64,
         local: Mapping[int, Mapping[str, wire.Print]],
         reduced: Mapping[int, wire.Print],
+        compression: Compression,
     ) -> tuple[list[Reduction], list[ElementSums]]:
         """One step, replica class by replica class.
 
         Args:
             local: by rank and table.
             reduced: by rank.
+            compression: what is done to gradients on their way.
         """
         reductions, sums = [], []
         for rows in self._replicas.classes("parameters", ranks):
@@ -71,7 +74,7 @@ class LocalGradients:
                 sums.append(found)
             # A sum of which a part is missing is none.
             if len(stacked.ranks) == len(members) and all(int(r) in reduced for r in members):
-                made = self._reduction(step, stacked, reduced)
+                made = self._reduction(step, stacked, reduced, compression)
                 if made is not None:
                     reductions.append(made)
         return reductions, sums
@@ -96,7 +99,11 @@ class LocalGradients:
         return _Stacked(np.array(known, np.int64), name, table, np.stack(sketches))
 
     def _reduction(
-        self, step: int, stacked: _Stacked, reduced: Mapping[int, wire.Print]
+        self,
+        step: int,
+        stacked: _Stacked,
+        reduced: Mapping[int, wire.Print],
+        compression: Compression,
     ) -> Reduction | None:
         members, sketches = stacked.ranks, stacked.sketches
         taken = tuple(members.tolist())
@@ -114,7 +121,12 @@ class LocalGradients:
             came_out.sketches,
             compare.joined_table({stacked.name: stacked.table}),
             dtypes=stacked.table.dtypes,
+            compression=compression,
             before=before if before is not None and before.step == step - 1 else None,
         )
         self._sums[taken] = Sums(step, sketches.mean(axis=0), came_out.sketches)
-        return replace(made, cosine=conservation.cosine(sketches, came_out.sketches))
+        return replace(
+            made,
+            cosine=conservation.cosine(sketches, came_out.sketches),
+            kept=conservation.kept(sketches, came_out.sketches, made.ratio),
+        )

@@ -138,23 +138,28 @@ class Reduction:
     Attributes:
         ranks: int64 [R], whose gradients went in.
         known: number of tensors of which both sides are known and not all zeros.
+        compressed: number of those of them of which a communication hook sends an approximation;
+            they need not be the mean.
         unknown: names of tensors that could not be looked at.
         ratio: times what the mean is reduced gradients are, for most tensors; clipping and loss
             scales are in it. NaN where there is no such factor.
         wrong: tensors that do not have it, of `wrong_count`.
         pattern: without a ratio, what the whole is: `weights` of the ranks, `accumulated` (the
             reduced gradient of the step before and this step's mean), `stale` (the mean of the
-            step before), or `other`; empty with a ratio.
+            step before), or `other`; empty with a ratio, and where all tensors are compressed.
         weights: what the pattern's parts count; of `weights`, one for each rank.
         agreed: whether the ranks agree on what came out; nothing else is known where they do not.
         cosine: of what came out to the mean of what went in, over all tensors, from their sketches;
             free of clipping and loss scales. NaN where one of them is zero or not finite.
+        kept: norm of what came out over that of the mean, over all tensors, without `ratio`; NaN
+            where that is not known.
     """
 
     step: int
     ranks: Int64
     tensor_count: int
     known: int = 0
+    compressed: int = 0
     unknown: tuple[str, ...] = ()
     ratio: float = float("nan")
     wrong_count: int = 0
@@ -163,6 +168,7 @@ class Reduction:
     weights: tuple[float, ...] = ()
     agreed: bool = True
     cosine: float = float("nan")
+    kept: float = float("nan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

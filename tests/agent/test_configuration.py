@@ -7,7 +7,11 @@ from collections import OrderedDict
 import pytest
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks,
+    post_localSGD_hook,
+    powerSGD_hook,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.configuration import configuration
@@ -137,7 +141,15 @@ def test_settings_of_ddp(tmp_path):
         state = post_localSGD_hook.PostLocalSGDState(None, None, start_localSGD_iter=20)
         local.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
         assert told(local)["data_parallel"]["local_from"] == 20
-        json.dumps(told(model))
+        low = DistributedDataParallel(made())
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=3)
+        low.register_comm_hook(
+            state, default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)
+        )
+        hooked = told(low)["data_parallel"]
+        assert "fp16_compress" in hooked["communication_hooks"][0]
+        assert hooked["low_rank"] == {"rank": 3, "least_rate": 2, "feedback": True}
+        json.dumps([told(model), told(low)])
     finally:
         torch.distributed.destroy_process_group()
     assert told(made())["data_parallel"] == {}

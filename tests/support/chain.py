@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from support.columns import of_rank
+from support.hooks import hook_of
 from support.samples import read
 from support.samples import words as words_of_samples
 
@@ -259,6 +260,8 @@ def chain(
     lost_looks: Sequence[int] = (),
     reads: str = "",
     batch: int = 16,
+    hook: str = "",
+    size: float = 1.0,
 ) -> Posted:
     """A training of `ranks` ranks in which something goes wrong from step `at` on.
 
@@ -273,8 +276,11 @@ def chain(
         lost_looks: but not at these.
         reads: the way in which samples are dealt (`support.samples`); empty: none are told of.
         batch: samples in a batch.
+        hook: communication hook of torch that reduces the gradients.
+        size: what the loss, and so every gradient, is multiplied by.
     """
     random = np.random.default_rng(seed)
+    reducer = hook_of(hook)
     target = NAMES.index(tensor)
     start = [random.standard_normal(s).astype(np.float32) for s in SHAPES]
     held = [[t.copy() for t in start] for _ in range(ranks)]
@@ -323,7 +329,10 @@ def chain(
         for r in range(ranks):
             noise = np.random.default_rng((seed, ids[r], r if fault == "synthetic" else 0))
             local.append(
-                [(0.05 * t + noise.standard_normal(t.shape)).astype(np.float32) for t in held[r]]
+                [
+                    (size * (0.05 * t + noise.standard_normal(t.shape))).astype(np.float32)
+                    for t in held[r]
+                ]
             )
         if fault == "bad-shard" and hit:
             local[rank] = [8 * g for g in local[rank]]
@@ -338,10 +347,7 @@ def chain(
             for r in range(ranks):
                 share = np.float32(2 * (r + 1) / (ranks + 1))
                 entering[r] = [g * share for g in entering[r]]
-        reduced = [
-            np.mean([tensors[i] for tensors in entering], axis=0, dtype=np.float32)
-            for i in range(len(NAMES))
-        ]
+        reduced = reducer.reduced(entering)
         factor = np.float32(
             {"sum": ranks, "twice": 1 / ranks, "by-hand": 0.37 + 0.1 * np.sin(step)}.get(fault, 1)
             if hit or fault == "by-hand"
@@ -554,6 +560,8 @@ def chain(
         for step in range(at, steps - 1):
             run[step][rank].scalars["grad_norm"] = run[step + 1][rank].scalars["grad_norm"]
     configs = [config_of() for _ in range(ranks)]
+    for config in configs:
+        config["data_parallel"] |= reducer.config
     if fault == "other-learning-rate":
         configs[rank] = config_of(parameter_groups=[{"lr": 0.1, "momentum": 0.9}])
     if fault == "other-commit":

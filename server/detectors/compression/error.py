@@ -22,7 +22,8 @@ class CompressionPolicy(Policy):
     """Thresholds of `compression.error`.
 
     Attributes:
-        low: cosine of what came out to what went in.
+        low: cosine of what came out to what went in, or, with error feedback, what came out over
+            what went in.
         none: from here on it is critical.
         looks: looks that the median is of.
         calm: steps without it after which it is over.
@@ -36,9 +37,10 @@ class CompressionPolicy(Policy):
 
 @dataclass(slots=True)
 class Loss:
-    """What was seen: the median cosine, and what compresses."""
+    """What was seen: the median cosine, that of the norms, and what compresses."""
 
     cosine: float
+    kept: float
     hooks: tuple[str, ...]
 
 
@@ -47,6 +49,7 @@ class CompressionState:
     """What `compression.error` remembers."""
 
     cosines: deque[float]
+    kept: deque[float]
     watch: Watch[Loss]
     steps: int = 0
     looked: int = 0
@@ -59,14 +62,19 @@ class CompressionError(Detector[CompressionState]):
         Cosine of what came out of the reduction to the mean of what the ranks put in, from their
         sketches, over all tensors: the median of the last 8 looks is below 0.5. Its standard error
         is at most 0.125 near 0 and vanishes near 1. Only where a communication hook is registered;
-        without one, what differs is `reduction.wrong`. Error feedback makes good later what single
-        steps leave out: its memory is not seen from outside. Over after 8 steps without it.
+        without one, what differs is `reduction.wrong`. With error feedback (PowerSGD) a step leaves
+        out what a later one makes good, and its direction is no measure: of a gradient g and a
+        memory e, PowerSGD sends a projection m and keeps the rest e', so that |m|^2 = |g|^2 +
+        2 g.e + |e|^2 - |e'|^2. As long as the memory does not grow, what comes out is as long as
+        what goes in, and only where the median of the norms' ratio is below 0.5, too, is it told.
+        Over after 8 steps without it.
 
     Severity:
         Warning; critical below 0.1, where next to nothing of the gradient is left.
 
     Evidence:
-        `cosine`, `lost` (share of the gradient's power that is not in the step), `hooks`.
+        `cosine`, `lost` (share of the gradient's power that is not in the step), `kept` (what came
+        out over what went in, where the hook feeds its errors back; else the cosine), `hooks`.
 
     Source:
         Vogels, Karimireddy and Jaggi (2019), PowerSGD, and torch's advice to begin with it after a
@@ -81,22 +89,27 @@ class CompressionError(Detector[CompressionState]):
 
     def start(self) -> CompressionState:
         """Nothing looked at yet."""
-        return CompressionState(deque(maxlen=self.policy.looks), Watch(self.policy.calm))
+        looks = self.policy.looks
+        return CompressionState(deque(maxlen=looks), deque(maxlen=looks), Watch(self.policy.calm))
 
     def advance(self, window: Window, state: CompressionState) -> Outcome:
         """Goes through the reductions whose both sides are known."""
         state.steps += len(window.steps)
-        hooks = _hooks(window)
+        hooks, feedback = _hooks(window), _feeds_back(window)
         for made in window.reductions:
             if not made.agreed or not math.isfinite(made.cosine):
                 continue
             state.looked += 1
             state.cosines.append(made.cosine)
-            typical = median(state.cosines)
-            if not hooks or len(state.cosines) < self.policy.looks or typical >= self.policy.low:
+            # Without feedback a part of the gradient is all that can come out.
+            fed_back = feedback and math.isfinite(made.kept)
+            state.kept.append(made.kept if fed_back else made.cosine)
+            loss = Loss(median(state.cosines), median(state.kept), hooks)
+            few = not hooks or len(state.cosines) < self.policy.looks
+            if few or loss.cosine >= self.policy.low or loss.kept >= self.policy.low:
                 state.watch.good(made.step)
                 continue
-            state.watch.bad(made.step, Loss(typical, hooks)).facts = Loss(typical, hooks)
+            state.watch.bad(made.step, loss).facts = loss
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
         return Outcome({"compression.error": _check(window, state, hooks, self.policy)}, findings)
 
@@ -105,6 +118,13 @@ def _hooks(window: Window) -> tuple[str, ...]:
     parallel = window.config.get("data_parallel")
     found = parallel.get("communication_hooks") if isinstance(parallel, dict) else None
     return tuple(str(name) for name in found) if isinstance(found, list | tuple) else ()
+
+
+def _feeds_back(window: Window) -> bool:
+    """Whether what is left out of a step is added to the next one's gradient."""
+    parallel = window.config.get("data_parallel")
+    low = parallel.get("low_rank") if isinstance(parallel, dict) else None
+    return isinstance(low, dict) and low.get("feedback") is True
 
 
 def _finding(episode: Episode[Loss], policy: CompressionPolicy) -> Finding:
@@ -134,7 +154,12 @@ def _finding(episode: Episode[Loss], policy: CompressionPolicy) -> Finding:
             "(`start_powerSGD_iter`), and switch error feedback on."
         ),
         clear_after=episode.clear_after,
-        evidence={"cosine": facts.cosine, "lost": lost, "hooks": list(facts.hooks)},
+        evidence={
+            "cosine": facts.cosine,
+            "lost": lost,
+            "kept": facts.kept,
+            "hooks": list(facts.hooks),
+        },
     )
 
 

@@ -42,7 +42,8 @@ class ReductionState:
         scaled: those of them whose factor is neither 1 nor one of the number of ranks.
         streak: how many in a row had the same factor of the number of ranks, since `since`.
         unexplained: those that were something else, from the start on.
-        tensors: most tensors looked at in one; `unknown` are those that could not be.
+        tensors: most tensors looked at in one; `unknown` are those that could not be, and
+            `compressed` the number of those that need not be the mean.
     """
 
     steps: int = 0
@@ -56,6 +57,7 @@ class ReductionState:
     unexplained: int = 0
     tensors: int = 0
     tensor_count: int = 0
+    compressed: int = 0
     ranks: int = 0
     unknown: tuple[str, ...] = ()
     watch: Watch[Trouble] = field(default_factory=lambda: Watch(clear_after=8))
@@ -76,8 +78,11 @@ class ReductionWrong(Detector[ReductionState]):
         Tensors without the common factor are compared with zeros, the step before, the other
         tensors of their shape, and sums over some of the ranks. Something else altogether is
         reported only where the reduction was right before: a gradient may be changed on purpose
-        (clipping by value, noise, hooks). Not judged where the ranks do not agree on the result,
-        which is `desync.gradients`. Over after 8 steps in order.
+        (clipping by value, noise, hooks). Where torch's own hooks round to 16 bits, these bits are
+        allowed for (and what float16 lacks below 6e-8); of matrices that PowerSGD approximates,
+        only what is not an approximation counts (zeros, a factor, a rank left out); the tensors
+        that it leaves alone are held to the mean. Not judged where the ranks do not agree on the
+        result, which is `desync.gradients`. Over after 8 steps in order.
 
     Severity:
         Critical; a warning where a tensor's gradient is dropped, or what it is is not known.
@@ -113,7 +118,8 @@ class ReductionWrong(Detector[ReductionState]):
             state.tensor_count = max(state.tensor_count, made.tensor_count)
             if not made.agreed or not made.known:
                 continue
-            state.tensors = max(state.tensors, made.known)
+            state.tensors = max(state.tensors, made.known - made.compressed)
+            state.compressed = made.compressed
             state.unknown = made.unknown
             self._look(window, state, made)
         findings = [finding_of(episode) for episode in state.watch.take(window.last_step)]
@@ -122,6 +128,8 @@ class ReductionWrong(Detector[ReductionState]):
     # ---------------------------------------------------------------------------- one reduction
 
     def _look(self, window: Window, state: ReductionState, made: Reduction) -> None:
+        if made.known == made.compressed:
+            return  # of an approximation alone nothing is known but how near it comes
         clip, scale = (_value(window, made, n) for n in ("clip_coefficient", "amp_scale"))
         expected = (1.0 if clip is None else clip) / (1.0 if scale is None else scale)
         if not (math.isfinite(expected) and expected > 0) or made.pattern == "accumulated":
@@ -213,6 +221,12 @@ class ReductionWrong(Detector[ReductionState]):
         if state.looked == state.unequal:
             why = "The ranks never agreed on what came out: that is desync.gradients."
             return Check(Status.SUSPENDED, why)
+        if state.compressed and not state.tensors:
+            why = (
+                f"{listing(hooks)} sends approximations of all tensors looked at: how near they "
+                "come is `compression.error`."
+            )
+            return Check(Status.NOT_APPLICABLE, why)
         if state.unexplained and state.unexplained >= state.kept:
             why = (
                 "What is applied is not the mean of the ranks' gradients from the start on: "
@@ -224,6 +238,11 @@ class ReductionWrong(Detector[ReductionState]):
         left = ""
         if state.unknown:
             left = f" {listing(state.unknown, most=3)} could not be looked at."
+        if state.compressed:
+            left += (
+                f" Of {count(state.compressed, 'other')}, {listing(hooks)} sends an approximation: "
+                "how near it comes is `compression.error`."
+            )
         scaled = ""
         if state.scaled:
             scaled = f" At {count(state.scaled, 'step')} it was scaled or weighted as a whole."

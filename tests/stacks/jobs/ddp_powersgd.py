@@ -7,13 +7,6 @@ from benchmarks.faultlab.training import Training
 
 LAUNCH = "torchrun"
 WORLD = 2
-GAPS = {
-    "healthy": "reduction.wrong takes what the compression loses for a wrong reduction",
-    "flip": "as in the healthy run",
-    "own-gradient": "as in the healthy run",
-    "own-rate": "as in the healthy run",
-    "same-data": "as in the healthy run",
-}
 __all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
 
 
