@@ -116,6 +116,7 @@ def rank_curves(
             "type": "log" if log_y else "linear",
             "exponentformat": "e",
             "minexponent": 4,
+            **({} if log_y else _around_one_value(curves)),
             # Zooming is along the steps; y follows the data that are shown.
             "fixedrange": True,
         },
@@ -235,6 +236,19 @@ def _padded(span: tuple[float, float]) -> list[float]:
     low, high = span
     room = max((high - low) * 0.01, 0.5 if high == low else 0.01)
     return [low - room, high + room]
+
+
+def _around_one_value(curves: Sequence[Curve]) -> dict[str, Any]:
+    """Range of the y axis where all values are one that is small.
+
+    Plotly would show it in the middle of 2: a learning rate of 0.002 stood at what looks like 0.
+    """
+    parts = [p for c in curves for p in (c.values, c.minimum, c.maximum) if p is not None]
+    drawn = np.concatenate([np.zeros(0), *parts])
+    values = drawn[np.isfinite(drawn)]
+    if not values.size or values.min() < values.max() or not 0 < abs(values[0]) < 1:
+        return {}
+    return {"range": sorted((0.0, 2.0 * float(values[0])))}
 
 
 def _log_note(curves: Sequence[Curve]) -> str:

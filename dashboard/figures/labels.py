@@ -13,6 +13,8 @@ from rankscope.dashboard.figures.outline import drawable
 
 # Labels closer than this part of the drawn range would cover each other.
 _ROOM = 0.08
+# Characters that fit into the margin beside the chart.
+_FITS = 9
 
 
 def end_labels(curves: Sequence[Curve], color: str, log_y: bool) -> list[dict[str, Any]]:
@@ -62,6 +64,15 @@ def _label(x: int, y: float, yref: str, ranks: Sequence[int], color: str) -> dic
         "xanchor": "left",
         "xshift": 4,
         "showarrow": False,
-        "text": f"rank{'s' if len(ranks) > 1 else ''} {rank_list(ranks)}",
+        "align": "left",
+        "text": _named(ranks),
         "font": {"color": color, "size": 11},
     }
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """In two lines, or their number, where the margin beside the chart has no room for more."""
+    word, numbers = "ranks" if len(ranks) > 1 else "rank", rank_list(ranks)
+    if len(word) + 1 + len(numbers) <= _FITS:
+        return f"{word} {numbers}"
+    return f"{word}<br>{numbers}" if len(numbers) <= _FITS else f"{len(ranks)} {word}"

@@ -59,7 +59,7 @@ function broken(open, run) {
       el(
         "dl",
         { class: "answers" },
-        answer("Since", `step ${first.first_step}`, run.last_step > first.first_step ? ` (now at ${run.last_step})` : "",
+        answer("Since", `step ${first.first_step}`, run.last_step > first.first_step ? ` (${run.state === "running" ? "now at" : "ended at"} ${run.last_step})` : "",
           `, found at ${clock(first.opened_at)}`),
         answer("Who", first.ranks.length ? ranksText(first.ranks) : "the whole run"),
         first.stage && answer("First broken link", first.stage.replaceAll("_", " ")),

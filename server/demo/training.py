@@ -95,6 +95,8 @@ def train(*, fault: Injector, rank: int, steps: int, seed: int) -> None:
     training_set, test_set = digits()
     torch.manual_seed(seed)
     model = DistributedDataParallel(DigitsNet())
+    # What is drawn from here on (here: seeds for the workers of a loader) is each rank's own.
+    torch.manual_seed(seed * 1000 + rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     criterion = nn.CrossEntropyLoss()
     fault.wrapped(model)

@@ -194,6 +194,24 @@ def test_guilty_ranks_lie_on_top_and_neighbours_share_their_label():
     assert {a.text for a in figure.layout.annotations} == {"ranks 0-1", "rank 3"}
 
 
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([255], "rank 255"),
+        ([2, 3], "ranks 2-3"),
+        ([3, 77], "ranks<br>3, 77"),
+        ([16383], "rank<br>16383"),
+        ([3, 77, 201], "3 ranks"),
+    ],
+)
+def test_a_label_fits_beside_the_chart(ranks, text):
+    steps = np.arange(10)
+    data = [Curve(r, steps, np.linspace(5, 1, 10)) for r in ranks]
+    other = Curve(17000, steps, np.full(10, 5.0))
+    figure = rank_curves([*data, other], metric="loss", highlight=ranks)
+    assert [a.text for a in figure.layout.annotations] == [text]
+
+
 def test_one_guilty_rank_is_red_and_several_can_be_told_apart():
     data = curves(4)
     colors = {
@@ -312,3 +330,17 @@ def test_no_tick_stands_between_two_steps(last, dtick):
     assert high > last
     # A single step stands in the middle, and alone.
     assert last > 0 or (low, high) == (-0.5, 0.5)
+
+
+@pytest.mark.parametrize(("value", "low", "high"), [(0.002, 0.0, 0.004), (-0.5, -1.0, 0.0)])
+def test_one_small_value_does_not_look_like_zero(value, low, high):
+    steps = np.arange(20)
+    held = np.where(steps == 3, np.nan, value)
+    flat = [Curve(r, steps, held, held, held) for r in range(2)]
+    assert list(rank_curves(flat, metric="lr").layout.yaxis.range) == [low, high]
+    assert rank_curves(flat, metric="lr", log_y=True).layout.yaxis.range is None
+    for other in (np.zeros(20), np.full(20, 32.0), np.linspace(0.001, 0.002, 20)):
+        assert rank_curves([*flat, Curve(2, steps, other)], metric="lr").layout.yaxis.range is None
+    buckets = Curve(2, steps, held, held, np.full(20, 0.9))
+    assert rank_curves([*flat, buckets], metric="lr").layout.yaxis.range is None
+    assert rank_curves([Curve(0, steps, np.zeros(20))], metric="lr").layout.yaxis.range is None
