@@ -13,6 +13,7 @@ from math import inf
 from rankscope.agent import wire
 from rankscope.server.alerts.lifecycle import TIME_BASED, Transition
 from rankscope.server.alerts.model import Alert
+from rankscope.server.detectors.incident import AGREED_UNTIL
 
 # Onsets that are told by statistics, or dated back, are known to about this many steps. A root is
 # never said to have begun more than this after what follows from it.
@@ -28,8 +29,9 @@ class Rule:
     Attributes:
         why: what the one does to the other: "because ...".
         stages: stages at which the root has to have broken; empty: any.
-        earliest: how many steps after the root's `first_step` the consequence begins at the
-            earliest; negative: before it.
+        earliest: how many steps after the root the consequence begins at the earliest; negative:
+            before it. The root has begun with its `first_step`, or after the last look that found
+            nothing wrong.
         latest: the same at the latest; None: as long as the root lasts, and until it would have
             resolved.
         same_ranks: whether they have to have a rank in common, where both name ranks.
@@ -225,7 +227,6 @@ RULES = (
         root=("loss.diverging",),
         consequence=("loss.oscillating", "loss.spike"),
         earliest=-_BLUR,
-        latest=_EPISODE,
         why="they belong to the same rise of the loss",
     ),
     Rule(
@@ -381,7 +382,13 @@ RULES = (
         why="where nothing can be learned, gradients are noise",
     ),
     Rule(
-        root=("loss.diverging", "rank.loss_outlier", "desync.batch"),
+        root=(
+            "loss.diverging",
+            "rank.loss_outlier",
+            "desync.",
+            "reduction.wrong",
+            "gradient.accumulating",
+        ),
         consequence=("loss.plateau",),
         earliest=-10 * _EPISODE,
         same_ranks=False,
@@ -416,7 +423,7 @@ def link(alerts: Sequence[Alert]) -> tuple[Alert, ...]:
             continue
         # What hangs under it moves along, and must not have begun long before its new root.
         slack = max(_BLUR, -RULES[number].earliest)
-        if onsets[consequence.id] < top.first_step - slack:
+        if onsets[consequence.id] < _begins(top) - slack:
             continue
         onsets[top.id] = min(onsets[top.id], onsets[consequence.id])
         for name, its_top in tops.items():
@@ -498,8 +505,16 @@ def _fits(rule: Rule, root: Alert, consequence: Alert) -> bool:
             return False
     elif both_ways and _order(root) >= _order(consequence):
         return False
-    begin = root.first_step + rule.earliest
-    return begin <= consequence.first_step <= _end(rule, root)
+    begins = _begins(root)
+    if begins - _BLUR > consequence.seen_step:
+        return False  # what was seen before is not made by it, whenever that is said to have begun
+    return begins + rule.earliest <= consequence.first_step <= _end(rule, root)
+
+
+def _begins(root: Alert) -> int:
+    """First step at which it may have gone wrong: between two looks nobody sees when it does."""
+    agreed = root.evidence.get(AGREED_UNTIL)
+    return min(root.first_step, agreed + 1) if isinstance(agreed, int) else root.first_step
 
 
 def _end(rule: Rule, root: Alert) -> float:

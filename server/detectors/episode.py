@@ -19,11 +19,13 @@ class Episode(Incident, Generic[Facts]):
         facts: what its detector knows of it.
         holding: whether the last observation found it; it is taken to go on until one does not.
         seen: number of observations that found it.
+        agreed_until: last observation before that did not; None for none.
     """
 
     facts: Facts
     holding: bool = True
     seen: int = 1
+    agreed_until: int | None = None
 
 
 @dataclass(slots=True)
@@ -33,12 +35,14 @@ class Watch(Generic[Facts]):
     Attributes:
         clear_after: steps without it after which it is over.
         judged, found: observations so far, and those that found it.
+        agreed_until: the last one that did not.
     """
 
     clear_after: int = 8
     judged: int = 0
     found: int = 0
     current: Episode[Facts] | None = None
+    agreed_until: int | None = None
     _ended: list[Episode[Facts]] = field(default_factory=list)
 
     def bad(self, step: int, facts: Facts, *, first_step: int | None = None) -> Episode[Facts]:
@@ -60,6 +64,7 @@ class Watch(Generic[Facts]):
                 last_step=step,
                 clear_after=self.clear_after,
                 facts=facts,
+                agreed_until=self.agreed_until,
             )
             return known
         known.holding = True
@@ -70,6 +75,7 @@ class Watch(Generic[Facts]):
     def good(self, step: int) -> None:
         """An observation that did not find it."""
         self.judged += 1
+        self.agreed_until = step
         known = self.current
         if known is None:
             return

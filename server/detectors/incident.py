@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# In the evidence of what only looks can tell, which may be rare: the last step at which a look
+# found nothing wrong. It began after that, `first_step` at the latest.
+AGREED_UNTIL = "agreed_until"
+
 
 @dataclass(slots=True, kw_only=True)
 class Incident:

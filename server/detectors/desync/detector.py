@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome
+from rankscope.server.detectors.desync.answers import SUBJECTS, checks_of
 from rankscope.server.detectors.desync.explain import (
     finding_of,
     periodic_finding,
     versions_finding,
 )
 from rankscope.server.detectors.desync.incident import Apart, groups_of
-from rankscope.server.detectors.desync.meetings import MARK, Meetings
+from rankscope.server.detectors.desync.meetings import MARK
 from rankscope.server.detectors.desync.order import (
     SETTINGS,
     differing_setting,
@@ -25,115 +24,18 @@ from rankscope.server.detectors.desync.order import (
     reduces_no_longer,
     state_was_first,
 )
-from rankscope.server.detectors.desync.versions import Look, Versions
-from rankscope.server.detectors.policy import Count, Policy, Steps, Times
-from rankscope.server.detectors.wording import count, ranks
+from rankscope.server.detectors.desync.state import (
+    KIND_OF_STAGE,
+    Asynchronous,
+    DesyncPolicy,
+    DesyncState,
+)
+from rankscope.server.detectors.desync.versions import Look
+from rankscope.server.detectors.policy import Policy
 from rankscope.server.window import Comparison, Window
-
-# Which kind a desync is follows from the first link that broke.
-KIND_OF_STAGE = {
-    "start": "desync.parameters",
-    "outside_optimizer": "desync.parameters",
-    "reduced_gradient": "desync.gradients",
-    "clipped_gradient": "desync.gradients",
-    "optimizer_state": "desync.optimizer",
-    "hyperparameters": "desync.hyperparameters",
-    "parameters": "desync.parameters",
-}
-
-_SUBJECT = {
-    "desync.parameters": "fingerprints of the parameters",
-    "desync.gradients": "the norm or fingerprints of the reduced gradient",
-    "desync.optimizer": "fingerprints of the optimizer's state",
-    "desync.hyperparameters": "the learning rate, the loss scale or other settings",
-}
 
 # Compared by norm at steps at which they are not fingerprinted.
 _GRADIENTS = ("reduced_gradient", "clipped_gradient")
-
-
-@dataclass(frozen=True, slots=True)
-class DesyncPolicy(Policy):
-    """Thresholds of the desync family.
-
-    Attributes:
-        drift: relative distance below which ranks that differ in several tensors merely drift.
-        critical: relative distance from which it is critical.
-        clear_after: steps in which the ranks agree again after which it is over.
-        returns: so many returns to equality at one interval make it a synchronisation.
-        grace: steps without any comparison of a kind after which it counts as missing.
-        lag: steps by which a worker's version of the parameters may be old in any case.
-        longest_lags: times the longest lag that a worker has caught up with, that are allowed.
-        synchronous: so many comparisons that found all parameters equal make ranks that are not
-            apart by design.
-    """
-
-    drift: Times = 1e-6
-    critical: Times = 1e-3
-    clear_after: Steps = 8
-    returns: Count = 4
-    grace: Steps = 20
-    lag: Steps = 8
-    longest_lags: Count = 4
-    synchronous: Count = 4
-
-
-@dataclass(slots=True)
-class Asynchronous:
-    """Workers that hold versions of one model.
-
-    Attributes:
-        since: first step at which they did.
-        lags: rank -> steps by which its version is old.
-        caught_up: longest lag that a rank has caught up with.
-    """
-
-    since: int
-    lags: dict[int, int]
-    caught_up: int = 0
-
-
-@dataclass(slots=True)
-class DesyncState:
-    """What the desync family remembers.
-
-    Attributes:
-        checked: stage -> comparisons so far.
-        differed: stage -> those that found a difference.
-        last_equal: stage -> last step at which the ranks agreed.
-        ranks: most ranks that were compared with each other.
-        parameters_equal: outcome of the last comparison of the parameters.
-        returns: steps at which the parameters were equal again after they were not.
-        period: steps from one synchronisation to the next, where there is one; else 0.
-        periodic_since: first step of the synchronised phase.
-        unpaired: ranks that hold what no other of the `known_ranks` holds.
-        partly: those of them that were compared in what others hold, too.
-        periodic_seen: step at which the period was recognised.
-        between: whether the parameters were made equal between two steps, and not within one.
-        versions: which version of the parameters each rank holds.
-        workers: where these are versions of one model, by design.
-        meetings: when the ranks wrote their parameters together.
-    """
-
-    steps: int = 0
-    last_step: int = -1
-    checked: dict[str, int] = field(default_factory=dict)
-    differed: dict[str, int] = field(default_factory=dict)
-    last_equal: dict[str, int] = field(default_factory=dict)
-    ranks: int = 0
-    parameters_equal: bool = True
-    returns: deque[int] = field(default_factory=lambda: deque(maxlen=8))
-    period: int = 0
-    periodic_since: int = 0
-    periodic_seen: int = 0
-    incident: Apart | None = None
-    unpaired: tuple[int, ...] = ()
-    partly: frozenset[int] = frozenset()
-    known_ranks: int = 0
-    between: bool = False
-    versions: Versions = field(default_factory=Versions)
-    workers: Asynchronous | None = None
-    meetings: Meetings = field(default_factory=Meetings)
 
 
 class Desync(Detector[DesyncState]):
@@ -168,8 +70,9 @@ class Desync(Detector[DesyncState]):
         there to keep them equal: local SGD and parameter servers begin like this.
 
     Evidence:
-        `groups` (ranks that agree with each other), `decided`, `last_equal_step`, `agreed` (links
-        that were compared at the first step and agreed), `relative`, `tensor_step`,
+        `groups` (ranks that agree with each other), `decided`, `last_equal_step` and `agreed_until`
+        (last look before at which this link, or it or the parameters, agreed), `agreed` (links that
+        were compared at the first step and agreed), `relative`, `tensor_step`,
         `tensors_differing`, `tensor_count`, `tensor_details`, `one_element`, `growth` (constant,
         shrinking, growing, exponential), `sizes` (step, distance, relative distance), `broken` and
         `compared` (steps for each link), `values` (of a hyperparameter, for each rank).
@@ -179,7 +82,7 @@ class Desync(Detector[DesyncState]):
         69 faults read in issue trackers, of which a comparison of weights alone names 24.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = tuple(_SUBJECT)
+    kinds: ClassVar[tuple[str, ...]] = tuple(SUBJECTS)
     wants: ClassVar[tuple[str, ...]] = (*SETTINGS, "loss", MARK)
     min_ranks: ClassVar[int] = 2
 
@@ -232,7 +135,7 @@ class Desync(Detector[DesyncState]):
         if state.workers is not None:
             findings.append(_workers(state, state.last_step))
         findings += state.meetings.take(window, members)
-        return Outcome(self._checks(state), tuple(findings))
+        return Outcome(checks_of(state, self.policy), tuple(findings))
 
     # ------------------------------------------------------------------------------ one step
 
@@ -387,6 +290,10 @@ class Desync(Detector[DesyncState]):
                 if c.equal and c.stage in _GRADIENTS and not c.tensor_count
             ),
             last_equal=state.last_equal.get(first.stage),
+            agreed_until=max(
+                (state.last_equal[s] for s in (first.stage, "parameters") if s in state.last_equal),
+                default=None,
+            ),
             setting=setting,
             values=values,
             tentative=(
@@ -514,72 +421,6 @@ class Desync(Detector[DesyncState]):
             )
         incident.last_step, incident.lag = step, (oldest, workers.caught_up)
         return True
-
-    # ------------------------------------------------------------------------------ the answers
-
-    def _checks(self, state: DesyncState) -> dict[str, Check]:
-        return {kind: self._check(state, kind) for kind in self.kinds}
-
-    def _check(self, state: DesyncState, kind: str) -> Check:
-        stages = [stage for stage, of in KIND_OF_STAGE.items() if of == kind]
-        checked = max(state.checked.get(stage, 0) for stage in stages)
-        incident = state.incident
-        if incident is not None and incident.kind == kind:
-            title = finding_of(incident, self.policy.drift, self.policy.critical).title
-            return Check(Status.OPEN, f"{title}.")
-        if incident is not None and any(incident.broken.get(stage) for stage in stages):
-            return Check(
-                Status.SUSPENDED,
-                f"It differs as well, since {incident.kind} broke at step {incident.first_step}.",
-            )
-        if not checked:
-            if state.steps < self.policy.grace:
-                return Check(Status.INSUFFICIENT_DATA, "No two ranks have been compared yet.")
-            if len(state.unpaired) == state.known_ranks > 0:
-                return Check(
-                    Status.NOT_APPLICABLE,
-                    f"No two of the {state.known_ranks} ranks hold the same part of the model "
-                    "(sharded, or stages of a pipeline): there is nothing to compare.",
-                )
-            return Check(Status.MISSING_INPUT, f"No two ranks post {_SUBJECT[kind]}.")
-        who = count(state.ranks, "rank")
-        if state.workers is not None and kind == "desync.parameters":
-            oldest = max(state.workers.lags.values())
-            return Check(
-                Status.OK,
-                f"{who} hold versions of one model, the oldest {count(oldest, 'step')} old.",
-            )
-        if state.period and (kind == "desync.parameters" or self._apart(state, stages)):
-            return Check(
-                Status.OK, f"{who} are made equal every {state.period} steps, as synchronised."
-            )
-        alone = self._alone(state)
-        differed = max(state.differed.get(stage, 0) for stage in stages)
-        how = "bit for bit" if kind == "desync.parameters" else "with each other"
-        if not differed:
-            return Check(
-                Status.OK, f"{who} agreed {how} at all {count(checked, 'checked step')}.{alone}"
-            )
-        return Check(
-            Status.OK,
-            f"{who} agree {how} now; they did at {checked - differed:,} of "
-            f"{count(checked, 'checked step')}.{alone}",
-        )
-
-    def _alone(self, state: DesyncState) -> str:
-        """Which ranks could not be compared with any other."""
-        partly = tuple(r for r in state.unpaired if r in state.partly)
-        alone = tuple(r for r in state.unpaired if r not in state.partly)
-        told = ""
-        if partly:
-            told = f" Of {ranks(partly)}, only tensors that other ranks hold, too, were compared."
-        if alone:
-            verb = "holds" if len(alone) == 1 else "hold"
-            told += f" Not compared: {ranks(alone)}, which {verb} what no other rank holds."
-        return told
-
-    def _apart(self, state: DesyncState, stages: Sequence[str]) -> bool:
-        return any(state.differed.get(stage, 0) for stage in stages)
 
 
 def _interval(returns: Sequence[int]) -> int:

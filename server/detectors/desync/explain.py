@@ -8,6 +8,7 @@ import sys
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.desync.incident import Apart, Growth
 from rankscope.server.detectors.desync.links import broken_link, shown_groups, stage_of
+from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
 from rankscope.server.window import TensorDifference
 
@@ -49,6 +50,7 @@ def finding_of(incident: Apart, drift: float, critical: float) -> Finding:
             "groups": [list(group) for group in incident.groups],
             "decided": incident.decided,
             "last_equal_step": incident.last_equal,
+            AGREED_UNTIL: incident.agreed_until,
             "agreed": list(incident.agreed),
             "relative": incident.relative,
             "tensor_step": incident.tensor_step,

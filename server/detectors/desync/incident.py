@@ -40,6 +40,7 @@ class Apart(Incident):
         agreed: links that were compared at the first step and agreed.
         by_norm: those of them of which only a norm was compared.
         last_equal: last step before at which the broken link was compared and agreed, or None.
+        agreed_until: last step before at which it or the parameters were compared and agreed.
         tensors: those that differed at the first look tensor by tensor, most telling first.
         tensor_count: how many there are in all; 0 until a look tensor by tensor.
         tensor_stage, tensor_step: where and when that look was.
@@ -68,6 +69,7 @@ class Apart(Incident):
     agreed: tuple[str, ...]
     by_norm: tuple[str, ...]
     last_equal: int | None
+    agreed_until: int | None = None
     tensors: tuple[TensorDifference, ...] = ()
     tensor_count: int = 0
     tensor_stage: str = ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode
+from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
 from rankscope.server.window import Misreduced, Reduction
 
@@ -72,6 +73,7 @@ def finding_of(episode: Episode[Trouble]) -> Finding:
             "wrong_count": made.wrong_count if trouble.tensors else made.known,
             "tensor_count": made.tensor_count,
             "weights": list(made.weights),
+            AGREED_UNTIL: episode.agreed_until,
             "tensor_details": [_detail(t) for t in trouble.tensors[:_MAX_DETAILS]],
         },
     )

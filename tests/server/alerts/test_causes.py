@@ -87,8 +87,38 @@ CASES = {
     ),
     "a loss that rose again to where it began": (
         alert("loss.diverging", 300),
-        alert("loss.plateau", 0),
+        alert("loss.plateau", 0, seen_step=400),
         True,
+    ),
+    "nothing learned, seen before the loss rose": (
+        alert("loss.diverging", 300),
+        alert("loss.plateau", 0, seen_step=199),
+        False,
+    ),
+    "gradients that add up until the loss is where it began": (
+        forever("gradient.accumulating", 48),
+        alert("loss.plateau", 0, seen_step=199),
+        True,
+    ),
+    "a loss that rose between two looks at what made it rise": (
+        forever("desync.parameters", 64, ranks=(1,), evidence={"agreed_until": 32}),
+        alert("rank.loss_outlier", 50, seen_step=79, ranks=(1,)),
+        True,
+    ),
+    "a loss that rose before the last look that found nothing": (
+        forever("desync.parameters", 64, ranks=(1,), evidence={"agreed_until": 55}),
+        alert("rank.loss_outlier", 50, seen_step=79, ranks=(1,)),
+        False,
+    ),
+    "a jump while the loss is away from what it had reached": (
+        alert("loss.diverging", 80, last_step=509, clear_after=90),
+        alert("loss.spike", 346),
+        True,
+    ),
+    "a jump after it has come back": (
+        alert("loss.diverging", 80, last_step=200, clear_after=90),
+        alert("loss.spike", 346),
+        False,
     ),
     "ranks that merely drift apart": (
         forever("desync.parameters", 0, severity="info"),

@@ -1,0 +1,87 @@
+"""What the desync family answers of a run as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankscope.server.detectors.base import Check, Status
+from rankscope.server.detectors.desync.explain import finding_of
+from rankscope.server.detectors.desync.state import KIND_OF_STAGE, DesyncPolicy, DesyncState
+from rankscope.server.detectors.wording import count, ranks
+
+# What has to be posted for each kind to be judged.
+SUBJECTS = {
+    "desync.parameters": "fingerprints of the parameters",
+    "desync.gradients": "the norm or fingerprints of the reduced gradient",
+    "desync.optimizer": "fingerprints of the optimizer's state",
+    "desync.hyperparameters": "the learning rate, the loss scale or other settings",
+}
+
+
+def checks_of(state: DesyncState, policy: DesyncPolicy) -> dict[str, Check]:
+    """The answer for each kind of the family, found or not."""
+    return {kind: _check(state, policy, kind) for kind in SUBJECTS}
+
+
+def _check(state: DesyncState, policy: DesyncPolicy, kind: str) -> Check:
+    stages = [stage for stage, of in KIND_OF_STAGE.items() if of == kind]
+    checked = max(state.checked.get(stage, 0) for stage in stages)
+    incident = state.incident
+    if incident is not None and incident.kind == kind:
+        title = finding_of(incident, policy.drift, policy.critical).title
+        return Check(Status.OPEN, f"{title}.")
+    if incident is not None and any(incident.broken.get(stage) for stage in stages):
+        return Check(
+            Status.SUSPENDED,
+            f"It differs as well, since {incident.kind} broke at step {incident.first_step}.",
+        )
+    if not checked:
+        if state.steps < policy.grace:
+            return Check(Status.INSUFFICIENT_DATA, "No two ranks have been compared yet.")
+        if len(state.unpaired) == state.known_ranks > 0:
+            return Check(
+                Status.NOT_APPLICABLE,
+                f"No two of the {state.known_ranks} ranks hold the same part of the model "
+                "(sharded, or stages of a pipeline): there is nothing to compare.",
+            )
+        return Check(Status.MISSING_INPUT, f"No two ranks post {SUBJECTS[kind]}.")
+    who = count(state.ranks, "rank")
+    if state.workers is not None and kind == "desync.parameters":
+        oldest = max(state.workers.lags.values())
+        return Check(
+            Status.OK,
+            f"{who} hold versions of one model, the oldest {count(oldest, 'step')} old.",
+        )
+    if state.period and (kind == "desync.parameters" or _apart(state, stages)):
+        return Check(
+            Status.OK, f"{who} are made equal every {state.period} steps, as synchronised."
+        )
+    alone = _alone(state)
+    differed = max(state.differed.get(stage, 0) for stage in stages)
+    how = "bit for bit" if kind == "desync.parameters" else "with each other"
+    if not differed:
+        return Check(
+            Status.OK, f"{who} agreed {how} at all {count(checked, 'checked step')}.{alone}"
+        )
+    return Check(
+        Status.OK,
+        f"{who} agree {how} now; they did at {checked - differed:,} of "
+        f"{count(checked, 'checked step')}.{alone}",
+    )
+
+
+def _alone(state: DesyncState) -> str:
+    """Which ranks could not be compared with any other."""
+    partly = tuple(r for r in state.unpaired if r in state.partly)
+    alone = tuple(r for r in state.unpaired if r not in state.partly)
+    told = ""
+    if partly:
+        told = f" Of {ranks(partly)}, only tensors that other ranks hold, too, were compared."
+    if alone:
+        verb = "holds" if len(alone) == 1 else "hold"
+        told += f" Not compared: {ranks(alone)}, which {verb} what no other rank holds."
+    return told
+
+
+def _apart(state: DesyncState, stages: Sequence[str]) -> bool:
+    return any(state.differed.get(stage, 0) for stage in stages)

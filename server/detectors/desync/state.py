@@ -1,0 +1,106 @@
+"""What the desync family remembers of a run, and its thresholds."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from rankscope.server.detectors.desync.incident import Apart
+from rankscope.server.detectors.desync.meetings import Meetings
+from rankscope.server.detectors.desync.versions import Versions
+from rankscope.server.detectors.policy import Count, Policy, Steps, Times
+
+# Which kind a desync is follows from the first link that broke.
+KIND_OF_STAGE = {
+    "start": "desync.parameters",
+    "outside_optimizer": "desync.parameters",
+    "reduced_gradient": "desync.gradients",
+    "clipped_gradient": "desync.gradients",
+    "optimizer_state": "desync.optimizer",
+    "hyperparameters": "desync.hyperparameters",
+    "parameters": "desync.parameters",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DesyncPolicy(Policy):
+    """Thresholds of the desync family.
+
+    Attributes:
+        drift: relative distance below which ranks that differ in several tensors merely drift.
+        critical: relative distance from which it is critical.
+        clear_after: steps in which the ranks agree again after which it is over.
+        returns: so many returns to equality at one interval make it a synchronisation.
+        grace: steps without any comparison of a kind after which it counts as missing.
+        lag: steps by which a worker's version of the parameters may be old in any case.
+        longest_lags: times the longest lag that a worker has caught up with, that are allowed.
+        synchronous: so many comparisons that found all parameters equal make ranks that are not
+            apart by design.
+    """
+
+    drift: Times = 1e-6
+    critical: Times = 1e-3
+    clear_after: Steps = 8
+    returns: Count = 4
+    grace: Steps = 20
+    lag: Steps = 8
+    longest_lags: Count = 4
+    synchronous: Count = 4
+
+
+@dataclass(slots=True)
+class Asynchronous:
+    """Workers that hold versions of one model.
+
+    Attributes:
+        since: first step at which they did.
+        lags: rank -> steps by which its version is old.
+        caught_up: longest lag that a rank has caught up with.
+    """
+
+    since: int
+    lags: dict[int, int]
+    caught_up: int = 0
+
+
+@dataclass(slots=True)
+class DesyncState:
+    """What the desync family remembers.
+
+    Attributes:
+        checked: stage -> comparisons so far.
+        differed: stage -> those that found a difference.
+        last_equal: stage -> last step at which the ranks agreed.
+        ranks: most ranks that were compared with each other.
+        parameters_equal: outcome of the last comparison of the parameters.
+        returns: steps at which the parameters were equal again after they were not.
+        period: steps from one synchronisation to the next, where there is one; else 0.
+        periodic_since: first step of the synchronised phase.
+        unpaired: ranks that hold what no other of the `known_ranks` holds.
+        partly: those of them that were compared in what others hold, too.
+        periodic_seen: step at which the period was recognised.
+        between: whether the parameters were made equal between two steps, and not within one.
+        versions: which version of the parameters each rank holds.
+        workers: where these are versions of one model, by design.
+        meetings: when the ranks wrote their parameters together.
+    """
+
+    steps: int = 0
+    last_step: int = -1
+    checked: dict[str, int] = field(default_factory=dict)
+    differed: dict[str, int] = field(default_factory=dict)
+    last_equal: dict[str, int] = field(default_factory=dict)
+    ranks: int = 0
+    parameters_equal: bool = True
+    returns: deque[int] = field(default_factory=lambda: deque(maxlen=8))
+    period: int = 0
+    periodic_since: int = 0
+    periodic_seen: int = 0
+    incident: Apart | None = None
+    unpaired: tuple[int, ...] = ()
+    partly: frozenset[int] = frozenset()
+    known_ranks: int = 0
+    between: bool = False
+    versions: Versions = field(default_factory=Versions)
+    workers: Asynchronous | None = None
+    meetings: Meetings = field(default_factory=Meetings)
