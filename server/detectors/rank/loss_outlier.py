@@ -274,14 +274,15 @@ class RankLossOutlier(Detector[LossOutlierState]):
         difference = (losses - others_median(losses))[:, column]
         there = np.isfinite(difference)
         at, before, after = change_point(difference[there])
-        if abs(before) >= 0.5 * abs(after):
-            return int(steps[there][0]), len(losses) == state.progress.count, {}
-        first = int(steps[there][at])
+        changed = abs(before) < 0.5 * abs(after)
+        first = int(steps[there][at if changed else 0])
         before_it = [told[rank] for last, told in state.earlier if last < first and rank in told]
         if before_it:
             share = median(before_it) / relative if relative else 0.0
             if share >= self.policy.established:
                 return state.progress.spacing.first, True, {}
+        if not changed:
+            return first, len(losses) == state.progress.count, {}
         # Losses are alike at first whatever the data; what differs shows while they fall.
         early = len(losses) == state.progress.count and at < self.policy.size
         late = steps >= first
