@@ -61,6 +61,36 @@ def spikes(seed: int, *, at: Sequence[int], size: float = 30.0, rank: int | None
     return trace
 
 
+def short_batches(
+    seed: int,
+    *,
+    every: int = 7,
+    size: int = 16,
+    rest: int = 1,
+    sigma: float = 1.0,
+    odd: int | None = None,
+    factor: float = 1.0,
+) -> Trace:
+    """Samples whose losses are log-normal; each epoch of `every` steps ends with `rest` of them.
+
+    Args:
+        odd: at this step the losses of rank 1 are multiplied by `factor`.
+    """
+    random = np.random.default_rng(seed)
+    steps = np.arange(400)
+    sizes = np.where(steps % every == every - 1, rest, size)
+    course = 2.3 * np.exp(-0.02 * steps) + 0.05
+    loss = np.array(
+        [[random.lognormal(0.0, sigma, n).mean() for n in sizes.tolist()] for _ in range(2)]
+    )
+    loss *= course
+    if odd is not None:
+        loss[1, odd] *= factor
+    seconds = 0.004 + 0.001 * random.random((2, 400))
+    series = {"loss": loss, "step_seconds": seconds, "samples_per_second": sizes / seconds}
+    return Trace("short_batches", seed, steps, series)
+
+
 def swinging(
     seed: int,
     *,
@@ -100,6 +130,14 @@ def two_sides(seed: int, *, ranks: int = 4, onset: int = 200) -> Trace:
     """Half of the ranks have another loss than the other half."""
     trace = noise(seed, ranks=ranks)
     trace.series["loss"][ranks // 2 :, onset:] += 1.5
+    return trace
+
+
+def unlike(seed: int, *, first: float = 0.13, last: float = 0.27) -> Trace:
+    """Two ranks whose losses differ from the first step on, by a share of them that grows."""
+    trace = noise(seed, ranks=2, decay=0.002, level=1.0, sigma=0.12)
+    half = np.linspace(first, last, len(trace.steps)) / 2
+    trace.series["loss"][:] *= np.stack([1 + half, 1 - half])
     return trace
 
 
@@ -468,10 +506,12 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         recorded,
         noise,
         spikes,
+        short_batches,
         swinging,
         changing_sign,
         overflowing,
         two_sides,
+        unlike,
         apart,
         chain,
         silence,

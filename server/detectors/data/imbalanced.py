@@ -131,7 +131,7 @@ class Imbalanced(Detector[UnevenState]):
         sides = (sizes >= factor * others).astype(np.int64) - (factor * sizes <= others)
         streaks = state.streaks
         if not streaks and not sides.any():
-            state.watch.good(step)
+            _even(state, step, who)
             return
         for rank, side in zip(who.tolist(), sides.tolist(), strict=True):
             times, since = streaks.get(rank, (0, step))
@@ -145,13 +145,20 @@ class Imbalanced(Detector[UnevenState]):
         more = tuple(r for r in who.tolist() if r in streaks and streaks[r][0] >= needed)
         guilty = less if less and (len(less) <= len(more) or not more) else more
         if not guilty:
-            state.watch.good(step)
+            _even(state, step, who)
             return
         by_rank = dict(zip(who.tolist(), sizes.tolist(), strict=True))
         share = sum(by_rank[r] for r in guilty) / max(float(sizes.sum()), 1.0)
         facts = Uneven(state.what, guilty, by_rank, share, len(guilty) / len(who))
         since = min(state.streaks[r][1] for r in guilty)
         state.watch.bad(step, facts, first_step=since)
+
+
+def _even(state: UnevenState, step: int, who: Int64) -> None:
+    """Takes a look at which no rank stands out: of ranks that did not look it says nothing."""
+    known = state.watch.current
+    if known is None or set(known.facts.guilty).issubset(who.tolist()):
+        state.watch.good(step)
 
 
 def _median_of_others(sizes: Float64) -> Float64:

@@ -10,12 +10,14 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.restarts import passed, restarts
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import Window
 
 _GRACE = 20
+_LOSS = "loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,38 @@ class Parted:
         group: the ranks.
         guilty: those without the batch of most; all of them where there is none.
         shared: observations at which they had had one.
+        agreed_until: the last of them.
+        losses_apart: first step at which their losses were no longer the same; None where these do
+            not tell.
     """
 
     group: tuple[int, ...]
     guilty: tuple[int, ...]
     shared: int
+    agreed_until: int
+    losses_apart: int | None
+
+
+@dataclass(slots=True)
+class Shared:
+    """A group of ranks that share their batches.
+
+    Attributes:
+        times: observations at which they did.
+        agreed_until: the last of them.
+        same_loss: last step at which all of them had one and the same loss.
+        other_loss: first step after it at which they had not; None for none.
+    """
+
+    times: int
+    agreed_until: int
+    same_loss: int = -1
+    other_loss: int | None = None
+
+    @property
+    def losses_apart(self) -> int | None:
+        """Since when their losses differ, where these were the same while they shared."""
+        return self.other_loss if self.same_loss >= self.agreed_until else None
 
 
 @dataclass(slots=True)
@@ -50,7 +79,7 @@ class SharedState:
 
     Attributes:
         candidates: ranks that have had one batch -> at how many observations on end.
-        groups: those that are known to share -> at how many observations they did.
+        groups: those that are known to share.
         last: batch of each rank at its last observation.
         restarts: how often a rank has begun anew so far.
     """
@@ -59,7 +88,7 @@ class SharedState:
     judged: int = 0
     applicable: bool = False
     candidates: dict[tuple[int, ...], int] = field(default_factory=dict)
-    groups: dict[tuple[int, ...], int] = field(default_factory=dict)
+    groups: dict[tuple[int, ...], Shared] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
     restarts: int = 0
     watch: Watch[Parted] = field(default_factory=lambda: Watch(clear_after=8))
@@ -76,13 +105,16 @@ class BatchShared(Detector[SharedState]):
         four observations on end, a new one each time, are a group. From then on their batches'
         digests have to be equal. Ranks that hold replicas of the same tensors are no group: they
         should have batches of their own (`data.duplicated`). Which ranks share is learned anew
-        after a restart. Over after 8 steps without.
+        after a restart. Ranks that compute one result have one loss, to the last bit: where they
+        had up to the last observation that found one batch, they have read different ones since
+        the step from which on it differs. Over after 8 steps without.
 
     Severity:
         Critical.
 
     Evidence:
-        `group`, `shared` (observations at which they had one batch before), `observed`.
+        `group`, `shared` (observations at which they had one batch before), `agreed_until` (the
+        last of them), `losses_apart` (first step with different losses, if any), `observed`.
 
     Source:
         facebookresearch/metaseq#566: a loader seeded by the global rank under tensor parallelism.
@@ -90,6 +122,7 @@ class BatchShared(Detector[SharedState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.batch",)
     policies: ClassVar[type[Policy]] = SharedPolicy
+    wants: ClassVar[tuple[str, ...]] = (_LOSS,)
     min_ranks: ClassVar[int] = 2
 
     policy: SharedPolicy
@@ -106,7 +139,11 @@ class BatchShared(Detector[SharedState]):
         state.applicable = len(window.replicas) > 1
         if words is not None and state.applicable:
             later = restarts(window)
+            done = 0
             for column in np.flatnonzero(words.present.sum(axis=0) > 1).tolist():
+                # A batch is read before its loss is known.
+                _follow_losses(window, state, done, column)
+                done = column
                 begun = passed(later, int(window.steps[column]))
                 if begun > state.restarts:
                     state.restarts = begun
@@ -116,6 +153,7 @@ class BatchShared(Detector[SharedState]):
                 batches = words.values[rows, column].tolist()
                 now = dict(zip(window.ranks[rows].tolist(), batches, strict=True))
                 self._step(state, int(window.steps[column]), now, part)
+            _follow_losses(window, state, done, len(window.steps))
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         return Outcome({"desync.batch": _check(window, state, self.policy)}, findings)
 
@@ -128,16 +166,17 @@ class BatchShared(Detector[SharedState]):
         for rank, batch in now.items():
             sharing[batch].append(rank)
         parted, looked = None, set[tuple[int, ...]]()
-        for group, times in state.groups.items():
+        for group, known in state.groups.items():
             held = {rank: now[rank] for rank in group if rank in now}
             if len(held) == len(group):
                 looked.add(group)
                 if len(set(held.values())) == 1:
-                    state.groups[group] = times + 1
+                    known.times, known.agreed_until = known.times + 1, step
                 elif parted is None:
-                    parted = Parted(group, _outside(held), times)
+                    guilty, since = _outside(held), known.losses_apart
+                    parted = Parted(group, guilty, known.times, known.agreed_until, since)
         if parted is not None:
-            state.watch.bad(step, parted)
+            state.watch.bad(step, parted, first_step=parted.losses_apart)
         elif looked:
             episode = state.watch.current
             # Ranks look at steps of their own: others that agree say nothing of these.
@@ -154,8 +193,31 @@ class BatchShared(Detector[SharedState]):
                 if candidates[group] >= self.policy.shared and not any(
                     set(group) & set(known) for known in state.groups
                 ):
-                    state.groups[group] = candidates[group]
+                    state.groups[group] = Shared(candidates[group], step)
         state.candidates = candidates
+
+
+def _follow_losses(window: Window, state: SharedState, first: int, end: int) -> None:
+    """Takes the losses of all groups at the columns from `first` to `end`, without the last."""
+    losses = window.series.get(_LOSS)
+    if losses is None or not state.groups or first >= end:
+        return
+    columns = slice(first, end)
+    steps = window.steps[columns]
+    members = np.searchsorted(window.ranks, [rank for group in state.groups for rank in group])
+    sizes = np.array([len(group) for group in state.groups])
+    begins = np.cumsum(sizes) - sizes
+    values = losses.values[members, columns]
+    there = losses.present[members, columns] & np.isfinite(values)
+    told = np.logical_and.reduceat(there, begins, axis=0)
+    same = np.minimum.reduceat(values, begins) == np.maximum.reduceat(values, begins)
+    for known, posted, alike in zip(state.groups.values(), told, same, strict=True):
+        last = np.flatnonzero(posted & alike)
+        if len(last):
+            known.same_loss, known.other_loss = int(steps[last[-1]]), None
+        if known.other_loss is None:
+            apart = np.flatnonzero(posted & (steps > known.same_loss))
+            known.other_loss = int(steps[apart[0]]) if len(apart) else None
 
 
 def _outside(held: dict[int, int]) -> tuple[int, ...]:
@@ -180,6 +242,9 @@ def _finding(episode: Episode[Parted]) -> Finding:
         else f"{ranks(group).capitalize()} share a model and read different batches"
     )
     unknown = "" if alone else " Nothing tells which of them is wrong."
+    since = ""
+    if parted.losses_apart is not None:
+        since = f" Since step {parted.losses_apart} they no longer have one and the same loss."
     return Finding(
         kind="desync.batch",
         severity="critical",
@@ -191,9 +256,10 @@ def _finding(episode: Episode[Parted]) -> Finding:
         stage="batch",
         cause=(
             f"{ranks(group).capitalize()} hold different parts of the model and had one and the "
-            f"same batch at {count(parted.shared, 'step')} before; at step {step} they had not. "
-            "What they compute together is the result of no batch at all: a loader that is seeded "
-            f"or sharded by the global rank, or a rank that drew one batch more.{unknown}"
+            f"same batch at {count(parted.shared, 'step')} before; at step {episode.seen_step} "
+            f"they had not.{since} What they compute together is the result of no batch at all: a "
+            "loader that is seeded or sharded by the global rank, or a rank that drew one batch "
+            f"more.{unknown}"
         ),
         remedy=(
             "Give all ranks of a tensor-parallel or context-parallel group the same batch: shard "
@@ -201,7 +267,13 @@ def _finding(episode: Episode[Parted]) -> Finding:
             "the group."
         ),
         clear_after=episode.clear_after,
-        evidence={"group": list(group), "shared": parted.shared, "observed": episode.seen},
+        evidence={
+            "group": list(group),
+            "shared": parted.shared,
+            AGREED_UNTIL: parted.agreed_until,
+            "losses_apart": parted.losses_apart,
+            "observed": episode.seen,
+        },
     )
 
 
