@@ -18,6 +18,11 @@ from rankscope.server.window import Window
 
 State = TypeVar("State")
 
+# Trouble that lasts is taken to last a tenth of the steps; of series that are recorded at some
+# steps on purpose, half of them.
+LASTS = 0.1
+LASTS_SAMPLED = 0.5
+
 
 class Status(enum.StrEnum):
     """How far a detector could judge a run."""
@@ -43,6 +48,22 @@ class Check:
 
     status: Status
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a detector has to see of a trouble to find it.
+
+    Attributes:
+        series: what it looks at; of several that stand for each other all of them.
+        observations: on end, from the trouble's first one, that it needs.
+        lasts: share of the judged steps that such trouble lasts at least; 0 for what may come and
+            go within as many steps as it needs observations, a jump or a swing.
+    """
+
+    series: tuple[str, ...]
+    observations: int
+    lasts: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +151,13 @@ class Detector(ABC, Generic[State]):
             policies: the thresholds of any detector; of others for one that asks them.
         """
         return cls(policies(cls))
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """What it has to see of what it finds; the runner then tells where logs are too sparse.
+
+        Of a detector that looks for what stays as it is there is nothing to say.
+        """
+        return ()
 
     @abstractmethod
     def start(self) -> State:

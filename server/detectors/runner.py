@@ -9,8 +9,9 @@ from typing import Any
 
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.detectors import profiles
-from rankscope.server.detectors.base import Check, Detector, Finding, Status
+from rankscope.server.detectors.base import Check, Detector, Finding, Reach, Status
 from rankscope.server.detectors.profiles import DESCENT, LOGGED, PROFILES
+from rankscope.server.detectors.reach import Recorded
 from rankscope.server.detectors.settings import Effective
 from rankscope.server.window import Window
 
@@ -26,11 +27,13 @@ class _Running:
     """A detector with what it remembers.
 
     Attributes:
+        reaches: what it has to see of what it finds.
         failure: what it raised; it is asked no more then, since its state is half changed.
     """
 
     detector: Detector[Any]
     state: Any
+    reaches: tuple[Reach, ...] = ()
     failure: str = ""
     checks: Mapping[str, Check] = field(default_factory=dict)
 
@@ -64,6 +67,9 @@ class Evaluation:
         self._strict = strict
         self._clock = clock
         self._running = [self._started(detector) for detector in detectors]
+        self._recorded = Recorded(
+            frozenset(n for running in self._running for r in running.reaches for n in r.series)
+        )
         self._seen: set[str] = set()
         self._observed = 0
         # The profile that series told of, and from which step on.
@@ -91,6 +97,7 @@ class Evaluation:
         """
         self._seen |= {name for name, series in window.series.items() if series.present.any()}
         self._observed += len(window.steps)
+        self._recorded.take(window)
         if self._told is None and (told := profiles.recognised(self._seen)):
             self._told, self._told_at = told, _first_step(window, self._seen)
         findings: list[Finding] = []
@@ -112,7 +119,7 @@ class Evaluation:
 
     def _started(self, detector: Detector[Any]) -> _Running:
         try:
-            return _Running(detector, detector.start())
+            return _Running(detector, detector.start(), detector.reaches())
         except Exception as error:
             if self._strict:
                 raise
@@ -175,7 +182,10 @@ class Evaluation:
         if missing:
             running.checks = _for_all(detector, self._without(missing))
         else:
-            running.checks = outcome.checks
+            running.checks = {
+                kind: self._recorded.told(check, running.reaches)
+                for kind, check in outcome.checks.items()
+            }
         return outcome.findings
 
     def _without(self, missing: Sequence[str]) -> Check:

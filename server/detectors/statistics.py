@@ -172,6 +172,18 @@ class Spacing:
         self.last = step
         self.count += 1
 
+    def push_all(self, first: int, last: int, count: int) -> None:
+        """Takes the next observations, at least one, by the first and last one's steps."""
+        if self.count == 0:
+            self.first = first
+        self.last = last
+        self.count += count
+
+    @property
+    def apart(self) -> float:
+        """Mean number of steps from one observation to the next; 1 before there are two."""
+        return (self.last - self.first) / (self.count - 1) if self.count > 1 else 1.0
+
     def steps(self, observations: int) -> int:
         """How many steps so many observations take."""
         if self.count < 2:
@@ -308,19 +320,37 @@ class Baseline:
         noise of a falling loss is the same at 2.5 and at 0.005. The trend is the slope between the
         medians of the two halves.
         """
+        y, new, floor = self._scaled(value)
+        around, expected = self._flat(y)
+        return _deviations(new - expected, max(robust_sigma(around), floor))
+
+    def z_of_newest(self, value: float, count: int) -> float:
+        """The same over the newest values alone, by their scatter or the window's, the larger."""
+        y, new, floor = self._scaled(value)
+        around, _ = self._flat(y)
+        late = y[-count:]
+        sigma = max(robust_sigma(around), robust_sigma(late), floor)
+        return _deviations(new - float(np.median(late)), sigma)
+
+    def _scaled(self, value: float) -> tuple[Float64, float, float]:
+        """The values, a new one and the floor, on the logarithm where all values allow it."""
         y = np.array(self.values)
         if self.positive and value > 0:
-            y, new, floor = logarithm(y), math.log(value), self._floor
-        else:
-            new, floor = value, self._floor * float(np.max(np.abs(y)))
+            return logarithm(y), math.log(value), self._floor
+        return y, value, self._floor * float(np.max(np.abs(y)))
+
+    def _flat(self, y: Float64) -> tuple[Float64, float]:
+        """Values without their trend, and what is expected next."""
         n = len(y)
         half = n // 2
         early, late = float(np.median(y[:half])), float(np.median(y[half:]))
         slope = (late - early) / (n - half)
         around = y - slope * np.arange(n)
-        expected = float(np.median(around)) + slope * n
-        sigma = max(robust_sigma(around), floor)
-        return (new - expected) / sigma if sigma > 0 else math.copysign(math.inf, new - expected)
+        return around, float(np.median(around)) + slope * n
+
+
+def _deviations(apart: float, sigma: float) -> float:
+    return apart / sigma if sigma > 0 else math.copysign(math.inf, apart)
 
 
 class SlidingMedian:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Progress, rank_rows, robust_sigma
@@ -172,6 +172,10 @@ class DataOutlier(Detector[OutlierState]):
     min_ranks: ClassVar[int] = 2
 
     policy: OutlierPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """One odd batch is one step."""
+        return (Reach(("loss",), 1),)
 
     def start(self) -> OutlierState:
         """Nothing seen yet."""

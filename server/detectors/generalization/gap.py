@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
-from rankscope.server.detectors.statistics import Spacing, mann_kendall, robust_sigma
+from rankscope.server.detectors.statistics import Spacing, mann_kendall, median_error, robust_sigma
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Window
@@ -27,7 +27,9 @@ class GapPolicy(Policy):
         after: so many of them after the best one.
         last: so many of them are the last ones.
         surer: rise of the accuracy since the best from which on the answers are not worse.
-        training: losses of training whose median counts.
+        training: losses of training whose median counts, none of them older than as many steps or
+            than the evaluation before.
+        fallen: standard errors by which that of training has to be below what it was.
         slight: rise of the last ones above the best, as a share of the best, that is told of.
         rise: the same, from which on it is a warning.
         noise: how many times the noise of the evaluations the rise has to be.
@@ -40,6 +42,7 @@ class GapPolicy(Policy):
     last: Count = 3
     surer: Share = 0.005
     training: Observations = 20
+    fallen: Sigmas = 2.0
     slight: Times = 0.05
     rise: Times = 0.15
     noise: Sigmas = 4.0
@@ -78,7 +81,9 @@ class Gap:
 class _Evaluation:
     step: int
     loss: float
+    # Of its logarithm the error.
     training: float
+    error: float
     accuracy: float
 
 
@@ -86,7 +91,7 @@ class _Evaluation:
 class GapState:
     """What `generalization.gap` remembers."""
 
-    training: deque[float]
+    training: deque[tuple[int, float]]
     evaluations: deque[_Evaluation] = field(default_factory=lambda: deque(maxlen=64))
     first: float = math.nan
     total: int = 0
@@ -102,9 +107,10 @@ class GeneralizationGap(Detector[GapState]):
         With 6 evaluations or more, 3 of them after the best: the median of the last 3 lies above
         the best by more than 5 % of it, by more than 4 times the noise of the evaluations (from
         the differences of neighbours) and by more than 5 % of what they had gained, rises since
-        the best (Mann-Kendall Z above 2), and the loss of training (median of 20 steps) is not
-        above what it was at the best. It is over when an evaluation comes back to within half of
-        those 5 %.
+        the best (Mann-Kendall Z above 2), and the loss of training (median of up to 20, of the
+        last 20 steps or since the evaluation before) is below what it was at the best by more
+        than twice the standard error of both, of N losses 1 + 10 / N times that. It is over when an
+        evaluation comes back to within half of those 5 %.
 
     Severity:
         Warning from a rise of 15 % on, info below; info also where the accuracy of the evaluation
@@ -136,15 +142,40 @@ class GeneralizationGap(Detector[GapState]):
         """Takes the evaluations one by one."""
         for step, row in together(window, "loss", "eval/loss", "eval/accuracy"):
             if math.isfinite(row.get("loss", math.nan)):
-                state.training.append(row["loss"])
+                state.training.append((step, row["loss"]))
             loss = row.get("eval/loss", math.nan)
             if math.isfinite(loss):
                 accuracy = row.get("eval/accuracy", math.nan)
-                self._take(state, _Evaluation(step, loss, median(state.training), accuracy))
+                training, error = self._training(step, state)
+                self._take(state, _Evaluation(step, loss, training, error, accuracy))
         findings = tuple(
             _finding(e, state, self.policy) for e in state.watch.take(window.last_step)
         )
         return Outcome({"generalization.gap": self._check(window, state)}, findings)
+
+    def _training(self, step: int, state: GapState) -> tuple[float, float]:
+        """The loss of training by the time of an evaluation, and its logarithm's error."""
+        if not state.training:
+            return math.nan, 0.0
+        # In a sparse log as many losses would reach back over several evaluations.
+        before = state.evaluations[-1].step if state.evaluations else -1
+        since = min(step - self.policy.training, before)
+        recent = [loss for at, loss in state.training if at > since]
+        recent = recent or [state.training[-1][1]]
+        error = median_error(np.array(recent), len(recent)) if min(recent) >= 0 else 0.0
+        # Of a few values the error is not well known either.
+        return median(recent), error * (1 + 10 / len(recent))
+
+    def _fell(self, then: _Evaluation, now: _Evaluation) -> bool:
+        """Whether the loss of training is below what it was, beyond doubt.
+
+        Without one nothing says that it is not that which rises.
+        """
+        if not (then.training > 0 and now.training >= 0):
+            return now.training <= then.training
+        # A loss of 0 is next to nothing, as among those that the error is of.
+        fell = -math.log(max(now.training / then.training, 1e-12))
+        return fell > self.policy.fallen * math.hypot(then.error, now.error)
 
     def _take(self, state: GapState, new: _Evaluation) -> None:
         policy = self.policy
@@ -178,8 +209,7 @@ class GeneralizationGap(Detector[GapState]):
             and rise > policy.noise * noise
             and rise > policy.progress * (state.first - best.loss)
             and mann_kendall([e.loss for e in later]) > policy.trend
-            # Without a loss of training nothing says that it is not that which rises.
-            and new.training <= best.training
+            and self._fell(best, new)
         )
         if not rises:
             state.watch.good(new.step)

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Steps, Times
@@ -119,6 +119,11 @@ class GradientExploding(Detector[ExplodingState]):
     wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr")
 
     policy: ExplodingPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Norms that outweigh the newest ones, and go on doing so; clipping ends it soon."""
+        most = self.policy.newest // 2 + self.policy.in_a_row
+        return (Reach(("grad_norm", "grad_norm_preclip"), most),)
 
     def start(self) -> ExplodingState:
         """Nothing seen yet."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import LASTS, Check, Detector, Finding, Outcome, Reach, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Times
 from rankscope.server.detectors.walking import median, together
@@ -89,6 +89,12 @@ class GradientOscillating(Detector[OscillatingState]):
     wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr", "loss")
 
     policy: OscillatingPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Measurements in a row, of a gradient that goes on jumping."""
+        policy = self.policy
+        most = policy.back + (policy.in_a_row - 1) * policy.stride
+        return (Reach(("grad_norm", "grad_norm_preclip"), most, LASTS),)
 
     def start(self) -> OscillatingState:
         """Nothing seen yet."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import LASTS, Check, Detector, Finding, Outcome, Reach, Status
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Blocks, Policy, RisePolicy, Share, Sigmas, Times
@@ -120,6 +120,10 @@ class LossDiverging(Detector[DivergingState]):
 
     policies: ClassVar[type[Policy]] = DivergingPolicy
     policy: DivergingPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Blocks in a row, of a loss that stays away."""
+        return (Reach(("loss",), BLOCK * self.policy.blocks, LASTS),)
 
     def start(self) -> DivergingState:
         """Nothing seen yet."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import (
@@ -197,6 +197,11 @@ class LossOscillating(Detector[OscillatingState]):
     def __init__(self, policy: OscillatingPolicy | None = None) -> None:
         super().__init__(policy)
         self._detrend = residual_maker(self.policy.size, 2)
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Windows in a row; a swing of fewer than two observations a period shows in none."""
+        policy = self.policy
+        return (Reach(("loss",), policy.size + (policy.windows - 1) * policy.stride),)
 
     def start(self) -> OscillatingState:
         """Nothing seen yet."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
 from rankscope.server.detectors.history import Companions, RankHistory, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import (
@@ -38,6 +38,8 @@ class SpikePolicy(RisePolicy):
 
     Attributes:
         min_z: robust z on the logarithm from which a value is a spike.
+        recent_z: the same over the values of the last 64 steps, where steps are left out.
+        recent: so many values are they at least.
         min_ratio: smallest ratio to the window's median.
         min_progress: smallest rise over the median, as a share of the progress made.
         evidence: accepted values before anything is judged.
@@ -52,6 +54,8 @@ class SpikePolicy(RisePolicy):
     """
 
     min_z: Sigmas = 8.0
+    recent_z: Sigmas = 4.0
+    recent: Observations = 8
     min_ratio: Times = 1.5
     min_progress: Share = 0.05
     evidence: Observations = 32
@@ -112,8 +116,11 @@ class LossSpike(Detector[SpikeState]):
     Statistic:
         Robust z of the logarithm of the loss around the trend of the last 64 accepted values
         (median and median absolute deviation). A spike has z > 8, is above all 64 values, above 1.5
-        times their median, and above it by more than 5 % of the progress made since the start. It
-        is over after 16 normal values. What was alarmed about does not enter the 64.
+        times their median, and above it by more than 5 % of the progress made since the start. Of a
+        loss that is logged at some steps only the 64 reach far back, and z > 4 is asked for over
+        those of the last 64 steps (8 at least), too: what has risen, or scatters more, since the
+        others is no jump. It is over after 16 normal values. What was alarmed about does not enter
+        the 64.
 
     Severity:
         Info for a jump of all ranks that is over after one or two values: an odd batch, of which
@@ -139,6 +146,10 @@ class LossSpike(Detector[SpikeState]):
 
     policies: ClassVar[type[Policy]] = SpikePolicy
     policy: SpikePolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """One odd batch is one step."""
+        return (Reach(("loss",), 1),)
 
     def start(self) -> SpikeState:
         """Nothing seen yet."""
@@ -187,7 +198,16 @@ class LossSpike(Detector[SpikeState]):
         if value - usual <= policy.min_progress * state.progress.scale:
             return None
         z = baseline.z(value)
-        return z if z > policy.min_z else None
+        return z if z > policy.min_z and self._leaps(state, value) else None
+
+    def _leaps(self, state: SpikeState, value: float) -> bool:
+        """Whether a value stands out from the last 64 steps, and not from older ones alone."""
+        baseline = state.baseline
+        there = int(len(baseline) / state.progress.spacing.apart)
+        if 2 * there > len(baseline):
+            return True
+        recent = max(there, self.policy.recent)
+        return baseline.z_of_newest(value, recent) > self.policy.recent_z
 
     def _open(
         self, state: SpikeState, step: int, value: float, z: float, known: Int64, row: Float64

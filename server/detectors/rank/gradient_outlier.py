@@ -10,7 +10,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
@@ -162,6 +170,11 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
 
     policies: ClassVar[type[Policy]] = GradientOutlierPolicy
     policy: GradientOutlierPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """A window in which all looks are at a rank that stands out, and another one."""
+        policy = self.policy
+        return (Reach(("grad_norm_local",), policy.size + policy.windows - 1, LASTS_SAMPLED),)
 
     def start(self) -> GradientOutlierState:
         """Nothing seen yet."""

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import LASTS, Check, Detector, Finding, Outcome, Reach, Status
 from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
@@ -141,6 +141,11 @@ class RankLossOutlier(Detector[LossOutlierState]):
 
     policies: ClassVar[type[Policy]] = LossOutlierPolicy
     policy: LossOutlierPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Windows in a row, of a rank whose loss stays apart."""
+        policy = self.policy
+        return (Reach(("loss",), policy.size + (policy.windows - 1) * policy.stride, LASTS),)
 
     def start(self) -> LossOutlierState:
         """Nothing seen yet."""

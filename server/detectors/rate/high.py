@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
 from rankscope.server.detectors.gradient.exploding import GradientExploding
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.loss.diverging import LossDiverging
@@ -116,6 +116,10 @@ class RateTooHigh(Detector[HighState]):
         policy = policies(cls)
         assert isinstance(policy, HighPolicy)
         return cls(policy, [part(policies(part)) for part in _PARTS])
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """What its first sign has: any of them may be the only one."""
+        return tuple(reach for part in self._parts for reach in part.reaches())
 
     def start(self) -> HighState:
         """Nothing seen yet."""

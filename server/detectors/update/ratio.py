@@ -9,7 +9,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.looks import Look, looks
 from rankscope.server.detectors.policy import Count, Number, Policy, Share, Times
@@ -106,6 +114,10 @@ class UpdateRatio(Detector[RatioState]):
     wants: ClassVar[tuple[str, ...]] = ("lr",)
 
     policy: RatioPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Large updates that outweigh the others among those that the median is of."""
+        return (Reach(("update_ratio",), _LOOKS // 2, LASTS_SAMPLED),)
 
     def start(self) -> RatioState:
         """Nothing seen yet."""
