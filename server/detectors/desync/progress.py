@@ -9,21 +9,21 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from rankscope.server.compare import labels_of
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.base import Check, Detector, Outcome, Status
+from rankscope.server.detectors.desync.behind import (
+    COUNTED,
+    Behind,
+    begun_finding,
+    counted_finding,
+    late_finding,
+)
+from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.policy import Count, Policy, Share, Times
 from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import count, listing, ranks, sentences
+from rankscope.server.detectors.wording import count
 from rankscope.server.window import Comparison, Float64, Int64, Window
 
 _GRACE = 20
-# What is counted, and how a person calls it.
-_COUNTED = {
-    "optimizer_steps": "steps of the optimizer",
-    "steps_skipped": "skipped steps",
-    # Whoever logs it.
-    "epoch": "epochs",
-}
 # Backward passes of a rank whose gradients it threw away before it stepped.
 _DISCARDED = "passes_discarded"
 # Links at which a rank that has left a step out differs from the others.
@@ -44,23 +44,6 @@ class ProgressPolicy(Policy):
     same: Share = 1e-6
     epochs: Times = 1.5
     late: Count = 2
-
-
-@dataclass(slots=True)
-class Behind:
-    """Ranks that counted differently.
-
-    Attributes:
-        what: one of `_COUNTED`, or `begin` for the step at which they began.
-        values: by rank, at the first step.
-        guilty: those outside the majority; all where there is none.
-    """
-
-    what: str
-    values: dict[int, float]
-    guilty: tuple[int, ...]
-    decided: bool
-    before: dict[int, float] = field(default_factory=dict)
 
 
 class _Late(NamedTuple):
@@ -143,7 +126,7 @@ class Progress(Detector[ProgressState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.progress",)
     policies: ClassVar[type[Policy]] = ProgressPolicy
-    wants: ClassVar[tuple[str, ...]] = (*_COUNTED, "grad_norm", _DISCARDED)
+    wants: ClassVar[tuple[str, ...]] = (*COUNTED, "grad_norm", _DISCARDED)
     min_ranks: ClassVar[int] = 2
 
     policy: ProgressPolicy
@@ -160,7 +143,7 @@ class Progress(Detector[ProgressState]):
         found: dict[int, list[Behind]] = {}
         epochs: dict[int, Behind] = {}
         judged: set[int] = set()
-        for what in _COUNTED:
+        for what in COUNTED:
             steps, rows = rank_rows(window, what)
             if not len(steps):
                 continue
@@ -203,11 +186,11 @@ class Progress(Detector[ProgressState]):
         # In the order of their steps, whatever showed it: the first one opens the alert.
         for late in sorted(behind_by_one, key=lambda found: found.step):
             state.shifted.bad(late.step, late.facts, first_step=late.since)
-        findings = [_finding(e) for e in state.watch.take(window.last_step)]
-        findings += [_finding(e) for e in state.epochs.take(window.last_step)]
-        findings += [_shift(e) for e in state.shifted.take(window.last_step)]
+        findings = [counted_finding(e) for e in state.watch.take(window.last_step)]
+        findings += [counted_finding(e) for e in state.epochs.take(window.last_step)]
+        findings += [late_finding(e) for e in state.shifted.take(window.last_step)]
         if state.begin is not None:
-            findings.append(_apart(state.begin, state.begin_step, window.last_step))
+            findings.append(begun_finding(state.begin, state.begin_step, window.last_step))
         return Outcome({"desync.progress": _check(window, state)}, tuple(findings))
 
     def _epochs(self, state: ProgressState, steps: list[int], found: Mapping[int, Behind]) -> None:
@@ -355,186 +338,18 @@ def _behind(what: str, who: Int64, values: Float64) -> Behind:
     )
 
 
-def _finding(episode: Episode[Behind]) -> Finding:
-    behind, step = episode.facts, episode.first_step
-    what, guilty = _COUNTED[behind.what], behind.guilty
-    who = ranks(guilty).capitalize()
-    verb = "has" if len(guilty) == 1 else "have"
-    told = _told(behind, what)
-    if behind.what == "epoch":
-        title = f"{who} {'is' if len(guilty) == 1 else 'are'} in another epoch since step {step}"
-        cause = (
-            f"At step {step}, {told}. Their epochs are not equally long: the data are dealt out "
-            "unequally (sampler lengths, filtered samples, `drop_last` on some ranks only), or a "
-            "loader was started again earlier. Seeds, schedules and the order of the samples that "
-            "follow the epoch are no longer those of the other ranks."
-        )
-        remedy = (
-            "Give every rank the same number of batches an epoch (DistributedSampler with "
-            "`drop_last`, or one length agreed on by all), and count epochs by common steps."
-        )
-    elif behind.what == "steps_skipped" or _one_missing(behind):
-        title = f"{who} {verb} skipped other steps than the rest, at step {step}"
-        cause = (
-            f"At step {step}, {told}: an overflow was seen on some ranks only, and each decided "
-            "alone whether to step. What they hold differs by this step."
-        )
-        remedy = (
-            "Reduce `found_inf` over all ranks (MAX) before the decision to skip, or unscale "
-            "after the reduction; then broadcast parameters and optimizer state."
-        )
-    else:
-        title = f"{who} {verb} taken another number of steps at step {step}"
-        cause = (
-            f"At step {step}, {told}: a rank was resumed from another checkpoint, took further "
-            "steps, or left some out."
-        )
-        remedy = (
-            "Restore the same checkpoint, its step and its optimizer on every rank, and call "
-            "`optimizer.step()` under the same conditions everywhere."
-        )
-    if not behind.decided:
-        title = title.replace("another", "different").replace(
-            "other steps than the rest", "different steps"
-        )
-    return Finding(
-        kind="desync.progress",
-        key="epoch" if behind.what == "epoch" else "",
-        severity="warning" if behind.what == "epoch" else "critical",
-        title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
-        ranks=guilty,
-        stage="parameters" if step else "start",
-        cause=sentences(cause, _guess(behind)),
-        remedy=remedy,
-        clear_after=episode.clear_after,
-        evidence={
-            "what": behind.what,
-            "values": {str(r): v for r, v in behind.values.items()},
-            "decided": behind.decided,
-        },
-    )
-
-
-_SKIPPED = (
-    "has skipped a step that they took, for an overflow that it saw alone or under another "
-    "condition of its own, and its parameters, schedule and counters are one step behind."
-)
-
-
-def _shift(episode: Episode[Behind]) -> Finding:
-    behind, step = episode.facts, episode.first_step
-    who = ranks(behind.guilty)
-    return Finding(
-        kind="desync.progress",
-        key="late",
-        severity="critical",
-        title=f"{who.capitalize()} did not take step {step}, which the others took",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
-        ranks=behind.guilty,
-        stage="parameters",
-        cause=(
-            f"Since step {step}, {who} applies at each step the gradient that the others apply "
-            f"one step later: it {_SKIPPED}"
-            if behind.what == "grad_norm"
-            else f"Before its step {step}, {who} computed a gradient and threw it away, the others "
-            f"did not, and the ranks are no longer equal since: it {_SKIPPED}"
-        ),
-        remedy=(
-            "Decide on all ranks together whether a step is skipped (reduce `found_inf` with MAX "
-            "before the decision), then broadcast parameters and optimizer state, or restart from "
-            f"a checkpoint before step {step}."
-        ),
-        clear_after=episode.clear_after,
-        evidence={
-            "what": behind.what,
-            "values": {str(r): v for r, v in behind.values.items()},
-            "decided": True,
-            "observed": episode.seen,
-        },
-    )
-
-
-def _apart(behind: Behind, step: int, last_step: int) -> Finding:
-    who = ranks(behind.guilty).capitalize()
-    begun = "began" if behind.decided else "began each"
-    return Finding(
-        kind="desync.progress",
-        key="begin",
-        severity="critical",
-        title=f"{who} {begun} at another step than the rest",
-        seen_step=step,
-        last_step=max(step, last_step),
-        first_step=step,
-        ranks=behind.guilty,
-        stage="start",
-        cause=sentences(
-            f"The ranks did not begin at the same step: {_told(behind, 'step')}. The checkpoint "
-            "was found on some ranks only, or they resumed from different ones: schedules, seeds "
-            "and save points disagree.",
-            _guess(behind),
-        ),
-        remedy=(
-            "Decide on one rank which checkpoint is loaded and broadcast that decision, or put "
-            "checkpoints where all nodes can read them."
-        ),
-        clear_after=0,
-        evidence={
-            "what": "begin",
-            "values": {str(r): v for r, v in behind.values.items()},
-            "decided": behind.decided,
-        },
-    )
-
-
-def _told(behind: Behind, what: str) -> str:
-    by_value: dict[float, list[int]] = {}
-    for rank, value in behind.values.items():
-        by_value.setdefault(value, []).append(rank)
-    said = []
-    for value, held in sorted(by_value.items(), key=lambda item: len(item[1])):
-        verb = "has" if len(held) == 1 else "have"
-        if what == "step":
-            said.append(f"{ranks(held)} at step {value:,.0f}")
-        elif what == "epochs":
-            said.append(f"{ranks(held)} {'is' if len(held) == 1 else 'are'} in epoch {value:,.0f}")
-        else:
-            said.append(f"{ranks(held)} {verb} {value:,.0f} {what}")
-    return listing(said, most=4)
-
-
-def _one_missing(behind: Behind) -> bool:
-    """Whether they were level at the step before, and differ by one now."""
-    return (
-        len(set(behind.before.values())) == 1
-        and max(behind.values.values()) - min(behind.values.values()) == 1
-    )
-
-
-def _guess(behind: Behind) -> str:
-    if behind.decided:
-        return ""
-    if len(behind.values) == 2:
-        return "With two ranks, nothing tells which one is wrong."
-    return "No value is that of most ranks, so nothing tells which ones are wrong."
-
-
 def _check(window: Window, state: ProgressState) -> Check:
     episode = state.watch.open(window.last_step)
     if state.begin is not None:
-        return Check(Status.OPEN, f"{_apart(state.begin, state.begin_step, 0).title}.")
+        return Check(Status.OPEN, f"{begun_finding(state.begin, state.begin_step, 0).title}.")
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check(Status.OPEN, f"{counted_finding(episode).title}.")
     apart = state.epochs.open(window.last_step)
     if apart is not None:
-        return Check(Status.OPEN, f"{_finding(apart).title}.")
+        return Check(Status.OPEN, f"{counted_finding(apart).title}.")
     late = state.shifted.open(window.last_step)
     if late is not None:
-        return Check(Status.OPEN, f"{_shift(late).title}.")
+        return Check(Status.OPEN, f"{late_finding(late).title}.")
     if not state.judged:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No counters have been compared yet.")

@@ -1,0 +1,205 @@
+"""Ranks that have counted differently, and what to say of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.episode import Episode
+from rankscope.server.detectors.wording import listing, ranks, sentences
+
+# What is counted, and how a person calls it.
+COUNTED = {
+    "optimizer_steps": "steps of the optimizer",
+    "steps_skipped": "skipped steps",
+    # Whoever logs it.
+    "epoch": "epochs",
+}
+
+
+@dataclass(slots=True)
+class Behind:
+    """Ranks that counted differently.
+
+    Attributes:
+        what: one of `COUNTED`, or `begin` for the step at which they began.
+        values: by rank, at the first step.
+        guilty: those outside the majority; all where there is none.
+    """
+
+    what: str
+    values: dict[int, float]
+    guilty: tuple[int, ...]
+    decided: bool
+    before: dict[int, float] = field(default_factory=dict)
+
+
+def counted_finding(episode: Episode[Behind]) -> Finding:
+    """Ranks that have counted other steps, skipped steps or epochs."""
+    behind, step = episode.facts, episode.first_step
+    what, guilty = COUNTED[behind.what], behind.guilty
+    who = ranks(guilty).capitalize()
+    verb = "has" if len(guilty) == 1 else "have"
+    told = _told(behind, what)
+    if behind.what == "epoch":
+        title = f"{who} {'is' if len(guilty) == 1 else 'are'} in another epoch since step {step}"
+        cause = (
+            f"At step {step}, {told}. Their epochs are not equally long: the data are dealt out "
+            "unequally (sampler lengths, filtered samples, `drop_last` on some ranks only), or a "
+            "loader was started again earlier. Seeds, schedules and the order of the samples that "
+            "follow the epoch are no longer those of the other ranks."
+        )
+        remedy = (
+            "Give every rank the same number of batches an epoch (DistributedSampler with "
+            "`drop_last`, or one length agreed on by all), and count epochs by common steps."
+        )
+    elif behind.what == "steps_skipped" or _one_missing(behind):
+        title = f"{who} {verb} skipped other steps than the rest, at step {step}"
+        cause = (
+            f"At step {step}, {told}: an overflow was seen on some ranks only, and each decided "
+            "alone whether to step. What they hold differs by this step."
+        )
+        remedy = (
+            "Reduce `found_inf` over all ranks (MAX) before the decision to skip, or unscale "
+            "after the reduction; then broadcast parameters and optimizer state."
+        )
+    else:
+        title = f"{who} {verb} taken another number of steps at step {step}"
+        cause = (
+            f"At step {step}, {told}: a rank was resumed from another checkpoint, took further "
+            "steps, or left some out."
+        )
+        remedy = (
+            "Restore the same checkpoint, its step and its optimizer on every rank, and call "
+            "`optimizer.step()` under the same conditions everywhere."
+        )
+    if not behind.decided:
+        title = title.replace("another", "different").replace(
+            "other steps than the rest", "different steps"
+        )
+    return Finding(
+        kind="desync.progress",
+        key="epoch" if behind.what == "epoch" else "",
+        severity="warning" if behind.what == "epoch" else "critical",
+        title=title,
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=guilty,
+        stage="parameters" if step else "start",
+        cause=sentences(cause, _guess(behind)),
+        remedy=remedy,
+        clear_after=episode.clear_after,
+        evidence={
+            "what": behind.what,
+            "values": {str(r): v for r, v in behind.values.items()},
+            "decided": behind.decided,
+        },
+    )
+
+
+_SKIPPED = (
+    "has skipped a step that they took, for an overflow that it saw alone or under another "
+    "condition of its own, and its parameters, schedule and counters are one step behind."
+)
+
+
+def late_finding(episode: Episode[Behind]) -> Finding:
+    """Ranks that have left out a step, told by what they apply or threw away."""
+    behind, step = episode.facts, episode.first_step
+    who = ranks(behind.guilty)
+    return Finding(
+        kind="desync.progress",
+        key="late",
+        severity="critical",
+        title=f"{who.capitalize()} did not take step {step}, which the others took",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=behind.guilty,
+        stage="parameters",
+        cause=(
+            f"Since step {step}, {who} applies at each step the gradient that the others apply "
+            f"one step later: it {_SKIPPED}"
+            if behind.what == "grad_norm"
+            else f"Before its step {step}, {who} computed a gradient and threw it away, the others "
+            f"did not, and the ranks are no longer equal since: it {_SKIPPED}"
+        ),
+        remedy=(
+            "Decide on all ranks together whether a step is skipped (reduce `found_inf` with MAX "
+            "before the decision), then broadcast parameters and optimizer state, or restart from "
+            f"a checkpoint before step {step}."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "what": behind.what,
+            "values": {str(r): v for r, v in behind.values.items()},
+            "decided": True,
+            "observed": episode.seen,
+        },
+    )
+
+
+def begun_finding(behind: Behind, step: int, last_step: int) -> Finding:
+    """Ranks that began at different steps."""
+    who = ranks(behind.guilty).capitalize()
+    begun = "began" if behind.decided else "began each"
+    return Finding(
+        kind="desync.progress",
+        key="begin",
+        severity="critical",
+        title=f"{who} {begun} at another step than the rest",
+        seen_step=step,
+        last_step=max(step, last_step),
+        first_step=step,
+        ranks=behind.guilty,
+        stage="start",
+        cause=sentences(
+            f"The ranks did not begin at the same step: {_told(behind, 'step')}. The checkpoint "
+            "was found on some ranks only, or they resumed from different ones: schedules, seeds "
+            "and save points disagree.",
+            _guess(behind),
+        ),
+        remedy=(
+            "Decide on one rank which checkpoint is loaded and broadcast that decision, or put "
+            "checkpoints where all nodes can read them."
+        ),
+        clear_after=0,
+        evidence={
+            "what": "begin",
+            "values": {str(r): v for r, v in behind.values.items()},
+            "decided": behind.decided,
+        },
+    )
+
+
+def _told(behind: Behind, what: str) -> str:
+    by_value: dict[float, list[int]] = {}
+    for rank, value in behind.values.items():
+        by_value.setdefault(value, []).append(rank)
+    said = []
+    for value, held in sorted(by_value.items(), key=lambda item: len(item[1])):
+        verb = "has" if len(held) == 1 else "have"
+        if what == "step":
+            said.append(f"{ranks(held)} at step {value:,.0f}")
+        elif what == "epochs":
+            said.append(f"{ranks(held)} {'is' if len(held) == 1 else 'are'} in epoch {value:,.0f}")
+        else:
+            said.append(f"{ranks(held)} {verb} {value:,.0f} {what}")
+    return listing(said, most=4)
+
+
+def _one_missing(behind: Behind) -> bool:
+    """Whether they were level at the step before, and differ by one now."""
+    return (
+        len(set(behind.before.values())) == 1
+        and max(behind.values.values()) - min(behind.values.values()) == 1
+    )
+
+
+def _guess(behind: Behind) -> str:
+    if behind.decided:
+        return ""
+    if len(behind.values) == 2:
+        return "With two ranks, nothing tells which one is wrong."
+    return "No value is that of most ranks, so nothing tells which ones are wrong."
