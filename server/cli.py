@@ -23,6 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rankscope.server import supervisor
 from rankscope.server.app import create_app
 from rankscope.server.detector_settings import Given, read_file
+from rankscope.server.detectors.wording import listing, ranks
 from rankscope.server.settings import Settings, default_database
 from rankscope.server.storage import distribution, migrate, partitions, pruning
 from rankscope.server.storage.engine import open_engine
@@ -250,13 +251,13 @@ def alerts(argv: Sequence[str]) -> int:
         if not answer["items"]:
             print("No alerts.")
         for alert in answer["items"]:
-            ranks = f", ranks {', '.join(map(str, alert['ranks']))}" if alert["ranks"] else ""
+            who = f", {ranks(alert['ranks'])}" if alert["ranks"] else ""
             print(
                 f"{alert['severity'].upper()} {alert['kind']} ({alert['state']}): {alert['title']}"
             )
-            print(f"  since step {alert['first_step']}{ranks}")
+            print(f"  since step {alert['first_step']}{who}")
             if alert["tensors"]:
-                print(f"  tensors: {', '.join(alert['tensors'][:6])}")
+                print(f"  tensors: {listing(alert['tensors'], most=6)}")
             print(f"  cause: {alert['cause']}\n  remedy: {alert['remedy']}\n")
         _tell_of_more(answer)
 

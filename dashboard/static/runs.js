@@ -56,7 +56,7 @@ function row(run) {
   return el(
     "tr",
     {},
-    el("td", {}, el("a", { class: "run", href: runPage(run.id) }, (run.name || run.id).trim() || JSON.stringify(run.id)), el("div", { class: "muted" }, run.project)),
+    el("td", {}, el("a", { class: "run", href: runPage(run.id) }, run.name || run.id), el("div", { class: "muted" }, run.project)),
     el("td", { "data-label": "Verdict" }, verdictBadge(settled(run.id, run.verdict))),
     el("td", { "data-label": "State" }, stateBadge(run.state)),
     el("td", { "data-label": "Open alerts" }, openAlerts(run)),

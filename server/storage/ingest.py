@@ -115,7 +115,7 @@ def _store_run(
             "arrivals": arrivals,
             "last_seen_at": max(run.last_seen_at, *(at for _, at in stored)),
             "last_step": last_step,
-            **_about_run(connection, run.key, words),
+            **_about_run(connection, run, words),
         }
         t = schema.run
         connection.execute(update(t).where(t.c.key == run.key).values(new))
@@ -123,8 +123,13 @@ def _store_run(
 
 
 def _unstorable(batch: wire.Batch) -> Iterator[tuple[str, str]]:
-    if "/" in batch.run or "\\" in batch.run or batch.run in (".", ".."):
+    if "/" in batch.run or "\\" in batch.run:
         yield "run", "stands in addresses, so it cannot have a slash; write '-' instead"
+    if batch.run in (".", ".."):
+        yield "run", "stands in addresses, where dots alone mean something else"
+    for where, name in (("run", batch.run), ("project", batch.project)):
+        if name != name.strip():
+            yield where, "has spaces at its begin or end, which nobody would see"
     numbers = {"rank": batch.rank, "world_size": batch.world_size, "attempt": batch.attempt or 0}
     if batch.hello is not None:
         numbers |= {"hello.pid": batch.hello.pid, "hello.local_rank": batch.hello.local_rank}
@@ -146,7 +151,7 @@ def _hold(connection: Connection, batch: wire.Batch, received_at: float) -> Any:
     t = schema.run
     held = select(
         *(t.c.key, t.c.id, t.c.started_at, t.c.arrivals, t.c.dense_until),
-        *(t.c.last_seen_at, t.c.last_step),
+        *(t.c.last_seen_at, t.c.last_step, t.c.world_size),
     ).with_for_update()
     key = run_key(connection, batch.run)
     if key is not None and (row := connection.execute(held.where(t.c.key == key)).first()):
@@ -176,34 +181,51 @@ def _wish(run: Any, batch: wire.Batch) -> int | None:
     return None if wish is None or wish <= batch.through_step else wish
 
 
-def _about_run(connection: Connection, run: int, words: Sequence[wire.Batch]) -> dict[str, Any]:
+def _about_run(connection: Connection, run: Any, words: Sequence[wire.Batch]) -> dict[str, Any]:
     """What the last words of ranks, in the order in which they came, say of the run as a whole."""
     if not words:
         return {}
+    world_size = _world_size(connection, run, words)
     new: dict[str, Any] = {
-        "world_size": words[-1].world_size,
-        "state": _state(connection, run, words[-1]),
+        "world_size": world_size,
+        "state": _state(connection, run.key, words[-1], world_size),
     }
     configs = {b.rank: b.hello.config for b in words if b.hello is not None and b.hello.config}
     if configs:
         a = schema.attempt
         # The lowest rank speaks for the run, whoever came first.
         lowest = connection.scalar(
-            select(func.min(a.c.rank)).where(a.c.run == run, a.c.hello_arrival.is_not(None))
+            select(func.min(a.c.rank)).where(a.c.run == run.key, a.c.hello_arrival.is_not(None))
         )
         if lowest in configs:
             new["config"] = plain(configs[lowest])
     return new
 
 
-def _state(connection: Connection, run: int, batch: wire.Batch) -> str:
+def _world_size(connection: Connection, run: Any, words: Sequence[wire.Batch]) -> int:
+    """Number of ranks: what was said last; where ranks say too few for their own number, no fewer.
+
+    A client that does not know it says 1. Taken at its word, its ranks would be judged as jobs of
+    one rank: nobody would compare them, and the run would pass.
+    """
+    said = words[-1].world_size
+    if said >= run.world_size and all(batch.rank < batch.world_size for batch in words):
+        return said
+    a = schema.attempt.c
+    highest = connection.scalar(
+        select(func.max(a.rank)).where(a.run == run.key, a.rank >= a.world_size)
+    )
+    return said if highest is None else max(said, highest + 1)
+
+
+def _state(connection: Connection, run: int, batch: wire.Batch, world_size: int) -> str:
     """Running while any rank runs; then failed if one failed, else finished once all are."""
     if batch.state == "running":
         return "running"
     # A job that went on with fewer ranks does not wait for those that it left behind.
-    ranks = newest_attempts(connection, run=run, below=batch.world_size)
+    ranks = newest_attempts(connection, run=run, below=world_size)
     states = {row.state for row in ranks}
-    if "running" in states or len(ranks) < batch.world_size:
+    if "running" in states or len(ranks) < world_size:
         return "running"
     return "failed" if "failed" in states else "finished"
 

@@ -6,8 +6,10 @@ import sqlite3
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import httpx
 import pytest
 from support.serve_app import serve_app
+from support.service import eventually
 
 from rankscope.agent import wire
 from rankscope.server import cli
@@ -101,6 +103,24 @@ def test_runs_stand_in_columns_however_long_a_name_is(capsys, address):
     assert short.index("default") == early.index("default") == head.index("PROJECT")
     # No step has been done: -1 is nobody's number.
     assert early.split()[4] == "-"
+
+
+def test_alerts_name_their_ranks_in_short(capsys, address):
+    for rank in range(4):
+        values = [1.0] * 7 + ["NaN" if rank < 3 else 1.0]
+        loss = {"loss": {"steps": list(range(8)), "values": values}}
+        sent = {"run": "nans", "rank": rank, "seq": 0, "world_size": 4, "columns": loss}
+        sent |= {"through_step": 7, "state": "finished"}
+        httpx.post(f"{address}/api/v1/ingest", json=sent).raise_for_status()
+    told = []
+
+    def found():
+        assert called(cli.alerts, "nans", "--server", address) == cli.OK
+        told[:] = capsys.readouterr().out.splitlines()
+        return told != ["No alerts."]
+
+    eventually(found, timeout_s=60)
+    assert told[1] == "  since step 7, ranks 0-2"
 
 
 def test_no_run_is_told(capsys, address):

@@ -444,6 +444,49 @@ def test_what_cannot_be_taken_says_why(client, body, headers, status, words):
     assert words in check_problem(answer, status)["detail"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"run": " "}, "run: has spaces at its begin or end"),
+        ({"project": "digits "}, "project: has spaces at its begin or end"),
+        ({"run": ".."}, "run: stands in addresses, where dots alone"),
+        ({"run": "a/b"}, "run: stands in addresses, so it cannot have a slash"),
+    ],
+)
+def test_a_name_that_nobody_could_call_up_is_refused_with_the_reason(client, fields, words):
+    sent = {"run": "otter", "rank": 0, "seq": 0, **fields}
+    body = check_problem(client.post("/api/v1/ingest", json=sent), 422)
+    assert words in body["detail"]
+    assert body["errors"][0]["where"] in fields
+    assert get(client, "/runs")["items"] == []
+
+
+def test_ranks_that_do_not_know_how_many_they_are_are_compared(client):
+    for rank in (2, 0, 1):
+        losses = {"steps": list(range(8)), "values": [1.0 - 0.1 * step for step in range(8)]}
+        words = {"steps": list(range(8)), "values": [f"{7 if rank == 1 else 5:016x}"] * 8}
+        sent = {"run": "otter", "rank": rank, "seq": 0, "session": f"s{rank}", "through_step": 7}
+        sent |= {"columns": {"loss": losses}, "words": {"parameters": words}, "state": "finished"}
+        assert client.post("/api/v1/ingest", json=sent).status_code == 200
+    run = evaluated(client)
+    assert (run["world_size"], run["ranks"], run["state"]) == (3, [0, 1, 2], "finished")
+    [alert] = get(client, "/runs/otter/alerts")["items"]
+    assert (alert["kind"], alert["ranks"]) == ("desync.parameters", [1])
+
+
+def test_the_last_step_there_is_is_one_like_others(client):
+    last = 2**63 - 1
+    loss = {"steps": [0, last - 1, last], "values": [3.0, 2.0, 1.0]}
+    sent = {"run": "otter", "rank": 0, "seq": 0, "through_step": last, "columns": {"loss": loss}}
+    assert client.post("/api/v1/ingest", json=sent).status_code == 200
+    assert get(client, "/runs/otter")["last_step"] == last
+    for points in (2, 600):
+        [line] = get(client, "/runs/otter/series", metric="loss", max_points=points)["series"]
+        assert (min(line["min"]), max(line["max"])) == (1.0, 3.0)
+    [tail] = get(client, "/runs/otter/series", metric="loss", from_step=last)["series"]
+    assert (tail["steps"], tail["values"]) == ([last], [1.0])
+
+
 def test_a_small_body_cannot_fill_the_memory(client):
     bomb = gzip.compress(b"\0" * (4 * wire.MAX_BODY_BYTES))
     answer = client.post(

@@ -1,0 +1,11 @@
+"""Shared by the tests of pages."""
+
+import pytest
+from support.browser import chromium
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A real Chromium."""
+    with chromium() as browser:
+        yield browser
