@@ -157,6 +157,7 @@ class ArrayPlan:
             *(column.ctypes.data for column in columns),
             digests.ctypes.data,
             None if sketched is None else sketched.ctypes.data,
+            None,
         )
 
 

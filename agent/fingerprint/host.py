@@ -44,41 +44,51 @@ class HostTensors:
         self._copy = torch.empty(0, dtype=torch.uint8)
 
     def compute(
-        self, tensors: Sequence[torch.Tensor], digests: UInt64, sketches: Float64 | None
+        self,
+        tensors: Sequence[torch.Tensor],
+        digests: UInt64 | None,
+        sketches: Float64 | None,
+        squares: Float64 | None,
     ) -> None:
         """Writes the results of this part's tensors into their rows.
 
         Args:
             tensors: all tensors of the plan.
-            digests: uint64 [T].
+            digests: uint64 [T], where digests are wanted.
             sketches: float64 [T, BUCKETS], where sketches are wanted.
+            squares: float64 [T], where sums of squares are wanted.
         """
         if self._library is None:
             for row in self.rows:
-                digests[row] = portable.digest(tensors[row])
+                if digests is not None:
+                    digests[row] = portable.digest(tensors[row])
                 if sketches is not None:
                     sketches[row] = portable.sketch(tensors[row])
+                if squares is not None:
+                    squares[row] = portable.squares(tensors[row])
             return
+        results = tuple(
+            None if array is None else array.ctypes.data for array in (digests, sketches, squares)
+        )
         mine = [tensors[row] for row in self.rows]
         scattered = [i for i, t in enumerate(mine) if not lies_as_it_reads(t)]
         if not scattered:
             self._addresses[:] = [t.data_ptr() for t in mine]
-            self._call(0, len(mine), digests, sketches)
+            self._call(0, len(mine), results)
             return
         for position, tensor in enumerate(mine):
             self._addresses[position] = (
                 self._copied(tensor) if position in scattered else tensor.data_ptr()
             )
-            self._call(position, 1, digests, sketches)
+            self._call(position, 1, results)
 
-    def _call(self, first: int, count: int, digests: UInt64, sketches: Float64 | None) -> None:
+    def _call(self, first: int, count: int, results: tuple[int | None, ...]) -> None:
         assert self._library is not None
         self._library.rankscope_prints(
             count,
             *(column + 8 * first for column in self._columns),
             *self._constant_columns,
-            digests.ctypes.data,
-            None if sketches is None else sketches.ctypes.data,
+            *results,
         )
 
     def _copied(self, tensor: torch.Tensor) -> int:

@@ -1,9 +1,9 @@
-/* Digests and sketches of arrays in memory: one pass, one core, no allocation.
+/* Digests, sketches and sums of squares of arrays in memory: one pass, one core, no allocation.
  *
  * What is computed is defined in constants.py and plan.py; portable.py computes the same in numpy.
  * The library knows nothing of Python and is called through ctypes, which releases the GIL.
  * Rows and blocks are treated while their bytes are in the first-level cache, so that memory is
- * read once for both results. Three versions of the two inner loops, chosen by what the CPU has.
+ * read once for all results. Three versions of the inner loops, chosen by what the CPU has.
  */
 
 #include <stdint.h>
@@ -30,10 +30,14 @@
 enum kind { F32, F64, BF16, F16, I8, U8, I16, U16, I32, U32, I64, U64, LOOKUP };
 
 typedef uint64_t digest_row(const char *words, const int32_t *table);
-typedef void sketch_block(const float *x, const int32_t *table, uint64_t hash, double *total);
+/* Adds to `squares`, too, where it is not NULL. */
+typedef void sketch_block(const float *x, const int32_t *table, uint64_t hash, double *total,
+                          double *squares);
 typedef void widen_half(const char *from, float *to);
+typedef double square_block(const float *x);
+/* What is NULL of `digest`, `sketch` and `squares` is not wanted. */
 typedef void one_array(const char *from, int64_t count, int64_t kind, const float *lookup,
-                       const int32_t *table, uint64_t *digest, double *sketch);
+                       const int32_t *table, uint64_t *digest, double *sketch, double *squares);
 
 /* splitmix64 of a block's number: Steele, Lea & Flood 2014, "Fast splittable PRNGs". */
 INLINED uint64_t block_hash(uint64_t block) {
@@ -72,7 +76,34 @@ INLINED void sketch_block_double(double *x, const int32_t *table, uint64_t hash,
             for (int l = 0; l < 8; l++) total[8 * u + l] += x[g * 64 + ((u - g) & 7) * 8 + l];
 }
 
-static void sketch_block_plain(const float *x, const int32_t *table, uint64_t hash, double *total) {
+/* Sums of squares are in double: in float, those of a million elements would be wrong by 1e-5. */
+INLINED double sum_of(const double *sums, int count) {
+    double sum = 0;
+    for (int i = 0; i < count; i++) sum += sums[i];
+    return sum;
+}
+
+INLINED double square_block_double(const double *x) {
+    double sums[8] = {0};
+    for (int j = 0; j < BLOCK; j += 8)
+        for (int l = 0; l < 8; l++) sums[l] += x[j + l] * x[j + l];
+    return sum_of(sums, 8);
+}
+
+static double square_block_plain(const float *x) {
+    double sums[8] = {0};
+    for (int j = 0; j < BLOCK; j += 8)
+        for (int l = 0; l < 8; l++) {
+            float element;
+            memcpy(&element, x + j + l, 4);
+            sums[l] += (double)element * (double)element;
+        }
+    return sum_of(sums, 8);
+}
+
+static void sketch_block_plain(const float *x, const int32_t *table, uint64_t hash, double *total,
+                               double *squares) {
+    if (squares) *squares += square_block_plain(x);
     const int shift = sign_shift(hash);
     const uint32_t negate = (uint32_t)(block_sign(hash) >> 32);
     float turned[BLOCK];
@@ -132,12 +163,13 @@ AVX512 static uint64_t digest_row_avx512(const char *words, const int32_t *table
 }
 
 AVX512 static void sketch_block_avx512(const float *x, const int32_t *table, uint64_t hash,
-                                       double *total) {
+                                       double *total, double *squares) {
     const __m128i shift = _mm_cvtsi32_si128(sign_shift(hash));
     const __m512i sign = _mm512_set1_epi32((int32_t)SIGN);
     const __m512d negate = _mm512_castsi512_pd(_mm512_set1_epi64((int64_t)block_sign(hash)));
-    __m512d sums[8];
+    __m512d sums[8], squared[2];
     for (int u = 0; u < 8; u++) sums[u] = _mm512_setzero_pd();
+    squared[0] = squared[1] = _mm512_setzero_pd();
 #pragma GCC unroll 8
     for (int g = 0; g < 8; g++) {
 #pragma GCC unroll 4
@@ -149,14 +181,32 @@ AVX512 static void sketch_block_avx512(const float *x, const int32_t *table, uin
                                                         0x78);
             const __m256 lower = _mm256_castsi256_ps(_mm512_castsi512_si256(y));
             const __m256 upper = _mm256_castsi256_ps(_mm512_extracti64x4_epi64(y, 1));
-            sums[low] = _mm512_add_pd(sums[low], _mm512_cvtps_pd(lower));
-            sums[high] = _mm512_add_pd(sums[high], _mm512_cvtps_pd(upper));
+            const __m512d one = _mm512_cvtps_pd(lower), other = _mm512_cvtps_pd(upper);
+            sums[low] = _mm512_add_pd(sums[low], one);
+            sums[high] = _mm512_add_pd(sums[high], other);
+            squared[0] = _mm512_fmadd_pd(one, one, squared[0]);
+            squared[1] = _mm512_fmadd_pd(other, other, squared[1]);
         }
     }
     for (int u = 0; u < 8; u++) {
         const __m512d signed_sum = _mm512_xor_pd(sums[u], negate);
         _mm512_storeu_pd(total + 8 * u, _mm512_add_pd(_mm512_loadu_pd(total + 8 * u), signed_sum));
     }
+    if (squares) *squares += _mm512_reduce_add_pd(_mm512_add_pd(squared[0], squared[1]));
+}
+
+AVX512 static double square_block_avx512(const float *x) {
+    __m512d sums[4];
+    for (int i = 0; i < 4; i++) sums[i] = _mm512_setzero_pd();
+    for (int j = 0; j < BLOCK; j += 32) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const __m512d wide = _mm512_cvtps_pd(_mm256_loadu_ps(x + j + 8 * i));
+            sums[i] = _mm512_fmadd_pd(wide, wide, sums[i]);
+        }
+    }
+    return _mm512_reduce_add_pd(
+        _mm512_add_pd(_mm512_add_pd(sums[0], sums[1]), _mm512_add_pd(sums[2], sums[3])));
 }
 
 AVX512 static void widen_half_avx512(const char *from, float *to) {
@@ -186,10 +236,27 @@ AVX2 static uint64_t digest_row_avx2(const char *words, const int32_t *table) {
     return lanes[0] + lanes[1] + lanes[2] + lanes[3];
 }
 
+AVX2 static double square_block_avx2(const float *x) {
+    __m256d sums[4];
+    double lanes[4];
+    for (int i = 0; i < 4; i++) sums[i] = _mm256_setzero_pd();
+    for (int j = 0; j < BLOCK; j += 16) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const __m256d wide = _mm256_cvtps_pd(_mm_loadu_ps(x + j + 4 * i));
+            sums[i] = _mm256_add_pd(sums[i], _mm256_mul_pd(wide, wide));
+        }
+    }
+    _mm256_storeu_pd(lanes, _mm256_add_pd(_mm256_add_pd(sums[0], sums[1]),
+                                          _mm256_add_pd(sums[2], sums[3])));
+    return sum_of(lanes, 4);
+}
+
 /* Half of the buckets at a time: the sums of all do not fit into sixteen registers. By way of
  * memory, because floats are widened from there in one operation, and from registers in three. */
 AVX2 static void sketch_block_avx2(const float *x, const int32_t *table, uint64_t hash,
-                                   double *total) {
+                                   double *total, double *squares) {
+    if (squares) *squares += square_block_avx2(x);
     const __m128i shift = _mm_cvtsi32_si128(sign_shift(hash));
     const __m256i sign = _mm256_set1_epi32((int32_t)SIGN);
     const __m256d negate = _mm256_castsi256_pd(_mm256_set1_epi64x((int64_t)block_sign(hash)));
@@ -245,15 +312,17 @@ INLINED int size_of(int64_t kind) {
     }                                                   \
     break;
 
-/* Adds one whole block of elements to the buckets `total`, which are turned already. Those from
- * `valid` on are bytes of zero, which need not be what the lookup has for the number zero. */
+/* Adds one whole block of elements to the buckets `total`, which are turned already, and its
+ * squares to `squares`; to neither where it is NULL. Those from `valid` on are bytes of zero, which
+ * need not be what the lookup has for the number zero. */
 INLINED void add_block(const char *from, int64_t valid, int64_t kind, const float *lookup,
-                       const int32_t *table, uint64_t hash, double *total, sketch_block *add,
-                       widen_half *widen) {
+                       const int32_t *table, uint64_t hash, double *total, double *squares,
+                       sketch_block *add, widen_half *widen, square_block *square) {
     float narrow[BLOCK];
     double wide[BLOCK];
+    const float *elements = narrow;
     switch (kind) {
-        case F32: add((const float *)(const void *)from, table, hash, total); return;
+        case F32: elements = (const float *)(const void *)from; break;
         case BF16:
             for (int j = 0; j < BLOCK; j++) {
                 uint16_t element;
@@ -274,26 +343,34 @@ INLINED void add_block(const char *from, int64_t valid, int64_t kind, const floa
         case U64: WIDEN(wide, uint64_t, (double)element)
         default: WIDEN(narrow, uint8_t, j < valid ? lookup[(kind - LOOKUP) * 256 + element] : 0.0f)
     }
-    if (size_of(kind) >= 4)
-        sketch_block_double(wide, table, hash, total);
-    else
-        add(narrow, table, hash, total);
+    if (kind != F32 && size_of(kind) >= 4) {
+        if (squares) *squares += square_block_double(wide);
+        if (total) sketch_block_double(wide, table, hash, total);
+        return;
+    }
+    if (total)
+        add(elements, table, hash, total, squares);
+    else if (squares)
+        *squares += square(elements);
 }
 
 INLINED void one_array_by(const char *from, int64_t count, int64_t kind, const float *lookup,
                           const int32_t *table, uint64_t *digest, double *sketch,
-                          digest_row *digest_of_row, sketch_block *add, widen_half *widen) {
+                          double *squares, digest_row *digest_of_row, sketch_block *add,
+                          widen_half *widen, square_block *square) {
     const int64_t bytes = count * size_of(kind), step = BLOCK * size_of(kind);
     _Alignas(64) char padded[BLOCK * 8];
     double turned[2 * BUCKETS] = {0}; /* twice as long, so that no block is split by its turn */
     uint64_t sum = 0;
+    double squared = 0;
+    const int in_blocks = sketch || squares;
     int64_t block = 0, row = 0;
     for (int64_t at = 0; at < bytes; at += 4096) {
         const int64_t end = at + 4096 < bytes ? at + 4096 : bytes;
 #ifdef __GNUC__
         for (int i = 0; i < 4096; i += 64) __builtin_prefetch(from + at + AHEAD + i);
 #endif
-        for (int64_t i = at; i < end; i += 4 * BLOCK, row++) {
+        for (int64_t i = at; digest && i < end; i += 4 * BLOCK, row++) {
             const char *words = from + i;
             if (end - i < 4 * BLOCK) {
                 memset(padded, 0, 4 * BLOCK);
@@ -301,38 +378,43 @@ INLINED void one_array_by(const char *from, int64_t count, int64_t kind, const f
             }
             sum += (block_hash((uint64_t)row) | 1) * digest_of_row(words, table);
         }
-        for (int64_t i = at; sketch && i < end; i += step, block++) {
+        for (int64_t i = at; in_blocks && i < end; i += step, block++) {
             const char *elements = from + i;
             if (end - i < step) {
                 memset(padded, 0, (size_t)step);
                 elements = memcpy(padded, elements, (size_t)(end - i));
             }
+            double *total = sketch ? turned + (TURN * block) % BUCKETS : NULL;
             add_block(elements, (end - i) / size_of(kind), kind, lookup, table,
-                      block_hash((uint64_t)block), turned + (TURN * block) % BUCKETS, add, widen);
+                      block_hash((uint64_t)block), total, squares ? &squared : NULL, add, widen,
+                      square);
         }
     }
-    *digest = sum;
+    if (digest) *digest = sum;
+    if (squares) *squares = squared;
     for (int k = 0; sketch && k < BUCKETS; k++) sketch[k] = turned[k] + turned[k + BUCKETS];
 }
 
 static void one_array_plain(const char *from, int64_t count, int64_t kind, const float *lookup,
-                            const int32_t *table, uint64_t *digest, double *sketch) {
-    one_array_by(from, count, kind, lookup, table, digest, sketch, digest_row_plain,
-                 sketch_block_plain, widen_half_plain);
+                            const int32_t *table, uint64_t *digest, double *sketch,
+                            double *squares) {
+    one_array_by(from, count, kind, lookup, table, digest, sketch, squares, digest_row_plain,
+                 sketch_block_plain, widen_half_plain, square_block_plain);
 }
 
 #ifdef X86
 AVX2 static void one_array_avx2(const char *from, int64_t count, int64_t kind, const float *lookup,
-                                const int32_t *table, uint64_t *digest, double *sketch) {
-    one_array_by(from, count, kind, lookup, table, digest, sketch, digest_row_avx2,
-                 sketch_block_avx2, widen_half_avx2);
+                                const int32_t *table, uint64_t *digest, double *sketch,
+                                double *squares) {
+    one_array_by(from, count, kind, lookup, table, digest, sketch, squares, digest_row_avx2,
+                 sketch_block_avx2, widen_half_avx2, square_block_avx2);
 }
 
 AVX512 static void one_array_avx512(const char *from, int64_t count, int64_t kind,
                                     const float *lookup, const int32_t *table, uint64_t *digest,
-                                    double *sketch) {
-    one_array_by(from, count, kind, lookup, table, digest, sketch, digest_row_avx512,
-                 sketch_block_avx512, widen_half_avx512);
+                                    double *sketch, double *squares) {
+    one_array_by(from, count, kind, lookup, table, digest, sketch, squares, digest_row_avx512,
+                 sketch_block_avx512, widen_half_avx512, square_block_avx512);
 }
 #endif
 
@@ -357,20 +439,23 @@ int rankscope_choose(int wanted) {
     return 0;
 }
 
-/* Digests and sketches of `arrays` contiguous arrays.
+/* Digests, sketches and sums of squares of `arrays` contiguous arrays.
  *
  * addresses, counts, kinds: of each array its first byte, elements and kind. A kind LOOKUP + i is
  *     of bytes whose values are in row i of `lookup`, float [., 256].
  * rows: where the results of each array go.
  * table: int32 [BLOCK].
- * digests: uint64 [.]. sketches: double [., BUCKETS], or NULL where none are wanted. */
+ * digests: uint64 [.]. sketches: double [., BUCKETS]. squares: double [.]. Each of them NULL where
+ *     none are wanted. */
 void rankscope_prints(int64_t arrays, const uint64_t *addresses, const int64_t *counts,
                       const int64_t *kinds, const int64_t *rows, const float *lookup,
-                      const int32_t *table, uint64_t *digests, double *sketches) {
+                      const int32_t *table, uint64_t *digests, double *sketches,
+                      double *squares) {
     for (int64_t i = 0; i < arrays; i++)
         chosen((const char *)(uintptr_t)addresses[i], counts[i], kinds[i], lookup, table,
-               digests + rows[i], sketches ? sketches + rows[i] * BUCKETS : NULL);
+               digests ? digests + rows[i] : NULL, sketches ? sketches + rows[i] * BUCKETS : NULL,
+               squares ? squares + rows[i] : NULL);
 }
 
 /* Changes with the meaning of anything above, so that a library built before is not used. */
-int rankscope_version(void) { return 1; }
+int rankscope_version(void) { return 2; }

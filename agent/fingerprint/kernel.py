@@ -11,7 +11,7 @@ import functools
 from pathlib import Path
 
 # Of `rankscope_version`: a library built from an older kernel.c computes something else.
-_VERSION = 1
+_VERSION = 2
 _BEST = 2
 
 
@@ -28,6 +28,6 @@ def load() -> ctypes.CDLL | None:
         return None
     library.rankscope_choose(_BEST)
     address = ctypes.c_void_p
-    library.rankscope_prints.argtypes = [ctypes.c_int64, *[address] * 8]
+    library.rankscope_prints.argtypes = [ctypes.c_int64, *[address] * 9]
     library.rankscope_prints.restype = None
     return library

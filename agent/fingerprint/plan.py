@@ -51,17 +51,25 @@ class Prints:
 
     Attributes:
         digests: uint64 [T].
-        sketches: float64 [T, BUCKETS], or None where only digests were asked for.
+        sketches: float64 [T, BUCKETS], or None where they were not asked for.
+        squares: sums of squares, float64 [T]; None where they were not asked for, or where not all
+            of the tensors are on the host.
     """
 
     digests: UInt64
     sketches: Float64 | None
+    squares: Float64 | None = None
 
 
 class Pending:
-    """Fingerprints that may still be under way. To be used by one thread at a time."""
+    """Fingerprints that may still be under way. To be used by one thread at a time.
+
+    Attributes:
+        squares: those of the result; where there are any, they are there at once.
+    """
 
     def __init__(self, prints: Prints, runs: list[DeviceRun]) -> None:
+        self.squares = prints.squares
         self._prints = prints
         self._runs = runs
 
@@ -85,6 +93,7 @@ class FingerprintPlan:
 
     Attributes:
         names: one a tensor.
+        on_host: whether all tensors are: then results are there at once.
     """
 
     def __init__(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
@@ -104,6 +113,7 @@ class FingerprintPlan:
                 self._host = HostTensors(rows, [tensors[row] for row in rows])
             else:
                 self._elsewhere.append(DeviceTensors(rows, tensors, device))
+        self.on_host = not self._elsewhere
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the tensors still have the shapes, dtypes and devices of the plan."""
@@ -117,19 +127,33 @@ class FingerprintPlan:
         """One digest for all tensors together."""
         return int((digests * self._keys).sum(dtype=np.uint64))
 
-    def begin(self, tensors: Sequence[torch.Tensor], *, sketches: bool) -> Pending:
+    def begin(
+        self,
+        tensors: Sequence[torch.Tensor],
+        *,
+        sketches: bool,
+        digests: bool = True,
+        squares: bool = False,
+    ) -> Pending:
         """Fingerprints of the tensors as they are now; waits for no device.
 
         On CUDA "now" is a point of the current stream: later operations of that stream may change
         the tensors. On the CPU the result is ready on return.
+
+        Args:
+            tensors: those of the plan.
+            sketches: whether sketches are wanted.
+            digests: whether digests are; without, they may be 0.
+            squares: whether sums of squares are.
         """
-        digests = np.zeros(len(self.names), dtype=np.uint64)
+        digested = np.zeros(len(self.names), dtype=np.uint64)
         sketched = np.zeros((len(self.names), BUCKETS)) if sketches else None
+        squared = np.zeros(len(self.names)) if squares and self.on_host else None
         # Devices first: they work while the host does its part.
         runs = [part.begin(tensors, sketches=sketches) for part in self._elsewhere]
         if self._host is not None:
-            self._host.compute(tensors, digests, sketched)
-        return Pending(Prints(digests, sketched), runs)
+            self._host.compute(tensors, digested if digests else None, sketched, squared)
+        return Pending(Prints(digested, sketched, squared), runs)
 
     def compute(self, tensors: Sequence[torch.Tensor], *, sketches: bool) -> Prints:
         """Fingerprints of the tensors as they are now; waits for the devices they are on."""

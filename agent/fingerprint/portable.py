@@ -1,4 +1,4 @@
-"""Digests and sketches in numpy, for hosts where the kernel could not be built.
+"""Digests, sketches and sums of squares in numpy, for hosts where the kernel could not be built.
 
 The same definition as in kernel.c: digests are equal bit for bit, sketches up to the order in which
 float64 numbers are added.
@@ -74,6 +74,16 @@ def sketch(tensor: torch.Tensor) -> Float64:
     for block in range(BUCKETS):
         total += np.roll(turned[block], TURN * block % BUCKETS)
     return total
+
+
+def squares(tensor: torch.Tensor) -> float:
+    """Sum of the squares of one tensor on the host, in float64."""
+    values = flat(tensor)
+    row = lookup_row(values.dtype)
+    if row is not None:
+        values = torch.from_numpy(lookup()[row])[values.view(torch.uint8).int()]
+    wide = as_numbers(values).double()
+    return float(wide.dot(wide))
 
 
 @functools.cache

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from rankscope.agent.fingerprint import Pending, Prints
 from rankscope.agent.probes.base import Context, Probe, StepFacts
-from rankscope.agent.probes.norms import gathered, stored, tensor_norms, written_out
+from rankscope.agent.probes.norms import (
+    gathered,
+    lie_here,
+    norms_of,
+    stored,
+    tensor_norms,
+    written_out,
+)
 from rankscope.agent.tensors import TensorGroup
 
 
 class Gradients(Probe):
     """`grad_norm`, and fingerprints of the reduced gradient (stage `reduced_gradient`).
 
-    Costs one pass over the gradients and 6 microseconds a parameter (tier `signals`); at sampled
-    steps (tier `full`), and at the step after one, two more for digests and sketches.
+    Costs one pass over the gradients (tier `signals`); at sampled steps (tier `full`), and at the
+    step after one, that pass is also one for digests and sketches and takes twice as long. On
+    devices these are passes of their own, and norms cost 6 microseconds a parameter.
 
     The applied gradient is read after the optimizer has stepped: that is after the reduction, after
     unscaling and clipping, and right under closures too. A parameter without a gradient has the
@@ -33,26 +44,50 @@ class Gradients(Probe):
         super().__init__(context)
         self._rows: GradientRows | None = None
         self._following = -1  # the step after a full one
+        self._alone = 0.0  # seconds of a pass for the norms alone, where others go with it
         self._told = False
 
     def after_step(self, facts: StepFacts) -> None:
         """Norms and fingerprints of what was applied."""
         context = self.context
+        full = context.full
+        looked = full or facts.step == self._following
+        if not (looked or context.signals):
+            return
+        began = time.perf_counter()
+        group = context.parameters
+        if self._rows is None or self._rows.of is not group:
+            self._rows = GradientRows(group)
+        gradients = [p.grad for p in group.tensors]
+        squared = context.signals and lie_here(gradients)
+        taken = None
+        if (looked or squared) and any(g is not None for g in gradients):
+            taken = self._rows.begin(gradients, digests=full, prints=looked, squares=squared)
+        passed = time.perf_counter() - began
+        if taken is not None and looked:
+            self._hand_over(facts, group, taken, posted=full)
+        if full:
+            self._following = facts.step + 1
+        if not looked:
+            self._alone = passed
+            facts.charge("signals", passed)
+        elif squared:
+            # What it would have cost alone is what decides how often the norms are looked at.
+            alone = min(self._alone or passed / 2, passed)
+            facts.charge("signals", alone)
+            facts.charge("full", passed - alone)
+        else:
+            facts.charge("full", passed)
         if context.signals:
             with facts.charged("signals"):
-                self._measure(facts)
-        full = context.full
-        if full or facts.step == self._following:
-            with facts.charged("full"):
-                self._take(facts, posted=full)
-            if full:
-                self._following = facts.step + 1
+                self._measure(facts, gradients, taken if squared else None)
 
-    def _measure(self, facts: StepFacts) -> None:
+    def _measure(
+        self, facts: StepFacts, gradients: list[torch.Tensor | None], taken: Fingerprints | None
+    ) -> None:
         rows: list[int] = []
         tensors: list[torch.Tensor] = []
-        for row, parameter in enumerate(self.context.parameters.tensors):
-            gradient = parameter.grad
+        for row, gradient in enumerate(gradients):
             if gradient is None:
                 continue
             values = stored(gradient)
@@ -67,18 +102,17 @@ class Gradients(Probe):
             rows.append(row)
             tensors.append(values)
         if tensors:
-            norms = gathered(tensor_norms(tensors))
+            squares = None if taken is None else taken.squares
+            if squares is None:
+                norms = gathered(tensor_norms(tensors))
+            else:
+                norms = norms_of(squares[rows])
             facts.scalars["grad_norm"] = torch.linalg.vector_norm(norms)
             facts.shared["gradient_norms"] = GradientNorms(rows, tensors, norms)
 
-    def _take(self, facts: StepFacts, *, posted: bool) -> None:
-        group = self.context.parameters
-        if self._rows is None or self._rows.of is not group:
-            self._rows = GradientRows(group)
-        gradients = [p.grad for p in group.tensors]
-        if all(g is None for g in gradients):
-            return
-        taken = self._rows.begin(gradients)
+    def _hand_over(
+        self, facts: StepFacts, group: TensorGroup, taken: Fingerprints, *, posted: bool
+    ) -> None:
         facts.shared["reduced_gradient"] = taken
         if posted:
 
@@ -106,9 +140,14 @@ class GradientNorms:
 
 
 class Fingerprints:
-    """Fingerprints under way, some rows of which cannot be known."""
+    """Fingerprints under way, some rows of which cannot be known.
+
+    Attributes:
+        squares: as of `Pending`.
+    """
 
     def __init__(self, pending: Pending, unknown: list[int]) -> None:
+        self.squares = pending.squares
         self._pending = pending
         self._unknown = unknown
 
@@ -138,8 +177,22 @@ class GradientRows:
         self._none = torch.empty(0)
 
     @torch.no_grad()
-    def begin(self, gradients: list[torch.Tensor | None]) -> Fingerprints:
-        """Fingerprints of the gradients as they are now; a missing one counts as zeros."""
+    def begin(
+        self,
+        gradients: Sequence[torch.Tensor | None],
+        *,
+        digests: bool = True,
+        prints: bool = True,
+        squares: bool = False,
+    ) -> Fingerprints:
+        """Fingerprints of the gradients as they are now; a missing one counts as zeros.
+
+        Args:
+            gradients: one a parameter of the group.
+            digests: whether digests are wanted, where prints are.
+            prints: whether anything but sums of squares is.
+            squares: whether these are, as far as the plan can give them.
+        """
         tensors: list[torch.Tensor] = []
         unknown: list[int] = []
         for row, gradient in enumerate(gradients):
@@ -148,4 +201,7 @@ class GradientRows:
                 unknown.append(row)
                 values = self._none
             tensors.append(values)
-        return Fingerprints(self._plans.plan(tensors).begin(tensors, sketches=True), unknown)
+        pending = self._plans.plan(tensors).begin(
+            tensors, sketches=prints, digests=prints and digests, squares=squares
+        )
+        return Fingerprints(pending, unknown)

@@ -11,7 +11,7 @@ import torch
 from rankscope.agent.model_facts import held
 from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts
-from rankscope.agent.probes.norms import gathered, small_enough, tensor_norms
+from rankscope.agent.probes.norms import gathered, norms_of, small_enough, tensor_norms
 from rankscope.agent.tensors import TensorGroup
 from rankscope.agent.wire import Float64, Layers
 
@@ -19,9 +19,9 @@ from rankscope.agent.wire import Float64, Layers
 class LayerNorms(Probe):
     """`grad_norm`, `weight_norm`, `update_ratio` of each parameter, and of the whole model.
 
-    Tier `full`. Costs about 18 microseconds a parameter, one pass over the parameters for their
-    norms and three over the small ones; the norms of the gradients and the sketches are those that
-    other probes have taken.
+    Tier `full`. Costs about 18 microseconds a parameter and three passes over the small ones; the
+    norms and the sketches are those that other probes have taken (on devices, the norms of the
+    parameters are a pass).
 
     The update is what the step added: update_norm = |new - old|, update_ratio = |new - old| / |new|
     (NaN where both are zero). Of tensors up to 65,536 elements it is exact, for which copies of up
@@ -74,7 +74,12 @@ class LayerNorms(Probe):
                 new=facts.shared.get("parameters"),
                 count=len(tensors),
             )
-            numbers = gathered(tensor_norms(tensors + copies.differences(tensors)))
+            differences = copies.differences(tensors)
+            squares = None if found.new is None else found.new.squares
+            if squares is None:
+                numbers = gathered(tensor_norms(tensors + differences))
+            else:
+                numbers = torch.cat([norms_of(squares), *_stacked(tensor_norms(differences))])
             found.weights = Arrival(numbers)
             if found.gradients is not None:
                 found.pushes = Arrival(found.gradients.norms)
@@ -91,6 +96,10 @@ class LayerNorms(Probe):
                 count = len(self.context.parameters.tensors)
                 # A norm that is NaN is one.
                 facts.scalars["tensors_without_gradient"] = count - torch.count_nonzero(made.norms)
+
+
+def _stacked(norms: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.stack(norms)] if norms else []
 
 
 class _Copies:

@@ -13,7 +13,14 @@ from rankscope.agent.model_facts import held
 from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.gradients import Fingerprints, GradientRows
-from rankscope.agent.probes.norms import gathered, small_enough, tensor_norms, written_out
+from rankscope.agent.probes.norms import (
+    gathered,
+    lie_here,
+    norms_of,
+    small_enough,
+    tensor_norms,
+    written_out,
+)
 from rankscope.agent.tensors import TensorGroup
 from rankscope.agent.wire import Float64
 
@@ -26,9 +33,9 @@ class LocalGradients(Probe):
     """`grad_norm_local`, and sketches of the local gradient (stage `local_gradient`).
 
     Tier `full`. Costs about 6 microseconds a parameter and micro-batch, another 12 a parameter for
-    the hooks and what is said in the end, and two passes over the gradients. At other steps nothing
-    is hooked. Small gradients are copied into memory that is kept (up to 16 MiB); of those of more
-    than 65,536 elements only sketches are kept.
+    the hooks and what is said in the end, and a pass over the gradients (on devices, two). At other
+    steps nothing is hooked. Small gradients are copied into memory that is kept (up to 16 MiB); of
+    those of more than 65,536 elements only sketches are kept.
 
     Tensor hooks on the parameters see each micro-batch before it is reduced, with `no_sync` and
     without. A step's local gradient is their sum, so that the mean of all ranks' sketches is the
@@ -155,7 +162,9 @@ class LocalGradients(Probe):
         assert rows is not None
         there = [s for s in sums if s is not None]
         small = [None if s is None else s.values for s in sums]
-        taken = _Taken(rows.begin(small), sums)
+        squared = lie_here(small)
+        pending = rows.begin(small, digests=False, squares=squared)
+        taken = _Taken(pending, sums)
         facts.shared["local_gradient"] = taken
 
         def deliver() -> None:
@@ -164,7 +173,11 @@ class LocalGradients(Probe):
         facts.when_ready(taken, deliver)
         if not all(s.known for s in there):
             return
-        exact = tensor_norms([v for v in small if v is not None])
+        squares = pending.squares
+        if squares is None:
+            exact = tensor_norms([v for v in small if v is not None])
+        else:
+            exact = list(norms_of(squares))
         exact += [s.norm for s in there if s.norm is not None]
         rough = [s for s in there if s.values is None and s.norm is None]
         if not rough:
@@ -219,8 +232,13 @@ class _Sum:
 
     def add_large(self, values: torch.Tensor, plan: FingerprintPlan) -> None:
         first = self._sketch is None and not self._waiting
-        self.norm = tensor_norms([values])[0] if first else None
-        self._waiting.append(plan.begin([values], sketches=True))
+        squared = first and lie_here([values])
+        pending = plan.begin([values], sketches=True, digests=False, squares=squared)
+        self.norm = None
+        if first:
+            squares = pending.squares
+            self.norm = (tensor_norms([values]) if squares is None else norms_of(squares))[0]
+        self._waiting.append(pending)
         if self.ready():
             self.sketch()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.norms import lie_here
 from rankscope.agent.tensors import TensorGroup
 
 
@@ -71,7 +72,8 @@ class Parameters(Probe):
         group = self.context.parameters
         tensors = group.held()
         plan = group.plan(tensors)
-        pending = plan.begin(tensors, sketches=sketches)
+        # The norms of the weights are had along with their sketches.
+        pending = plan.begin(tensors, sketches=sketches, squares=sketches and lie_here(tensors))
         look = self._last = _Look(group, of_step)
         if sketches:
             facts.shared[stage] = pending

@@ -63,6 +63,38 @@ def test_every_kind_of_cpu_gives_the_same(dtype, library):
     assert 0 in used
 
 
+@pytest.mark.parametrize("cpu", [None, 0, 1, 2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_squares_are_summed_in_float64(dtype, cpu, library, monkeypatch):
+    tensors = [sample((size,), dtype=dtype) for size in (70 * BLOCK + 77, 3, 2 * BLOCK)]
+    wide = [t.to(torch.complex128) if dtype.is_complex else t.double() for t in tensors]
+    expected = [float((w.abs() ** 2).sum()) for w in wide]
+    if cpu is None:
+        monkeypatch.setattr(kernel, "load", lambda: None)
+    else:
+        library.rankscope_choose(cpu)
+    plan = FingerprintPlan("abc", tensors)
+    assert plan.compute(tensors, sketches=True).squares is None
+    for sketches, digests in ((True, True), (True, False), (False, False)):
+        found = plan.begin(tensors, sketches=sketches, digests=digests, squares=True)
+        np.testing.assert_allclose(found.squares, expected, rtol=1e-12)
+        whole = plan.compute(tensors, sketches=True)
+        if sketches:
+            np.testing.assert_array_equal(found.result().sketches, whole.sketches)
+        if digests:
+            np.testing.assert_array_equal(found.result().digests, whole.digests)
+
+
+def test_squares_of_what_is_not_finite_are_not():
+    tensors = [torch.ones(1000), torch.ones(1000)]
+    tensors[0][777], tensors[1][3] = float("nan"), float("inf")
+    plan = FingerprintPlan("ab", tensors)
+    for sketches in (True, False):
+        squares = plan.begin(tensors, sketches=sketches, squares=True).squares
+        assert np.isnan(squares[0])
+        assert np.isinf(squares[1])
+
+
 def test_all_halves_are_read_as_torch_reads_them(library):
     # Subnormal numbers, both zeros, infinities and NaN among them.
     every = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.float16)

@@ -156,3 +156,38 @@ def test_counting_goes_on_between_the_looks_at_single_tensors():
     assert [len(facts.layers) for facts in harness.steps][1:] == [0, 0]
     assert [float(f.scalars["tensors_without_gradient"]) for f in harness.steps] == [0, 0, 0]
     harness.close()
+
+
+def test_what_is_written_between_two_steps_is_no_part_of_the_second():
+    """Weights that are clamped after each step, as those of a critic are."""
+    model = model_of()
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=1e-3), probes=PROBES)
+    for seed in range(3):
+        before = train(model, harness, seed)
+        now = list(model.parameters())
+        moved = [float((p.detach() - b).norm()) for p, b in zip(now, before, strict=True)]
+        assert harness.steps[-1].scalars["update_norm"] == pytest.approx(
+            math.hypot(*moved), rel=0.36
+        )
+        with torch.no_grad():
+            for parameter in now:
+                parameter.mul_(0.5)
+    assert [f.words["outside_optimizer"] != 0 for f in harness.steps] == [False, True, True]
+    harness.close()
+
+
+def test_norms_of_large_tensors_are_right():
+    """Added up in float32, the norm of four million numbers is wrong by 1e-4."""
+    model = nn.Linear(2048, 2048, bias=False)
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.0), probes=PROBES)
+    # Everything at the first step, norms of gradients alone from the third on.
+    harness.context.schedule.plan = lambda step: (True, True, False, False, False)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        model.weight.grad = torch.randn(2048, 2048, generator=generator)
+        harness.optimizer.step()
+        expected = float(model.weight.grad.double().norm())
+        assert harness.value("grad_norm") == pytest.approx(expected, rel=1e-6)
+    weight = float(model.weight.detach().double().norm())
+    assert layers(harness.steps[0])["weight_norm"].values == pytest.approx([weight], rel=1e-6)
+    harness.close()
