@@ -104,8 +104,8 @@ const ERROR_LENGTH = 300;
 function crashed(run, ranks) {
   const dead = ranks.filter((rank) => rank.state === "failed");
   if (!dead.length) return null;
-  // The first to fall takes the others along.
-  const first = dead.reduce((a, b) => (b.last_step < a.last_step ? b : a));
+  // The first to fall takes the others along, mostly in the same step.
+  const [first] = [...dead].sort((a, b) => a.last_step - b.last_step || Date.parse(a.last_seen_at) - Date.parse(b.last_seen_at));
   const who = dead.map((rank) => rank.rank);
   return {
     tone: "critical",

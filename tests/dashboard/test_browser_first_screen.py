@@ -44,6 +44,8 @@ def server(tmp_path_factory):
         post(origin, LIVING, 0, 200)
         tell(origin, "crashed", 0, steps=21, state="failed", error=ERROR)
         tell(origin, "crashed", 1, steps=24, state="failed", error="the other one is gone")
+        tell(origin, "together", 1, steps=21, state="failed", error=ERROR)
+        tell(origin, "together", 0, steps=21, state="failed", error="the other one is gone")
         tell(origin, "plain", 0, state="finished")
         wait_until_evaluated(origin, BROKEN)
         yield origin
@@ -93,6 +95,12 @@ def test_a_run_that_crashed_says_which_rank_with_which_error(open_page):
     assert "node7, process 4711" in text
     assert "Look at the log of rank 0, which ended first" in text
     assert page.get_attribute("#headline", "class").endswith("is-critical")
+
+
+def test_of_ranks_that_end_in_the_same_step_the_first_one_is_named(open_page):
+    text = open_page("/runs/together").inner_text("#headline")
+    assert "Look at the log of rank 1, which ended first" in text
+    assert ERROR in text
 
 
 def test_a_run_without_fingerprints_has_no_empty_controls(open_page):
