@@ -132,6 +132,23 @@ def contained(method: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
+def contained_keywords(method: Callable[[Any, dict[str, Any]], None]) -> Callable[..., None]:
+    """As `contained`, of a method that takes any keywords and gets them as one dictionary.
+
+    A block `with self._bookkeeping` costs two calls, a sixth of what logging 20 numbers does.
+    """
+
+    def wrapper(self: Any, /, **given: Any) -> None:
+        try:
+            method(self, given)
+        except Exception as fault:  # noqa: BLE001
+            self._bookkeeping.contain(fault)
+
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(wrapper, name, getattr(method, name))
+    return wrapper
+
+
 def process_wide(
     name: str,
 ) -> Callable[[Callable[Given, Result]], Callable[Given, Result | None]]:

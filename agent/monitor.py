@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.agent import last_words
 from rankscope.agent.connection import Connection
-from rankscope.agent.guard import Guard, message_of
+from rankscope.agent.guard import Guard, contained_keywords, message_of
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.whereabouts import phase_of, place_of
 from rankscope.agent.wire import Event
@@ -70,7 +70,8 @@ class Monitor:
 
     # ------------------------------------------------------------------------- what the user calls
 
-    def log(self, **scalars: Any) -> None:
+    @contained_keywords
+    def log(self, scalars: dict[str, Any]) -> None:
         """Records further scalars.
 
         They belong to the step in progress; after `optimizer.step()` and before the next forward
@@ -81,13 +82,12 @@ class Monitor:
             **scalars: numbers, or tensors of one element, which are read without waiting for the
                 device.
         """
-        with self._bookkeeping:
-            step = self._step_of_log()
-            # What needs no reading is sorted out where it is sent.
-            if PLAIN.issuperset(map(type, scalars.values())):
-                self._records.scalars(step, scalars)
-            else:
-                self._scalars(step, scalars)
+        step = self._step_of_log()
+        # What needs no reading is sorted out where it is sent.
+        if PLAIN.issuperset(map(type, scalars.values())):
+            self._records.scalars(step, scalars)
+        else:
+            self._scalars(step, scalars)
 
     def mark(self, text: str) -> None:
         """Marks the step in progress: a new phase, a changed data set, a checkpoint.
