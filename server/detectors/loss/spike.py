@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.batch_sizes import SERIES, BatchSizes, effective_sizes
 from rankscope.server.detectors.history import Companions, RankHistory, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import (
@@ -92,6 +93,8 @@ class _Spike(Incident):
     returned: bool = False
     stayed: bool = False
     spikes: int = 1
+    # Samples of a rank at this step, and usually.
+    batch: tuple[float, float] = (math.nan, math.nan)
 
 
 @dataclass(slots=True)
@@ -102,6 +105,7 @@ class SpikeState:
     baseline: Baseline = field(default_factory=Baseline)
     history: RankHistory = field(default_factory=lambda: RankHistory(64))
     companions: Companions = field(default_factory=Companions)
+    sizes: BatchSizes = field(default_factory=BatchSizes)
     onsets: deque[int] = field(default_factory=deque)
     judged: int = 0
     incident: _Spike | None = None
@@ -119,8 +123,9 @@ class LossSpike(Detector[SpikeState]):
         times their median, and above it by more than 5 % of the progress made since the start. Of a
         loss that is logged at some steps only the 64 reach far back, and z > 4 is asked for over
         those of the last 64 steps (8 at least), too: what has risen, or scatters more, since the
-        others is no jump. It is over after 16 normal values. What was alarmed about does not enter
-        the 64.
+        others is no jump. A step of fewer samples than usual scatters more: z is divided by the
+        root of how many times fewer. It is over after 16 normal values. What was alarmed about does
+        not enter the 64.
 
     Severity:
         Info for a jump of all ranks that is over after one or two values: an odd batch, of which
@@ -131,8 +136,8 @@ class LossSpike(Detector[SpikeState]):
 
     Evidence:
         `z`, `value`, `usual` (median of the 64), `highest_before`, `progress`, `peak`, `peak_step`,
-        `spikes`, and where they apply `rank_value`, `lr_before`, `lr_after`, `lr_step`,
-        `grad_norm`, `grad_norm_usual`, `grad_norm_step`.
+        `spikes`, and where they apply `batch`, `batch_usual` (samples of a rank), `rank_value`,
+        `lr_before`, `lr_after`, `lr_step`, `grad_norm`, `grad_norm_usual`, `grad_norm_step`.
 
     Source:
         OLMo-core's 6-sigma rule and its spike score, with the logarithm in place of the raw scale.
@@ -142,7 +147,7 @@ class LossSpike(Detector[SpikeState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("loss.spike",)
     needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm")
+    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm", *SERIES)
 
     policies: ClassVar[type[Policy]] = SpikePolicy
     policy: SpikePolicy
@@ -161,9 +166,11 @@ class LossSpike(Detector[SpikeState]):
         state.companions.take(window)
         steps, means = mean_over_ranks(window, "loss")
         rows = rank_rows(window, "loss")[1]
-        for step, value, row in zip(steps.tolist(), means.tolist(), rows, strict=True):
+        sizes = effective_sizes(window, "loss").tolist()
+        for step, value, row, size in zip(steps.tolist(), means.tolist(), rows, sizes, strict=True):
             if not math.isfinite(value):
                 continue
+            state.sizes.push(size)
             state.companions.pass_to(step)
             state.progress.push(step, value)
             incident = state.incident
@@ -176,18 +183,23 @@ class LossSpike(Detector[SpikeState]):
                     self._follow(state, incident, step, value)
             if incident is None:
                 state.judged += len(state.baseline) >= self.policy.evidence
-                z = self._judge(state, value)
+                z = self._judge(state, value, size)
                 if z is None:
                     state.baseline.accept(value)
                     state.history.push(step, window.ranks, row.copy())
                 else:
                     state.incident = self._open(state, step, value, z, window.ranks, row)
+                    state.incident.batch = (size, state.sizes.usual)
         if state.incident is not None:
             findings.append(self._finding(state.incident))
         return Outcome({"loss.spike": self._check(state)}, tuple(findings))
 
-    def _judge(self, state: SpikeState, value: float) -> float | None:
-        """The z of a value that is a spike, None for one that is none."""
+    def _judge(self, state: SpikeState, value: float, size: float) -> float | None:
+        """The z of a value that is a spike, None for one that is none.
+
+        Args:
+            size: samples of a rank that are behind it; NaN where that is not known.
+        """
         policy, baseline = self.policy, state.baseline
         # The maximum first: it is cheap, and nearly every value stops here.
         if len(baseline) < policy.evidence or value <= baseline.highest:
@@ -197,7 +209,7 @@ class LossSpike(Detector[SpikeState]):
             return None
         if value - usual <= policy.min_progress * state.progress.scale:
             return None
-        z = baseline.z(value)
+        z = baseline.z(value) / state.sizes.widening(size)
         return z if z > policy.min_z and self._leaps(state, value) else None
 
     def _leaps(self, state: SpikeState, value: float) -> bool:
@@ -334,6 +346,8 @@ class LossSpike(Detector[SpikeState]):
             **(incident.rise or {}),
             **(incident.gradient or {}),
         }
+        if incident.batch[0] < incident.batch[1]:
+            evidence["batch"], evidence["batch_usual"] = incident.batch
         if who:
             evidence["rank_value"] = incident.rank_value
         return Finding(

@@ -72,6 +72,16 @@ class GradientOutlierPolicy(ArithmeticPolicy):
 
 @dataclass(slots=True, kw_only=True)
 class _Outlier(Incident):
+    """A rank that stands out.
+
+    Attributes:
+        patience: looks without it after which it is over. Not steps: looks get rarer.
+        calm: looks since the last one that found it, which was at step `found_at`.
+    """
+
+    patience: int = 0
+    calm: int = 0
+    found_at: int = -1
     ranks: tuple[int, ...]
     decided: bool
     factor: float
@@ -80,6 +90,16 @@ class _Outlier(Incident):
     looks: int
     bursts: int = 0
     from_start: bool = False
+
+    def looked(self, step: int) -> None:
+        """Counts a look that has been made, whether or not it found it."""
+        if self.found_at == step:
+            self.calm = 0
+            return
+        if not self.calm:
+            # Nothing showed before this step that it was over.
+            self.last_step = max(self.last_step, step - 1)
+        self.calm += 1
 
 
 @dataclass(slots=True)
@@ -206,7 +226,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         for index, step in enumerate(steps.tolist()):
             for name in ("offset", "jitter"):
                 known: _Outlier | None = getattr(state, name)
-                if known is not None and known.over(step):
+                if known is not None and known.calm >= known.patience:
                     findings.append(_finding(known, name))
                     setattr(state, name, None)
             state.judged += 1
@@ -219,9 +239,15 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
                 state.far = state.judged
             if state.judged >= self.policy.least:
                 self._look(state, step, members, logs[index], apart[index])
+            for known in (state.offset, state.jitter):
+                if known is not None:
+                    known.looked(step)
         for name in ("offset", "jitter"):
             known = getattr(state, name)
             if known is not None:
+                if not known.calm:
+                    # Until a look shows otherwise.
+                    known.last_step = max(known.last_step, window.last_step)
                 findings.append(_finding(known, name))
         findings += state.arithmetic.take()
         return Outcome({"rank.gradient_outlier": _check(state, self.policy)}, tuple(findings))
@@ -288,7 +314,8 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
             )
             state.offset.from_start = state.offset.first_step == state.spacing.first
         incident = state.offset
-        incident.last_step = step
+        incident.last_step = incident.found_at = step
+        incident.patience = policy.calm
         incident.clear_after = state.spacing.steps(policy.calm)
         incident.ranks = tuple(int(r) for r in known[guilty])
         incident.decided = decided
@@ -335,8 +362,9 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
                 )
             incident = state.jitter
             gaps = [later[0] - earlier[0] for earlier, later in pairwise(mine)]
-            incident.last_step = step
-            incident.clear_after = state.spacing.steps(max(policy.calm, 3 * max(gaps)))
+            incident.last_step = incident.found_at = step
+            incident.patience = max(policy.calm, 3 * max(gaps))
+            incident.clear_after = state.spacing.steps(incident.patience)
             incident.factor = float(np.exp(median([event[3] for event in mine])))
             incident.others = float(np.exp(np.nanmedian(np.delete(norms, index))))
             incident.looks, incident.bursts = min(state.judged, policy.burst_memory), len(mine)

@@ -286,10 +286,11 @@ class RankLossOutlier(Detector[LossOutlierState]):
             share = median(before_it) / relative if relative else 0.0
             if share >= self.policy.established:
                 return state.progress.spacing.first, True, {}
-        if not changed:
-            return first, len(losses) == state.progress.count, {}
         # Losses are alike at first whatever the data; what differs shows while they fall.
-        early = len(losses) == state.progress.count and at < self.policy.size
+        forgotten = state.progress.count - len(losses)
+        if not changed:
+            return first, forgotten < self.policy.size, {}
+        early = not forgotten and at < self.policy.size
         late = steps >= first
         moved = {}
         for index, number_ in enumerate(known.tolist()):
