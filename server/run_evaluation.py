@@ -30,8 +30,14 @@ _logger = logging.getLogger(__name__)
 # How long dense sampling is asked for after something was found, in steps.
 _DENSE_STEPS = 20
 _MAX_AHEAD = 2000
-# What a closer look tells more of: which tensors, and since when.
-_LOOKED_INTO = ("desync.", "reduction.", "gradient.accumulating", "layer.dead")
+# What a closer look tells more of: which tensors, since when, and whether it comes back.
+_LOOKED_INTO = (
+    "desync.",
+    "reduction.",
+    "gradient.accumulating",
+    "layer.dead",
+    "rank.gradient_outlier",
+)
 # A run all of whose ranks have said nothing for this long is not running.
 _LOST_SECONDS = 30.0
 # A snapshot is made after so many seconds of work, and when that was so many times what it costs:

@@ -40,6 +40,7 @@ class Job:
         through=None,
         hello=None,
         prints=(),
+        **series,
     ):
         steps = np.array(list(steps), dtype=np.int64)
         seq = self.sent[rank, session] = self.sent.get((rank, session), -1) + 1
@@ -56,7 +57,10 @@ class Job:
             state=state,
             hello=hello or (_HELLO if seq == 0 else None),
             prints=prints,
-            columns={"lr": wire.Column(steps, np.full(len(steps), 0.1))},
+            columns={
+                name: wire.Column(steps, np.full(len(steps), value))
+                for name, value in {"lr": 0.1, **series}.items()
+            },
             words={"parameters": wire.Column(steps, words)},
         )
         with writing(self.engine) as connection:
@@ -128,6 +132,23 @@ def test_a_closer_look_is_asked_for_ahead_of_a_fast_trainer(engine):
     # Found with the batch that ends at step 599; the next one ends at 899, and tells the ranks.
     assert {first for first, _ in wishes} == {600}
     assert min(until for _, until in wishes) >= 920
+
+
+def test_gradients_that_stand_out_are_looked_at_closely(engine):
+    job = Job(engine, 4)
+    wishes = []
+    for first in range(0, 60, 10):
+        for rank in range(4):
+            # Norms that differ a little from batch to batch, and one rank's by a lot.
+            norm = (1.0 + 0.01 * (first % 3)) * (4.0 if rank == 2 else 1.0)
+            answer = job.post(rank, range(first, first + 10), grad_norm_local=norm)
+            if answer.dense_until is not None:
+                wishes.append((first, answer.dense_until))
+        job.evaluate()
+    assert [found[1] for found in job.alerts("rank.gradient_outlier")] == [(2,)]
+    # Found with the first ten steps; the next post of each rank is told, and asked for once.
+    assert min(first for first, _ in wishes) == 10
+    assert len({until for _, until in wishes}) == 1
 
 
 def test_a_client_that_never_says_which_steps_are_complete(engine):
