@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from support.judging import Judgement, judge
+from support.judging import Judgement, judge, verdict
 from support.traces import Trace
 
-from rankscope.server.alerts.model import Alert
 from rankscope.server.detectors import build
 from rankscope.server.detectors.settings import Effective
 
@@ -71,28 +70,14 @@ def differences(run: Trace, settings: Effective, plain: Judgement) -> Iterator[D
 
 
 def _changed(
-    how: str, plain: Judgement, found: Judgement, order: Sequence[int] = ()
+    how: str, plain: Judgement, found: Judgement, order: Sequence[int] | None = None
 ) -> Iterator[Difference]:
-    was = {_verdict(alert, ()) for alert in plain.alerts}
-    now = {_verdict(alert, order) for alert in found.alerts}
-    kinds = {str(verdict[0]) for verdict in was ^ now}
+    was = {verdict(alert) for alert in plain.alerts}
+    now = {verdict(alert, order) for alert in found.alerts}
+    kinds = {str(told[0]) for told in was ^ now}
     kinds |= {k for k, check in plain.checks.items() if found.checks[k].status != check.status}
     if kinds:
         yield Difference(how, tuple(sorted(kinds)))
-
-
-def _verdict(alert: Alert, order: Sequence[int]) -> tuple[object, ...]:
-    """What a person would notice of an alert; ranks by their own numbers."""
-    return (
-        alert.kind,
-        alert.severity,
-        alert.state,
-        alert.first_step,
-        alert.seen_step,
-        alert.last_step,
-        tuple(sorted(order[rank] if order else rank for rank in alert.ranks)),
-        alert.tensors,
-    )
 
 
 def _serious(judgement: Judgement) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,23 @@ class Judgement:
 
     def of(self, kind: str) -> list[Alert]:
         return [alert for alert in self.alerts if alert.kind == kind]
+
+
+def verdict(
+    alert: Alert, numbering: Mapping[int, int] | Sequence[int] | None = None
+) -> tuple[object, ...]:
+    """What a person would notice of an alert; ranks by another numbering if asked for."""
+    ranks = alert.ranks if numbering is None else (numbering[rank] for rank in alert.ranks)
+    return (
+        alert.kind,
+        alert.severity,
+        alert.state,
+        alert.first_step,
+        alert.seen_step,
+        alert.last_step,
+        tuple(sorted(ranks)),
+        alert.tensors,
+    )
 
 
 def judge(

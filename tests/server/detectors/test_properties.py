@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.chain import chain
-from support.judging import judge
+from support.judging import judge, verdict
 from support.scenarios import GENERATORS, TRACES, apart, recorded
 
 from rankscope.server.detectors import DETECTORS, build
@@ -77,19 +77,7 @@ def whole(name):
 
 def verdicts(judgement, *, among=None):
     """What a user would notice of a judgement; ranks by another numbering if asked for."""
-    return [
-        (
-            alert.kind,
-            alert.severity,
-            alert.state,
-            alert.first_step,
-            alert.seen_step,
-            alert.last_step,
-            tuple(sorted(alert.ranks if among is None else (among[r] for r in alert.ranks))),
-            alert.tensors,
-        )
-        for alert in judgement.alerts
-    ]
+    return [verdict(alert, among) for alert in judgement.alerts]
 
 
 def exact(judgement):
