@@ -1,11 +1,6 @@
 """The pages in a real Chromium, served by the real command, on runs posted through the ingest."""
 
-import os
 import re
-import signal
-import subprocess
-import sys
-from pathlib import Path
 from urllib.parse import quote
 
 import httpx
@@ -13,13 +8,13 @@ import numpy as np
 import pytest
 from support.browser import (
     HOW_TO_INSTALL,
-    chromium,
     find_chromium,
     wait_until_drawn,
     watch,
     watched_page,
 )
 from support.fixture_run import HOSTILE, SyntheticRun, post, wait_until_evaluated
+from support.service import Service
 
 from rankscope.agent import wire
 from rankscope.dashboard.figures import DARK, LIGHT
@@ -38,52 +33,14 @@ LARGE = SyntheticRun(run="large", ranks=256, steps=64, desync=(77, 20), buckets=
 TOLD = SyntheticRun(run="told", ranks=2, steps=200, told=True)
 
 
-def serve(folder: Path) -> tuple[subprocess.Popen, str]:
-    process = subprocess.Popen(
-        [
-            Path(sys.executable).with_name("rankscope"), "serve",
-            "--port", "0", "--db", f"sqlite:///{folder / 'rankscope.db'}",
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    # The command says where it listens once it does.
-    found = re.search(r"http://\S+", process.stdout.readline())
-    if not found:
-        stop(process)
-        pytest.fail("the server did not start; its own words are above")
-    return process, found.group()
-
-
-def stop(process: subprocess.Popen) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-    try:
-        process.wait(15)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    process.stdout.close()
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    process, origin = serve(tmp_path_factory.mktemp("server"))
-    try:
+    with Service(tmp_path_factory.mktemp("server")) as service:
         for run in (BROKEN, HEALTHY, MARKUP, TOLD):
-            post(origin, run)
+            post(service.url, run)
         for run in (BROKEN, HEALTHY, MARKUP, TOLD):
-            wait_until_evaluated(origin, run)
-        yield origin
-    finally:
-        stop(process)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
+            wait_until_evaluated(service.url, run)
+        yield service.url
 
 
 @pytest.fixture(scope="module")
@@ -536,27 +493,21 @@ def test_numbers_of_tensors_are_folded_by_metric_and_found_by_the_filter(open_pa
 
 
 def test_a_server_without_runs_tells_what_to_do(browser, tmp_path):
-    process, origin = serve(tmp_path)
-    try:
-        with watched_page(browser, origin) as watched:
-            watched.page.goto("/")
-            watched.page.wait_for_selector("#empty:not([hidden])")
-            text = watched.page.inner_text("#empty")
-            assert "agent.attach(model, optimizer)" in text
-            assert f"RANKSCOPE_SERVER={origin}" in text
-            watched.assert_clean()
-    finally:
-        stop(process)
+    with Service(tmp_path) as service, watched_page(browser, service.url) as watched:
+        watched.page.goto("/")
+        watched.page.wait_for_selector("#empty:not([hidden])")
+        text = watched.page.inner_text("#empty")
+        assert "agent.attach(model, optimizer)" in text
+        assert f"RANKSCOPE_SERVER={service.url}" in text
+        watched.assert_clean()
 
 
 def test_a_server_that_goes_away_is_told_and_its_return_too(browser, tmp_path):
-    process, origin = serve(tmp_path)
-    try:
-        with watched_page(browser, origin) as watched:
-            watched.page.goto("/")
-            watched.page.wait_for_selector("#empty:not([hidden])")
-            stop(process)
-            watched.page.wait_for_selector("#trouble:not([hidden])")
-            assert "cannot be reached" in watched.page.inner_text("#trouble")
-    finally:
-        stop(process)
+    with Service(tmp_path) as service, watched_page(browser, service.url) as watched:
+        watched.page.goto("/")
+        watched.page.wait_for_selector("#empty:not([hidden])")
+        service.stop()
+        watched.page.wait_for_selector("#trouble:not([hidden])")
+        assert "cannot be reached" in watched.page.inner_text("#trouble")
+        service.start()
+        watched.page.wait_for_selector("#trouble", state="hidden")
