@@ -10,6 +10,7 @@ import hashlib
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.git import commit_of
-from rankscope.agent.model_facts import core, is_unsized, plain_name
+from rankscope.agent.model_facts import core, is_dealt_out, is_unsized, plain_name
 
 _MAX_NAMES = 20
 # Names of frozen (or of trained) tensors are told where there are not more: a list of adapters, not
@@ -75,6 +76,7 @@ def configuration(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
             for group in optimizer.param_groups
         ],
         "data_parallel": _data_parallel(model),
+        "sharded_over": _sharded_over(model),
         "precision": _precision(),
         "determinism": _determinism(),
         "torch": torch.__version__,
@@ -186,6 +188,37 @@ def _data_parallel(model: torch.nn.Module) -> dict[str, Any]:
         "group_size": ddp.process_group.size(),
         "backend": torch.distributed.get_backend(ddp.process_group),
     }
+
+
+def _sharded_over(model: torch.nn.Module) -> dict[str, int]:
+    """The ranks over which FSDP or ZeRO 3 deals the parameters out: each reads its own batches.
+
+    Tensor parallelism cuts parameters, too, and its ranks share a batch: the tensors alone do not
+    tell. Ranks of a mesh lie at equal distances: `first`, `step` and `count`; empty for none.
+    """
+    groups = (_sharding_group(module) for module in model.modules())
+    dealt = (getattr(p, "ds_process_group", None) for p in model.parameters() if is_dealt_out(p))
+    for group in chain(groups, dealt):
+        if group is None or group.size() < 2:
+            continue
+        ranks = torch.distributed.get_process_group_ranks(group)
+        step = ranks[1] - ranks[0]
+        if ranks == [ranks[0] + step * n for n in range(len(ranks))]:
+            return {"first": ranks[0], "step": step, "count": len(ranks)}
+    return {}
+
+
+def _sharding_group(module: torch.nn.Module) -> Any:
+    """Of what `fully_shard` or FSDP has made of a module; None for others."""
+    classes = {c.__name__ for c in type(module).__mro__}
+    if "FullyShardedDataParallel" in classes:
+        return getattr(module, "process_group", None)
+    if "FSDPModule" not in classes:
+        return None
+    # torch has no public way to ask. Not every module has parameters of its own to deal out.
+    state = getattr(module, "_get_fsdp_state", lambda: None)()
+    mesh = getattr(getattr(state, "_fsdp_param_group", None), "mesh_info", None)
+    return getattr(mesh, "shard_process_group", None)
 
 
 def _local_sgd(ddp: DistributedDataParallel) -> dict[str, int]:

@@ -79,10 +79,29 @@ def is_unsized(tensor: torch.Tensor) -> bool:
 def held(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a tensor: the local part of a distributed one, without a collective.
 
-    `full_tensor()` would be one; `to_local()` is a view.
+    `full_tensor()` would be one; `to_local()` is a view. A parameter that ZeRO 3 has dealt out is
+    empty between two passes: its part is beside it.
     """
-    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    local: torch.Tensor = getattr(
+        tensor, "ds_tensor" if is_dealt_out(tensor) else "_local_tensor", tensor
+    )
     return local
+
+
+def is_dealt_out(tensor: torch.Tensor) -> bool:
+    """Whether DeepSpeed's ZeRO 3 gathers a parameter only while it is computed with.
+
+    Those that are small it keeps whole on every rank.
+    """
+    return hasattr(tensor, "ds_tensor") and not getattr(tensor, "ds_persist", False)
+
+
+def gradient_shape(parameter: torch.Tensor) -> torch.Size:
+    """Shape of a parameter's gradient as backward passes compute it, on this rank."""
+    if is_dealt_out(parameter):
+        whole: torch.Size = parameter.ds_shape  # type: ignore[attr-defined]
+        return whole
+    return held(parameter).shape
 
 
 def shard(tensor: torch.Tensor) -> str:
@@ -90,6 +109,9 @@ def shard(tensor: torch.Tensor) -> str:
 
     Read off a distributed tensor's placements: mesh dimensions that replicate it do not count.
     """
+    if is_dealt_out(tensor):
+        group = getattr(tensor, "ds_process_group", None)
+        return f"part@{torch.distributed.get_rank(group)}/{torch.distributed.get_world_size(group)}"
     placements = getattr(tensor, "placements", None)
     mesh = getattr(tensor, "device_mesh", None)
     if placements is None or mesh is None:

@@ -486,7 +486,25 @@ class Aligner:
                     of_step[number] = compared(step, stage, ranks[there], values)
             # Words come after norms, and are the ones that count.
             parts[step, stage] = of_step
-            found[step, stage] = compare.merged(list(of_step.values()))
+            whole = compare.merged(list(of_step.values()))
+            if stage == "outside_optimizer" and not whole.equal:
+                whole = self._written(whole, ranks, aligned, column)
+            found[step, stage] = whole
+
+    def _written(self, apart: Comparison, ranks: Int64, aligned: Series, column: int) -> Comparison:
+        """Who wrote parameters between two steps, asked of all that hold parts of the model.
+
+        Where nothing was written on most of them (their word is 0), and on none but some of those
+        that are apart from their replicas, it is these that did.
+        """
+        for rows in self._replicas.classes("hyperparameters", ranks):
+            there = rows[aligned.present[rows, column]]
+            words = aligned.values[there, column]
+            wrote = set(ranks[there[words != 0]].tolist())
+            if len(there) > len(apart.ranks) and 2 * len(wrote) < len(there):
+                if wrote and wrote <= set(apart.ranks.tolist()) <= set(ranks[there].tolist()):
+                    return compare.compare_words(apart.step, apart.stage, ranks[there], words)
+        return apart
 
     def _with_prints(
         self,

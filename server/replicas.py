@@ -24,6 +24,9 @@ REPLICATED = (
     "watched",
 )
 
+# What all ranks that hold parts of one model have to have in common.
+_OF_THE_MODEL = "hyperparameters"
+
 # Of what else than the parameters a link speaks: tables of which name.
 _TABLES = {"optimizer_state": "optimizer", "buffers": "buffers", "watched": "watched"}
 
@@ -89,6 +92,10 @@ class Replicas:
     def classes(self, stage: str, ranks: Int64) -> tuple[Int64, ...]:
         """Rows of ranks that hold replicas of what a link speaks of, one array a replica class.
 
+        Settings are those of a model: ranks that hold other parts of the same tensors (shards of
+        FSDP, halves of tensor parallelism) step with them, too. Stages of a pipeline hold other
+        tensors, and may have settings of their own.
+
         The largest class comes first, of equally large ones that with the lowest rank. A rank that
         is alone with what it holds is a class, too.
         """
@@ -97,6 +104,8 @@ class Replicas:
             return held
         found = self._split(np.arange(len(ranks)), ranks, "parameters")
         prefix = _TABLES.get(stage)
+        if stage == _OF_THE_MODEL:
+            found = self._by_names(found, ranks)
         if prefix is not None:
             parts = []
             for rows in found:
@@ -115,6 +124,14 @@ class Replicas:
         """Rows of the largest set of ranks that hold replicas of what a link speaks of."""
         classes = self.classes(stage, ranks)
         return classes[0] if classes else np.zeros(0, np.int64)
+
+    def _by_names(self, classes: list[Int64], ranks: Int64) -> list[Int64]:
+        """Classes whose tensors have the same names throughout, put together."""
+        models: dict[object, list[Int64]] = defaultdict(list)
+        for number, rows in enumerate(classes):
+            table = self.newest(int(ranks[rows[0]]))
+            models[number if table is None else frozenset(table.names)].append(rows)
+        return sorted((np.sort(np.concatenate(parts)) for parts in models.values()), key=_size)
 
     def _split(self, rows: Int64, ranks: Int64, prefix: str) -> list[Int64]:
         classes: dict[_Key, list[int]] = defaultdict(list)

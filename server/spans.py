@@ -67,8 +67,8 @@ class Spans:
 
         Args:
             prints: by rank and table.
-            made: comparisons of the replica classes; where one of them is apart, what is held
-                across them is apart for that.
+            made: comparisons of the replica classes; where one of them is apart in more than what
+                is held across them, the latter is apart for that.
         """
         if key[1] not in _STAGES:
             return made
@@ -77,7 +77,9 @@ class Spans:
         apart = [look for look in told if not look.equal]
         if told:
             self._looks[key[1]].append((key[0], bool(apart)))
-        if apart and all(of_class.equal for of_class in made):
+        if apart and all(_is_in(of_class, apart[0]) for of_class in made if not of_class.equal):
+            # More ranks hold these tensors than are in one class: they tell better who is wrong,
+            # unless it has spread over the class by then.
             return apart[:1]
         # Where every rank is alone with its part, that these agree is all there is to tell.
         return made or told[:1]
@@ -187,3 +189,10 @@ class Spans:
             return None
         # Out of all: they are a part of the model.
         return replace(compared, tensor_count=whole)
+
+
+def _is_in(part: Comparison, whole: Comparison) -> bool:
+    """Whether all that differs between some ranks differs on fewer of them, asked of more ranks."""
+    names = {tensor.name for tensor in whole.tensors}
+    fewer = {*whole.deviating} < {*part.deviating}
+    return bool(part.tensors) and fewer and all(t.name in names for t in part.tensors)

@@ -297,3 +297,32 @@ class Window:
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """Sets of ranks that hold the same tensors; each rank is in one."""
         return self.classes or (tuple(int(r) for r in self.ranks),)
+
+    @property
+    def data_parallel(self) -> tuple[tuple[int, ...], ...]:
+        """Sets of ranks each of which reads batches of its own; each rank is in one.
+
+        Those that hold replicas, and those over which FSDP deals one replica out: these say so at
+        attach, since ranks that share a batch (tensor parallelism) hold parts, too.
+        """
+        # Who has come without a word about itself has none.
+        dealt = {rank: (told or {}).get("sharded_over") for rank, told in self.configs.items()}
+        if not any(dealt.values()):
+            return self.replicas
+        sets = {rank: set(group) for group in self.replicas for rank in group}
+        for rank, told in dealt.items():
+            if not isinstance(told, Mapping) or rank not in sets:
+                continue
+            first, step, count = (told.get(key) for key in ("first", "step", "count"))
+            if not (isinstance(first, int) and isinstance(step, int) and isinstance(count, int)):
+                continue
+            for other in range(first, first + step * count, step) if step > 0 else ():
+                if other in sets and sets[other] is not sets[rank]:
+                    sets[rank] |= sets[other]
+                    sets.update(dict.fromkeys(sets[other], sets[rank]))
+        distinct = {id(group): group for group in sets.values()}
+        return tuple(sorted((tuple(sorted(g)) for g in distinct.values()), key=_largest_first))
+
+
+def _largest_first(group: tuple[int, ...]) -> tuple[int, int]:
+    return -len(group), group[0]

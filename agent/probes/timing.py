@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from rankscope.agent.hooks import RootHook
 from rankscope.agent.model_facts import core
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.given import batch_size
@@ -98,10 +99,14 @@ class CollectiveWait(Probe):
     It is the time from the last gradient that this rank has computed to the beginning of the
     optimizer step: the end of the reduction, and what the trainer does in between (clipping, say).
     A rank that waits long is one that others keep waiting. Only on a CPU, and only under
-    DistributedDataParallel or where the trainer itself calls collectives of the default process
-    group in that time: on a device the host waits for no collective, sharded models wait in the
-    middle of the backward pass, and wrappers of the optimizer wait in its step. Where the step is a
-    closure the optimizer begins before the gradients, and there is no such time either.
+    DistributedDataParallel or FSDP2 or where the trainer itself calls collectives of the default
+    process group in that time: on a device the host waits for no collective, and wrappers of the
+    optimizer wait in its step. Where the step is a closure the optimizer begins before the
+    gradients, and there is no such time either.
+
+    Under FSDP2 gradients belong to parameters that are there for the time of a pass only: those of
+    the modules that are used first are met as a forward pass begins. It is the wait for the last
+    reduction; what ranks wait in the middle of the passes is not in it.
     """
 
     name = "wait"
@@ -117,13 +122,24 @@ class CollectiveWait(Probe):
         # counted.
         self._countable = not self._wrapped and _countable()
         self._collectives = 0
+        self._dealt_out = _dealt_out(context.model)
+        self._met = 0
+        self._gathered = context.guarded(self.name, self._meet)
 
     def prepare(self, facts: StepFacts) -> None:
         """Puts the hooks for this step in place."""
-        if not self.context.full or not (self._wrapped or self._countable):
+        if not self.context.full or not (self._wrapped or self._countable or self._dealt_out):
             return
         with facts.charged("full"):
             self._there = None
+            if self._dealt_out:
+                self._met = 0
+                # After FSDP's own hook, which was there before and gathers the parameters.
+                self._handles = [
+                    m.register_forward_pre_hook(RootHook(self), with_kwargs=True)
+                    for m in self._dealt_out
+                ]
+                return
             self._handles = [
                 p.register_hook(self._hook)
                 for p in self.context.parameters.tensors[:_LAST]
@@ -133,7 +149,8 @@ class CollectiveWait(Probe):
     def before_step(self, facts: StepFacts) -> None:
         """The reduction is over."""
         if self._handles and self._there is not None:
-            if self._countable and _collectives() == self._collectives:
+            counted = self._countable and not self._dealt_out
+            if counted and _collectives() == self._collectives:
                 return  # they meet elsewhere, if they do
             facts.scalars["wait_seconds"] = time.perf_counter() - self._there
 
@@ -149,6 +166,25 @@ class CollectiveWait(Probe):
             handle.remove()
         self._handles = []
 
+    def root_forward(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """A module has gathered its parameters, and is about to use them."""
+        self._gathered(module)
+
+    def _meet(self, module: torch.nn.Module) -> None:
+        for parameter in module.parameters():
+            if self._met == _LAST:
+                return
+            # Of modules inside that are dealt out by themselves they are not there yet.
+            if (
+                parameter.requires_grad
+                and parameter.is_cpu
+                and not hasattr(parameter, "placements")
+            ):
+                self._met += 1
+                self._handles.append(parameter.register_hook(self._hook))
+
     def _gradient_there(self, gradient: torch.Tensor) -> None:
         self._there = time.perf_counter()
         if self._countable:
@@ -159,6 +195,13 @@ def _is_wrapped(model: torch.nn.Module) -> bool:
     if not isinstance(model, DistributedDataParallel):
         model = getattr(model, "_orig_mod", model)
     return isinstance(model, DistributedDataParallel) and model.process_group.size() > 1
+
+
+def _dealt_out(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The first modules whose parameters FSDP2 gathers, on CPUs."""
+    found = [m for m in model.modules() if "FSDPModule" in {c.__name__ for c in type(m).__mro__}]
+    first = next(model.parameters(), None)
+    return found[:_LAST] if first is not None and first.device.type == "cpu" else []
 
 
 def _countable() -> bool:

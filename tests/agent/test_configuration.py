@@ -155,6 +155,30 @@ def test_settings_of_ddp(tmp_path):
     assert told(made())["data_parallel"] == {}
 
 
+@pytest.mark.parametrize(
+    ("shape", "dimensions", "told_of"),
+    [
+        ((4,), ("shard",), {"first": 0, "step": 1, "count": 4}),
+        ((2, 2), ("replicate", "shard"), {"first": 0, "step": 1, "count": 2}),
+        ((2, 2), ("shard", "tensor"), {"first": 0, "step": 2, "count": 2}),
+    ],
+    ids=["FSDP", "HSDP", "beside tensor parallelism"],
+)
+def test_over_which_ranks_parameters_are_dealt_out(shape, dimensions, told_of):
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", shape, mesh_dim_names=dimensions)
+        assert told(made())["sharded_over"] == {}
+        model = made()
+        fully_shard(model, mesh=mesh["shard"] if "tensor" in dimensions else mesh)
+        assert told(model)["sharded_over"] == told_of
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_lazy_module_is_no_obstacle():
     model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3))
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)

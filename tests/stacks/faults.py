@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from stacks.options import told
 
 from benchmarks.faultlab.case import Expected
 from benchmarks.faultlab.hardware import flip
-from benchmarks.faultlab.training import Training
+from benchmarks.faultlab.training import Training, sample_all
 
 
 def begin() -> int:
@@ -35,9 +37,23 @@ class Inside(Training):
 
     def options(self) -> dict[str, Any]:
         """What every case tells the agent."""
-        setting = self.setting
-        full = {"overhead": 1.0} if setting.full else {}
-        return {"server": setting.server, "run": setting.run, "project": "stacks", **full}
+        return told(self.setting)
+
+
+class Prepared(ABC, Training):
+    """A framework wraps model and optimizer itself, and has an integration of its own."""
+
+    def wrap(self, net: torch.nn.Module) -> torch.nn.Module:
+        return net
+
+    @abstractmethod
+    def watch(self, **options: Any) -> Any:
+        """Attaches as users of the framework do."""
+
+    def attach(self, **options: Any) -> Any:
+        monitor = self.watch(**told(self.setting), **options)
+        sample_all(monitor, self.setting)
+        return monitor
 
 
 class Healthy:
@@ -186,17 +202,18 @@ class BadLabels:
 
 
 class SlowRank:
-    """One rank takes longer for its own part of a step."""
+    """One rank takes longer to compute: what comes before the forward pass is its loader's."""
 
     id = "slow-rank"
-    what = "from one step on one rank takes 30 ms longer"
+    what = "from one step on one rank's forward pass takes 250 ms longer"
     steps = 120
     onset = 50
 
     def forward(self: Any, batch: Any) -> torch.Tensor:
+        loss = super().forward(batch)
         if self.is_guilty and self.step >= self.at:
-            time.sleep(0.03)
-        return super().forward(batch)
+            time.sleep(0.25)
+        return loss
 
     def expected(self: Any) -> Expected:
         return Expected(kinds=("rank.straggler",), ranks=self.one(), step=self.at, tolerance=20)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_digits
+from stacks.options import told
 
 from benchmarks.faultlab.case import Case, Expected
 
@@ -14,7 +16,7 @@ BATCH = 16
 WORLD = 2
 
 
-class Replicated(Case):
+class Replicated(ABC, Case):
     """Three dense layers on digits, on two replicas.
 
     Attributes:
@@ -45,13 +47,13 @@ class Replicated(Case):
             self.spoil(step, inputs[BATCH:], targets[BATCH:])
             yield inputs, targets
 
+    @abstractmethod
     def build(self) -> None:
         """The model, on both replicas."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shift(self, amount: float) -> None:
         """Adds to an element of the guilty replica's copy of `chosen`."""
-        raise NotImplementedError
 
     def spoil(self, step: int, inputs: np.ndarray, targets: np.ndarray) -> None:
         """Changes the guilty replica's part of a batch in place."""
@@ -65,9 +67,7 @@ class Replicated(Case):
 
     def options(self) -> dict[str, Any]:
         """What every case tells the agent."""
-        setting = self.setting
-        full = {"overhead": 1.0} if setting.full else {}
-        return {"server": setting.server, "run": setting.run, "project": "stacks", **full}
+        return told(self.setting)
 
     def look_at_all(self, monitors: list[Any]) -> None:
         """With full sampling, everything is looked at at every step."""

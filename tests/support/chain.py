@@ -255,6 +255,7 @@ def chain(
     amp: float = 0.0,
     tensor: str = "first.weight",
     groups: int = 1,
+    dealt: bool = False,
     without: tuple[str, ...] = (),
     thin: int = 1,
     lost_looks: Sequence[int] = (),
@@ -271,6 +272,7 @@ def chain(
         clip: largest norm of the gradient; 0 for no clipping.
         amp: loss scale; 0 for none.
         groups: so many ranks share a batch and a part of every tensor, as in tensor parallelism.
+        dealt: every rank holds a part of every tensor and reads its own batches, as under FSDP.
         without: scalars, words and stages that are not posted.
         thin: after the first `dense` steps, batches are posted at every so many,
         lost_looks: but not at these.
@@ -595,12 +597,14 @@ def chain(
                 }
             )
         ] * ranks
+    parts = ranks if dealt else groups
+    if dealt:
+        over = {"first": 0, "step": 1, "count": ranks}
+        configs = [{**config, "sharded_over": over} for config in configs]
     tables = [
         {
-            "parameters": table_of("" if groups == 1 else f"Shard(0)@{r % groups}/{groups}"),
-            "optimizer/momentum": table_of(
-                "" if groups == 1 else f"Shard(0)@{r % groups}/{groups}"
-            ),
+            "parameters": table_of("" if parts == 1 else f"Shard(0)@{r % parts}/{parts}"),
+            "optimizer/momentum": table_of("" if parts == 1 else f"Shard(0)@{r % parts}/{parts}"),
             **(
                 {"watched/ema": table_of(), "watched/ema/buffers": table_of()}
                 if fault.startswith("average")

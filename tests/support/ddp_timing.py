@@ -6,8 +6,10 @@ import torch
 from support.ending import end_at_once
 from support.probe_harness import Harness
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from rankscope.agent.hooks import RootHook
 from rankscope.agent.probes.timing import CollectiveWait
 
 DELAY = 0.05
@@ -17,13 +19,16 @@ def worker(rank, folder, results, meeting="wrapper"):
     """One of two ranks.
 
     Args:
-        meeting: they meet in DistributedDataParallel (`wrapper`), reduce their gradients themselves
+        meeting: they meet in DistributedDataParallel (`wrapper`), in FSDP2 (`shards`), reduce
+            their gradients themselves
             (`trainer`), or average their parameters after the step (`afterwards`).
     """
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
     )
     model = nn.Linear(3, 2)
+    if meeting == "shards":
+        fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
     if meeting == "wrapper":
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -43,6 +48,10 @@ def worker(rank, folder, results, meeting="wrapper"):
     waited = [s.scalars.get("wait_seconds") for s in harness.steps]
     harness.close()
     hooks = [p._backward_hooks for p in model.parameters()]
+    hooks += [
+        [h for h in m._forward_pre_hooks.values() if isinstance(h, RootHook)]
+        for m in model.modules()
+    ]
     results.put((rank, waited, [bool(h) for h in hooks]))
     torch.distributed.destroy_process_group()
     end_at_once(results)

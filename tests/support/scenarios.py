@@ -200,11 +200,13 @@ def apart(
     synchronised_every: int = 0,
     repaired_at: int = -1,
     buffers: str = "",
+    wrapped: bool = True,
 ) -> Trace:
     """Ranks that train a small model by momentum, and one of them (or all) leaves the others.
 
     With `buffers` each keeps running statistics, too: `alike`, of its `own` batches, or the `one`
-    rank's are its own for ten steps.
+    rank's are its own for ten steps. Where they are not `wrapped`, they say that nothing keeps them
+    equal.
 
     Everything is a real float32 computation: gradients of noise around a quadratic, averaged unless
     the fault is that they are not.
@@ -266,7 +268,7 @@ def apart(
                 ]
                 for r in side:
                     applied[r] = [g.copy() for g in part]
-        if synchronised_every and fault in ("none", "missed"):
+        if synchronised_every and fault in ("none", "missed", "rate"):
             applied = local
         if fault == "rate" and step >= at:
             rates[rank, step:] = 0.02
@@ -333,6 +335,7 @@ def apart(
         np.arange(steps),
         {"loss": course, "lr": rates, "grad_norm": norms},
         comparisons=tuple(found),
+        config={} if wrapped else {"data_parallel": {}},
     )
 
 

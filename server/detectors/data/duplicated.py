@@ -73,8 +73,9 @@ class Duplicated(Detector[DuplicatedState]):
     """Data-parallel ranks that train on the same batches: their work is done several times over.
 
     Statistic:
-        Equal digests of the batch on ranks that hold replicas of the same tensors (ranks of one
-        tensor-parallel group share a batch and hold different parts). All replicas alike at two
+        Equal digests of the batch on ranks that hold replicas of the same tensors, or shards that
+        FSDP has dealt out (ranks of one tensor-parallel group share a batch and hold different
+        parts). All replicas alike at two
         steps on end, or some of them at four. A rank whose batch is the one before it has synthetic
         input, or all of the data in one batch, and is not judged. Over after 8 steps without.
 
@@ -104,7 +105,7 @@ class Duplicated(Detector[DuplicatedState]):
         """Goes through the batches step by step."""
         state.steps += len(window.steps)
         words = window.words.get("batch")
-        classes = [c for c in window.replicas if len(c) > 1]
+        classes = [c for c in window.data_parallel if len(c) > 1]
         if words is not None and classes:
             rows = {int(rank): row for row, rank in enumerate(window.ranks)}
             paired = np.array(sorted(rows[r] for c in classes for r in c))
@@ -226,8 +227,8 @@ def _check(window: Window, state: DuplicatedState, replicas: bool) -> Check:
     if not replicas:
         return Check(
             Status.NOT_APPLICABLE,
-            "No two ranks hold the same tensors, so which should have batches of their own is not "
-            "known.",
+            "No two ranks hold the same tensors, or shards of FSDP: which should have batches of "
+            "their own is not known.",
         )
     if not state.judged:
         if state.steps < _GRACE:

@@ -147,7 +147,7 @@ class Overlap(Detector[OverlapState]):
         """Goes through the batches step by step."""
         state.steps += len(window.steps)
         words = window.words.get("batch")
-        members = max(window.replicas, key=len)
+        members = max(window.data_parallel, key=len)
         if words is not None and len(members) > 1:
             later = restarts(window)
             rows = np.flatnonzero(np.isin(window.ranks, members))

@@ -108,8 +108,9 @@ class RandomParted(Detector[PartedState]):
     def advance(self, window: Window, state: PartedState) -> Outcome:
         """Goes through the states of the generators step by step."""
         state.steps += len(window.steps)
-        part = {rank: number for number, c in enumerate(window.replicas) for rank in c}
-        if len(window.replicas) > 1:
+        apart = window.data_parallel
+        part = {rank: number for number, c in enumerate(apart) for rank in c}
+        if len(apart) > 1:
             self._look(window, state, part)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         return Outcome({"desync.rng": _check(window, state, self.policy)}, findings)
@@ -236,9 +237,10 @@ def _check(window: Window, state: PartedState, policy: PartedPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
-    if len(window.replicas) == 1 and window.replicas[0]:
+    if len(window.data_parallel) == 1 and window.data_parallel[0]:
         return Check(
-            Status.NOT_APPLICABLE, "All ranks hold the same tensors: each draws for itself."
+            Status.NOT_APPLICABLE,
+            "All ranks hold the same tensors, or shards of them: each draws for itself.",
         )
     if state.groups:
         told = listing([ranks(group) for group in sorted(state.groups)], most=4)

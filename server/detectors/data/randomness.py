@@ -75,7 +75,7 @@ class RandomShared(Detector[SharedState]):
     def advance(self, window: Window, state: SharedState) -> Outcome:
         """Goes through the states step by step."""
         state.steps += len(window.steps)
-        members = max(window.replicas, key=len)
+        members = max(window.data_parallel, key=len)
         rows = np.flatnonzero(np.isin(window.ranks, members))
         found: dict[int, tuple[bool, str, int]] = {}
         for name in _GENERATORS if len(rows) > 1 else ():

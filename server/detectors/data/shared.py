@@ -135,8 +135,9 @@ class BatchShared(Detector[SharedState]):
         """Goes through the batches step by step."""
         state.steps += len(window.steps)
         words = window.words.get("batch")
-        part = {rank: number for number, c in enumerate(window.replicas) for rank in c}
-        state.applicable = len(window.replicas) > 1
+        apart = window.data_parallel
+        part = {rank: number for number, c in enumerate(apart) for rank in c}
+        state.applicable = len(apart) > 1
         if words is not None and state.applicable:
             later = restarts(window)
             done = 0
@@ -283,7 +284,8 @@ def _check(window: Window, state: SharedState, policy: SharedPolicy) -> Check:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
     if not state.applicable and window.replicas:
         return Check(
-            Status.NOT_APPLICABLE, "All ranks hold the same tensors: each has batches of its own."
+            Status.NOT_APPLICABLE,
+            "All ranks hold the same tensors, or shards of them: each has batches of its own.",
         )
     if state.groups:
         told = listing([ranks(group) for group in sorted(state.groups)], most=4)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rankscope.server.detectors.base import Check, Status
 from rankscope.server.detectors.desync.explain import finding_of
+from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.state import KIND_OF_STAGE, DesyncPolicy, DesyncState
 from rankscope.server.detectors.wording import count, ranks
 
@@ -27,6 +28,8 @@ def _check(state: DesyncState, policy: DesyncPolicy, kind: str) -> Check:
     stages = [stage for stage, of in KIND_OF_STAGE.items() if of == kind]
     checked = max(state.checked.get(stage, 0) for stage in stages)
     incident = state.incident
+    if state.settings.incident is not None and kind == KIND_OF_STAGE[SETTINGS_STAGE]:
+        incident = state.settings.incident
     if incident is not None and incident.kind == kind:
         title = finding_of(incident, policy.drift, policy.critical).title
         return Check(Status.OPEN, f"{title}.")

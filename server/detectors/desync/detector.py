@@ -24,6 +24,7 @@ from rankscope.server.detectors.desync.order import (
     reduces_no_longer,
     state_was_first,
 )
+from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.state import (
     KIND_OF_STAGE,
     Asynchronous,
@@ -102,7 +103,7 @@ class Desync(Detector[DesyncState]):
         members = max(window.replicas, key=len)
         relevant = (c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1)
         for step, group in groupby(relevant, key=lambda c: c.step):
-            comparisons = sorted(group, key=lambda c: place_of(window, c))
+            comparisons = every = sorted(group, key=lambda c: place_of(window, c))
             if (known := state.incident) is not None:
                 comparisons = [c for c in comparisons if not c.equal or known.covers(c)]
             broken = [c for c in comparisons if not c.equal]
@@ -120,6 +121,7 @@ class Desync(Detector[DesyncState]):
             look = state.versions.take(window, step, members)
             if broken or state.incident is not None or state.period or state.workers is not None:
                 self._step(window, state, step, comparisons, broken, findings, look)
+            self._set_apart(window, state, step, every, findings)
             apart = {comparison.stage for comparison in broken}
             for comparison in comparisons:
                 if comparison.stage not in apart:
@@ -134,6 +136,10 @@ class Desync(Detector[DesyncState]):
             findings.append(self._periodic(state, state.last_step))
         if state.workers is not None:
             findings.append(_workers(state, state.last_step))
+        if (differing := state.settings.incident) is not None:
+            if not differing.agreeing:
+                differing.stands(window.last_step, window.lives)
+            findings += self._told(differing)
         findings += state.meetings.take(window, members)
         return Outcome(checks_of(state, self.policy), tuple(findings))
 
@@ -187,8 +193,34 @@ class Desync(Detector[DesyncState]):
             if broken:
                 opened = state.incident = self._open(window, state, broken, comparisons)
                 opened.take([c for c in comparisons if not c.equal or opened.covers(c)])
+                for comparison in broken[1:]:
+                    opened.widen(comparison)
             return
         self._continue(window, state, incident, step, broken, comparisons)
+
+    def _set_apart(
+        self,
+        window: Window,
+        state: DesyncState,
+        step: int,
+        comparisons: Sequence[Comparison],
+        findings: list[Finding],
+    ) -> None:
+        """Settings that differ where all else may."""
+        if state.settings.incident is None and all(c.equal for c in comparisons):
+            return
+        incident = state.incident
+        tentative = incident is not None and incident.tentative
+        meant = bool(state.period) or state.workers is not None or tentative
+        ended = state.settings.take(
+            step,
+            comparisons,
+            lambda broken: self._open(window, state, broken, comparisons),
+            # What broke first in a step is the incident itself.
+            meant=meant and (incident is None or incident.kind != KIND_OF_STAGE[SETTINGS_STAGE]),
+        )
+        if ended is not None:
+            findings += self._told(ended)
 
     def _close(
         self, state: DesyncState, findings: list[Finding], last_step: int | None = None

@@ -109,11 +109,19 @@ class Apart(Incident):
         self.last_step = max(self.last_step, step if there < 0 else min(step, there))
 
     def widen(self, comparison: Comparison) -> None:
-        """Learns who is apart from whom, once more ranks have looked than when it began."""
+        """Learns who is apart from whom, once more ranks have looked than when it began.
+
+        What was written between two steps is compared by words of whole models, in which tensors
+        that more ranks hold cannot be seen: the parameters after the step tell of these.
+        """
         present = {*comparison.ranks.tolist()}
         known = {rank for group in self.groups for rank in group}
-        own = not (self.missed or self.lag[0]) and comparison.stage == self.stage
-        if not (own and present > known):
+        own = comparison.stage == self.stage
+        after = self.stage == "outside_optimizer" and comparison.stage == "parameters"
+        narrower = comparison.decided and {*comparison.deviating} < {*self.ranks}
+        if self.missed or self.lag[0] or not present > known:
+            return
+        if not (own or (after and narrower)):
             return
         self.ranks = comparison.deviating
         self.decided = comparison.decided and len(present) > 2

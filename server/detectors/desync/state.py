@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rankscope.server.detectors.desync.incident import Apart
 from rankscope.server.detectors.desync.meetings import Meetings
+from rankscope.server.detectors.desync.settings import Settings
 from rankscope.server.detectors.desync.versions import Versions
 from rankscope.server.detectors.policy import Count, Policy, Steps, Times
 
@@ -83,6 +84,7 @@ class DesyncState:
         versions: which version of the parameters each rank holds.
         workers: where these are versions of one model, by design.
         meetings: when the ranks wrote their parameters together.
+        settings: those that differ where the ranks are apart by design.
     """
 
     steps: int = 0
@@ -104,3 +106,4 @@ class DesyncState:
     versions: Versions = field(default_factory=Versions)
     workers: Asynchronous | None = None
     meetings: Meetings = field(default_factory=Meetings)
+    settings: Settings = field(default_factory=Settings)

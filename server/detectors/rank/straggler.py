@@ -158,7 +158,9 @@ class RankStraggler(Detector[StragglerState]):
     def advance(self, window: Window, state: StragglerState) -> Outcome:
         """Goes through the steps that were timed."""
         state.steps += len(window.steps)
-        columns = [np.flatnonzero(np.isin(window.ranks, c)) for c in window.replicas if len(c) > 1]
+        columns = [
+            np.flatnonzero(np.isin(window.ranks, c)) for c in window.data_parallel if len(c) > 1
+        ]
         hosts = rows_of_hosts(window)
         for step, row in rows_of(window, _NAMES):
             state.timed += 1

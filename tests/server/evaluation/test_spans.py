@@ -123,6 +123,60 @@ def test_a_rank_that_leaves_its_class_is_that_and_no_more():
     assert found.ranks.tolist() == [0, 2]
 
 
+def test_who_is_wrong_in_what_more_ranks_hold_is_told_by_all_of_them():
+    prints = pairs(0, apart=False)
+    prints[2] = print_of(2, 0, [8, 20])
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, prints)
+    assert found.ranks.tolist() == [0, 1, 2, 3]
+    assert (found.deviating, found.decided) == ((2,), True)
+    assert [t.name for t in found.tensors] == ["norm"]
+
+
+def test_what_has_spread_over_a_class_is_told_of_the_class():
+    prints = pairs(0, apart=False)
+    prints[0] = print_of(0, 0, [8, 20])
+    prints[2] = print_of(2, 0, [9, 20])
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, prints)
+    assert found.ranks.tolist() == [0, 2]
+
+
+def wrote(*values):
+    return [
+        of_rank(r, 0, "outside_optimizer", np.array([0]), np.array([value], np.uint64))
+        for r, value in enumerate(values)
+    ]
+
+
+def test_who_wrote_parameters_is_asked_of_all_parts_of_the_model():
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, words=wrote(0, 0, 0, 5))
+    assert (found.deviating, found.decided) == ((3,), True)
+
+
+def test_where_most_wrote_replicas_tell():
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, words=wrote(6, 5, 6, 0))
+    assert (found.ranks.tolist(), found.decided) == ([1, 3], False)
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, words=wrote(6, 5, 6, 5))
+    assert found.equal
+
+
+def test_settings_are_compared_between_ranks_that_hold_different_halves():
+    rates = [
+        of_rank(r, 0, "hyperparameters", np.array([0]), np.array([r == 1], np.uint64))
+        for r in range(4)
+    ]
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, words=rates)
+    assert (found.deviating, found.decided) == ((1,), True)
+
+
+def test_stages_of_a_pipeline_may_have_settings_of_their_own():
+    rates = [
+        of_rank(r, 0, "hyperparameters", np.array([0]), np.array([r // 2], np.uint64))
+        for r in range(4)
+    ]
+    [found] = compared(Aligner({"loss"}), STAGES, 0, words=rates)
+    assert found.equal
+
+
 def test_classes_that_agree_do_not_show_that_it_is_over():
     aligner = Aligner({"loss"})
     compared(aligner, PAIRS, 0, pairs(0, apart=True, stage="parameters"))

@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 from stacks.faults import begin, cases
+from stacks.options import told
 
 from benchmarks.faultlab.case import Expected
 from benchmarks.faultlab.training import Training, sample_all
@@ -64,8 +65,7 @@ class Model(Training):
 
     @property
     def options(self):
-        full = {"overhead": 1.0} if self.setting.full else {}
-        return {"server": self.setting.server, "run": self.setting.run, "project": "stacks", **full}
+        return told(self.setting)
 
     def train(self):
         self.prepare()

@@ -8,7 +8,6 @@ from benchmarks.faultlab.sharded import Sharded
 
 LAUNCH = "torchrun"
 WORLD = 4
-GAPS = {"own-rate": "the pair of replicas is named, although rates are the same on all four ranks"}
 __all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
 
 

@@ -5,20 +5,15 @@ from megatron.core import parallel_state
 from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from stacks import faults
-from stacks.faults import Flip, NotANumber, OwnRate, SameData, cases
+from stacks.faults import Flip, NotANumber, OwnRate, Prepared, SameData, cases
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.faultlab.training import Training, sample_all
 from rankscope import agent
 
 LAUNCH = "torchrun"
 WORLD = 4
 NEEDS = ("megatron", "torch")
-GAPS = {
-    "flip-norm": "the pair of replicas is named, although all four hold the tensor and three agree",
-    "own-rate": "as for the flip: rates are the same on all four",
-}
 
 
 def begin():
@@ -54,7 +49,7 @@ class Parallel(nn.Module):
         return self.head(torch.relu(self.norm(hidden)))
 
 
-class Megatron(Training):
+class Megatron(Prepared):
     """Ranks {0, 1} and {2, 3} hold a model each, {0, 2} and {1, 3} the same parts of it."""
 
     def build(self):
@@ -68,14 +63,8 @@ class Megatron(Training):
         rank = parallel_state.get_data_parallel_rank()
         return rank, parallel_state.get_data_parallel_world_size()
 
-    def attach(self):
-        setting = self.setting
-        options = {"overhead": 1.0} if setting.full else {}
-        monitor = agent.megatron.attach(
-            self.model, self.optimizer, server=setting.server, run=setting.run, **options
-        )
-        sample_all(monitor, setting)
-        return monitor
+    def watch(self, **options):
+        return agent.megatron.attach(self.model, self.optimizer, **options)
 
 
 class ShardFlip(Flip):

@@ -9,9 +9,6 @@ from benchmarks.faultlab.training import Training
 
 LAUNCH = "torchrun"
 WORLD = 2
-GAPS = {
-    "own-rate": "hyperparameters are not judged where gradients differ by design",
-}
 __all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
 
 

@@ -7,11 +7,6 @@ from benchmarks.faultlab.sharded import TensorParallel
 
 LAUNCH = "torchrun"
 WORLD = 4
-GAPS = {
-    "flip": "the pair of replicas is named, although all four hold the tensor and three agree",
-    "own-gradient": "as for the flip",
-    "own-rate": "as for the flip: rates are the same on all four",
-}
 __all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
 
 

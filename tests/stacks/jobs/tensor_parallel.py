@@ -14,9 +14,6 @@ from benchmarks.faultlab.training import Training
 
 LAUNCH = "torchrun"
 WORLD = 2
-GAPS = {
-    "own-rate": "told by the tensors only: rates are compared inside groups of replicas",
-}
 __all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
 
 

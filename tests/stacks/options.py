@@ -1,0 +1,13 @@
+"""What every case of a stack tells the agent. No framework in here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.faultlab.case import Setting
+
+
+def told(setting: Setting) -> dict[str, Any]:
+    """Options of `attach` and `start`."""
+    full = {"overhead": 1.0} if setting.full else {}
+    return {"server": setting.server, "run": setting.run, "project": "stacks", **full}
