@@ -149,7 +149,7 @@ class BadLabels:
 
     def expected(self: Any) -> Expected:
         return Expected(
-            kinds=("rank.loss_outlier", "rank.gradient_outlier"),
+            kinds=("rank.loss_outlier",),
             ranks=self.odd_one(),
             step=self.at,
             tolerance=50,

@@ -122,8 +122,8 @@ def _finding(episode: Episode[str], members: tuple[int, ...]) -> Finding:
         ranks=members,
         cause=(
             f"The generator of `{name}` is in the same state on {ranks(members)} at every step, "
-            "and numbers are drawn from it: dropout, noise and augmentation are the same on all "
-            "ranks."
+            "and numbers are drawn from it: what draws from it (dropout, noise, augmentation, "
+            "seeds for the workers of a loader) draws the same on all of them."
         ),
         remedy=(
             "Seed with the rank once the model is built (`torch.manual_seed(seed + rank)`), also "

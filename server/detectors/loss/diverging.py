@@ -200,7 +200,15 @@ class LossDiverging(Detector[DivergingState]):
         begin = len(blocks) - 1
         while begin > 0 and blocks[begin - 1].lost > policy.begun:
             begin -= 1
-        first = blocks[begin].first_step
+        onset = blocks[begin]
+        # The rate may have been raised in the midst of the block with which it began: no step
+        # before that is part of it.
+        rise = state.companions.raised_rate(
+            onset.last_step - 1,
+            before=progress.spacing.steps(policy.rise_before),
+            factor=policy.rise,
+        )
+        first = onset.first_step if rise is None else max(onset.first_step, int(rise["lr_step"]))
         state.incident = _Diverging(
             first_step=first,
             seen_step=blocks[-1].last_step,
@@ -211,9 +219,7 @@ class LossDiverging(Detector[DivergingState]):
             start=progress.start,
             worst=max(b.median for b in blocks[begin:]),
             lost=max(b.lost for b in blocks[begin:]),
-            rise=state.companions.raised_rate(
-                first, before=progress.spacing.steps(policy.rise_before), factor=policy.rise
-            ),
+            rise=rise,
             signed=state.signed,
         )
 
