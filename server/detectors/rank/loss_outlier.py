@@ -213,8 +213,10 @@ class RankLossOutlier(Detector[LossOutlierState]):
             return
         same = fires & (np.sign(mean) == np.sign(mean[top]))
         other = fires & ~same & (size >= policy.undecided * size[top])
-        decided = not other.any() and len(rank_numbers) > 2
         side = same & (size >= policy.same_side * size[top])
+        # Of two halves neither is the rule, also where the scatter of one hides that it is apart.
+        halves = 2 * side.sum() >= len(side)
+        decided = not other.any() and not halves
         # Without all that stand out with it, since a second rank at fault, less so, must not hide
         # it; unless these are half of all, as they are where no two ranks' data are alike.
         rest = ~same if 2 * (~same).sum() > len(same) else ~side
@@ -228,7 +230,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
             state.firing = 0
             return
         relative = float(mean[top]) / abs(level) if level else 0.0
-        guilty = side if decided else same | other
+        guilty = side if decided else same | other | halves
         who = tuple(int(r) for r in rank_numbers[guilty])
         critical = bool(
             size[top] > policy.critical_level * abs(level)
