@@ -48,6 +48,7 @@ class LossOutlierPolicy(Policy):
         memory: observations among which the onset is looked for.
         established: share of the difference, relative to the level, that was there in the windows
             before the onset: then it is none, and the difference as old as the run.
+        begun: the same of two halves: their losses may part as they fall, and the share is less.
         calm: windows without it after which it is over.
     """
 
@@ -64,6 +65,7 @@ class LossOutlierPolicy(Policy):
     undecided: Share = 0.8
     memory: Observations = 128
     established: Share = 0.5
+    begun: Share = 0.33
     calm: Count = 15
 
 
@@ -115,8 +117,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
         either side where half of them lie apart), in two
         windows in a row, 10 observations apart. The onset is the change point of d in the last 128
         observations (two means, least squares); where d over the level was half as large as now in
-        the windows before it (their median), it has been there from the first step on. It is over
-        after 15 windows without.
+        the windows before it (their median), a third of two halves, it has been there from the
+        first step on. It is over after 15 windows without.
 
     Severity:
         Warning; critical where the mean of d is above the others' level and above 25 % of the
@@ -241,7 +243,9 @@ class RankLossOutlier(Detector[LossOutlierState]):
         if incident is None:
             if state.firing < policy.windows:
                 return
-            onset, from_start, moved = self._onset(state, known, int(rank_numbers[top]), relative)
+            onset, from_start, moved = self._onset(
+                state, known, int(rank_numbers[top]), relative, decided=decided
+            )
             incident = state.incident = _Outlier(
                 first_step=onset,
                 seen_step=step,
@@ -269,13 +273,15 @@ class RankLossOutlier(Detector[LossOutlierState]):
         incident.accuracies = self._accuracies(state, known, who)
 
     def _onset(
-        self, state: LossOutlierState, known: Int64, rank: int, relative: float
+        self, state: LossOutlierState, known: Int64, rank: int, relative: float, *, decided: bool
     ) -> tuple[int, bool, Mapping[int, float]]:
         """Since which step a rank lies apart, whether perhaps always, and who moved then.
 
         Args:
             relative: how far it does, over the level.
+            decided: whether it is the one at fault.
         """
+        policy = self.policy
         losses, steps = state.losses.matrix(known), state.losses.steps()
         column = int(np.searchsorted(known, rank))
         difference = (losses - others_median(losses))[:, column]
@@ -286,13 +292,13 @@ class RankLossOutlier(Detector[LossOutlierState]):
         before_it = [told[rank] for last, told in state.earlier if last < first and rank in told]
         if before_it:
             share = median(before_it) / relative if relative else 0.0
-            if share >= self.policy.established:
+            if share >= (policy.established if decided else policy.begun):
                 return state.progress.spacing.first, True, {}
         # Losses are alike at first whatever the data; what differs shows while they fall.
         forgotten = state.progress.count - len(losses)
         if not changed:
             return first, forgotten < self.policy.size, {}
-        early = not forgotten and at < self.policy.size
+        early = not forgotten and at < policy.size
         late = steps >= first
         moved = {}
         for index, number_ in enumerate(known.tolist()):
