@@ -341,11 +341,11 @@ records, sender = begin()
 train(records)
 while sender.counters.spooled < 3:
     time.sleep(0.01)
-pid = os.fork()
-if pid == 0:
+if os.fork() == 0:
+    # By now it has let go of what it was born with.
+    say(str(os.getpid()))
     time.sleep(60)
     os._exit(0)
-say(str(pid))
 time.sleep(60)
 """
     with subprocess.Popen(

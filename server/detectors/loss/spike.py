@@ -39,10 +39,10 @@ class SpikePolicy(RisePolicy):
 
     Attributes:
         min_z: robust z on the logarithm from which a value is a spike.
-        recent_z: the same over the values of the last 64 steps, where steps are left out.
-        recent: so many values are they at least.
         min_ratio: smallest ratio to the window's median.
         min_progress: smallest rise over the median, as a share of the progress made.
+        recent_z: as `min_z`, over the values of the last 64 steps, where steps are left out.
+        recent: so many values are they at least.
         evidence: accepted values before anything is judged.
         calm: values back to normal after which it is over.
         return_within: a spike that has not come back after so many is critical.
@@ -55,10 +55,10 @@ class SpikePolicy(RisePolicy):
     """
 
     min_z: Sigmas = 8.0
-    recent_z: Sigmas = 4.0
-    recent: Observations = 8
     min_ratio: Times = 1.5
     min_progress: Share = 0.05
+    recent_z: Sigmas = 4.0
+    recent: Observations = 8
     evidence: Observations = 32
     calm: Observations = 16
     return_within: Observations = 50

@@ -45,7 +45,9 @@ def test_all_classes_of_a_run_are_looked_at():
     assert {tuple(made.ranks.tolist()) for made in window.reductions} == {(0, 2), (1, 3)}
 
 
-def test_ranks_that_are_alone_are_compared_with_nobody():
+def test_ranks_that_are_alone_with_what_they_hold_have_their_settings_compared_alone():
     [window] = chain(0, groups=4, steps=6).windows()
     assert window.replicas == ((0,), (1,), (2,), (3,))
-    assert window.comparisons == ()
+    # They step with parts of the same tensors: all with one learning rate.
+    assert {made.stage for made in window.comparisons} == {"hyperparameters"}
+    assert all(made.ranks.tolist() == [0, 1, 2, 3] for made in window.comparisons)
