@@ -40,10 +40,14 @@ def page() -> str:
     rows = [_row(name, found) for name, found in results.items()]
     lines = [_HEAD, _line(heads), _line("---" for _ in heads), *map(_line, rows), ""]
     lines += ["How to: " + ", ".join(f"[{p.stem}]({p.name})" for p in _pages()) + ".", ""]
-    lines += ["## What is not told rightly yet", ""]
-    for name, found in results.items():
-        lines += [f"- `{name}`, {case}: {why}" for case, why in found["gaps"].items()]
-    return "\n".join(lines) + "\n"
+    gaps = [
+        f"- `{name}`, {case}: {why}"
+        for name, found in results.items()
+        for case, why in found["gaps"].items()
+    ]
+    if gaps:
+        lines += ["## What is not told rightly yet", "", *gaps, ""]
+    return "\n".join(lines)
 
 
 def _row(name, found):
