@@ -20,11 +20,12 @@ TIERS = ("basic", "signals", "word", "full", "state")
 _SHARES = {"basic": 0.6, "signals": 0.5, "word": 0.4, "full": 0.7, "state": 1.0}
 # What is done at every step, or nearly, is a cost of the median step, which must not show it (steps
 # vary by more than a look costs, so that their median moves with the mean of what is done often).
-# At most this share of it for all such tiers together.
-_EVERY_STEP = 0.0045
+# At most this share of the budget for all such tiers together.
+_EVERY_STEP = 0.45
 _OFTEN = 2  # largest exponent of what is done often
-# What the tier `signals` may take of a step in the first steps of a run.
-_DENSE_SHARE = 0.02
+# What the tier `signals` may take of a step in the first steps of a run, or this share of a budget
+# that is larger than usual.
+_DENSE_SHARE, _DENSE_BUDGET = 0.02, 0.5
 # Where what is done at every step has used up the budget, sampling still gets this share of it.
 _LEAST = 0.25
 _MAX_EXPONENT = 10
@@ -44,8 +45,8 @@ class Schedule:
         first_step: first step of this attempt.
         dense_steps: number of steps from there at which everything is due, whatever it costs.
         dense_basic_steps: the same for the tier `basic`: a short run is recorded whole. Its tier
-            `signals`, too, as long as it takes no more than 2 % of the step: it tells at which step
-            the ranks' gradients parted.
+            `signals`, too, while it takes no more than 2 % of the step, or half of `overhead`: it
+            tells at which step the ranks' gradients parted.
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class Schedule:
     ) -> None:
         self._overhead = overhead
         self._dense_end = first_step + dense_steps
-        self._dense_basic_end = self._dense_signals_end = first_step + dense_basic_steps
+        self._dense_basic_end = first_step + dense_basic_steps
+        self._dense_signals = True
         self._dense_until = -1
         self._exponents = dict.fromkeys(TIERS, 0)
         self._costs: dict[str, deque[float]] = {t: deque(maxlen=_WINDOW) for t in TIERS}
@@ -82,7 +84,7 @@ class Schedule:
             return True
         if tier == "basic" and step < self._dense_basic_end:
             return True
-        if tier == "signals" and step < self._dense_signals_end:
+        if tier == "signals" and self._dense_signals and step < self._dense_basic_end:
             return True
         return step % (1 << self._exponents[tier]) == 0
 
@@ -93,7 +95,7 @@ class Schedule:
         basic, signals, word, full, state = self._masks
         return (
             not step & basic or step < self._dense_basic_end,
-            not step & signals or step < self._dense_signals_end,
+            not step & signals or (self._dense_signals and step < self._dense_basic_end),
             not step & word,
             not step & full,
             not step & state,
@@ -138,8 +140,8 @@ class Schedule:
         step_seconds = statistics.median(self._steps)
         budget = self._overhead * step_seconds
         left = max(budget - statistics.median(self._base), _LEAST * budget)
-        every_step = min(_EVERY_STEP, self._overhead / 2) * step_seconds
-        every_step -= statistics.median(self._base)
+        every_step = _EVERY_STEP * budget - statistics.median(self._base)
+        dense = max(_DENSE_SHARE, _DENSE_BUDGET * self._overhead) * step_seconds
         least = 0  # a tier is never due where one before it is not
         for tier in TIERS:
             if not self._costs[tier]:
@@ -158,8 +160,8 @@ class Schedule:
                 every_step -= cost / (1 << current)
             self._exponents[tier] = current
             left -= cost / (1 << current)
-            if tier == "signals" and cost > _DENSE_SHARE * step_seconds:
-                self._dense_signals_end = 0
+            if tier == "signals":
+                self._dense_signals = cost <= dense * (1.0 if self._dense_signals else _ROOM)
         self._masks = self._as_masks()
 
     def _as_masks(self) -> tuple[int, int, int, int, int]:

@@ -82,7 +82,7 @@ def signals() -> str:
         "A tier with the interval 2^k is due at steps divisible by 2^k, together with all tiers",
         "before it. The agent measures what each tier costs and chooses the intervals so that all",
         "of them together stay within `overhead` of the step time, and what is done at every step",
-        "within 0.45 % of it. The first 8 steps of a process are sampled whole, losses and rates",
+        "within 45 % of that. The first 8 steps of a process are sampled whole, losses and rates",
         "of the first 1,024 steps are recorded whatever the interval, and the server asks for",
         "everything where it has found something. The run's page shows the intervals in force.",
         "",

@@ -81,3 +81,33 @@ def test_noise_does_not_make_the_plan_jump():
         if step > 200:
             seen.add(schedule.exponents["word"])
     assert len(seen) == 1
+
+
+def signals_due(schedule, costs, *, first=0, step_seconds=0.01):
+    """Plays steps at which the tier `signals` costs what is given; returns those at which it was
+    due."""
+    due = []
+    for step, cost in enumerate(costs, start=first):
+        tiers = {}
+        if schedule.due("signals", step):
+            due.append(step)
+            tiers["signals"] = cost
+        schedule.note(step, step_seconds=step_seconds, base=0.0, tiers=tiers)
+    return due
+
+
+def test_gradient_norms_of_the_first_steps_are_dense_while_they_are_cheap():
+    dear, cheap = [4e-4] * 200, [1e-4] * 800
+    due = signals_due(Schedule(overhead=0.01), dear + cheap)
+    assert len([s for s in due if 100 <= s < 200]) < 30
+    assert [s for s in due if s >= 600] == list(range(600, 1000))
+    # Beyond the first 1,024 steps only what the budget bears.
+    schedule = Schedule(overhead=0.01)
+    signals_due(schedule, [1e-4] * 1024)
+    assert len(signals_due(schedule, [1e-4] * 1024, first=1024)) < 300
+
+
+def test_who_allows_more_gets_a_closer_look():
+    costs = [4e-4] * 400
+    assert len(signals_due(Schedule(overhead=0.01), costs)) < 120
+    assert signals_due(Schedule(overhead=0.1), costs) == list(range(400))

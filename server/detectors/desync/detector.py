@@ -107,6 +107,7 @@ class Desync(Detector[DesyncState]):
             if (known := state.incident) is not None:
                 comparisons = [c for c in comparisons if not c.equal or known.covers(c)]
             broken = [c for c in comparisons if not c.equal]
+            _gradients_seen(state, step, every)
             for comparison in comparisons:
                 stage = comparison.stage
                 state.checked[stage] = state.checked.get(stage, 0) + 1
@@ -298,6 +299,8 @@ class Desync(Detector[DesyncState]):
         comparisons: Sequence[Comparison],
     ) -> Apart:
         first = broken[0]
+        agreed = [state.last_equal.get(stage) for stage in (first.stage, "parameters")]
+        agreed_until = max((step for step in agreed if step is not None), default=None)
         setting, values = (
             differing_setting(window, first) if first.stage == "hyperparameters" else ("", {})
         )
@@ -322,9 +325,11 @@ class Desync(Detector[DesyncState]):
                 if c.equal and c.stage in _GRADIENTS and not c.tensor_count
             ),
             last_equal=state.last_equal.get(first.stage),
-            agreed_until=max(
-                (state.last_equal[s] for s in (first.stage, "parameters") if s in state.last_equal),
-                default=None,
+            agreed_until=agreed_until,
+            unwatched=(
+                agreed_until is None
+                or state.gradients_until < first.step
+                or state.gradients_since > agreed_until + 1
             ),
             setting=setting,
             values=values,
@@ -453,6 +458,14 @@ class Desync(Detector[DesyncState]):
             )
         incident.last_step, incident.lag = step, (oldest, workers.caught_up)
         return True
+
+
+def _gradients_seen(state: DesyncState, step: int, comparisons: Sequence[Comparison]) -> None:
+    """Notes since when the gradients of all ranks were compared at every step."""
+    if any(c.stage in _GRADIENTS and len(c.ranks) >= state.ranks for c in comparisons):
+        if step != state.gradients_until + 1:
+            state.gradients_since = step
+        state.gradients_until = step
 
 
 def _interval(returns: Sequence[int]) -> int:

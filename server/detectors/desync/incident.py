@@ -41,6 +41,7 @@ class Apart(Incident):
         by_norm: those of them of which only a norm was compared.
         last_equal: last step before at which the broken link was compared and agreed, or None.
         agreed_until: last step before at which it or the parameters were compared and agreed.
+        unwatched: whether gradients were not compared at every step since.
         tensors: those that differed at the first look tensor by tensor, most telling first.
         tensor_count: how many there are in all; 0 until a look tensor by tensor.
         tensor_stage, tensor_step: where and when that look was.
@@ -70,6 +71,7 @@ class Apart(Incident):
     by_norm: tuple[str, ...]
     last_equal: int | None
     agreed_until: int | None = None
+    unwatched: bool = False
     tensors: tuple[TensorDifference, ...] = ()
     tensor_count: int = 0
     tensor_stage: str = ""
@@ -112,12 +114,14 @@ class Apart(Incident):
         """Learns who is apart from whom, once more ranks have looked than when it began.
 
         What was written between two steps is compared by words of whole models, in which tensors
-        that more ranks hold cannot be seen: the parameters after the step tell of these.
+        that more ranks hold cannot be seen: the parameters after the step tell of these. So they do
+        where those ranks alone had looked of which nothing tells which one is wrong.
         """
         present = {*comparison.ranks.tolist()}
         known = {rank for group in self.groups for rank in group}
         own = comparison.stage == self.stage
-        after = self.stage == "outside_optimizer" and comparison.stage == "parameters"
+        untold = self.stage == "outside_optimizer" or not self.decided
+        after = untold and comparison.stage == "parameters"
         narrower = comparison.decided and {*comparison.deviating} < {*self.ranks}
         if self.missed or self.lag[0] or not present > known:
             return

@@ -275,12 +275,16 @@ def _hyperparameters(incident: Apart) -> tuple[str, str]:
 
 
 def _optimizer(incident: Apart) -> tuple[str, str]:
+    unwatched = _unwatched(incident)
     if incident.shown_by is not None:
         return (
-            f"At step {incident.tensor_step} the optimizer's state differs although the gradients "
-            f"agreed, and the parameters have since step {incident.shown_by}: gradients are all "
-            "that goes into this state, so it was there first. It was restored on some ranks only, "
-            "or one rank's was corrupted.",
+            sentences(
+                f"At step {incident.tensor_step} the optimizer's state differs although the "
+                f"gradients agreed, and the parameters have since step {incident.shown_by}: "
+                "gradients are all that goes into this state, so it was there first. It was "
+                "restored on some ranks only, or one rank's was corrupted.",
+                unwatched,
+            ),
             f"{_RESTORE_STATE} {_restore(incident)}",
         )
     state = (
@@ -289,13 +293,24 @@ def _optimizer(incident: Apart) -> tuple[str, str]:
     )
     if set(incident.agreed) & {"reduced_gradient", "clipped_gradient"}:
         cause = f"At step {incident.first_step} gradients agreed and the optimizer's state differs"
-        return f"{cause}: {state}", f"{_RESTORE_STATE} {_restore(incident)}"
+        return sentences(f"{cause}: {state}", unwatched), f"{_RESTORE_STATE} {_restore(incident)}"
     since = "" if incident.last_equal is None else f", and agreed at step {incident.last_equal}"
     return (
         f"At step {incident.first_step} the optimizer's state differs{since}: {state} Gradients "
         "were not sampled at this step: a reduction that failed would show like this, too.",
         "Check `no_sync` and code that touches gradients on these ranks only. "
         f"{_RESTORE_STATE} {_restore(incident)}",
+    )
+
+
+def _unwatched(incident: Apart) -> str:
+    """What a difference that was seen some steps after it began may come from as well."""
+    if not incident.unwatched or incident.at_start:
+        return ""
+    since = "" if incident.agreed_until is None else f" since step {incident.agreed_until}"
+    return (
+        f"Gradients were not compared at every step{since}: one that was wrong on a rank at a step "
+        "in between would show like this, too."
     )
 
 

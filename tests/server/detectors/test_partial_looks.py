@@ -91,6 +91,41 @@ def test_who_is_apart_is_told_anew_once_all_have_looked():
     assert not after.evidence["decided"]
 
 
+def test_of_two_that_looked_first_the_parameters_tell_which_one_is_wrong():
+    made = apart(0, fault="skipped", at=40)
+    looks = [
+        of_ranks(c, 0, 2) if c.stage == "reduced_gradient" else c
+        for c in made.comparisons
+        if c.step >= 46 or c.stage == "reduced_gradient"
+    ]
+    early = judge(replace(made, comparisons=tuple(c for c in looks if c.step < 46)), [Desync()])
+    late = judge(replace(made, comparisons=tuple(looks)), [Desync()])
+    (before,), (after,) = early.alerts, late.alerts
+    assert before.id == after.id
+    assert (before.ranks, before.first_step) == ((0, 2), 40)
+    assert (after.ranks, after.first_step, after.kind) == ((2,), 40, "desync.gradients")
+    assert after.evidence["decided"]
+
+
+@pytest.mark.parametrize("gradients_at", [1, 8])
+def test_a_state_is_said_to_be_first_only_where_gradients_were_watched(gradients_at):
+    """A gradient that is wrong at one step between two looks leaves a state that differs."""
+    stages = ("reduced_gradient", "optimizer_state", "parameters")
+    looks = [
+        differing(step, stage, [0, 0, 1, 0])
+        if step >= 40 and stage != "reduced_gradient"
+        else equal(step, stage)
+        for step in range(64)
+        for stage in stages
+        if step % (gradients_at if stage == "reduced_gradient" else 8) == 0
+    ]
+    (alert,) = judge(run(looks, steps=64), [Desync()]).alerts
+    assert (alert.kind, alert.first_step, alert.ranks) == ("desync.optimizer", 40, (2,))
+    assert "gradients agreed" in alert.cause
+    said = "not compared at every step since step 32: one that was wrong" in alert.cause
+    assert said == (gradients_at == 8)
+
+
 @pytest.mark.parametrize(("count", "severity"), [(2, "critical"), (7, "info")])
 def test_ranks_that_differ_in_a_few_tensors_from_the_start_do_not_go_their_own_ways(
     count, severity
