@@ -1,0 +1,74 @@
+"""A hybrid: the body's gradients are reduced at every step, the table is averaged every 8 steps."""
+
+import torch
+import torch.distributed as dist
+from stacks.faults import Flip, OwnGradient, OwnRate, OwnStart, SameData, begin, cases
+from stacks.jobs.all_reduce import Summed
+
+from benchmarks.faultlab.case import Expected
+from benchmarks.faultlab.training import Manual
+
+LAUNCH = "torchrun"
+WORLD = 4
+MODEL = "transformer"
+GAPS = {
+    "missed-average": "ranks that declare one tensor as their own are no class of replicas any "
+    "more: who averages is not compared between them",
+    "same-data": "nor are the batches that they read",
+    "summed": "nor is the mean of their gradients checked",
+}
+__all__ = ["CASES", "GAPS", "LAUNCH", "MODEL", "WORLD", "begin"]
+
+TABLE = "embedding.weight"
+
+
+class Hybrid(Manual):
+    """The embedding is too large to be reduced at every step: each rank trains its own copy."""
+
+    every = 8
+
+    def names(self):
+        return [name for name in super().names() if name != TABLE]
+
+    def attach(self, **options):
+        monitor = super().attach(**options)
+        monitor.replicas(f"copy {self.rank}", TABLE)
+        return monitor
+
+    def averages(self):
+        """Whether this rank takes the mean as its own."""
+        return True
+
+    @torch.no_grad()
+    def after_step(self):
+        if self.step % self.every != self.every - 1:
+            return
+        table = self.parameter(TABLE)
+        mean = table.detach().clone()
+        dist.all_reduce(mean)
+        if self.averages():
+            table.copy_(mean / self.world)
+
+
+class MissedAverage:
+    """Only the asynchronous part shows it."""
+
+    id = "missed-average"
+    what = "at the third average of the table one rank keeps its own"
+    onset = 23
+
+    def averages(self):
+        return not (self.is_guilty and self.step == self.at)
+
+    def expected(self):
+        return Expected(
+            kinds=("desync.parameters",),
+            stages=("parameters", "outside_optimizer"),
+            ranks=self.odd_one(),
+            step=self.at,
+            # It shows from the average on, until the next one.
+            tolerance=self.every,
+        )
+
+
+CASES = cases(Hybrid, OwnStart, Flip, OwnGradient, OwnRate, MissedAverage, SameData, Summed)
