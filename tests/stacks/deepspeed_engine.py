@@ -80,3 +80,8 @@ class WrongGather:
             tensors=frozenset({self.tensor}),
             step=self.at,
         )
+
+
+def parted(trainer: type) -> list[type]:
+    """Cases of a stage whose parameters are held whole by every rank."""
+    return faults.cases(trainer, WrongGather, faults.OwnRate, faults.SameData, faults.NotANumber)

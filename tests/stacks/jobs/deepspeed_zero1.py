@@ -1,7 +1,6 @@
 """DeepSpeed: ZeRO 1, the optimizer in parts; AdamW."""
 
-from stacks.deepspeed_engine import Engine, WrongGather, begin
-from stacks.faults import NotANumber, OwnRate, SameData, cases
+from stacks.deepspeed_engine import Engine, begin, parted
 
 LAUNCH = "torchrun"
 WORLD = 2
@@ -15,4 +14,4 @@ class Zero1(Engine):
     stage = 1
 
 
-CASES = cases(Zero1, WrongGather, OwnRate, SameData, NotANumber)
+CASES = parted(Zero1)
