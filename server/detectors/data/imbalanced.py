@@ -187,8 +187,8 @@ def _finding(episode: Episode[Uneven]) -> Finding:
     return Finding(
         kind="data.imbalanced",
         severity="warning",
-        title=f"Batches of {who} are {side} than the others' ({number(own)} to {number(typical)} "
-        f"{what}) since step {step}",
+        title=f"Batches of {who} are {side} than the others' ({number(own)} instead of "
+        f"{number(typical)} {what}) since step {step}",
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,

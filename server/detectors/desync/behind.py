@@ -156,13 +156,14 @@ def begun_finding(behind: Behind, step: int, last_step: int) -> Finding:
         stage="start",
         cause=sentences(
             f"The ranks did not begin at the same step: {_told(behind, 'step')}. The checkpoint "
-            "was found on some ranks only, or they resumed from different ones: schedules, seeds "
-            "and save points disagree.",
+            "was found on some ranks only, they resumed from different ones, or a rank restored "
+            "its weights and not its step: schedules, seeds and save points disagree.",
             _guess(behind),
         ),
         remedy=(
             "Decide on one rank which checkpoint is loaded and broadcast that decision, or put "
-            "checkpoints where all nodes can read them."
+            "checkpoints where all nodes can read them; restore the step with the weights on "
+            "every rank."
         ),
         clear_after=0,
         evidence={

@@ -188,12 +188,24 @@ def _gradients(incident: Apart) -> tuple[str, str]:
     elif alone and len(incident.ranks) > 2:
         cause = (
             f"At step {incident.first_step} every rank applied a gradient of its own: no "
-            "all-reduce took place. The forward pass went around the wrapper (`ddp.module(x)`), "
-            "or the step was taken inside `no_sync`."
+            f"all-reduce took place. {_unreduced(incident)}"
         )
         remedy = (
             "Call the wrapped model itself, run the last micro-batch (forward and backward) "
             "outside `no_sync`, or all-reduce the gradients yourself before the step."
+        )
+    elif partly and incident.decided:
+        who = ranks(incident.ranks)
+        cause = (
+            f"At step {incident.first_step} the gradient of these tensors was not that of the "
+            f"other ranks on {who} after the reduction: {who} read it before the all-reduce was "
+            "done, a communication hook or other code changed it there, or the reduction "
+            f"delivered something else to {who}."
+        )
+        remedy = (
+            f"Check what touches these gradients on {who} between backward and step: asynchronous "
+            "handles and streams that are not waited for, communication hooks, conditions on the "
+            "rank. If the code is sound, suspect the interconnect: run nccl-tests, try without P2P."
         )
     elif partly:
         cause = (
@@ -220,6 +232,14 @@ def _gradients(incident: Apart) -> tuple[str, str]:
             "run nccl-tests, try without P2P."
         )
     return cause, f"{remedy} {_restore(incident, source)}"
+
+
+def _unreduced(incident: Apart) -> str:
+    """Why nothing was reduced: what has worked before is more often left out than gone around."""
+    around, inside = "the forward pass went around the wrapper (`ddp.module(x)`)", "`no_sync`"
+    if incident.last_equal is None:
+        return f"{around.capitalize()}, or the step was taken inside {inside}."
+    return f"The last backward pass before the step was inside {inside}, or {around}."
 
 
 def _exchanged(incident: Apart) -> bool:
@@ -281,25 +301,43 @@ def _optimizer(incident: Apart) -> tuple[str, str]:
             sentences(
                 f"At step {incident.tensor_step} the optimizer's state differs although the "
                 f"gradients agreed, and the parameters have since step {incident.shown_by}: "
-                "gradients are all that goes into this state, so it was there first. It was "
-                "restored on some ranks only, or one rank's was corrupted.",
+                "gradients are all that goes into this state, so it was there first: "
+                f"{_corrupted(incident)}",
                 unwatched,
             ),
-            f"{_RESTORE_STATE} {_restore(incident)}",
+            _mend_state(incident),
         )
-    state = (
-        "it was restored on some ranks only, or one rank's was corrupted. The parameters part with "
-        "the next update."
-    )
+    state = f"{_corrupted(incident)} The parameters part with the next update."
     if set(incident.agreed) & {"reduced_gradient", "clipped_gradient"}:
         cause = f"At step {incident.first_step} gradients agreed and the optimizer's state differs"
-        return sentences(f"{cause}: {state}", unwatched), f"{_RESTORE_STATE} {_restore(incident)}"
+        return sentences(f"{cause}: {state}", unwatched), _mend_state(incident)
     since = "" if incident.last_equal is None else f", and agreed at step {incident.last_equal}"
     return (
         f"At step {incident.first_step} the optimizer's state differs{since}: {state} Gradients "
         "were not sampled at this step: a reduction that failed would show like this, too.",
-        "Check `no_sync` and code that touches gradients on these ranks only. "
-        f"{_RESTORE_STATE} {_restore(incident)}",
+        f"Check `no_sync` and code that touches gradients on these ranks only. "
+        f"{_mend_state(incident)}",
+    )
+
+
+def _corrupted(incident: Apart) -> str:
+    """What may have become of a state; one that agreed before is seldom restored in mid-run."""
+    if incident.last_equal is None:
+        return "it was restored on some ranks only, or one rank's was corrupted."
+    return (
+        f"it agreed at step {incident.last_equal}, and one rank's was corrupted since (a bit that "
+        "flipped, a write to the wrong place), or it was restored or changed on some ranks only."
+    )
+
+
+def _mend_state(incident: Apart) -> str:
+    step, since = incident.first_step, incident.last_equal
+    if since is None:
+        return f"{_RESTORE_STATE} {_restore(incident)}"
+    return (
+        f"Look for code that loads or writes the optimizer's state after step {since}, up to step "
+        f"{step}, on some ranks only; if there is none, test the device and memory of "
+        f"{ranks(incident.ranks)}. {_restore(incident)}"
     )
 
 
