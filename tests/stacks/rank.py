@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -61,5 +62,6 @@ if __name__ == "__main__":
     main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # A gloo thread may still want the interpreter's lock while the interpreter shuts down.
-    os._exit(0)
+    if multiprocessing.parent_process() is None:
+        # A gloo thread may still want the interpreter's lock while the interpreter shuts down.
+        os._exit(0)

@@ -33,6 +33,8 @@ _LAUNCHERS = {
     "horovodrun": ("horovodrun", "-np", "{world}", "--gloo", "python"),
     "python": ("python",),
     "torchft": ("python", str(STACKS / "replica_groups.py"), "{world}"),
+    "torchrun, a node leaves": ("python", str(STACKS / "elastic.py"), "leaves"),
+    "torchrun, a node joins": ("python", str(STACKS / "elastic.py"), "joins"),
     "Ray Train": ("python", str(STACKS / "in_ray.py"), "{world}"),
     "TF_CONFIG": ("python", str(STACKS / "cluster.py"), "{world}"),
     "TF_CONFIG, coordinated": ("python", str(STACKS / "cluster.py"), "{world}", "--coordinated"),
