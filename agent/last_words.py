@@ -14,6 +14,7 @@ not: the interpreter tells nobody with which code it exits, so that `sys.exit` i
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import multiprocessing
 import multiprocessing.util
@@ -23,7 +24,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import NoReturn
 
@@ -32,6 +33,8 @@ Speak = Callable[[str, str], None]
 _TERMINATED = "terminated by SIGTERM"
 
 _speakers: list[Speak] = []
+# Threads in which a speaker speaks of its own accord, and whether SIGTERM came to them meanwhile.
+_leaving: dict[int, bool] = {}
 _watched: _Watched | None = None
 
 
@@ -56,6 +59,23 @@ def remove(speak: Speak) -> None:
     if not _speakers and _watched is not None:
         _watched.close()
         _watched = None
+
+
+@contextlib.contextmanager
+def leaving(speak: Speak) -> Iterator[None]:
+    """The block is what a speaker says of its own accord, before it is taken back.
+
+    It stays one meanwhile: whoever ends the process has it called, and it waits for the block.
+    """
+    thread = threading.get_ident()
+    _leaving[thread] = False
+    try:
+        yield
+    finally:
+        told_to_end = _leaving.pop(thread)
+        remove(speak)
+        if told_to_end:
+            _die_of_sigterm()
 
 
 class _LastResort:
@@ -206,6 +226,9 @@ def _wait_for_the_end(number: int, frame: FrameType | None) -> None:
     thread that is speaking itself goes on: it must not wait for itself.
     """
     watched = _watched
+    if threading.get_ident() in _leaving:
+        _leaving[threading.get_ident()] = True
+        return
     if watched is not None and watched.speaking:
         return
     if watched is not None and not watched.listens:
@@ -222,6 +245,7 @@ def _die_of_sigterm() -> None:
 
 
 def _restore_default_in_child() -> None:
+    _leaving.clear()
     if signal.getsignal(signal.SIGTERM) is _wait_for_the_end:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

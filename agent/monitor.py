@@ -49,6 +49,9 @@ class Monitor:
         self.url = connection.url
         self.closed = False
         self.on_close: Callable[[], None] = lambda: None
+        self._speaking = threading.Lock()
+        self._speaker = -1
+        self._said = threading.Event()
         self._connection = connection
         self._records = connection.records
         self._pid = os.getpid()
@@ -181,9 +184,19 @@ class Monitor:
         self._records.event(Event(step=self._step, kind="agent.note", text=text))
 
     def _speak(self, state: str, error: str) -> None:
-        if self.closed:
+        if not self._speaking.acquire(blocking=False):
+            # The process is told to end while another thread says its last words: these first.
+            if self._speaker != threading.get_ident():
+                self._said.wait(_CLOSE_SECONDS)
             return
+        self._speaker = threading.get_ident()
         self.closed = True
+        try:
+            self._say(state, error)
+        finally:
+            self._said.set()
+
+    def _say(self, state: str, error: str) -> None:
         # One by one: what fails must not keep the others from being done.
         began = time.monotonic()
         with self._bookkeeping:
@@ -198,9 +211,8 @@ class Monitor:
         self._guard.retire()
 
     def _leave(self, state: str, error: str) -> None:
-        with self._bookkeeping:
-            last_words.remove(self._speak)
-        self._speak(state, error)
+        with self._bookkeeping, last_words.leaving(self._speak):
+            self._speak(state, error)
 
 
 class NullMonitor:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.fingerprints import (
     DTYPES,
@@ -113,6 +113,7 @@ CHANGES = {
 def test_what_blinds_other_hashes_changes_this_one(change, rows, columns, seed):
     tensor = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
     changed = change(tensor, torch.Generator().manual_seed(seed))
+    assume(not torch.equal(changed, tensor))  # of four elements one order in 24 is the old one
     assert digest(changed) != digest(tensor)
 
 

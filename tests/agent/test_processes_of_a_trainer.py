@@ -2,16 +2,18 @@
 
 import faulthandler
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 import torch
-from support.collector import Collector
+from support.collector import Collector, Reply
 from torch import nn
 from torch.nn import functional
 
 from rankscope import agent
+from rankscope.agent.sync import sync
 
 PRELUDE = """
 import os, sys
@@ -117,3 +119,33 @@ def test_a_forked_child_that_attaches_the_same_has_a_monitor_of_its_own(tmp_path
     monitor.close()
     ends = {b.run: (b.state, b.through_step) for b in collector.batches}
     assert ends == {"parents": ("finished", 3), "childs": ("finished", 2)}
+
+
+FAILS = """
+with attach(run="run"):
+    train([(torch.randn(4, 6), torch.arange(4) % 3)] * 5)
+    os.write(1, b"fails\\n")
+    raise RuntimeError("Connection closed by peer")
+"""
+
+
+def test_a_rank_that_is_terminated_while_it_tells_of_its_failure_tells_it(tmp_path, collector):
+    """As launchers do with the others as soon as one has failed: what is being said counts."""
+    collector.always = Reply(status=503)
+    script, spool = tmp_path / "train.py", tmp_path / "spool"
+    script.write_text(PRELUDE + FAILS)
+    with subprocess.Popen(
+        [sys.executable, script, collector.url, spool],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "fails\n"
+        collector.wait_for(lambda c: c.requests > 0)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == -signal.SIGTERM
+    collector.always = None
+    sync(spool, collector.url, None)
+    last = collector.batches[-1]
+    assert (last.state, last.through_step) == ("failed", 4)
+    assert "Connection closed by peer" in last.error
