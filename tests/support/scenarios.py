@@ -398,6 +398,7 @@ def silence(
     never: bool = False,
     away: Sequence[int] = (),
     hosts: int = 1,
+    left: str = "",
 ) -> Timeline:
     """One rank says nothing more from a time on.
 
@@ -408,6 +409,7 @@ def silence(
             later).
         never: the rank is never heard of at all.
         away: first and last second of an absence of the server, in which no post arrives.
+        left: state of two more ranks that the job had before it was started again without them.
     """
     pause = range(away[0], away[1]) if away else range(0)
 
@@ -421,6 +423,8 @@ def silence(
 
     def lives(time: float) -> list[RankLife]:
         found = []
+        if left:
+            found = [RankLife(r, 0.0, 0.0, 36, state=left) for r in (ranks, ranks + 1)]
         for r in range(ranks):
             guilty = r == rank
             if guilty and never:
@@ -459,7 +463,7 @@ def silence(
                     typical_gap=gap,
                 )
             )
-        return found
+        return sorted(found, key=lambda life: life.rank)
 
     return Timeline(world_size=ranks, seconds=seconds, lives=lives, away=pause)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
@@ -62,8 +62,9 @@ class RankSilent(Detector[SilentState]):
     The agent's own thread sends heartbeats, so a rank that waits in a collective, evaluates or
     saves a checkpoint is not silent. One that is killed, or whose machine is gone, is. A rank that
     said itself that it finished or failed is never silent, nor is one that was heard of for longer
-    than another that failed (its launcher ended it). Where all ranks fall silent together it is no
-    rank's fault, but for one that clearly went before the others.
+    than another that failed (its launcher ended it). Ranks that a job was started again without are
+    not waited for. Where all ranks fall silent together it is no rank's fault, but for one that
+    clearly went before the others.
 
     Statistic:
         Silence is counted by the server's clock, only while the server was listening. It counts
@@ -97,6 +98,10 @@ class RankSilent(Detector[SilentState]):
 
     def advance(self, window: Window, state: SilentState) -> Outcome:
         """Looks at when each rank was last heard of."""
+        # Started again with fewer ranks, a job goes on without those that it had before.
+        there = tuple(life for life in window.lives if life.rank < window.world_size)
+        if len(there) < len(window.lives):
+            window = replace(window, lives=there)
         self._listen(window, state)
         silent = self._silent(window.lives, state)
         findings = []
