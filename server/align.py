@@ -117,6 +117,8 @@ class Aligner:
         # By step and stage, then by rank and table.
         self._prints: dict[tuple[int, str], dict[tuple[int, str], PrintPart]] = defaultdict(dict)
         self._print_bytes = 0
+        # What ranks held when they began anew at a step that had been evaluated, likewise.
+        self._restarted: dict[int, dict[tuple[int, str], PrintPart]] = defaultdict(dict)
         # First and last step that each attempt of a rank has posted anything about.
         self._begins: dict[int, dict[int, int]] = defaultdict(dict)
         self._ends: dict[tuple[int, int], int] = {}
@@ -206,9 +208,15 @@ class Aligner:
     def _add_print(self, made: PrintPart) -> None:
         step = made.print.step
         if step <= self.last_step:
-            self.late += 1
-            return
-        held = self._prints[step, made.print.stage]
+            begins = self._begins[made.rank]
+            anew = len(begins) > 1 and made.attempt == max(begins) and step == begins[made.attempt]
+            if not (anew and made.print.stage == "start"):
+                self.late += 1
+                return
+            # The steps since the checkpoint are not judged again, but what was loaded is.
+            held = self._restarted[step]
+        else:
+            held = self._prints[step, made.print.stage]
         known = held.get((made.rank, made.print.table))
         if known is not None:
             if known.attempt > made.attempt:
@@ -295,6 +303,8 @@ class Aligner:
                     if stage == "reduced_gradient" and step <= through
                 }
             )
+            self._prints |= {(step, "start"): made for step, made in self._restarted.items()}
+            self._restarted.clear()
             comparisons = self._comparisons(series, words, ranks, steps, through, now)
         self.last_step = max(self.last_step, through)
         events = sorted(

@@ -254,7 +254,8 @@ class Window:
         ranks: int64 [R], ascending: the ranks seen so far.
         steps: int64 [S], ascending, all later than those of the window before; may be empty.
         series: metric -> aligned values at `steps`; a metric that no rank posted is absent.
-        comparisons: of these steps, in the order of (step, chain).
+        comparisons: of these steps, in the order of (step, chain). Before them, what ranks held
+            that have begun anew at an earlier step: steps are not evaluated a second time.
         lives: one for each of `ranks`.
         now: time of the evaluation, seconds since 1970.
         last_step: last step evaluated with this window, -1 before the first.

@@ -127,8 +127,10 @@ class Config(Detector[ConfigState]):
     def advance(self, window: Window, state: ConfigState) -> Outcome:
         """Compares, once all ranks have said what they are, and after a restart."""
         state.steps += len(window.steps)
-        configs = {r: c for r, c in window.configs.items() if c}
-        whole = len(configs) == window.world_size and len(window.ranks) == window.world_size
+        # Started again with fewer ranks, a job goes on without those that it had before.
+        size = window.world_size
+        configs = {r: c for r, c in window.configs.items() if c and r < size}
+        whole = len(configs) == size and int((window.ranks < size).sum()) == size
         if whole and len(window.steps) and configs != state.known:
             state.known = configs
             state.compared = len(configs)
@@ -143,7 +145,7 @@ class Config(Detector[ConfigState]):
 
 def _differences(window: Window, configs: Mapping[int, Mapping[str, Any]]) -> tuple[Setting, ...]:
     found: list[Setting | None] = []
-    everyone = tuple(int(r) for r in window.ranks)
+    everyone = tuple(sorted(configs))
     layout = _difference("parameters_digest", "critical", _LAYOUT, configs, everyone)
     # Stages of a pipeline hold different models, each stage on as many ranks.
     if layout is not None and layout.decided:

@@ -103,6 +103,9 @@ class Desync(Detector[DesyncState]):
         members = max(window.replicas, key=len)
         relevant = (c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1)
         for step, group in groupby(relevant, key=lambda c: c.step):
+            if step <= state.last_step:
+                # Begun anew from a checkpoint: what agreed since then is no longer what they hold.
+                state.last_equal = {s: at for s, at in state.last_equal.items() if at < step}
             comparisons = every = sorted(group, key=lambda c: place_of(window, c))
             if (known := state.incident) is not None:
                 comparisons = [c for c in comparisons if not c.equal or known.covers(c)]

@@ -282,9 +282,11 @@ class Progress(Detector[ProgressState]):
                 state.discarded = None
 
     def _begun(self, window: Window, state: ProgressState) -> None:
-        if len(window.ranks) < window.world_size or not len(window.steps):
+        # Started again with fewer ranks, a job goes on without those that it had before.
+        members = window.ranks[window.ranks < window.world_size]
+        if len(members) < window.world_size or not len(window.steps):
             return
-        begins = [window.begins.get(int(rank), ()) for rank in window.ranks]
+        begins = [window.begins.get(int(rank), ()) for rank in members]
         attempts = {len(b) for b in begins}
         if len(attempts) != 1 or 0 in attempts:
             return  # only some were started again: they catch up with the others
@@ -294,7 +296,7 @@ class Progress(Detector[ProgressState]):
         state.began = began
         state.begin = None
         if len(set(began)) > 1:
-            state.begin = _behind("begin", window.ranks, np.array(began, dtype=np.float64))
+            state.begin = _behind("begin", members, np.array(began, dtype=np.float64))
             state.begin_step = min(began)
 
 

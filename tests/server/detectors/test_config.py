@@ -23,6 +23,24 @@ def told(configs):
     return finding
 
 
+def test_ranks_that_a_job_goes_on_without_are_not_compared():
+    window = Window(
+        world_size=2,
+        ranks=np.arange(4),
+        steps=np.array([40]),
+        series={},
+        last_step=40,
+        configs=dict(
+            enumerate([{"torch": "2.13.0"}, {"torch": "2.12.0"}, *[{"torch": "2.4.0"}] * 2])
+        ),
+        begins={0: (0, 32), 1: (0, 32), 2: (0,), 3: (0,)},
+    )
+    detector = Config()
+    (finding,) = detector.advance(window, detector.start()).findings
+    assert (finding.ranks, finding.first_step) == ((0, 1), 0)
+    assert "2.4.0" not in finding.cause
+
+
 def started(*, frozen=None, trained=None):
     names = {"frozen": frozen} if trained is None else {"trained": trained}
     return {"parameters_digest": "p", "trainable_digest": str(names), **names}

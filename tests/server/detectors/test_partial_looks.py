@@ -164,7 +164,39 @@ def test_a_learning_rate_of_its_own_comes_after_the_gradient_in_the_chain():
     assert (alert.kind, alert.stage) == ("desync.gradients", "clipped_gradient")
 
 
+def test_what_a_rank_loads_at_a_restart_is_dated_by_the_checkpoint():
+    """Steps 32 to 36 are trained again after it, and were judged before."""
+    looks = [equal(step, "parameters") for step in range(37)]
+    looks += [differing(step, "parameters", [0, 0, 1, 0]) for step in range(37, 60)]
+    before, after = run(looks).windows((37,))
+    after = replace(
+        after,
+        comparisons=(differing(32, "start", [0, 0, 1, 0]), *after.comparisons),
+        begins=dict.fromkeys(range(4), (0, 32)),
+    )
+    detector = Desync()
+    state = detector.start()
+    assert detector.advance(before, state).findings == ()
+    (finding,) = detector.advance(after, state).findings
+    assert (finding.kind, finding.stage, finding.first_step) == ("desync.parameters", "start", 32)
+    assert (finding.ranks, finding.last_step, finding.severity) == ((2,), 59, "critical")
+    assert finding.evidence["agreed_until"] is None
+
+
 # --------------------------------------------------------------------------------------- progress
+
+
+@pytest.mark.parametrize("begins", [(32, 32), (32, 16)])
+def test_ranks_that_go_on_without_others_began_at_one_step(begins):
+    (window,) = run([]).windows()
+    window = replace(
+        window,
+        world_size=2,
+        begins={0: (0, begins[0]), 1: (0, begins[1]), 2: (0,), 3: (0,)},
+    )
+    detector = Progress()
+    findings = detector.advance(window, detector.start()).findings
+    assert [(f.ranks, f.first_step) for f in findings] == ([((0, 1), 16)] if 16 in begins else [])
 
 
 def discarding(step, rank, *, ranks=2, steps=60):

@@ -1,5 +1,7 @@
 """Windows out of what ranks post: complete, in order, once, and bounded."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from support.columns import of_rank
 
 from rankscope.agent import wire
 from rankscope.server.align import MAX_LAG, SILENT_SECONDS, UNSEEN_SECONDS, Aligner
-from rankscope.server.storage.evaluation import NewData
+from rankscope.server.storage.evaluation import NewData, PrintPart
 from rankscope.server.storage.lives import Life
 from rankscope.server.window import RankLife
 
@@ -117,6 +119,43 @@ def test_the_later_attempt_of_a_rank_stands_from_its_first_step_on():
     [window] = aligner.windows(0.0)
     assert window.series["loss"].values[:, :2].tolist() == [[1.0, 2.0]]
     assert window.series["loss"].present.tolist() == [[True, True, False][: len(window.steps)]]
+
+
+def start_print(rank, step, word, attempt):
+    made = wire.Print(
+        step=step, stage="start", table="parameters", digests=np.array([word], np.uint64)
+    )
+    return PrintPart(rank=rank, attempt=attempt, print=made)
+
+
+def test_what_was_loaded_at_a_restart_is_compared_although_its_steps_were():
+    """Steps between the checkpoint and the restart are trained again, and judged once."""
+    aligner = Aligner({"loss"})
+    first = data([part(0, range(37)), part(1, range(37))], [life(0, 36), life(1, 36)])
+    aligner.add(replace(first, prints=tuple(start_print(r, 0, 5, 0) for r in (0, 1))))
+    assert steps_of(aligner) == list(range(37))
+    again = data(
+        [part(0, range(32, 37), attempt=1), part(1, range(32, 37), attempt=1)],
+        [life(0, 36, attempt=1), life(1, 36, attempt=1)],
+    )
+    aligner.add(replace(again, prints=tuple(start_print(r, 32, 5 + r, 1) for r in (0, 1))))
+    assert [c for w in aligner.windows(0.0) for c in w.comparisons] == []
+    late = aligner.late
+    lives = [life(0, 39, attempt=1), life(1, 39, attempt=1)]
+    more = data([part(r, range(37, 40), attempt=1) for r in (0, 1)], lives)
+    # Of an attempt that is not the newest, and of one that goes on, nothing is begun.
+    old = (start_print(0, 0, 9, 0), start_print(1, 0, 8, 0), start_print(0, 33, 9, 1))
+    aligner.add(replace(more, prints=old))
+    [window] = aligner.windows(0.0)
+    assert window.steps.tolist() == [37, 38, 39]
+    [apart] = window.comparisons
+    assert (apart.step, apart.stage, apart.ranks.tolist(), apart.equal) == (
+        32,
+        "start",
+        [0, 1],
+        False,
+    )
+    assert aligner.late == late + 3
 
 
 def test_in_the_middle_of_a_replay_only_what_was_read_whole_counts():
