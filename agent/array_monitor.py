@@ -14,6 +14,7 @@ from rankscope.agent.arrays import ArrayGroup, Arrays, read
 from rankscope.agent.connection import Connection
 from rankscope.agent.fingerprint.array_plan import HostArray, numbers
 from rankscope.agent.monitor import Monitor
+from rankscope.agent.parts import part_of
 from rankscope.agent.schedule import TIERS
 from rankscope.agent.wire import Print
 
@@ -100,18 +101,22 @@ class ArrayMonitor(Monitor):
         self._step = max(self._step, step)
         return self._step
 
-    def replicas(self, key: str, tensors: str = "*") -> None:
+    def replicas(self, key: str | None, tensors: str = "*") -> None:
         """Declares which ranks hold replicas: those that give the same key.
 
         Without it all ranks must agree on arrays of the same name and shape. To be called before
         the first step.
 
+        `monitor.replicas(None, "embedding.*")` says that each rank trains a copy of its own of
+        these arrays, which are averaged now and then, or never: they are compared with nothing.
+        For all else the ranks are replicas, each with batches of its own.
+
         Args:
-            key: the same on all replicas and on no other rank.
+            key: the same on all replicas and on no other rank; None for a copy of this rank's own.
             tensors: names of the arrays it holds for, with `*` and `?` as in file names; of several
                 that fit, the one declared last counts.
         """
-        self._parts.append((tensors, key))
+        self._parts.append((tensors, part_of(key, self.rank)))
         self._groups.clear()
         self._versions.clear()
 

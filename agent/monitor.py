@@ -233,7 +233,7 @@ class NullMonitor:
     def watch(self, module: Any, name: str) -> None:
         """Does nothing."""
 
-    def replicas(self, key: str, tensors: str = "*") -> None:
+    def replicas(self, key: str | None, tensors: str = "*") -> None:
         """Does nothing."""
 
     def step(self, **facts: Any) -> None:

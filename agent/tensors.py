@@ -9,7 +9,7 @@ import torch
 
 from rankscope.agent import model_facts
 from rankscope.agent.fingerprint import FingerprintPlan, Prints
-from rankscope.agent.wire import Print, TensorTable
+from rankscope.agent.wire import OWN_COPY, Print, TensorTable
 
 
 class TensorGroup:
@@ -20,6 +20,8 @@ class TensorGroup:
         names: one a tensor.
         parts: what the user declared the tensors to be parts of; empty: nothing.
         tensors: the tensors as they were given; a distributed one is not reduced to its part.
+        foremost: place of the tensor that stands for all of them: the first one of which each rank
+            trains a copy of its own, or the first of all.
     """
 
     def __init__(
@@ -34,6 +36,8 @@ class TensorGroup:
         self._parts = tuple(parts)
         self.names = tuple(names)
         self.tensors = tuple(tensors)
+        own = (place for place, part in enumerate(self._parts) if str(part).startswith(OWN_COPY))
+        self.foremost = next(own, 0)
         self._plan: FingerprintPlan | None = None
 
     def described(self) -> TensorTable:

@@ -17,6 +17,7 @@ from rankscope.agent.dynamo import frames_traced, leave_alone, outside_graph, tr
 from rankscope.agent.graph import graph_task, nodes_made
 from rankscope.agent.guard import Moments, contained
 from rankscope.agent.monitor import PLAIN, Monitor
+from rankscope.agent.parts import part_of
 from rankscope.agent.probes import PROBES, Context, Probe, StepFacts, loss_sources
 from rankscope.agent.probes.loss import Loss
 from rankscope.agent.probes.parameters import Parameters
@@ -136,19 +137,24 @@ class TorchMonitor(Monitor):
             if self._watched_modules is not None:
                 self._watched_modules.add(name, module)
 
-    def replicas(self, key: str, tensors: str = "*") -> None:
+    def replicas(self, key: str | None, tensors: str = "*") -> None:
         """Declares which ranks hold replicas, where it cannot be read off the tensors.
 
         Ranks that give the same key for a tensor must agree on it; ranks that give different keys
         hold different parts and are not compared. To be called right after `attach`, on every
         rank: for example `monitor.replicas(f"stage {pipeline_rank}")`.
 
+        `monitor.replicas(None, "embedding.*")` says that each rank trains a copy of its own of
+        these tensors, which are averaged now and then, or never: they are compared with nothing.
+        For all else the ranks are replicas, each with batches of its own.
+
         Args:
-            key: the same on all replicas and on no other rank.
-            tensors: names of the tensors it holds for, with `*` and `?` as in file names.
+            key: the same on all replicas and on no other rank; None for a copy of this rank's own.
+            tensors: names of the tensors it holds for, with `*` and `?` as in file names; of
+                several that fit, the one declared last counts.
         """
         with self._bookkeeping:
-            self._tracked.declare(key, tensors)
+            self._tracked.declare(part_of(key, self.rank), tensors)
             self._context.parameters = self._tracked.group
             self._announce(self._tracked.group)
 

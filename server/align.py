@@ -234,7 +234,9 @@ class Aligner:
         prints: dict[int, dict[str, wire.Print]] = defaultdict(dict)
         for (rank, table), made in taken.items():
             if key[0] < superseded_from(made.attempt, self._begins[rank]):
-                prints[rank][table] = made.print
+                shared = self._replicas.own.without(rank, made.print)
+                if shared is not None:
+                    prints[rank][table] = shared
         return prints
 
     # -------------------------------------------------------------------------- how far it reaches
@@ -331,6 +333,7 @@ class Aligner:
             ),
             begins={rank: tuple(sorted(b.values())) for rank, b in self._begins.items()},
             negligible=negligible,
+            own_copies=self._replicas.own.ranks,
             layers=self._layers.take(through, self._begins),
             element_sums=sums,
         )
@@ -347,8 +350,9 @@ class Aligner:
         for key in sorted(k for k in self._prints if k[0] <= through and k[1] == "local_gradient"):
             local = self._take_prints(key)
             reduced = {
-                rank: made.print
+                rank: shared
                 for (rank, _), made in self._prints.get((key[0], "reduced_gradient"), {}).items()
+                if (shared := self._replicas.own.without(rank, made.print)) is not None
             }
             found = self._local.look(key[0], ranks, local, reduced, compressed)
             reductions += found[0]
@@ -392,7 +396,8 @@ class Aligner:
                 prints = {rank: taken[rank] for rank in members.tolist() if rank in taken}
                 of_class = known.get(number)
                 if of_class is None and whole is not None and whole.equal and len(members) > 1:
-                    of_class = compare.agreed(*key, members)
+                    if self._replicas.whole(key[1], members):
+                        of_class = compare.agreed(*key, members)
                 compared = self._with_prints(key, of_class, prints, exact=key in of_words)
                 if compared is not None:
                     made.append(compared)
@@ -468,7 +473,7 @@ class Aligner:
         classes = {
             number: rows
             for number, rows in enumerate(self._replicas.classes(stage, ranks))
-            if len(rows) > 1
+            if len(rows) > 1 and self._replicas.whole(stage, ranks[rows])
         }
         same = np.ones(len(steps), dtype=bool)
         some = np.zeros(len(steps), dtype=bool)

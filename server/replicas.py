@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rankscope.agent import wire
+from rankscope.server.own_copies import OwnCopies
 from rankscope.server.window import Int64
 
 # Links of the chain that are the same on all replicas of a healthy job. What goes into a reduction
@@ -30,18 +31,23 @@ _OF_THE_MODEL = "hyperparameters"
 # Of what else than the parameters a link speaks: tables of which name.
 _TABLES = {"optimizer_state": "optimizer", "buffers": "buffers", "watched": "watched"}
 
+# Links that words and norms of whole models do not speak for where ranks have copies of their own.
+_PARTS_ALONE = frozenset(REPLICATED) - {_OF_THE_MODEL, "buffers"}
+
 _Key = tuple[int, ...] | None
 
 
 class Replicas:
-    """The tensor tables of a run's ranks.
+    """The tensor tables of a run's ranks, without those of which each trains a copy of its own.
 
     Attributes:
         version: changes with the tables.
+        own: the copies.
     """
 
     def __init__(self) -> None:
         self.version = 0
+        self.own = OwnCopies()
         self._tables: dict[int, Mapping[str, wire.TensorTable]] = {}
         # Tables are compared once, when they come; ranks that hold the same share a number.
         self._numbers: dict[tuple[object, ...], int] = {}
@@ -52,6 +58,7 @@ class Replicas:
         """Takes all tables of some ranks, as they hold from now on."""
         if not tables:
             return
+        tables = self.own.learn(tables)
         self._tables |= tables
         self.version += 1
         self._classes.clear()
@@ -119,6 +126,10 @@ class Replicas:
         made = tuple(found)
         self._classes[stage, ranks.tobytes()] = made
         return made
+
+    def whole(self, stage: str, ranks: Int64) -> bool:
+        """Whether words and norms of whole models, of replicas, have to agree on a link."""
+        return stage not in _PARTS_ALONE or not self.own.among(ranks)
 
     def rows(self, stage: str, ranks: Int64) -> Int64:
         """Rows of the largest set of ranks that hold replicas of what a link speaks of."""

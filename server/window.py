@@ -273,6 +273,8 @@ class Window:
         layers: numbers of single tensors of the first few ranks at these steps, in the order of
             (step, metric, rank).
         element_sums: of local gradients at these steps, in their order.
+        own_copies: ranks that train copies of their own of some tensors, which are compared with
+            nothing; words of their whole models are their own.
     """
 
     world_size: int
@@ -293,6 +295,7 @@ class Window:
     negligible: Mapping[int, int] = field(default_factory=dict)
     layers: tuple[LayerNumbers, ...] = ()
     element_sums: tuple[ElementSums, ...] = ()
+    own_copies: frozenset[int] = frozenset()
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:

@@ -13,7 +13,8 @@ class Written(Probe):
     Costs two readings of a counter a step (tier `basic`).
 
     Torch counts how often a tensor is written in place. The first trainable parameter stands for
-    all of them: averages of whole models, weights that are swapped in, pulls from a server. What is
+    all of them: averages of whole models, weights that are swapped in, pulls from a server; where
+    the user has declared of which each rank trains a copy of its own, the first of these. What is
     written cannot be seen so, only that it is; nothing is posted at all other steps, nor at the
     first one after a step that was not looked at. With such a mark at every step it can be told
     which rank missed an average that was made good at the next one, between two looks.
@@ -35,7 +36,7 @@ class Written(Probe):
 
     def after_step(self, facts: StepFacts) -> None:
         """Where the optimizer has left the counter."""
-        tensors = self.context.parameters.tensors
-        self._of = of = tensors[0] if tensors else None
+        group = self.context.parameters
+        self._of = of = group.tensors[group.foremost] if group.tensors else None
         if of is not None:
             self._version, self._step = of._version, facts.step

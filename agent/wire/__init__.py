@@ -39,6 +39,7 @@ from rankscope.agent.wire.fields import MAX_NAME_LENGTH, WireError
 from rankscope.agent.wire.names import (
     KINDS,
     NO_SAMPLE,
+    OWN_COPY,
     PROFILES,
     RANK_STATES,
     SAMPLE_WORDS,
@@ -55,6 +56,7 @@ __all__ = [
     "MAX_COLUMNS",
     "MAX_NAME_LENGTH",
     "NO_SAMPLE",
+    "OWN_COPY",
     "PROFILES",
     "RANK_STATES",
     "SAMPLES_TOLD",

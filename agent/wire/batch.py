@@ -37,7 +37,9 @@ class TensorTable:
         shapes: shape of each tensor as this rank holds it, [T].
         dtypes: for example `float32`, [T].
         shards: which part of the logical tensor this rank holds, [T]; ranks with the same name and
-            the same shard hold replicas of one thing. Empty text: the whole tensor.
+            the same shard hold replicas of one thing. Empty text: the whole tensor. One that begins
+            with `OWN_COPY`, followed by the rank: a copy that this rank trains for itself, beside
+            which it is a replica of the others.
     """
 
     names: tuple[str, ...]

@@ -75,6 +75,10 @@ PROFILES = ("descent", "adversarial", "reinforcement", "surrogate", "contrastive
 
 RANK_STATES = ("running", "finished", "failed")
 
+# How the shard of a tensor begins of which each rank trains a copy of its own; the rank follows. It
+# is compared with no other rank's, and says nothing of what else the ranks hold.
+OWN_COPY = "own@"
+
 # Samples of a batch that a rank tells of, the words that they are told in, two in each, and what
 # stands in place of a sample where a batch has fewer.
 SAMPLES_TOLD = 16

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from rankscope import agent
+from rankscope.agent.wire import OWN_COPY
 
 
 def net(seed=0):
@@ -214,6 +215,20 @@ def test_declared_replicas(watching):
         "2.weight": "expert 3",
         "2.bias": "expert 3",
     }
+
+
+def test_declared_copies_of_its_own(watching):
+    model = net()
+    optimizer = sgd(model)
+    monitor = watching.attach(model, optimizer)
+    monitor.replicas(None, "2.*")
+    diary = Diary(model)
+    train(model, optimizer, diary, range(2))
+    diary.check(watching)
+    table = watching.tables()["parameters"]
+    own = {name for name, shard in zip(table.names, table.shards, strict=True) if shard}
+    assert own == {"2.weight", "2.bias"}
+    assert set(table.shards) == {"", f"{OWN_COPY}{monitor.rank}"}
 
 
 def test_two_runs_of_ids_made_up_here(watching, capfd):

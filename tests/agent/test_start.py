@@ -148,6 +148,16 @@ def test_replicas_are_declared(watching):
     assert list(watching.digests("parameters")) == [0]
 
 
+def test_copies_of_a_rank_s_own_are_declared(watching):
+    monitors = [watching.start(rank=rank, world_size=2) for rank in range(2)]
+    arrays = {"table": np.ones(3), "body": np.ones(2)}
+    for rank, monitor in enumerate(monitors):
+        monitor.replicas(None, "table")
+        monitor.step(loss=0.0, parameters=arrays, gradients=arrays)
+        for name in ("parameters", "gradients"):
+            assert watching.tables(rank=rank)[name].shards == (f"own@{rank}", "")
+
+
 def test_local_gradients_of_some_of_the_arrays(watching):
     monitor = watching.start()
     arrays = {"a": np.ones(3), "b": np.ones(2)}

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from rankscope.agent.tracked import Role, Tracked
+from rankscope.agent.wire import OWN_COPY
 
 
 def net():
@@ -179,6 +180,15 @@ def test_declared_parts(model, tracked):
     model.append(nn.Linear(2, 2, bias=False))
     tracked.renew()
     assert tracked.group.described().shards == ("stage 1", "stage 1", "expert 2", "stage 1")
+
+
+def test_a_copy_of_a_rank_s_own_stands_for_all(model, tracked):
+    assert tracked.group.foremost == 0
+    tracked.declare(f"{OWN_COPY}3", "2.*")
+    assert tracked.group.names[tracked.group.foremost] == "2.weight"
+    assert tracked.group.described().shards == ("", "", f"{OWN_COPY}3")
+    tracked.declare("stage 1", "*")
+    assert tracked.group.foremost == 0
 
 
 def test_what_the_optimizer_holds_and_is_frozen_on_the_way(model, optimizer, tracked):

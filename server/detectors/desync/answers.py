@@ -78,8 +78,10 @@ def _alone(state: DesyncState) -> str:
     partly = tuple(r for r in state.unpaired if r in state.partly)
     alone = tuple(r for r in state.unpaired if r not in state.partly)
     told = ""
+    if state.own_copies:
+        told = " Not compared: tensors of which each rank trains a copy of its own."
     if partly:
-        told = f" Of {ranks(partly)}, only tensors that other ranks hold, too, were compared."
+        told += f" Of {ranks(partly)}, only tensors that other ranks hold, too, were compared."
     if alone:
         verb = "holds" if len(alone) == 1 else "hold"
         told += f" Not compared: {ranks(alone)}, which {verb} what no other rank holds."

@@ -101,6 +101,7 @@ class Desync(Detector[DesyncState]):
         state.unpaired = tuple(sorted(c[0] for c in window.classes if len(c) == 1))
         state.known_ranks = len(window.ranks)
         members = max(window.replicas, key=len)
+        state.own_copies = not window.own_copies.isdisjoint(members)
         relevant = (c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1)
         for step, group in groupby(relevant, key=lambda c: c.step):
             if step <= state.last_step:

@@ -58,6 +58,9 @@ class Meetings:
         rows = np.flatnonzero(np.isin(window.ranks, members))
         # Where what was written was looked at, it is known who holds what.
         looked = {c.step for c in window.comparisons if c.stage == "outside_optimizer"}
+        if not window.own_copies.isdisjoint(members):
+            # It is copies of their own that they write, and nobody compares these.
+            looked.clear()
         for column in np.flatnonzero(marks.present[rows].any(axis=0)).tolist():
             step = int(window.steps[column])
             if len(rows) < 2 or not alive.present[rows, column].all():

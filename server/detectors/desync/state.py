@@ -81,6 +81,7 @@ class DesyncState:
         periodic_since: first step of the synchronised phase.
         unpaired: ranks that hold what no other of the `known_ranks` holds.
         partly: those of them that were compared in what others hold, too.
+        own_copies: whether ranks train copies of their own of some tensors.
         periodic_seen: step at which the period was recognised.
         between: whether the parameters were made equal between two steps, and not within one.
         versions: which version of the parameters each rank holds.
@@ -105,6 +106,7 @@ class DesyncState:
     incident: Apart | None = None
     unpaired: tuple[int, ...] = ()
     partly: frozenset[int] = frozenset()
+    own_copies: bool = False
     known_ranks: int = 0
     between: bool = False
     versions: Versions = field(default_factory=Versions)

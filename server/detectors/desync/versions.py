@@ -62,6 +62,8 @@ class Versions:
 
     def take(self, window: Window, step: int, members: Sequence[int]) -> Look:
         """Looks at the words of a step; steps are to be shown in their order."""
+        if not window.own_copies.isdisjoint(members):
+            return Look()  # no two ranks ever hold one version
         start = _words_at(window, "start", step, members)
         if start:
             # What there was before the first step.

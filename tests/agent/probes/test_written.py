@@ -6,6 +6,7 @@ from support.probe_harness import Harness
 from torch import nn
 
 from rankscope.agent.probes.written import Written
+from rankscope.agent.wire import OWN_COPY
 
 
 @pytest.fixture
@@ -36,6 +37,19 @@ def test_what_the_optimizer_does_is_not_told(job):
 
 def test_a_copy_between_two_steps_is_told_even_if_it_changes_nothing(job):
     assert train(job, 6, written_before=(0, 2, 5)) == [None, None, 1.0, None, None, 1.0]
+
+
+def test_of_copies_of_a_rank_s_own_the_first_is_looked_at(job):
+    job.tracked.declare(f"{OWN_COPY}0", "bias")
+    job.context.parameters = job.tracked.group
+    model = job.context.model
+    assert train(job, 2) == [None] * 2
+    with torch.no_grad():
+        model.weight.copy_(model.weight.clone())
+    assert train(job, 1)[2:] == [None]
+    with torch.no_grad():
+        model.bias.copy_(model.bias.clone())
+    assert train(job, 2)[3:] == [1.0, None]
 
 
 def test_steps_that_were_not_looked_at_are_no_change(job):
