@@ -151,9 +151,10 @@ def test_replicas_are_declared(watching):
 def test_copies_of_a_rank_s_own_are_declared(watching):
     monitors = [watching.start(rank=rank, world_size=2) for rank in range(2)]
     arrays = {"table": np.ones(3), "body": np.ones(2)}
-    for rank, monitor in enumerate(monitors):
+    for monitor in monitors:
         monitor.replicas(None, "table")
         monitor.step(loss=0.0, parameters=arrays, gradients=arrays)
+    for rank in range(2):
         for name in ("parameters", "gradients"):
             assert watching.tables(rank=rank)[name].shards == (f"own@{rank}", "")
 
