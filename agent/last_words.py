@@ -14,7 +14,6 @@ not: the interpreter tells nobody with which code it exits, so that `sys.exit` i
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import multiprocessing
 import multiprocessing.util
@@ -24,7 +23,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import NoReturn
 
@@ -61,21 +60,47 @@ def remove(speak: Speak) -> None:
         _watched = None
 
 
-@contextlib.contextmanager
-def leaving(speak: Speak) -> Iterator[None]:
-    """The block is what a speaker says of its own accord, before it is taken back.
+def begin_to_leave() -> None:
+    """This thread is about to have a speaker speak of its own accord, and then to take it back.
 
-    It stays one meanwhile: whoever ends the process has it called, and it waits for the block.
+    It stays one meanwhile: whoever ends the process has it called, and it lets that wait.
     """
-    thread = threading.get_ident()
-    _leaving[thread] = False
-    try:
-        yield
-    finally:
-        told_to_end = _leaving.pop(thread)
-        remove(speak)
-        if told_to_end:
-            _die_of_sigterm()
+    _leaving[threading.get_ident()] = False
+
+
+def leave(speak: Speak) -> None:
+    """Takes a speaker back that has spoken; ends the process if it was told to end meanwhile."""
+    told_to_end = _leaving.pop(threading.get_ident(), False)
+    remove(speak)
+    if told_to_end:
+        _die_of_sigterm()
+
+
+class Once:
+    """What is said once; another thread that wants it said waits until it is.
+
+    Args:
+        patience: for so many seconds at most.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._begun = threading.Lock()
+        self._thread = -1
+        self._over = threading.Event()
+
+    def begins(self) -> bool:
+        """Whether it is the caller who says it."""
+        if self._begun.acquire(blocking=False):
+            self._thread = threading.get_ident()
+            return True
+        if self._thread != threading.get_ident():
+            self._over.wait(self._patience)
+        return False
+
+    def is_over(self) -> None:
+        """It has been said."""
+        self._over.set()
 
 
 class _LastResort:

@@ -49,9 +49,7 @@ class Monitor:
         self.url = connection.url
         self.closed = False
         self.on_close: Callable[[], None] = lambda: None
-        self._speaking = threading.Lock()
-        self._speaker = -1
-        self._said = threading.Event()
+        self._ending = last_words.Once(_CLOSE_SECONDS)
         self._connection = connection
         self._records = connection.records
         self._pid = os.getpid()
@@ -184,19 +182,12 @@ class Monitor:
         self._records.event(Event(step=self._step, kind="agent.note", text=text))
 
     def _speak(self, state: str, error: str) -> None:
-        if not self._speaking.acquire(blocking=False):
-            # The process is told to end while another thread says its last words: these first.
-            if self._speaker != threading.get_ident():
-                self._said.wait(_CLOSE_SECONDS)
+        first = True
+        with self._bookkeeping:
+            first = self._ending.begins()
+        if self.closed or not first:
             return
-        self._speaker = threading.get_ident()
         self.closed = True
-        try:
-            self._say(state, error)
-        finally:
-            self._said.set()
-
-    def _say(self, state: str, error: str) -> None:
         # One by one: what fails must not keep the others from being done.
         began = time.monotonic()
         with self._bookkeeping:
@@ -208,11 +199,16 @@ class Monitor:
             self._connection.sender.close(state=state, error=error, timeout=max(left, 1.0))
         with self._bookkeeping:
             self.on_close()
+        with self._bookkeeping:
+            self._ending.is_over()
         self._guard.retire()
 
     def _leave(self, state: str, error: str) -> None:
-        with self._bookkeeping, last_words.leaving(self._speak):
-            self._speak(state, error)
+        with self._bookkeeping:
+            last_words.begin_to_leave()
+        self._speak(state, error)
+        with self._bookkeeping:
+            last_words.leave(self._speak)
 
 
 class NullMonitor:
