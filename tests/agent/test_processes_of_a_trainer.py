@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from support.collector import Collector, Reply
+from support.collector import HANG, Collector
 from torch import nn
 from torch.nn import functional
 
@@ -138,7 +138,7 @@ with attach(run="run") as monitor:
 
 def test_a_rank_that_is_terminated_while_it_tells_of_its_failure_tells_it(tmp_path, collector):
     """As launchers do with the others as soon as one has failed: what is being said counts."""
-    collector.always = Reply(status=503)
+    collector.always = HANG
     script, spool = tmp_path / "train.py", tmp_path / "spool"
     script.write_text(PRELUDE + FAILS)
     with subprocess.Popen(
@@ -150,7 +150,9 @@ def test_a_rank_that_is_terminated_while_it_tells_of_its_failure_tells_it(tmp_pa
         assert process.stdout.readline() == "fails\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == -signal.SIGTERM
+    collector.stop()
     collector.always = None
+    collector.start()
     sync(spool, collector.url, None)
     last = collector.batches[-1]
     assert (last.state, last.through_step) == ("failed", 4)
