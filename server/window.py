@@ -298,6 +298,21 @@ class Window:
     own_copies: frozenset[int] = frozenset()
 
     @property
+    def members(self) -> Int64:
+        """The rows of `ranks` that the job has now, int64.
+
+        Started again with fewer ranks, it goes on without the others.
+        """
+        return np.flatnonzero(self.ranks < self.world_size)
+
+    @property
+    def told(self) -> Mapping[int, Mapping[str, Any]]:
+        """What all members said of themselves at attach; empty until all of them have."""
+        configs = {r: c for r, c in self.configs.items() if c and r < self.world_size}
+        whole = len(configs) == len(self.members) == self.world_size
+        return configs if whole else {}
+
+    @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """Sets of ranks that hold the same tensors; each rank is in one."""
         return self.classes or (tuple(int(r) for r in self.ranks),)

@@ -127,11 +127,8 @@ class Config(Detector[ConfigState]):
     def advance(self, window: Window, state: ConfigState) -> Outcome:
         """Compares, once all ranks have said what they are, and after a restart."""
         state.steps += len(window.steps)
-        # Started again with fewer ranks, a job goes on without those that it had before.
-        size = window.world_size
-        configs = {r: c for r, c in window.configs.items() if c and r < size}
-        whole = len(configs) == size and int((window.ranks < size).sum()) == size
-        if whole and len(window.steps) and configs != state.known:
+        configs = window.told
+        if configs and len(window.steps) and configs != state.known:
             state.known = configs
             state.compared = len(configs)
             state.settings = _differences(window, configs)

@@ -311,11 +311,10 @@ def _optimizer(incident: Apart) -> tuple[str, str]:
     if set(incident.agreed) & {"reduced_gradient", "clipped_gradient"}:
         cause = f"At step {incident.first_step} gradients agreed and the optimizer's state differs"
         return sentences(f"{cause}: {state}", unwatched), _mend_state(incident)
-    since = "" if incident.last_equal is None else f", and agreed at step {incident.last_equal}"
     return (
-        f"At step {incident.first_step} the optimizer's state differs{since}: {state} Gradients "
-        "were not sampled at this step: a reduction that failed would show like this, too.",
-        f"Check `no_sync` and code that touches gradients on these ranks only. "
+        f"At step {incident.first_step} the optimizer's state differs: {state} Gradients were not "
+        "sampled at this step: a reduction that failed would show like this, too.",
+        "Check `no_sync` and code that touches gradients on these ranks only. "
         f"{_mend_state(incident)}",
     )
 

@@ -282,8 +282,7 @@ class Progress(Detector[ProgressState]):
                 state.discarded = None
 
     def _begun(self, window: Window, state: ProgressState) -> None:
-        # Started again with fewer ranks, a job goes on without those that it had before.
-        members = window.ranks[window.ranks < window.world_size]
+        members = window.ranks[window.members]
         if len(members) < window.world_size or not len(window.steps):
             return
         begins = [window.begins.get(int(rank), ()) for rank in members]

@@ -255,9 +255,8 @@ class UpdateMissing(Detector[MissingState]):
 
     def _coverage(self, window: Window, state: MissingState) -> None:
         """What the optimizer holds, as the ranks said at attach."""
-        configs = {r: c for r, c in window.configs.items() if c}
-        whole = len(configs) == window.world_size and len(window.ranks) == window.world_size
-        if not whole or not len(window.steps) or configs == state.known:
+        configs = window.told
+        if not configs or not len(window.steps) or configs == state.known:
             return
         state.known = configs
         state.elsewhere = state.uncovered = None
