@@ -206,9 +206,11 @@ class Monitor:
     def _leave(self, state: str, error: str) -> None:
         with self._bookkeeping:
             last_words.begin_to_leave()
-        self._speak(state, error)
-        with self._bookkeeping:
-            last_words.leave(self._speak)
+        try:
+            self._speak(state, error)
+        finally:  # an impatient user's Ctrl-C, too, must not leave the process deaf to SIGTERM
+            with self._bookkeeping:
+                last_words.leave(self._speak)
 
 
 class NullMonitor:

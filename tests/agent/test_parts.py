@@ -1,9 +1,13 @@
 """What a user declares tensors to be parts of."""
 
+import inspect
+
 import pytest
 
+from rankscope.agent.array_monitor import ArrayMonitor
 from rankscope.agent.monitor import NullMonitor
 from rankscope.agent.parts import part_of
+from rankscope.agent.torch_monitor import TorchMonitor
 from rankscope.agent.wire import OWN_COPY
 
 
@@ -26,5 +30,7 @@ def test_a_key_that_looks_like_a_copy_is_a_key_all_the_same():
     assert told == [part_of(key, 5) for key in keys]
 
 
-def test_a_monitor_that_is_switched_off_takes_it():
-    NullMonitor("run", 0).replicas(None, "embedding.*")
+def test_a_monitor_that_is_switched_off_takes_the_same():
+    plain, watching = (inspect.signature(m.replicas) for m in (NullMonitor, TorchMonitor))
+    assert plain == watching == inspect.signature(ArrayMonitor.replicas)
+    assert NullMonitor("run", 0).replicas(None, "embedding.*") is None
