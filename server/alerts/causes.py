@@ -355,6 +355,13 @@ RULES = (
     ),
     Rule(
         root=("data.outlier",),
+        consequence=("rank.gradient_outlier",),
+        # Bursts of the gradient stand out sooner than those of the loss, and add up.
+        earliest=-10 * _EPISODE,
+        why="a batch whose loss is like no other's has such a gradient, too",
+    ),
+    Rule(
+        root=("data.outlier",),
         consequence=("loss.spike", "loss.diverging", "gradient.exploding", "rank.gradient_outlier"),
         earliest=-_BLUR,
         latest=_EPISODE,

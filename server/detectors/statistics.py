@@ -20,6 +20,9 @@ from rankscope.server.window import Float64, Int64, Window
 # Makes the median absolute deviation of normal noise its standard deviation.
 _MAD_TO_SIGMA = 1.4826
 
+# Relative difference up to which two numbers are the same.
+_TIE = 1e-9
+
 # Observations whose median makes one value of a trend.
 BLOCK = 10
 
@@ -66,6 +69,14 @@ def median_of_sorted(ordered: Float64, counts: Int64) -> Float64:
 def logarithm(values: Float64) -> Float64:
     """Logarithm of values of which none is negative; a 0 counts as next to nothing."""
     return np.log(np.maximum(values, 1e-12 * float(values.max())))
+
+
+def exceeds(value: float, limit: float) -> bool:
+    """Whether a value lies above a limit, whatever unit both are in.
+
+    A tie stays one: a factor on both sides must not decide it by the last bit.
+    """
+    return value > limit + _TIE * abs(limit)
 
 
 def robust_sigma(values: Float64) -> float:

@@ -14,7 +14,7 @@ from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
-from rankscope.server.detectors.statistics import Progress, rank_rows, robust_sigma
+from rankscope.server.detectors.statistics import Progress, exceeds, rank_rows, robust_sigma
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
 from rankscope.server.window import Float64, Window
 
@@ -41,6 +41,7 @@ class OutlierPolicy(Policy):
 
     Attributes:
         min_z: how far the logarithm of the rank's loss lies above the ranks' median.
+        unlearned_z: the same where the loss is above that of the run's start.
         others_z: how far those of the other ranks may lie from it.
         min_ratio: the loss over what 98 % of all ranks' are below.
         min_progress: rise over the rank's own median, as a share of the progress made.
@@ -49,6 +50,7 @@ class OutlierPolicy(Policy):
     """
 
     min_z: Sigmas = 10.0
+    unlearned_z: Sigmas = 6.0
     others_z: Sigmas = 4.0
     min_ratio: Times = 3.0
     min_progress: Share = 0.2
@@ -147,9 +149,10 @@ class DataOutlier(Detector[OutlierState]):
     Statistic:
         d = the logarithm of a rank's loss minus the median of the ranks'; z = d over the robust
         standard deviation of all ranks' d in the last 64 observations, of which there are 32 or
-        more (0.05 at least). An outlier has z > 10, a loss above 3 times what 98 % of all ranks'
-        in those 64 are below, and above its own median by a fifth of the progress made, while no
-        other rank has z > 4. None of the 4 losses of the rank before it has z > 4, and at most one
+        more (0.05 at least). An outlier has z > 10 (6 where the loss is above that of the run's
+        start: worse than knowing nothing), a loss above 3 times what 98 % of all ranks' in those 64
+        are below, and above its own median by a fifth of the progress made, while no other rank has
+        z > 4. None of the 4 losses of the rank before it has z > 4, and at most one
         of the 4 after it: what stays is `rank.loss_outlier`. They recur where the same batch is odd
         twice, where a sample was in two odd batches and in no other that was told of, where three
         come at the same distance (of 8 steps or more; up to 3 in between need not stand out), or
@@ -233,7 +236,8 @@ class DataOutlier(Detector[OutlierState]):
             if state.usual is None or state.judged % _REFRESH == 0:
                 state.usual = _Usual.of(state.values)
             # Nearly every step stops here.
-            if most > min(self.policy.min_z, self.policy.others_z) * state.usual.sigma:
+            least = min(self.policy.min_z, self.policy.unlearned_z, self.policy.others_z)
+            if most > least * state.usual.sigma:
                 scores = (values - middle) / state.usual.sigma
                 odd = self._outlier(row, values, scores, state.usual, state)
         self._follow(step, scores, state)
@@ -271,8 +275,9 @@ class DataOutlier(Detector[OutlierState]):
         place = int(np.argmax(scores))
         # Of two, the other's is the same, the other way round.
         others = np.delete(np.abs(scores), place) if len(row) > 2 else np.zeros(1)
+        unlearned = exceeds(float(row[place]), state.progress.start)
         if (
-            scores[place] > self.policy.min_z
+            scores[place] > (self.policy.unlearned_z if unlearned else self.policy.min_z)
             and others.max(initial=0.0) <= self.policy.others_z
             and values[place] > usual.high + math.log(self.policy.min_ratio)
             and row[place] - usual.levels[place] > self.policy.min_progress * state.progress.scale

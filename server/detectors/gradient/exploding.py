@@ -11,7 +11,7 @@ from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, R
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Steps, Times
-from rankscope.server.detectors.statistics import SlidingMedian, Spacing, Unmeasured
+from rankscope.server.detectors.statistics import SlidingMedian, Spacing, Unmeasured, exceeds
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, sentences
 from rankscope.server.window import Window
@@ -155,7 +155,7 @@ class GradientExploding(Detector[ExplodingState]):
             state.first.append(norm)
         known = state.watch.current
         if known is not None and known.holding:
-            if norm > policy.held * known.facts.usual:
+            if exceeds(norm, policy.held * known.facts.usual):
                 state.watch.bad(step, known.facts)
                 known.facts.worst = max(known.facts.worst, norm)
                 return
@@ -168,8 +168,8 @@ class GradientExploding(Detector[ExplodingState]):
             state.watch.good(step)
             return
         usual, newest = state.usual.median, state.newest.median
-        grew = newest > policy.factor * usual
-        grew &= newest > policy.of_start * median(state.first)
+        grew = exceeds(newest, policy.factor * usual)
+        grew = grew and exceeds(newest, policy.of_start * median(state.first))
         state.above = state.above + 1 if grew else 0
         if state.above < policy.in_a_row:
             state.watch.good(step)
@@ -188,9 +188,11 @@ class GradientExploding(Detector[ExplodingState]):
 def _onset(state: ExplodingState, usual: float, policy: ExplodingPolicy) -> int:
     """The first large norm after the last usual one: large ones of the start are not meant."""
     norms = list(state.recent)
-    past = (place for place, (_, norm) in enumerate(norms[: -policy.newest]) if norm <= usual)
+    past = (
+        place for place, (_, norm) in enumerate(norms[: -policy.newest]) if not exceeds(norm, usual)
+    )
     later = norms[max(past, default=-1) + 1 :]
-    return next((step for step, norm in later if norm > policy.onset * usual), norms[-1][0])
+    return next((step for step, norm in later if exceeds(norm, policy.onset * usual)), norms[-1][0])
 
 
 def _check(window: Window, state: ExplodingState, policy: ExplodingPolicy) -> Check:

@@ -24,6 +24,7 @@ from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.rank.arithmetic import Arithmetic, ArithmeticPolicy
 from rankscope.server.detectors.rank.loss_outlier import others_median
+from rankscope.server.detectors.rank.recurring import beat, tail
 from rankscope.server.detectors.statistics import Spacing, change_point, rank_rows
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, number, ranks
@@ -48,6 +49,8 @@ class GradientOutlierPolicy(ArithmeticPolicy):
         bursts: a rank has at least so many.
         burst_chance: more than any rank would have by chance, but for this probability.
         burst_memory: looks among which bursts are counted.
+        beats: bursts at equal distances that are as improbable, at least.
+        shortest_beat: looks from one of them to the next.
         memory: looks that say what is usual, and among which onsets are looked for.
         renewed: looks after which what is usual for a rank is found anew.
         calm: looks without it after which it is over.
@@ -65,6 +68,8 @@ class GradientOutlierPolicy(ArithmeticPolicy):
     bursts: Count = 4
     burst_chance: Share = 1e-5
     burst_memory: Observations = 1024
+    beats: Count = 5
+    shortest_beat: Observations = 8
     memory: Observations = 256
     renewed: Observations = 16
     calm: Observations = 30
@@ -77,6 +82,7 @@ class _Outlier(Incident):
     Attributes:
         patience: looks without it after which it is over. Not steps: looks get rarer.
         calm: looks since the last one that found it, which was at step `found_at`.
+        period: steps from one burst to the next; NaN where they come at no equal distances.
     """
 
     patience: int = 0
@@ -89,6 +95,7 @@ class _Outlier(Incident):
     others: float
     looks: int
     bursts: int = 0
+    period: float = math.nan
     from_start: bool = False
 
     def looked(self, step: int) -> None:
@@ -159,8 +166,11 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         that do not stand out; at two looks on end. The onset is the change point of d in the
         last 256 looks. Bursts: looks at which d lies more than a factor of 5 and 4 standard
         deviations above the rank's own median; a rank has 4 or more of the last 1,024 looks'
-        bursts and more than its share by chance (binomial, 1e-5). Not judged where the norms have
-        fallen below a fifth of those of the first looks. Over after 30 looks without.
+        bursts and more than its share by chance (binomial, 1e-5), or 5 or more of its own at equal
+        distances of 8 looks or more, at half of such looks or more, while what it has at other
+        looks makes that as improbable. Not judged where the norms have fallen below a fifth of
+        those of the first looks. Over after 30 looks without, or 3 times the longest gap, or 5 of
+        the equal distances.
         Laws: a tensor whose local gradient sums to zero, to 1e-5 of its norm times the root of its
         size, on all ranks at 8 looks or more (that of a bias before a softmax does), and at a later
         one does not on one rank, by 30 times what any rank has left over at the last 64 such looks;
@@ -173,13 +183,14 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
 
     Evidence:
         `factor` (the rank's norm over the others'), `z`, `others` (their median norm), `looks`,
-        `bursts`. Of a law: `share` (the largest sum, over the norm times the root of the size),
-        `usual` (the same while all ranks kept the law), `looks`.
+        `bursts`, and `period` (steps) of those at equal distances. Of a law: `share` (the largest
+        sum, over the norm times the root of the size), `usual` (the same while all ranks kept the
+        law), `looks`.
 
     Source:
         Paired comparison against the median of the peers, as `rank.loss_outlier` does it on the
         loss; on recorded trainings an offset of 6 was told within 100 steps, and a gradient that is
-        50 times as large every 37th step after some 400. What a device does wrong by less than
+        50 times as large every 37th step after 180 to 340. What a device does wrong by less than
         batches differ (silent data corruption of 1e-3, arXiv 2502.12340) norms cannot tell, and
         the laws can: what rounding leaves over is a ten-millionth.
     """
@@ -343,31 +354,52 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         for index in np.flatnonzero(burst).tolist():
             rank = int(known[index])
             state.events.append((state.judged, step, rank, float(apart[index])))
-            mine = [event for event in state.events if event[2] == rank]
-            chance = len(known) * _tail(len(state.events), len(mine), 1 / len(known))
+            self._recurring(state, step, rank, known, float(np.nanmedian(np.delete(norms, index))))
+
+    def _recurring(
+        self, state: GradientOutlierState, step: int, rank: int, known: Int64, others: float
+    ) -> None:
+        """Whether a rank's bursts are more than chance gives, by their number or their distances.
+
+        Args:
+            others: logarithm of the other ranks' norm.
+        """
+        policy, looks = self.policy, min(state.judged, self.policy.burst_memory)
+        mine = [event for event in state.events if event[2] == rank]
+        period = math.nan
+        at = np.array([event[0] for event in mine])
+        regular = beat(at, looks, least=policy.beats, shortest=policy.shortest_beat)
+        if regular is not None and len(known) * regular.chance <= policy.burst_chance:
+            mine = [event for event in mine if event[0] in regular.looks]
+            gaps = (mine[-1][0] - mine[0][0]) // regular.period
+            period = (mine[-1][1] - mine[0][1]) / gaps
+        else:
+            chance = len(known) * tail(len(state.events), len(mine), 1 / len(known))
             if len(mine) < policy.bursts or chance > policy.burst_chance:
-                continue
-            if state.jitter is None or state.jitter.ranks != (rank,):
-                state.jitter = _Outlier(
-                    first_step=mine[0][1],
-                    seen_step=step,
-                    last_step=step,
-                    clear_after=0,
-                    ranks=(rank,),
-                    decided=True,
-                    factor=1.0,
-                    z=0.0,
-                    others=0.0,
-                    looks=0,
-                )
-            incident = state.jitter
-            gaps = [later[0] - earlier[0] for earlier, later in pairwise(mine)]
-            incident.last_step = incident.found_at = step
-            incident.patience = max(policy.calm, 3 * max(gaps))
-            incident.clear_after = state.spacing.steps(incident.patience)
-            incident.factor = float(np.exp(median([event[3] for event in mine])))
-            incident.others = float(np.exp(np.nanmedian(np.delete(norms, index))))
-            incident.looks, incident.bursts = min(state.judged, policy.burst_memory), len(mine)
+                return
+        if state.jitter is None or state.jitter.ranks != (rank,):
+            state.jitter = _Outlier(
+                first_step=mine[0][1],
+                seen_step=step,
+                last_step=step,
+                clear_after=0,
+                ranks=(rank,),
+                decided=True,
+                factor=1.0,
+                z=0.0,
+                others=0.0,
+                looks=0,
+            )
+        incident = state.jitter
+        longest = max(later[0] - earlier[0] for earlier, later in pairwise(mine))
+        incident.last_step = incident.found_at = step
+        # A beat of which some cannot be judged is over when as many are missing as make one.
+        missing = policy.beats * regular.period if regular and math.isfinite(period) else 0
+        incident.patience = max(policy.calm, 3 * longest, missing)
+        incident.clear_after = state.spacing.steps(incident.patience)
+        incident.factor = float(np.exp(median([event[3] for event in mine])))
+        incident.others = float(np.exp(others))
+        incident.looks, incident.bursts, incident.period = looks, len(mine), period
 
     def _renew(self, state: GradientOutlierState, known: Int64) -> None:
         """What is usual for each rank, from time to time."""
@@ -380,16 +412,6 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         state.limit[usable] = np.maximum(
             self.policy.burst_deviations * spread, math.log(self.policy.burst_factor)
         )
-
-
-def _tail(trials: int, least: int, chance: float) -> float:
-    """Probability of at least so many successes."""
-
-    def exactly(n: int) -> float:
-        ways = math.lgamma(trials + 1) - math.lgamma(n + 1) - math.lgamma(trials - n + 1)
-        return math.exp(ways + n * math.log(chance) + (trials - n) * math.log(1 - chance))
-
-    return sum(exactly(n) for n in range(least, trials + 1))
 
 
 def _onset(history: RankHistory, known: Int64, column: int) -> int:
@@ -405,17 +427,35 @@ def _finding(incident: _Outlier, name: str) -> Finding:
     factor = number(max(incident.factor, 1 / incident.factor))
     side = "larger" if incident.factor > 1 else "smaller"
     if name == "jitter":
-        title = f"Gradients of {who} are {factor} times the others' now and then since step {step}"
+        regular = math.isfinite(incident.period)
+        often = f"every {number(incident.period)} steps" if regular else "now and then"
+        title = f"Gradients of {who} are {factor} times the others' {often} since step {step}"
         cause = (
             f"At {count(incident.bursts, 'look')} of {incident.looks:,} the gradient that {who} "
             f"computed was some {factor} times its usual size beside the others', and theirs was "
-            "not: single batches of its shard are odd, or its device computes wrongly at times. "
-            "Suspicious, not proven."
+            "not"
         )
+        if regular:
+            cause = (
+                f"{cause}, and these lie {number(incident.period)} steps apart or several times "
+                "that: a batch of its shard that comes back (in each epoch, where nothing is "
+                "shuffled), or something that this rank alone does so often."
+            )
+        else:
+            cause = (
+                f"{cause}: single batches of its shard are odd, or its device computes wrongly at "
+                "times. Suspicious, not proven."
+            )
         remedy = (
             f"Run one of these steps again on another device than that of {who}: the same gradient "
             "means odd samples, another one a faulty device. Clip by norm until then."
         )
+        if regular:
+            remedy = (
+                f"Compare {number(incident.period)} with the steps of an epoch and with what "
+                f"{who} does every so many steps (logging, evaluation, checkpoints, an extra "
+                f"micro-batch). {remedy}"
+            )
     elif not incident.decided:
         title = f"Gradients of {who} differ {factor} times in size since step {step}"
         cause = (
@@ -455,6 +495,7 @@ def _finding(incident: _Outlier, name: str) -> Finding:
             "others": incident.others,
             "looks": incident.looks,
             "bursts": incident.bursts,
+            **({"period": incident.period} if math.isfinite(incident.period) else {}),
         },
     )
 
