@@ -57,6 +57,7 @@ KINDS = (
     "compression.error",
     "lr.too_high",
     "lr.too_low",
+    "lr.batch_mismatch",
     "batch.noise",
     "push.stale",
     "push.lost",

@@ -290,6 +290,13 @@ RULES = (
         why="what is trained on, or what comes of it, is not what it should be",
     ),
     Rule(
+        root=("lr.batch_mismatch",),
+        consequence=("loss.", "gradient.", "lr.too_high", "update.ratio", "accuracy.stalled"),
+        earliest=-_BLUR,
+        same_ranks=False,
+        why="steps are too large for what so few samples tell",
+    ),
+    Rule(
         root=("update.missing", "schedule.mismatch", "lr.too_low", "amp.scale_collapse"),
         consequence=("loss.plateau", "accuracy.stalled", "lr.too_low"),
         earliest=-_EPISODE,

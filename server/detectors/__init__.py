@@ -51,7 +51,7 @@ from rankscope.server.detectors.rank import (
     RankStarved,
     RankStraggler,
 )
-from rankscope.server.detectors.rate import RateTooHigh, RateTooLow
+from rankscope.server.detectors.rate import RateMismatch, RateTooHigh, RateTooLow
 from rankscope.server.detectors.reduction import ReductionWrong
 from rankscope.server.detectors.settings import Effective
 from rankscope.server.detectors.update import ScheduleMismatch, UpdateMissing, UpdateRatio
@@ -95,6 +95,7 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     GeneralizationGap,
     RateTooHigh,
     RateTooLow,
+    RateMismatch,
     LayerDead,
     GradientVanishing,
     UpdateRatio,

@@ -27,7 +27,7 @@ def effective_sizes(window: Window, metric: str) -> Float64:
     if series is None:
         return np.empty(0)
     some = np.flatnonzero(series.present.any(axis=0))
-    sizes = np.where(series.present, _sizes(window), np.nan)[:, some]
+    sizes = np.where(series.present, sizes_of_ranks(window), np.nan)[:, some]
     # Ranks along the last axis, as in `mean_over_ranks`: sums do not depend on how steps are cut.
     inverse = np.ascontiguousarray(1.0 / sizes.T)
     known = np.isfinite(inverse)
@@ -38,7 +38,7 @@ def effective_sizes(window: Window, metric: str) -> Float64:
     return effective
 
 
-def _sizes(window: Window) -> Float64:
+def sizes_of_ranks(window: Window) -> Float64:
     """Batch sizes, float64 [R, S]; NaN where a rank does not tell."""
     sizes = np.full((len(window.ranks), len(window.steps)), np.nan)
     rate, seconds = (window.series.get(name) for name in SERIES[1:])

@@ -56,7 +56,12 @@ _SURROGATE = {
     "gradient.vanishing": _VALUE,
     "data.outlier": _VALUE,
 }
-_NOISY = frozenset({"loss.spike", "lr.too_high", "gradient.oscillating", "gradient.exploding"})
+_NOISY = frozenset(
+    {
+        *("loss.spike", "lr.too_high", "lr.batch_mismatch"),
+        *("gradient.oscillating", "gradient.exploding"),
+    }
+)
 
 PROFILES: Mapping[str, Profile] = {
     DESCENT: Profile(what="a loss that has to fall"),

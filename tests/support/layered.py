@@ -144,17 +144,21 @@ def odd_batches(
     lasts: int = 1,
     together: bool = False,
     same: str = "",
+    sigma: float = 0.25,
+    start: float = 2.4,
 ) -> Trace:
     """Losses of ranks in step, of which one is odd at some steps.
 
     Args:
+        sigma: standard deviation of the losses' logarithm.
+        start: the loss before anything is learned.
         lasts: for so many steps on end.
         together: whether all ranks' are.
         same: what the odd batches have in common: the whole `batch`, or a `sample`.
     """
     random = np.random.default_rng(seed)
-    course = 2.3 * np.exp(-0.02 * np.arange(steps)) + 0.1
-    loss = course * np.exp(0.25 * random.standard_normal((ranks, steps)))
+    course = (start - 0.1) * np.exp(-0.02 * np.arange(steps)) + 0.1
+    loss = course * np.exp(sigma * random.standard_normal((ranks, steps)))
     words = random.integers(0, 2**63, (ranks, steps)).astype(np.uint64)
     rows = random.integers(0, 2**63, (ranks, steps)).astype(np.uint64)
     for step in at:

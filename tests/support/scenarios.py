@@ -15,6 +15,7 @@ import numpy as np
 from support.chain import chain
 from support.layered import compressed, layered, noisy_gradients, odd_batches
 from support.pushes import pushes
+from support.resizing import resized
 from support.timings import averages, norms, timings
 from support.traces import Trace
 
@@ -531,5 +532,6 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         norms,
         averages,
         pushes,
+        resized,
     )
 }

@@ -2,5 +2,6 @@
 
 from rankscope.server.detectors.rate.high import RateTooHigh
 from rankscope.server.detectors.rate.low import RateTooLow
+from rankscope.server.detectors.rate.mismatch import RateMismatch
 
-__all__ = ["RateTooHigh", "RateTooLow"]
+__all__ = ["RateMismatch", "RateTooHigh", "RateTooLow"]

@@ -1,0 +1,421 @@
+"""A learning rate that did not go with the batch, when the batch or the world changed its size."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.batch_sizes import SERIES, sizes_of_ranks
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
+from rankscope.server.detectors.statistics import Progress, exceeds, mean_over_ranks
+from rankscope.server.detectors.walking import median
+from rankscope.server.detectors.wording import count, number, sentences
+from rankscope.server.window import Float64, Window
+
+# Observations from one look to the next.
+_STRIDE = 10
+# By the name of its class: optimizers that divide by the size of the gradient, and others.
+_ADAPTIVE = (
+    *("adam", "adan", "adafactor", "adagrad", "adadelta", "rms", "lamb", "lion", "novograd"),
+    *("sophia", "shampoo", "soap", "muon", "prodigy"),
+)
+_PLAIN = ("sgd", "lars", "momentum", "nesterov")
+
+
+@dataclass(frozen=True, slots=True)
+class MismatchPolicy(Policy):
+    """Thresholds of `lr.batch_mismatch`.
+
+    Attributes:
+        change: factor by which the batch has to change.
+        stable: times that batches on end may be apart to be of one size.
+        in_a_row: batches of the new size on end; the last one of an epoch is shorter, and alone.
+        apart: factor by which the learning rate is off what the rule says.
+        settle: learning rates after the change before they are judged.
+        rising: share by which the rate grows over so many that it is still warmed up.
+        patience: after which a rate is judged even so.
+        recent: learning rates and losses before and after the change that are compared.
+        watched: losses after the change among which one that is worse is its consequence.
+        min_z: how far the number of losses above what was usual is beyond half, in standard errors.
+        min_rise: rise of the median as a share of the progress made until then.
+    """
+
+    change: Times = 1.5
+    stable: Times = 1.05
+    in_a_row: Count = 8
+    apart: Times = 2.0
+    settle: Observations = 50
+    rising: Share = 0.01
+    patience: Observations = 1000
+    recent: Observations = 50
+    watched: Observations = 300
+    min_z: Sigmas = 4.0
+    min_rise: Share = 0.1
+
+
+@dataclass(slots=True)
+class Mismatch:
+    """A batch that changed its size, and what became of the learning rate.
+
+    Attributes:
+        before, after: samples of a step, of all ranks.
+        world_before, world_after: ranks.
+        rate_before: the last one at the old size.
+        rate_after: the largest one since.
+        least, most: what the rules give for the new size.
+        loss_before: median of the last losses at the old size; NaN for none.
+        loss_after: the same at the new size, where it has risen; NaN where it has not.
+        progress: made until then, on the loss's own scale.
+    """
+
+    before: float
+    after: float
+    world_before: int
+    world_after: int
+    rate_before: float
+    least: float
+    most: float
+    loss_before: float
+    progress: float
+    rate_after: float = math.nan
+    loss_after: float = math.nan
+
+    @property
+    def worse(self) -> bool:
+        """Whether the loss has risen since."""
+        return math.isfinite(self.loss_after)
+
+    @property
+    def target(self) -> float:
+        """The rate that goes with the new size: the nearest one to what it is, of those that do."""
+        return min(max(self.rate_after, self.least), self.most)
+
+
+@dataclass(slots=True)
+class MismatchState:
+    """What `lr.batch_mismatch` remembers.
+
+    Attributes:
+        sizes: the last batches, step and samples.
+        size: of the batches until now; NaN before there were some of one size.
+        world: ranks that read them.
+        rates: the last learning rates at that size; `losses` likewise.
+        change: what is being judged, since step `changed`.
+        after: learning rates since; `losses_after` the last losses.
+    """
+
+    rates: deque[float]
+    losses: deque[float]
+    losses_after: deque[float]
+    sizes: deque[tuple[int, float, int]]
+    steps: int = 0
+    told: int = 0
+    size: float = math.nan
+    world: int = 0
+    signed: bool = False
+    judged: int = 0
+    progress: Progress = field(default_factory=Progress)
+    change: Mismatch | None = None
+    changed: int = -1
+    after: list[float] = field(default_factory=list)
+    watch: Watch[Mismatch] = field(default_factory=lambda: Watch(clear_after=_STRIDE))
+
+
+class RateMismatch(Detector[MismatchState]):
+    """The batch or the number of ranks changed, and the learning rate did not go with it.
+
+    A job that is started again with half of its ranks, and the same batch on each, takes steps that
+    are twice as noisy, at a rate that was chosen for the larger batch.
+
+    Statistic:
+        The batch is the samples of all ranks that read batches of their own, at one step. Where 8
+        on end are alike, and 1.5 times as large as those before or as small, the learning rate is
+        held against k, the one size over the other: it should be k times what it was with SGD,
+        and the root of k times with optimizers that divide by the size of the gradient (Adam and
+        its kin); where the optimizer is not known, anything in between will do. What it is after
+        the change is its maximum since, after 50 observations or more and once it has ceased to
+        rise by more than 1 %, so that a warm-up is over. It is off where it is twice as large, or
+        half as large, or more. Looked at for 300 observations after the change.
+
+    Severity:
+        Info: rules of thumb have exceptions, and a rate that is left as it is may be meant
+        (a batch that is made larger instead). Warning where it is too large for the batch and the
+        loss has risen since: the median of its last 50 values by more than a tenth of the progress
+        made, and more of them are above the median of the 50 before the change than chance has (a
+        sign test, 4 standard errors: 40 of 50). That one lasts until the loss is back. Never for
+        losses that change their sign.
+
+    Evidence:
+        `batch_before`, `batch_after`, `ranks_before`, `ranks_after`, `lr_before`, `lr_after`,
+        `lr_expected` (least and most), `loss_before` and `loss_after` where it rose.
+
+    Source:
+        Goyal et al. (2017), Accurate, Large Minibatch SGD: the linear rule; Malladi et al. (2022),
+        On the SDEs and Scaling Rules for Adaptive Gradient Algorithms: the root. Beyond the noise
+        scale (`batch.noise`) neither holds, and less is better.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("lr.batch_mismatch",)
+    policies: ClassVar[type[Policy]] = MismatchPolicy
+    needs: ClassVar[tuple[str, ...]] = ("lr", "samples")
+    wants: ClassVar[tuple[str, ...]] = ("loss", *SERIES[1:])
+
+    policy: MismatchPolicy
+
+    def start(self) -> MismatchState:
+        """Nothing seen yet."""
+        recent = self.policy.recent
+        return MismatchState(
+            deque(maxlen=recent),
+            deque(maxlen=recent),
+            deque(maxlen=recent),
+            deque(maxlen=self.policy.in_a_row),
+        )
+
+    def advance(self, window: Window, state: MismatchState) -> Outcome:
+        """Follows the size of the batch, and the rate and the loss with it."""
+        state.steps += len(window.steps)
+        for step, size, world, rate, loss in _steps(window):
+            if math.isfinite(size):
+                state.told += 1
+                state.sizes.append((step, size, world))
+                self._size(window, state)
+            if math.isfinite(rate):
+                self._rate(rate, state)
+            if math.isfinite(loss):
+                self._loss(step, loss, state)
+            if state.change is not None and math.isfinite(rate):
+                self._look(step, state.change, state)
+        findings = tuple(
+            _finding(e, self.policy, signed=state.signed)
+            for e in state.watch.take(window.last_step)
+        )
+        return Outcome({"lr.batch_mismatch": _check(window, state, self.policy)}, findings)
+
+    def _size(self, window: Window, state: MismatchState) -> None:
+        """Takes note of batches that are all of another size now."""
+        policy = self.policy
+        sizes = [size for _, size, _ in state.sizes]
+        if len(sizes) < policy.in_a_row or max(sizes) > policy.stable * min(sizes):
+            return
+        size, (since, _, world) = median(sizes), state.sizes[0]
+        if not math.isfinite(state.size):
+            state.size, state.world = size, world
+        factor = size / state.size
+        if max(factor, 1 / factor) < policy.change:
+            return
+        exponents = _exponents(str(window.config.get("optimizer", "")))
+        rate = median(list(state.rates)[-policy.in_a_row :])
+        expected = sorted(rate * factor**exponent for exponent in exponents)
+        state.change = Mismatch(
+            before=state.size,
+            after=size,
+            world_before=state.world,
+            world_after=world,
+            rate_before=rate,
+            least=expected[0],
+            most=expected[-1],
+            loss_before=median(state.losses),
+            progress=state.progress.scale,
+        )
+        # What was said of the change before it is over.
+        state.watch.good(since)
+        state.changed = since
+        state.after.clear()
+        state.losses_after.clear()
+        state.rates.clear()
+        state.losses.clear()
+        state.size, state.world = size, world
+
+    def _usual(self, state: MismatchState) -> bool:
+        """Whether the last batch is of the size that is known: what comes with it belongs to it."""
+        last = state.sizes[-1][1] if state.sizes else math.nan
+        stable = self.policy.stable
+        return last <= stable * state.size and state.size <= stable * last
+
+    def _rate(self, rate: float, state: MismatchState) -> None:
+        if self._usual(state):
+            state.rates.append(rate)
+        if state.change is not None:
+            state.after.append(rate)
+
+    def _loss(self, step: int, loss: float, state: MismatchState) -> None:
+        state.signed |= loss < 0
+        state.progress.push(step, loss)
+        if self._usual(state):
+            state.losses.append(loss)
+        if state.change is not None:
+            state.losses_after.append(loss)
+
+    def _look(self, step: int, change: Mismatch, state: MismatchState) -> None:
+        policy, made = self.policy, len(state.after)
+        if made < policy.settle or made % _STRIDE:
+            return
+        half = state.after[-policy.settle :]
+        if made < policy.patience and half[-1] > (1 + policy.rising) * half[0]:
+            return  # a warm-up
+        state.judged += 1
+        change.rate_after = max(state.after)
+        large = not exceeds(policy.apart * change.most, change.rate_after)
+        small = not exceeds(policy.apart * change.rate_after, change.least)
+        losses = state.losses_after
+        rise = median(losses) - change.loss_before
+        above = sum(exceeds(loss, change.loss_before) for loss in losses)
+        full = len(losses) == policy.recent
+        worse = full and rise > policy.min_rise * change.progress
+        worse &= 2 * above - len(losses) > policy.min_z * math.sqrt(len(losses))
+        known = change.worse and not full
+        if not (large and (worse or known)):
+            change.loss_after = math.nan
+        elif worse:
+            change.loss_after = change.loss_before + rise
+        within = made <= policy.watched
+        if (large or small) and (within or change.worse):
+            state.watch.bad(step, change, first_step=state.changed).facts = change
+        else:
+            state.watch.good(step)
+        if not within and not change.worse:
+            state.change = None
+
+
+def _steps(window: Window) -> Iterator[tuple[int, float, int, float, float]]:
+    """Steps with the samples of all ranks, the number of these, the learning rate and the loss.
+
+    NaN for what is not told; of the samples, where one of the ranks does not tell its own.
+    """
+    columns = np.full((4, len(window.steps)), np.nan)
+    columns[:2] = _batches(window)
+    for row, metric in enumerate(("lr", "loss"), start=2):
+        steps, means = mean_over_ranks(window, metric)
+        columns[row, np.searchsorted(window.steps, steps)] = means
+    for step, (size, world, rate, loss) in zip(
+        window.steps.tolist(), columns.T.tolist(), strict=True
+    ):
+        yield step, size, 0 if math.isnan(world) else int(world), rate, loss
+
+
+def _batches(window: Window) -> Float64:
+    """Samples of a step and the ranks that read them, float64 [2, S]; NaN where not known."""
+    found = np.full((2, len(window.steps)), np.nan)
+    sizes = sizes_of_ranks(window)
+    told = np.isfinite(sizes)
+    # Not the ranks of today's world: a finished run is evaluated again as it was.
+    ended = {life.rank: life.last_step for life in window.lives}
+    until = np.array([ended.get(rank, -1) for rank in window.ranks.tolist()], dtype=np.int64)
+    there = (until[:, None] >= window.steps) | told
+    # Each set reads the whole batch, and there may be some that see nothing of it (pipelines).
+    for group in reversed(window.data_parallel):
+        rows = np.isin(window.ranks, group)
+        whole = (told[rows] | ~there[rows]).all(axis=0) & there[rows].any(axis=0)
+        total = np.add.reduce(np.ascontiguousarray(np.where(told, sizes, 0.0)[rows].T), axis=1)
+        found[:, whole] = np.stack([total, there[rows].sum(axis=0)])[:, whole]
+    return found
+
+
+def _exponents(optimizer: str) -> tuple[float, ...]:
+    """Powers of the batch's growth by which the learning rate is to grow."""
+    name = optimizer.lower()
+    if any(part in name for part in _ADAPTIVE):
+        return (0.5,)
+    return (1.0,) if any(part in name for part in _PLAIN) else (0.5, 1.0)
+
+
+def _finding(episode: Episode[Mismatch], policy: MismatchPolicy, *, signed: bool) -> Finding:
+    facts, step = episode.facts, episode.first_step
+    before, after, rate = number(facts.before), number(facts.after), number(facts.rate_after)
+    target = number(facts.target)
+    left = abs(math.log(facts.rate_after / facts.rate_before)) < math.log(policy.stable)
+    became = f"stayed at {rate}" if left else f"went from {number(facts.rate_before)} to {rate}"
+    evidence: dict[str, Any] = {
+        "batch_before": facts.before,
+        "batch_after": facts.after,
+        "ranks_before": facts.world_before,
+        "ranks_after": facts.world_after,
+        "lr_before": facts.rate_before,
+        "lr_after": facts.rate_after,
+        "lr_expected": [facts.least, facts.most],
+    }
+    world = (
+        f"The job has {count(facts.world_after, 'rank')} instead of {facts.world_before:,}."
+        if facts.world_after != facts.world_before
+        else ""
+    )
+    if facts.least == facts.most:
+        rule = f"the usual rule gives {target}"
+    else:
+        rule = f"the rules give {number(facts.least)} (SGD) to {number(facts.most)} (Adam)"
+        if facts.after > facts.before:
+            rule = f"the rules give {number(facts.least)} (Adam) to {number(facts.most)} (SGD)"
+    large = facts.rate_after > facts.most
+    effect = (
+        "each step goes further than the noise of so few samples allows."
+        if large and facts.after < facts.before
+        else "each step goes further than the one before it did for as much."
+        if large
+        else "the additional samples are averaged, and go into shorter steps than they allow."
+    )
+    cause = sentences(
+        world,
+        f"For {number(facts.after / facts.before)} times the batch, {rule}: {effect}",
+    )
+    if facts.worse:
+        evidence |= {"loss_before": facts.loss_before, "loss_after": facts.loss_after}
+        cause = sentences(
+            cause,
+            f"The loss was {number(facts.loss_before)} before, and is {number(facts.loss_after)}.",
+        )
+        remedy = (
+            f"Go back to a checkpoint before step {step}, and go on with a learning rate of "
+            f"{target}, or with {before} samples a step (accumulate gradients)."
+        )
+    else:
+        remedy = (
+            f"If that is not meant, set the learning rate to {target}, by a warm-up where it "
+            f"rises, or go back to {before} samples a step (accumulate gradients, or give each "
+            "rank another number)."
+        )
+    return Finding(
+        kind="lr.batch_mismatch",
+        severity="warning" if facts.worse and not signed else "info",
+        title=(
+            f"The batch went from {before} to {after} samples at step {step}, and the learning "
+            f"rate {became}"
+        ),
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        stage="hyperparameters",
+        cause=cause,
+        remedy=remedy,
+        clear_after=episode.clear_after,
+        evidence=evidence,
+    )
+
+
+def _check(window: Window, state: MismatchState, policy: MismatchPolicy) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode, policy, signed=state.signed).title}.")
+    if not math.isfinite(state.size):
+        if state.told < 5 * policy.in_a_row:
+            why = f"{count(state.told, 'batch size')} so far, of {policy.in_a_row} alike needed."
+        else:
+            why = f"Of {count(state.told, 'batch')}, no {policy.in_a_row} on end are of one size."
+        return Check(Status.INSUFFICIENT_DATA, why)
+    if state.change is not None and not state.judged:
+        why = (
+            f"The batch went to {number(state.size)} samples at step {state.changed}; "
+            f"{count(len(state.after), 'learning rate')} of {policy.settle} needed after it."
+        )
+        return Check(Status.INSUFFICIENT_DATA, why)
+    if state.judged:
+        why = f"The learning rate goes with the batch, of {number(state.size)} samples."
+        return Check(Status.OK, why)
+    return Check(Status.OK, f"The batch has had {number(state.size)} samples all along.")

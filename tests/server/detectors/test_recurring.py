@@ -1,0 +1,61 @@
+"""Events at equal distances among others."""
+
+import numpy as np
+import pytest
+
+from rankscope.server.detectors.rank.recurring import beat, tail
+
+SPAN = 600
+
+
+def found(looks):
+    """What a rank's events, taken one after the other, say at their most improbable."""
+    looks = np.array(looks)
+    told = [beat(looks[: n + 1], last + 1, least=5, shortest=8) for n, last in enumerate(looks)]
+    return min((one for one in told if one is not None), key=lambda one: one.chance, default=None)
+
+
+def test_a_distance_is_found_among_other_events():
+    random = np.random.default_rng(0)
+    other = random.choice(SPAN, 12, replace=False)
+    one = found(sorted({*range(36, SPAN, 37), *other.tolist()}))
+    assert one.period == 37
+    assert set(one.looks) >= set(range(one.looks[0], SPAN, 37))
+    assert one.chance < 1e-9
+
+
+def test_some_may_be_missing():
+    looks = [36, 73, 110, 184, 221, 332, 369, 480]
+    one = found(looks)
+    assert one.period == 37
+    assert one.looks == tuple(looks)
+
+
+@pytest.mark.parametrize("looks", [[], [10], [10, 20, 30, 40], [10, 13, 16, 19, 22]])
+def test_too_few_or_too_close(looks):
+    assert found(looks) is None
+
+
+def test_less_than_half_of_them_make_no_beat():
+    assert found([10, 110, 210, 310, 410, 421]).period == 100
+    assert beat(np.array([10, 40, 120, 200, 310]), SPAN, least=5, shortest=8) is None
+
+
+def test_chance_is_no_smaller_than_it_should_be():
+    """Of events at random, at their most improbable of dozens of looks back, few come near 1e-5."""
+    random = np.random.default_rng(1)
+    chances = []
+    for _ in range(400):
+        looks = np.flatnonzero(random.random(SPAN) < random.uniform(0.01, 0.3))
+        one = found(looks.tolist())
+        chances.append(1.0 if one is None else one.chance)
+    assert np.mean(np.array(chances) < 1e-3) < 0.02
+    assert min(chances) > 1e-5
+
+
+def test_tail_of_the_binomial_distribution():
+    scipy_stats = pytest.importorskip("scipy.stats")
+    for trials, least, chance in ((10, 3, 0.2), (40, 38, 0.5), (7, 0, 0.1)):
+        assert tail(trials, least, chance) == pytest.approx(
+            scipy_stats.binom.sf(least - 1, trials, chance)
+        )
