@@ -275,6 +275,7 @@ class Window:
         element_sums: of local gradients at these steps, in their order.
         own_copies: ranks that train copies of their own of some tensors, which are compared with
             nothing; words of their whole models are their own.
+        derived: what was computed of it, by what it is: dozens of detectors ask for the same means.
     """
 
     world_size: int
@@ -296,6 +297,9 @@ class Window:
     layers: tuple[LayerNumbers, ...] = ()
     element_sums: tuple[ElementSums, ...] = ()
     own_copies: frozenset[int] = frozenset()
+    derived: dict[tuple[str, str], tuple[npt.NDArray[Any], ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def members(self) -> Int64:

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.corpus.basics import Family, Source, adam, epochs, on_digits, plain, sgd
+from benchmarks.corpus.basics import (
+    Family,
+    Source,
+    adam,
+    epochs,
+    noisy_labels,
+    on_digits,
+    plain,
+    sgd,
+)
 
 
 def resized(count: int, sizes: dict[int, int], ranks: int) -> Source:
@@ -64,7 +73,14 @@ def faulty() -> dict[str, Family]:
     """What `expected` names has to be found at step `by` at the latest."""
     return {
         "F70-smaller-batch": lambda s: (
-            _on_digits(s, {0: 64, 300: 1}, optimizer=sgd(1.0)),
+            _on_digits(
+                s,
+                {0: 64, 300: 8},
+                hidden=16,
+                data=noisy_labels(s, 0.3),
+                held_out=None,
+                optimizer=sgd(1.0),
+            ),
             {"expected": "lr.batch_mismatch", "by": 400, "onset": 300},
         ),
     }

@@ -12,8 +12,10 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rankscope.server.window import Float64, Int64, Window
 
@@ -30,8 +32,36 @@ BLOCK = 10
 def mean_over_ranks(window: Window, metric: str) -> tuple[Int64, Float64]:
     """Steps at which any rank posted a metric, int64 [N], and its mean there, float64 [N].
 
-    The mean is not finite where a rank's value is not.
+    The mean is not finite where a rank's value is not. Read-only: all detectors share them.
     """
+    known = window.derived.get(("mean", metric))
+    if known is None:
+        known = _shared(window, "mean", metric, _mean_over_ranks(window, metric))
+    return known[0], known[1]
+
+
+def rank_rows(window: Window, metric: str) -> tuple[Int64, Float64]:
+    """Steps at which any rank posted a metric, int64 [N], and every rank's value, float64 [N, R].
+
+    NaN where a rank posted nothing; what it posted need not be finite either. Read-only: all
+    detectors share them.
+    """
+    known = window.derived.get(("rows", metric))
+    if known is None:
+        known = _shared(window, "rows", metric, _rank_rows(window, metric))
+    return known[0], known[1]
+
+
+def _shared(
+    window: Window, what: str, metric: str, made: tuple[npt.NDArray[Any], ...]
+) -> tuple[npt.NDArray[Any], ...]:
+    for array in made:
+        array.flags.writeable = False
+    window.derived[what, metric] = made
+    return made
+
+
+def _mean_over_ranks(window: Window, metric: str) -> tuple[Int64, Float64]:
     series = window.series.get(metric)
     if series is None:
         return np.empty(0, dtype=np.int64), np.empty(0)
@@ -46,11 +76,7 @@ def mean_over_ranks(window: Window, metric: str) -> tuple[Int64, Float64]:
     return window.steps[some], means
 
 
-def rank_rows(window: Window, metric: str) -> tuple[Int64, Float64]:
-    """Steps at which any rank posted a metric, int64 [N], and every rank's value, float64 [N, R].
-
-    NaN where a rank posted nothing; what it posted need not be finite either.
-    """
+def _rank_rows(window: Window, metric: str) -> tuple[Int64, Float64]:
     series = window.series.get(metric)
     if series is None:
         return np.empty(0, dtype=np.int64), np.empty((0, len(window.ranks)))

@@ -220,18 +220,17 @@ def _norms(window: Window) -> Iterator[tuple[int, float, tuple[float, float, int
     if len(window.ranks) < max(window.world_size, 2):
         return
     steps, rows = rank_rows(window, "grad_norm_local")
-    for step, row in zip(steps.tolist(), rows, strict=True):
+    # In order, so that renumbered ranks give the same bits; NaN where one does not tell.
+    squares = np.add.reduce(np.sort(rows, axis=1) ** 2, axis=1) / max(rows.shape[1], 1)
+    for step, square in zip(steps.tolist(), squares.tolist(), strict=True):
         norm = before.get(step)
         if norm is None:
             norm = (
                 whole.get(step, math.nan) / clip.get(step, 1.0) if clip.get(step, 1.0) else math.nan
             )
-        local = row / scale.get(step, 1.0)
-        if not (np.isfinite(local).all() and math.isfinite(norm)):
-            continue
-        # In order, so that renumbered ranks give the same bits.
-        small = float(np.sort(local**2).mean())
-        yield step, small, (norm**2, samples.get(step, math.nan), len(row))
+        small = square / scale.get(step, 1.0) ** 2
+        if math.isfinite(small) and math.isfinite(norm):
+            yield step, small, (norm**2, samples.get(step, math.nan), rows.shape[1])
 
 
 def _sound(state: NoiseState) -> bool:

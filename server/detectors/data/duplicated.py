@@ -12,7 +12,7 @@ from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, S
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
-from rankscope.server.window import Window
+from rankscope.server.window import Bool, Series, Window
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -109,16 +109,22 @@ class Duplicated(Detector[DuplicatedState]):
         if words is not None and classes:
             rows = {int(rank): row for row, rank in enumerate(window.ranks)}
             paired = np.array(sorted(rows[r] for c in classes for r in c))
+            apart = _all_apart(window, words, state)
+            before = -1
             for column in np.flatnonzero(words.present[paired].sum(axis=0) > 1).tolist():
-                there = words.present[:, column]
-                now = dict(
-                    zip(
-                        window.ranks[there].tolist(),
-                        words.values[there, column].tolist(),
-                        strict=True,
-                    )
-                )
-                self._step(window, state, column, classes, now)
+                if apart[column]:
+                    before = column
+                    state.judged += 1
+                    state.ranks = max(state.ranks, len(window.ranks))
+                    state.streak, state.groups = 0, ()
+                    state.watch.good(int(window.steps[column]))
+                    continue
+                if before >= 0:
+                    state.last = _told(window, words, before)
+                    before = -1
+                self._step(window, state, column, classes, _told(window, words, column))
+            if before >= 0:
+                state.last = _told(window, words, before)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         return Outcome({"data.duplicated": _check(window, state, bool(classes))}, findings)
 
@@ -163,6 +169,30 @@ class Duplicated(Detector[DuplicatedState]):
         ):
             same = Same(found, size, _losses(window, column, found))
             state.watch.bad(step, same, first_step=state.since)
+
+
+def _told(window: Window, words: Series, column: int) -> dict[int, int]:
+    """Rank -> digest of its batch at a step, of those that tell."""
+    there = words.present[:, column]
+    digests = words.values[there, column].tolist()
+    return dict(zip(window.ranks[there].tolist(), digests, strict=True))
+
+
+def _all_apart(window: Window, words: Series, state: DuplicatedState) -> Bool:
+    """Steps, bool [S], at which each rank has a batch of its own, and another than at the last."""
+    known = [state.last.get(rank) for rank in window.ranks.tolist()]
+    first = np.array([word is None for word in known])
+    last = np.array([word or 0 for word in known], dtype=np.uint64)
+    values = np.column_stack([last, words.values])
+    again = values[:, 1:] == values[:, :-1]
+    again[:, 0] &= ~first
+    ordered = np.sort(words.values, axis=0)
+    shared = (ordered[1:] == ordered[:-1]).any(axis=0)
+    # One that does not tell leaves what it told before in force: that is not looked at here.
+    whole = np.logical_and.reduce(words.present, axis=0)
+    whole[1:] &= whole[:-1]
+    apart: Bool = whole & ~shared & ~again.any(axis=0)
+    return apart
 
 
 def _losses(window: Window, column: int, groups: Groups) -> bool | None:

@@ -125,9 +125,12 @@ class Imbalanced(Detector[UnevenState]):
 
     def _step(self, state: UnevenState, step: int, who: Int64, sizes: Float64) -> None:
         state.looks += 1
+        factor = self.policy.factor
+        if not state.streaks and sizes.max() < factor * sizes.min():
+            _even(state, step, who)
+            return
         needed = _LOOKS + int(max(0.0, math.log2(state.looks / _FIRST)))
         others = _median_of_others(sizes)
-        factor = self.policy.factor
         sides = (sizes >= factor * others).astype(np.int64) - (factor * sizes <= others)
         streaks = state.streaks
         if not streaks and not sides.any():

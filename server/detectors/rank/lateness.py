@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Observations, Policy, Seconds, Share, Steps
-from rankscope.server.detectors.statistics import Spacing, change_point
+from rankscope.server.detectors.statistics import Spacing, change_point, median_of_sorted
 from rankscope.server.detectors.walking import median
 from rankscope.server.window import Float64, Int64, Window
 
@@ -56,15 +56,43 @@ class Look:
     """One step at which it is known what every rank took.
 
     Attributes:
-        seconds: rank -> what it took.
+        ranks: int64 [R], those of which it is.
+        took: float64 [R], what they took, in seconds.
         late: ranks that took too long.
         step_seconds: length of the step, median over the ranks.
     """
 
     step: int
-    seconds: dict[int, float]
+    ranks: Int64
+    took: Float64
     late: frozenset[int]
     step_seconds: float
+
+    def seconds(self) -> dict[int, float]:
+        """Rank -> what it took."""
+        return dict(zip(self.ranks.tolist(), self.took.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Steps of a window that were timed: N steps, R ranks; NaN where a rank posted nothing.
+
+    Attributes:
+        steps: int64 [N].
+        series: name -> float64 [N, R], seconds.
+        lengths: float64 [N], of the steps, median over the ranks.
+        lengths_alone: the same without what each rank waited for a processor: so it dates what a
+            rank does, and not when the machine got more to do.
+        idle: float64 [N, R], seconds for which a rank neither ran nor waited for a processor. It
+            waited for something else, for another rank perhaps: by more than that it was not kept
+            waiting. Known of ranks that had to wait for a processor.
+    """
+
+    steps: Int64
+    series: Mapping[str, Float64]
+    lengths: Float64
+    lengths_alone: Float64
+    idle: Float64
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,26 +191,35 @@ class Lateness:
         self._ended: list[Late] = []
 
     def late(
-        self, seconds: dict[int, float], step_seconds: float, idle: Mapping[int, float]
-    ) -> frozenset[int]:
-        """Ranks that take longer than half of the ranks do, and for which these wait.
+        self, ranks: Int64, seconds: Float64, lengths: Float64, idle: Float64
+    ) -> list[frozenset[int]]:
+        """At each of N steps those that take longer than half of the ranks do.
 
-        Of an even number it is the faster one of the two in the middle: of two ranks the slower
-        one is late.
+        And for which these wait. Of an even number it is the faster one of the two in the middle:
+        of two ranks the slower one is late.
 
         Args:
-            idle: for how long ranks waited for anything but a processor; those of which it is not
-                known may have waited all the time.
+            ranks: int64 [R].
+            seconds: float64 [N, R], what they took; NaN for ranks that are not to be compared.
+            lengths: float64 [N], of the steps.
+            idle: float64 [N, R], for how long ranks waited for anything but a processor; those of
+                which it is not known may have waited all the time.
         """
-        if len(seconds) < 2:
-            return frozenset()
-        usual = sorted(seconds.values())[(len(seconds) - 1) // 2]
-        least = max(self.policy.least_seconds, self.policy.least_share * step_seconds)
-        late = frozenset(rank for rank, took in seconds.items() if took - usual > least)
-        if not late or not idle:
-            return late
-        waited = sorted(idle.get(rank, math.inf) for rank in seconds if rank not in late)
-        return late if waited[len(waited) // 2] > least else frozenset()
+        counts = np.isfinite(seconds).sum(axis=1)
+        usual = np.sort(seconds, axis=1)[np.arange(len(seconds)), np.maximum(counts - 1, 0) // 2]
+        least = np.maximum(self.policy.least_seconds, self.policy.least_share * lengths)
+        with np.errstate(invalid="ignore"):
+            over = seconds - usual[:, None] > least[:, None]
+        over[counts < 2] = False
+        found = [frozenset[int]()] * len(seconds)
+        for n in np.flatnonzero(over.any(axis=1)).tolist():
+            if np.isfinite(idle[n]).any():
+                waiting = np.isfinite(seconds[n]) & ~over[n]
+                waited = np.sort(np.where(np.isnan(idle[n]), np.inf, idle[n])[waiting])
+                if not waited[len(waited) // 2] > least[n]:
+                    continue
+            found[n] = frozenset(ranks[over[n]].tolist())
+        return found
 
     def look(self, look: Look) -> None:
         """Takes the next look."""
@@ -220,10 +257,10 @@ class Lateness:
         current.clear_after = max(self.spacing.steps(policy.calm), policy.steps)
         current.ranks = tuple(sorted(who))
         current.own = median(
-            [known.seconds[r] for known in recent for r in sorted(known.late & who)]
+            [known.seconds()[r] for known in recent for r in sorted(known.late & who)]
         )
         current.others = median(
-            [took for known in recent for r, took in known.seconds.items() if r not in who]
+            [took for known in recent for r, took in known.seconds().items() if r not in who]
         )
         current.step_seconds = median([known.step_seconds for known in recent])
         current.looks += 1
@@ -251,7 +288,8 @@ class Lateness:
         share = policy.share if self.current is None else policy.still
         needed = math.floor(share * len(looks))
         times = Counter(rank for look in looks for rank in look.late)
-        return frozenset(rank for rank in looks[-1].seconds if times.get(rank, 0) >= needed)
+        often = [rank for rank, count in times.items() if count >= needed]
+        return frozenset(looks[-1].ranks.tolist()).intersection(often) if often else frozenset()
 
 
 def rows_of_hosts(window: Window) -> tuple[Int64, ...]:
@@ -273,66 +311,56 @@ def without_queueing(hosts: Sequence[Int64], seconds: Float64, queued: Float64) 
 
     Args:
         hosts: rows of each machine's ranks.
-        seconds: float64 [R], that a rank took.
-        queued: float64 [R], of the same step, for which it was ready and had no processor; NaN
-            for (nearly) none.
+        seconds: float64 [N, R], that ranks took at N steps.
+        queued: float64 [N, R], for which they were ready and had no processor; NaN for (nearly)
+            none.
 
     Returns:
-        float64 [R].
+        float64 [N, R].
     """
-    if not np.isfinite(queued).any():
+    some = np.isfinite(queued).any(axis=1)
+    if not some.any():
         return seconds
-    waited = np.nan_to_num(queued)
+    waited = np.nan_to_num(queued[some])
     usual = waited.copy()
     for rows in hosts:
-        usual[rows] = sorted(waited[rows].tolist())[(len(rows) - 1) // 2]
-    return seconds - np.minimum(np.maximum(waited - usual, 0.0), seconds)
+        usual[:, rows] = np.sort(waited[:, rows], axis=1)[:, [(len(rows) - 1) // 2]]
+    fair = seconds.copy()
+    fair[some] -= np.minimum(np.maximum(waited - usual, 0.0), seconds[some])
+    return fair
 
 
-def length_without_queueing(row: Mapping[str, Float64]) -> float:
-    """Length of a step, median over the ranks, without what each waited for a processor.
-
-    So that it dates what a rank does, and not when the machine got more to do.
-
-    Args:
-        row: of the step, `queued_seconds` and `step_seconds`, each float64 [R].
-    """
-    lengths = row["step_seconds"] - np.nan_to_num(row["queued_seconds"])
-    return median(np.maximum(lengths, 0.0).tolist())
+def medians(rows: Float64) -> Float64:
+    """Median of the finite values of each row, float64 [N] of [N, R]; NaN where there is none."""
+    told = np.isfinite(rows)
+    counts = told.sum(axis=1)
+    ordered = np.sort(np.where(told, rows, np.nan), axis=1)
+    if not rows.shape[1]:
+        return np.full(len(rows), np.nan)
+    return median_of_sorted(ordered, np.maximum(counts, 1))
 
 
-def idle(window: Window, row: Mapping[str, Float64]) -> dict[int, float]:
-    """Rank -> seconds of a step for which it neither ran nor waited for a processor.
-
-    It waited for something else, for another rank perhaps: by more than that it was not kept
-    waiting. Known of ranks that had to wait for a processor.
-
-    Args:
-        row: of the step, `QUEUEING` and `step_seconds`, each float64 [R].
-    """
-    queued, ran = (row[name] for name in QUEUEING)
-    left = row["step_seconds"] - ran - queued
-    known = np.isfinite(left)
-    return dict(zip(window.ranks[known].tolist(), left[known].tolist(), strict=True))
-
-
-def rows_of(window: Window, names: Sequence[str]) -> Iterator[tuple[int, dict[str, Float64]]]:
+def timed(window: Window, names: Sequence[str]) -> Timed:
     """Steps at which any rank posted the first one of some series, with all of them there.
 
-    Yields:
-        The step, and of each series float64 [R]: NaN where the rank posted none.
+    Args:
+        names: `step_seconds` and `QUEUEING` are among them.
     """
     found = {name: window.series.get(name) for name in names}
     leading = found[names[0]]
-    if leading is None:
-        return
-    columns = np.flatnonzero(leading.present.any(axis=0))
+    columns = np.flatnonzero(leading.present.any(axis=0)) if leading else np.empty(0, np.int64)
     nothing = np.full((len(columns), len(window.ranks)), np.nan)
-    rows = {
+    series = {
         name: nothing
-        if series is None
-        else np.where(series.present, series.values, np.nan).T[columns]
-        for name, series in found.items()
+        if told is None
+        else np.where(told.present[:, columns], told.values[:, columns], np.nan).T
+        for name, told in found.items()
     }
-    for row, step in enumerate(window.steps[columns].tolist()):
-        yield step, {name: values[row] for name, values in rows.items()}
+    seconds, (queued, ran) = series["step_seconds"], (series[name] for name in QUEUEING)
+    return Timed(
+        steps=window.steps[columns],
+        series=series,
+        lengths=medians(seconds),
+        lengths_alone=medians(np.maximum(seconds - np.nan_to_num(queued), 0.0)),
+        idle=seconds - ran - queued,
+    )

@@ -15,13 +15,10 @@ from rankscope.server.detectors.rank.lateness import (
     Lateness,
     LatenessPolicy,
     Look,
-    idle,
-    length_without_queueing,
-    rows_of,
     rows_of_hosts,
+    timed,
     without_queueing,
 )
-from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, duration, percent, ranks
 from rankscope.server.window import Window
 
@@ -75,16 +72,19 @@ class RankStarved(Detector[StarvedState]):
         """Goes through the steps that were timed."""
         lateness = state.lateness
         hosts = rows_of_hosts(window)
-        for step, row in rows_of(window, _NAMES):
-            length = median(row["step_seconds"].tolist())
-            lateness.times.push(step, length_without_queueing(row))
-            told = np.flatnonzero(np.isfinite(row["data_seconds"]))
-            if len(told) < 2 or not length > 0:
-                continue
-            fair = without_queueing(hosts, row["data_seconds"], row["queued_seconds"])
-            seconds = dict(zip(window.ranks[told].tolist(), fair[told].tolist(), strict=True))
-            late = lateness.late(seconds, length, idle(window, row))
-            lateness.look(Look(step, seconds, late, length))
+        block = timed(window, _NAMES)
+        took = without_queueing(hosts, block.series["data_seconds"], block.series["queued_seconds"])
+        told = np.isfinite(block.series["data_seconds"])
+        late = lateness.late(window.ranks, np.where(told, took, np.nan), block.lengths, block.idle)
+        judged = (told.sum(axis=1) > 1) & (block.lengths > 0)
+        columns = (block.steps, block.lengths, block.lengths_alone, judged)
+        for n, (step, length, alone, usable) in enumerate(
+            zip(*(c.tolist() for c in columns), strict=True)
+        ):
+            lateness.times.push(step, alone)
+            if usable:
+                there = told[n]
+                lateness.look(Look(step, window.ranks[there], took[n][there], late[n], length))
         findings = tuple(_finding(late) for late in lateness.take())
         return Outcome({"rank.starved": _check(state, window)}, findings)
 

@@ -27,16 +27,15 @@ from rankscope.server.detectors.rank.lateness import (
     Lateness,
     LatenessPolicy,
     Look,
-    idle,
-    length_without_queueing,
-    rows_of,
+    medians,
     rows_of_hosts,
+    timed,
     without_queueing,
 )
 from rankscope.server.detectors.statistics import Spacing
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, duration, number, percent, ranks
-from rankscope.server.window import Float64, Int64, Window
+from rankscope.server.window import Window
 
 _GRACE = 20
 _NAMES = ("step_seconds", "compute_seconds", "wait_seconds", *QUEUEING)
@@ -162,20 +161,36 @@ class RankStraggler(Detector[StragglerState]):
             np.flatnonzero(np.isin(window.ranks, c)) for c in window.data_parallel if len(c) > 1
         ]
         hosts = rows_of_hosts(window)
-        for step, row in rows_of(window, _NAMES):
-            state.timed += 1
-            length = median(row["step_seconds"].tolist())
-            state.lateness.times.push(step, length_without_queueing(row))
-            own = row["compute_seconds"] - row["wait_seconds"]
-            known = [c for c in columns if len(c) > 1 and np.isfinite(own[c]).all()]
-            if not known or not length > 0:
-                continue
-            fair = without_queueing(hosts, own, row["queued_seconds"])
-            self._look(state, step, window, known, fair, length, idle(window, row))
+        block = timed(window, _NAMES)
+        own = block.series["compute_seconds"] - block.series["wait_seconds"]
+        # Of a class that is not whole nobody knows who is the slowest.
+        known = np.full(own.shape, np.nan)
+        late = [frozenset[int]()] * len(own)
+        shortest = np.full(len(own), -np.inf)
+        fair = without_queueing(hosts, own, block.series["queued_seconds"])
+        for rows in columns:
+            whole = np.logical_and.reduce(np.isfinite(own[:, rows]), axis=1)
+            part = np.where(whole[:, None], fair[:, rows], np.nan)
+            found = state.lateness.late(
+                window.ranks[rows], part, block.lengths, block.idle[:, rows]
+            )
+            late = [before | more for before, more in zip(late, found, strict=True)]
+            known[np.ix_(whole, rows)] = own[np.ix_(whole, rows)]
+            waits = block.series["wait_seconds"][:, rows].min(axis=1)
             # The last to arrive waits for the reduction alone.
-            shortest = max(float(row["wait_seconds"][c].min()) for c in known)
-            took = median([seconds for part in known for seconds in own[part].tolist()])
-            self._reduced(state, step, shortest, took, length)
+            shortest = np.where(whole, np.fmax(shortest, waits), shortest)
+        there, took = np.isfinite(known), medians(known)
+        judged = there.any(axis=1) & (block.lengths > 0)
+        told = (block.steps, block.lengths, block.lengths_alone, shortest, took, judged)
+        for n, (step, length, alone, least, middle, usable) in enumerate(
+            zip(*(c.tolist() for c in told), strict=True)
+        ):
+            state.timed += 1
+            state.lateness.times.push(step, alone)
+            if usable:
+                who = window.ranks[there[n]]
+                state.lateness.look(Look(step, who, fair[n][there[n]], late[n], length))
+                self._reduced(state, step, least, middle, length)
         findings = [_straggling(late) for late in state.lateness.take()]
         slow = state.collectives
         findings += [_slow(incident) for incident in slow.ended]
@@ -183,24 +198,6 @@ class RankStraggler(Detector[StragglerState]):
         if slow.current is not None:
             findings.append(_slow(slow.current))
         return Outcome(self._checks(state, window), tuple(findings))
-
-    def _look(
-        self,
-        state: StragglerState,
-        step: int,
-        window: Window,
-        classes: list[Int64],
-        own: Float64,
-        length: float,
-        waited: dict[int, float],
-    ) -> None:
-        seconds: dict[int, float] = {}
-        late: frozenset[int] = frozenset()
-        for columns in classes:
-            members = dict(zip(window.ranks[columns].tolist(), own[columns].tolist(), strict=True))
-            late |= state.lateness.late(members, length, waited)
-            seconds |= members
-        state.lateness.look(Look(step, seconds, late, length))
 
     def _reduced(
         self, told: StragglerState, step: int, seconds: float, own: float, length: float

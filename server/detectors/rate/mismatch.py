@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -43,8 +43,9 @@ class MismatchPolicy(Policy):
         patience: after which a rate is judged even so.
         recent: learning rates and losses before and after the change that are compared.
         watched: losses after the change among which one that is worse is its consequence.
-        min_z: how far the number of losses above what was usual is beyond half, in standard errors.
-        min_rise: rise of the median as a share of the progress made until then.
+        min_z: how far the mean loss has risen, or how many of the losses are above what was usual
+            beyond half of them, in standard errors.
+        min_rise: rise of the mean as a share of the progress made until then.
     """
 
     change: Times = 1.5
@@ -70,8 +71,8 @@ class Mismatch:
         rate_before: the last one at the old size.
         rate_after: the largest one since.
         least, most: what the rules give for the new size.
-        loss_before: median of the last losses at the old size; NaN for none.
-        loss_after: the same at the new size, where it has risen; NaN where it has not.
+        losses: the last ones at the old size.
+        loss_after: their mean at the new size, where it has risen; NaN where it has not.
         progress: made until then, on the loss's own scale.
     """
 
@@ -82,10 +83,15 @@ class Mismatch:
     rate_before: float
     least: float
     most: float
-    loss_before: float
+    losses: tuple[float, ...]
     progress: float
     rate_after: float = math.nan
     loss_after: float = math.nan
+
+    @property
+    def loss_before(self) -> float:
+        """Mean of the last losses at the old size; NaN for none."""
+        return float(np.mean(self.losses)) if self.losses else math.nan
 
     @property
     def worse(self) -> bool:
@@ -147,10 +153,10 @@ class RateMismatch(Detector[MismatchState]):
     Severity:
         Info: rules of thumb have exceptions, and a rate that is left as it is may be meant
         (a batch that is made larger instead). Warning where it is too large for the batch and the
-        loss has risen since: the median of its last 50 values by more than a tenth of the progress
-        made, and more of them are above the median of the 50 before the change than chance has (a
-        sign test, 4 standard errors: 40 of 50). That one lasts until the loss is back. Never for
-        losses that change their sign.
+        loss has risen since: the mean of its last 50 values above that of the 50 before the change
+        by more than a tenth of the progress made, and by 4 standard errors (Welch's test), or so
+        that 40 of 50 are above their median (a sign test, which losses that grow without bounds
+        pass, too). That one lasts until the loss is back. Never for losses that change their sign.
 
     Evidence:
         `batch_before`, `batch_after`, `ranks_before`, `ranks_after`, `lr_before`, `lr_after`,
@@ -202,6 +208,8 @@ class RateMismatch(Detector[MismatchState]):
     def _size(self, window: Window, state: MismatchState) -> None:
         """Takes note of batches that are all of another size now."""
         policy = self.policy
+        if self._usual(state):
+            return
         sizes = [size for _, size, _ in state.sizes]
         if len(sizes) < policy.in_a_row or max(sizes) > policy.stable * min(sizes):
             return
@@ -222,7 +230,7 @@ class RateMismatch(Detector[MismatchState]):
             rate_before=rate,
             least=expected[0],
             most=expected[-1],
-            loss_before=median(state.losses),
+            losses=tuple(state.losses),
             progress=state.progress.scale,
         )
         # What was said of the change before it is over.
@@ -265,12 +273,11 @@ class RateMismatch(Detector[MismatchState]):
         change.rate_after = max(state.after)
         large = not exceeds(policy.apart * change.most, change.rate_after)
         small = not exceeds(policy.apart * change.rate_after, change.least)
-        losses = state.losses_after
-        rise = median(losses) - change.loss_before
-        above = sum(exceeds(loss, change.loss_before) for loss in losses)
-        full = len(losses) == policy.recent
-        worse = full and rise > policy.min_rise * change.progress
-        worse &= 2 * above - len(losses) > policy.min_z * math.sqrt(len(losses))
+        full = len(state.losses_after) == policy.recent
+        rise = float(np.mean(state.losses_after)) - change.loss_before if full else math.nan
+        worse = rise > policy.min_rise * change.progress and (
+            _risen(change.losses, tuple(state.losses_after)) > policy.min_z
+        )
         known = change.worse and not full
         if not (large and (worse or known)):
             change.loss_after = math.nan
@@ -317,6 +324,17 @@ def _batches(window: Window) -> Float64:
         total = np.add.reduce(np.ascontiguousarray(np.where(told, sizes, 0.0)[rows].T), axis=1)
         found[:, whole] = np.stack([total, there[rows].sum(axis=0)])[:, whole]
     return found
+
+
+def _risen(before: Sequence[float], after: Sequence[float]) -> float:
+    """How far losses lie above earlier ones, in standard errors, by the test that tells more."""
+    error = math.sqrt(np.var(before) / len(before) + np.var(after) / len(after))
+    means = float(np.mean(after) - np.mean(before))
+    usual = median(before)
+    above = sum(exceeds(loss, usual) for loss in after)
+    return max(
+        means / error if error > 0 else 0.0, (2 * above - len(after)) / math.sqrt(len(after))
+    )
 
 
 def _exponents(optimizer: str) -> tuple[float, ...]:
