@@ -98,6 +98,7 @@ def test_kinds():
         "push.stale",
         "push.lost",
         "collective.slow",
+        "lr.batch_mismatch",
     )
     assert sorted(wire.KINDS) == sorted((*KINDS, *since))
     assert len(set(wire.KINDS)) == len(wire.KINDS)
