@@ -9,7 +9,8 @@ comes from drawing whole rounds again: neighbouring steps are not independent.
 Blocks are shorter than the time between two posts of the agent, so the work of its threads falls
 into blocks of all arms. Each step knows whether it was hit by it. Steps without the agent count
 only where they were not, and the hit steps of the agent's own blocks stand for all: they get the
-weight that hit steps would have if the agent's blocks were the only ones.
+weight that hit steps have among the steps of all arms. For posts come by the clock: with the agent
+alone there would be no more of them, but each would carry what is recorded in all of the time.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def compared(rounds: Sequence[Round], arm: str, *, seed: int = 0) -> dict[str, A
         b = np.concatenate([other[i] for i in chosen])
         hit = np.concatenate([hits[arm][i] for i in chosen])
         if arm == "agent":
-            every = sum(int(hits[name][i].sum()) for name in hits for i in chosen)
-            weights = _weights(hit, every / len(hit))
+            every = np.concatenate([hits[name][i] for name in hits for i in chosen])
+            weights = _weights(hit, float(every.mean()))
         else:
             b, weights = b[~hit], np.ones(int((~hit).sum()))
         ones = np.ones(len(a))
