@@ -99,6 +99,8 @@ def test_kinds():
         "push.lost",
         "collective.slow",
         "lr.batch_mismatch",
+        "accuracy.mismatch",
+        "update.drift",
     )
     assert sorted(wire.KINDS) == sorted((*KINDS, *since))
     assert len(set(wire.KINDS)) == len(wire.KINDS)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.corpus import layers, not_learning, other, resized
+from benchmarks.corpus import layers, meaning, not_learning, other, resized
 from benchmarks.corpus.basics import (
     Family,
     adam,
@@ -200,6 +200,7 @@ _DEFINED: dict[ModuleType, tuple[dict[str, Family], dict[str, Family]]] = {
     not_learning: ({}, not_learning.faulty()),
     layers: (layers.healthy(), layers.faulty()),
     resized: (resized.healthy(), resized.faulty()),
+    meaning: (meaning.healthy(), meaning.faulty()),
 }
 
 HEALTHY = {name: family for good, _ in _DEFINED.values() for name, family in good.items()}

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from rankscope.agent import wire
-from rankscope.server.detectors.accuracy import AccuracyStalled
+from rankscope.server.detectors.accuracy import AccuracyMismatch, AccuracyStalled
 from rankscope.server.detectors.base import Detector
 from rankscope.server.detectors.batch import BatchNoise
 from rankscope.server.detectors.compression import CompressionError
@@ -54,7 +54,12 @@ from rankscope.server.detectors.rank import (
 from rankscope.server.detectors.rate import RateMismatch, RateTooHigh, RateTooLow
 from rankscope.server.detectors.reduction import ReductionWrong
 from rankscope.server.detectors.settings import Effective
-from rankscope.server.detectors.update import ScheduleMismatch, UpdateMissing, UpdateRatio
+from rankscope.server.detectors.update import (
+    ScheduleMismatch,
+    UpdateDrift,
+    UpdateMissing,
+    UpdateRatio,
+)
 
 # What a user reads about a detector is its docstring; its first paragraph needs no heading.
 SECTIONS = ("Statistic:", "Severity:", "Evidence:", "Source:")
@@ -92,6 +97,7 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     GradientOscillating,
     LossPlateau,
     AccuracyStalled,
+    AccuracyMismatch,
     GeneralizationGap,
     RateTooHigh,
     RateTooLow,
@@ -99,6 +105,7 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     LayerDead,
     GradientVanishing,
     UpdateRatio,
+    UpdateDrift,
     BatchNoise,
     CompressionError,
     DataOutlier,

@@ -51,6 +51,7 @@ _SURROGATE = {
     "loss.plateau": _VALUE,
     "loss.oscillating": _VALUE,
     "accuracy.stalled": _VALUE,
+    "accuracy.mismatch": _VALUE,
     "generalization.gap": _VALUE,
     "lr.too_low": _VALUE,
     "gradient.vanishing": _VALUE,
@@ -71,6 +72,7 @@ PROFILES: Mapping[str, Profile] = {
             "loss.diverging": _GAME,
             "loss.plateau": "at the equilibrium of a game no loss falls",
             "accuracy.stalled": "a discriminator that is right half of the time is what is wanted",
+            "accuracy.mismatch": _GAME,
             "generalization.gap": _GAME,
             "lr.too_low": "at the equilibrium of a game no loss falls",
             "gradient.vanishing": "at the equilibrium of a game no loss falls",
@@ -101,8 +103,8 @@ PROFILES: Mapping[str, Profile] = {
         },
         lenient=frozenset(
             {
-                *("loss.diverging", "loss.plateau", "accuracy.stalled", "lr.too_low"),
-                "gradient.vanishing",
+                *("loss.diverging", "loss.plateau", "accuracy.stalled", "accuracy.mismatch"),
+                *("lr.too_low", "gradient.vanishing"),
             }
         ),
     ),

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from support.chain import chain
+from support.courses import answers, weights
 from support.layered import compressed, layered, noisy_gradients, odd_batches
 from support.pushes import pushes
 from support.resizing import resized
@@ -533,5 +534,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         averages,
         pushes,
         resized,
+        weights,
+        answers,
     )
 }

@@ -50,6 +50,8 @@ class SpikePolicy(RisePolicy):
         recurrent: so many spikes within `recurrent_within` are critical.
         recurrent_within: the stretch in which spikes are counted.
         carried: share of the rise that makes one rank its carrier.
+        carried_progress: as `min_progress`, of a passing jump that one rank carries, from which on
+            it is more than an odd batch.
         lasting: so many values as high make it more than an odd batch: one is that batch, the next
             what its update did.
     """
@@ -66,6 +68,7 @@ class SpikePolicy(RisePolicy):
     recurrent: Count = 3
     recurrent_within: Observations = 1000
     carried: Share = 0.8
+    carried_progress: Share = 0.2
     lasting: Observations = 3
     # A jump follows a rise of the rate more closely than a slow drift does.
     rise_before: Observations = 30
@@ -130,7 +133,8 @@ class LossSpike(Detector[SpikeState]):
     Severity:
         Info for a jump of all ranks that is over after one or two values: an odd batch, of which
         healthy trainings have some. Warning from the third value on, and at once where one rank
-        carries it or the learning rate was raised before. Critical where the loss has not come back
+        carries it and the mean rises by more than a fifth of the progress made, or the learning
+        rate was raised before. Critical where the loss has not come back
         below the upper quartile of the 64 values within 50 observations, or from the third spike
         within 1,000 observations on. Never more than info for losses that change their sign.
 
@@ -320,7 +324,9 @@ class LossSpike(Detector[SpikeState]):
     def _finding(self, incident: _Spike) -> Finding:
         who = incident.ranks
         recurrent = incident.spikes >= self.policy.recurrent
-        passing = incident.high < self.policy.lasting and not who and incident.rise is None
+        rise = incident.value - incident.usual
+        odd = not who or rise <= self.policy.carried_progress * incident.progress
+        passing = incident.high < self.policy.lasting and odd and incident.rise is None
         severity = "info" if passing else "warning"
         if incident.stayed or recurrent:
             severity = "critical"

@@ -1,0 +1,172 @@
+"""A loss and an accuracy that do not speak of the same thing."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Policy, Share, Sigmas
+from rankscope.server.detectors.statistics import BLOCK, Progress, mann_kendall
+from rankscope.server.detectors.walking import noise_of_mean, together
+from rankscope.server.detectors.wording import count, number, percent
+from rankscope.server.window import Window
+
+# Blocks that are judged at a time.
+_BLOCKS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class MismatchPolicy(Policy):
+    """Thresholds of `accuracy.mismatch`.
+
+    Attributes:
+        min_fall: fall of the loss, as a share of its start.
+        min_trend: Mann-Kendall Z of the fall, of both.
+        min_drop: fall of the accuracy from one half to the other, at least.
+        min_error: the same in standard errors.
+    """
+
+    min_fall: Share = 0.05
+    min_trend: Sigmas = 3.0
+    min_drop: Share = 0.02
+    min_error: Sigmas = 3.0
+
+
+@dataclass(slots=True)
+class Apart:
+    """What was seen: both, of the first and of the last blocks."""
+
+    accuracy_before: float
+    accuracy_after: float
+    loss_before: float
+    loss_after: float
+
+
+@dataclass(slots=True)
+class MismatchState:
+    """What `accuracy.mismatch` remembers: step, loss and accuracy of the last observations."""
+
+    recent: deque[tuple[int, float, float]] = field(
+        default_factory=lambda: deque(maxlen=_BLOCKS * BLOCK)
+    )
+    progress: Progress = field(default_factory=Progress)
+    watch: Watch[Apart] = field(default_factory=lambda: Watch(clear_after=60))
+
+
+class AccuracyMismatch(Detector[MismatchState]):
+    """The loss falls, and the accuracy falls with it.
+
+    What gets better for the loss gets worse for the answers: the two are computed from different
+    labels, of different outputs, or one of them with the wrong sign.
+
+    Statistic:
+        Over 200 observations of both, looked at every 10: the medians of 20 blocks of the loss
+        fall by more than 5 % of its start (first four against last four), those of the accuracy
+        from one half to the other by more than 0.02 and 3 standard errors of their difference
+        (neighbouring differences, von Neumann 1941), both steadily (Mann-Kendall Z below -3).
+
+    Severity:
+        Warning.
+
+    Evidence:
+        `accuracy_before`, `accuracy_after`, `loss_before`, `loss_after`.
+
+    Source:
+        TheDeepChecker's correlation of loss and accuracy, made directional. That the loss of an
+        evaluation rises while its accuracy rises, too, is no fault: `generalization.gap` tells it.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("accuracy.mismatch",)
+    needs: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+
+    policies: ClassVar[type[Policy]] = MismatchPolicy
+    policy: MismatchPolicy
+
+    def start(self) -> MismatchState:
+        """Nothing seen yet."""
+        return MismatchState()
+
+    def advance(self, window: Window, state: MismatchState) -> Outcome:
+        """Takes loss and accuracy where both are known."""
+        for step, row in together(window, *self.needs):
+            loss, accuracy = row.get("loss", math.nan), row.get("accuracy", math.nan)
+            if not (math.isfinite(loss) and math.isfinite(accuracy)):
+                continue
+            state.progress.push(step, loss)
+            state.recent.append((step, loss, accuracy))
+            if len(state.recent) == state.recent.maxlen and state.progress.count % BLOCK == 0:
+                self._look(step, state)
+        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        return Outcome({"accuracy.mismatch": _check(window, state)}, findings)
+
+    def _look(self, step: int, state: MismatchState) -> None:
+        policy = self.policy
+        losses = np.array([loss for _, loss, _ in state.recent])
+        accuracies = [accuracy for _, _, accuracy in state.recent]
+        half = len(accuracies) // 2
+        # Means are enough to see that it does not fall: nearly every look ends here.
+        early, late = float(np.mean(accuracies[:half])), float(np.mean(accuracies[half:]))
+        error = math.sqrt(2) * noise_of_mean(accuracies[half:])
+        if early - late <= max(policy.min_drop, policy.min_error * error):
+            state.watch.good(step)
+            return
+        blocks = np.median(losses.reshape(-1, BLOCK), axis=1)
+        right = np.array(accuracies).reshape(-1, BLOCK).mean(axis=1)
+        before, after = float(blocks[:4].mean()), float(blocks[-4:].mean())
+        if (
+            before - after <= policy.min_fall * abs(state.progress.start)
+            or mann_kendall(blocks) >= -policy.min_trend
+            or mann_kendall(right) >= -policy.min_trend
+        ):
+            state.watch.good(step)
+            return
+        facts = Apart(float(right[:4].mean()), float(right[-4:].mean()), before, after)
+        state.watch.bad(step, facts, first_step=state.recent[0][0]).facts = facts
+
+
+def _check(window: Window, state: MismatchState) -> Check:
+    episode = state.watch.open(window.last_step)
+    if episode is not None:
+        return Check(Status.OPEN, f"{_finding(episode).title}.")
+    need = _BLOCKS * BLOCK
+    if len(state.recent) < need:
+        why = f"{len(state.recent)} of {need} steps with a loss and an accuracy."
+        return Check(Status.INSUFFICIENT_DATA, why)
+    looks = count(state.watch.judged, "look")
+    return Check(Status.OK, f"At {looks}, loss and accuracy never fell together.")
+
+
+def _finding(episode: Episode[Apart]) -> Finding:
+    facts, step = episode.facts, episode.first_step
+    was, now = percent(facts.accuracy_before), percent(facts.accuracy_after)
+    return Finding(
+        kind="accuracy.mismatch",
+        severity="warning",
+        title=f"The accuracy falls from {was} to {now} since step {step}, and so does the loss",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        cause=(
+            f"The loss fell from {number(facts.loss_before)} to {number(facts.loss_after)}, so the "
+            "model learns; what it learns is not what the accuracy counts. Most likely the two are "
+            "given different labels or outputs (another order, another axis, another threshold), "
+            "or what is minimised is a penalty that grows at the cost of the answers."
+        ),
+        remedy=(
+            "Compute both by hand for one batch, from the same outputs and labels; where the loss "
+            "is a sum, log its parts."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "accuracy_before": facts.accuracy_before,
+            "accuracy_after": facts.accuracy_after,
+            "loss_before": facts.loss_before,
+            "loss_after": facts.loss_after,
+        },
+    )

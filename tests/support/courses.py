@@ -1,0 +1,49 @@
+"""Runs of which the size of the parameters, or loss and accuracy together, take some course."""
+
+import numpy as np
+from support.traces import Trace
+
+
+def weights(
+    seed: int,
+    *,
+    rate: float = 0.0,
+    power: float = 0.0,
+    jump: float = 1.0,
+    until: int = 10_000,
+    start: float = 5.0,
+    every: int = 4,
+    steps: int = 1200,
+) -> Trace:
+    """Norms of the parameters, at every so many steps.
+
+    Args:
+        rate: growth of their logarithm a step, up to step `until`.
+        power: of the number of steps that they grow with.
+        jump: factor at half of the steps.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    course = start * np.exp(rate * np.minimum(each, until)) * (1 + each / 10) ** power
+    course[steps // 2 :] *= jump
+    course = course * np.exp(0.002 * random.standard_normal(steps))
+    both = np.tile(course, (2, 1))
+    there = np.broadcast_to(each % every == 0, both.shape).copy()
+    return Trace("weights", seed, each, {"weight_norm": both}, {"weight_norm": there})
+
+
+def answers(
+    seed: int, *, gain: float = 0.3, fall: float = 0.5, until: int = 10_000, steps: int = 500
+) -> Trace:
+    """Loss and accuracy of four ranks.
+
+    Args:
+        gain: of the accuracy over all steps, up to step `until`; below 0 it falls.
+        fall: share of the loss that is lost over all steps.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    loss = 2.0 * (1 - fall * each / steps) * np.exp(0.05 * random.standard_normal((4, steps)))
+    right = 0.5 + gain * np.minimum(each, until) / steps
+    accuracy = right + 0.05 * random.standard_normal((4, steps))
+    return Trace("answers", seed, each, {"loss": loss, "accuracy": accuracy})
