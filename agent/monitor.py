@@ -204,9 +204,9 @@ class Monitor:
         self._guard.retire()
 
     def _leave(self, state: str, error: str) -> None:
-        with self._bookkeeping:
-            last_words.begin_to_leave()
         try:
+            with self._bookkeeping:
+                last_words.begin_to_leave()
             self._speak(state, error)
         finally:  # an impatient user's Ctrl-C, too, must not leave the process deaf to SIGTERM
             with self._bookkeeping:

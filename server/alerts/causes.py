@@ -35,6 +35,7 @@ class Rule:
         latest: the same at the latest; None: as long as the root lasts, and until it would have
             resolved.
         same_ranks: whether they have to have a rank in common, where both name ranks.
+        key: what the consequence's key begins with, where a kind has findings of several sorts.
     """
 
     root: tuple[str, ...]
@@ -44,6 +45,7 @@ class Rule:
     earliest: int = 0
     latest: int | None = None
     same_ranks: bool = True
+    key: str = ""
 
 
 # Where several lines fit, the upper one holds.
@@ -294,7 +296,7 @@ RULES = (
         consequence=("loss.", "gradient.", "lr.too_high", "update.ratio", "accuracy.stalled"),
         earliest=-_BLUR,
         same_ranks=False,
-        why="steps are too large for what so few samples tell",
+        why="steps are too large for the batch",
     ),
     Rule(
         root=("update.missing", "schedule.mismatch", "lr.too_low", "amp.scale_collapse"),
@@ -381,6 +383,7 @@ RULES = (
         consequence=("rank.gradient_outlier",),
         # Bursts of the gradient stand out sooner than those of the loss, and add up.
         earliest=-10 * _EPISODE,
+        key="bursts:",
         why="a batch whose loss is like no other's has such a gradient, too",
     ),
     Rule(
@@ -522,6 +525,8 @@ def _fits(rule: Rule, root: Alert, consequence: Alert) -> bool:
         return False
     if root.severity == "info" and consequence.severity != "info":
         # Drift, or a synchronisation now and then, explains nothing, and must not hide anything.
+        return False
+    if not consequence.key.startswith(rule.key):
         return False
     if rule.stages and root.stage not in rule.stages:
         return False

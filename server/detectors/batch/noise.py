@@ -228,9 +228,10 @@ def _norms(window: Window) -> Iterator[tuple[int, float, tuple[float, float, int
             norm = (
                 whole.get(step, math.nan) / clip.get(step, 1.0) if clip.get(step, 1.0) else math.nan
             )
-        small = square / scale.get(step, 1.0) ** 2
-        if math.isfinite(small) and math.isfinite(norm):
-            yield step, small, (norm**2, samples.get(step, math.nan), rows.shape[1])
+        of = scale.get(step, 1.0)
+        if of > 0 and math.isfinite(square / of / of) and math.isfinite(norm * norm):
+            told = samples.get(step, math.nan)
+            yield step, square / of / of, (norm * norm, told, rows.shape[1])
 
 
 def _sound(state: NoiseState) -> bool:

@@ -106,7 +106,7 @@ class Duplicated(Detector[DuplicatedState]):
         state.steps += len(window.steps)
         words = window.words.get("batch")
         classes = [c for c in window.data_parallel if len(c) > 1]
-        if words is not None and classes:
+        if words is not None and classes and len(window.steps):
             rows = {int(rank): row for row, rank in enumerate(window.ranks)}
             paired = np.array(sorted(rows[r] for c in classes for r in c))
             apart = _all_apart(window, words, state)

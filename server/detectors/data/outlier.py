@@ -149,14 +149,14 @@ class DataOutlier(Detector[OutlierState]):
     Statistic:
         d = the logarithm of a rank's loss minus the median of the ranks'; z = d over the robust
         standard deviation of all ranks' d in the last 64 observations, of which there are 32 or
-        more (0.05 at least). An outlier has z > 10 (6 where the loss is above that of the run's
-        start: worse than knowing nothing), a loss above 3 times what 98 % of all ranks' in those 64
-        are below, and above its own median by a fifth of the progress made, while no other rank has
-        z > 4. None of the 4 losses of the rank before it has z > 4, and at most one
-        of the 4 after it: what stays is `rank.loss_outlier`. They recur where the same batch is odd
-        twice, where a sample was in two odd batches and in no other that was told of, where three
-        come at the same distance (of 8 steps or more; up to 3 in between need not stand out), or
-        where so many are of one rank alone as chance gives in fewer than 1 of 100 cases.
+        more (0.05 at least). An outlier has z > 10 (6 where half of the start has been gained and
+        the loss is above it again: worse than knowing nothing), a loss above 3 times what 98 % of
+        all ranks' in those 64 are below, and above its own median by a fifth of the progress made,
+        while no other rank has z > 4. None of the 4 losses of the rank before it has z > 4, and at
+        most one of the 4 after it: what stays is `rank.loss_outlier`. They recur where the same
+        batch is odd twice, where a sample was in two odd batches and in no other that was told of,
+        where three come at the same distance (of 8 steps or more; up to 3 in between need not stand
+        out), or where so many are of one rank alone as chance gives in fewer than 1 of 100 cases.
 
     Severity:
         Info for one; warning where they recur.
@@ -275,7 +275,9 @@ class DataOutlier(Detector[OutlierState]):
         place = int(np.argmax(scores))
         # Of two, the other's is the same, the other way round.
         others = np.delete(np.abs(scores), place) if len(row) > 2 else np.zeros(1)
-        unlearned = exceeds(float(row[place]), state.progress.start)
+        # Where little was gained, the start is no measure: half of all losses lie above it.
+        start = state.progress.start
+        unlearned = 2 * state.progress.scale > start and exceeds(float(row[place]), start)
         if (
             scores[place] > (self.policy.unlearned_z if unlearned else self.policy.min_z)
             and others.max(initial=0.0) <= self.policy.others_z

@@ -112,11 +112,10 @@ class Replayed(Detector[ReplayedState]):
         state.steps += len(window.steps)
         words = window.words.get("batch")
         if words is not None:
-            rows = window.members
-            whole = words.present[rows].all(axis=0) & (len(rows) == window.world_size)
+            whole = words.present.all(axis=0) & (len(window.ranks) == window.world_size)
             for column in np.flatnonzero(whole).tolist():
                 # Ranks in any order: renumbering them is no other sequence.
-                held = np.sort(words.values[rows, column]).tobytes()
+                held = np.sort(words.values[:, column]).tobytes()
                 digest = hashlib.blake2b(held, digest_size=8).digest()
                 self._step(window, state, int(window.steps[column]), digest)
         findings = [

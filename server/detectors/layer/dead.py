@@ -29,6 +29,8 @@ class DeadPolicy(Policy):
 
     Attributes:
         evidence: observations before it is judged how many tensors have no gradient.
+        varying: the same where their number varies by itself. That the last 4 of 24 are above all
+            others happens by chance in one of 10,626 cases.
         in_a_row: observations on end with more of them than is usual.
         never: observations without a gradient that make a tensor one that never had any.
         idle: units of a module that do nothing.
@@ -40,6 +42,7 @@ class DeadPolicy(Policy):
     """
 
     evidence: Observations = 8
+    varying: Observations = 20
     in_a_row: Observations = 4
     never: Observations = 32
     idle: Share = 0.5
@@ -109,7 +112,8 @@ class LayerDead(Detector[DeadState]):
 
     Statistic:
         The number of tensors without a gradient (none, or zeros), the least of all ranks, is above
-        all of the last 256 observations, of which there are 8 or more, at 4 observations on end:
+        all of the last 256 observations, of which there are 8 or more (20 where it varies by
+        itself), at 4 observations on end:
         experts and heads that have no sample now and then are among those 256. Which tensors it is
         comes from the norms of single tensors, at sampled steps. Where there is no gradient at all,
         and no loss either, everything is learned. Units: more than half of those of a ReLU module
@@ -224,7 +228,9 @@ class LayerDead(Detector[DeadState]):
             state.usual.append(open_.facts.missing)
             state.usual.append(missing)
             return
-        if len(state.usual) < self.policy.evidence or missing <= usual:
+        varies = usual > min(state.usual, default=0)
+        needed = self.policy.varying if varies else self.policy.evidence
+        if len(state.usual) < needed or missing <= usual:
             state.usual.extend(earlier for _, earlier in state.above)
             state.above.clear()
             state.usual.append(missing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar
@@ -123,7 +124,8 @@ class GradientOutlierState:
         far: number of the last look at which any rank was further from the others than an outlier
             has to be; most runs have none, and are to cost next to nothing.
         firing: windows on end in which a rank stood out.
-        offset, jitter: what is wrong at present.
+        offset: what is wrong at present at nearly every look.
+        bursting: rank -> what is wrong with it now and then.
         members: ranks that are compared: the largest class of replicas.
     """
 
@@ -140,8 +142,15 @@ class GradientOutlierState:
     steps: int = 0
     judged: int = 0
     offset: _Outlier | None = None
-    jitter: _Outlier | None = None
+    bursting: dict[int, _Outlier] = field(default_factory=dict)
     members: tuple[int, ...] = ()
+
+    def present(self) -> Iterator[tuple[str, _Outlier]]:
+        """What is wrong at present, by key."""
+        if self.offset is not None:
+            yield "", self.offset
+        for rank, known in sorted(self.bursting.items()):
+            yield f"bursts:{rank}", known
 
     def forget(self, policy: GradientOutlierPolicy) -> None:
         """Other ranks are replicas of each other now."""
@@ -203,9 +212,15 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
     policy: GradientOutlierPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
-        """A window in which all looks are at a rank that stands out, and another one."""
-        policy = self.policy
-        return (Reach(("grad_norm_local",), policy.size + policy.windows - 1, LASTS_SAMPLED),)
+        """A window of looks at a rank that stands out, and another one; and a beat."""
+        policy, seen = self.policy, ("grad_norm_local",)
+        # Bursts that lie twice the shortest distance apart; of those that lie further apart, or are
+        # few, nothing tells how many looks they need.
+        beats = 2 * policy.beats * policy.shortest_beat
+        return (
+            Reach(seen, policy.size + policy.windows - 1, LASTS_SAMPLED),
+            Reach(seen, beats, LASTS_SAMPLED),
+        )
 
     def start(self) -> GradientOutlierState:
         """Nothing seen yet."""
@@ -235,11 +250,13 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         apart = logs - others_median(logs)
         furthest = np.nan_to_num(np.abs(apart)).max(axis=1, initial=0.0).tolist()
         for index, step in enumerate(steps.tolist()):
-            for name in ("offset", "jitter"):
-                known: _Outlier | None = getattr(state, name)
-                if known is not None and known.calm >= known.patience:
-                    findings.append(_finding(known, name))
-                    setattr(state, name, None)
+            if state.offset is not None and state.offset.calm >= state.offset.patience:
+                findings.append(_finding(state.offset, ""))
+                state.offset = None
+            for rank, known in sorted(state.bursting.items()):
+                if known.calm >= known.patience:
+                    findings.append(_finding(known, f"bursts:{rank}"))
+                    del state.bursting[rank]
             state.judged += 1
             state.spacing.push(step)
             state.norms.push(step, members, logs[index].copy())
@@ -250,16 +267,13 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
                 state.far = state.judged
             if state.judged >= self.policy.least:
                 self._look(state, step, members, logs[index], apart[index])
-            for known in (state.offset, state.jitter):
-                if known is not None:
-                    known.looked(step)
-        for name in ("offset", "jitter"):
-            known = getattr(state, name)
-            if known is not None:
-                if not known.calm:
-                    # Until a look shows otherwise.
-                    known.last_step = max(known.last_step, window.last_step)
-                findings.append(_finding(known, name))
+            for _, known in state.present():
+                known.looked(step)
+        for key, known in state.present():
+            if not known.calm:
+                # Until a look shows otherwise.
+                known.last_step = max(known.last_step, window.last_step)
+            findings.append(_finding(known, key))
         findings += state.arithmetic.take()
         return Outcome({"rank.gradient_outlier": _check(state, self.policy)}, tuple(findings))
 
@@ -377,8 +391,9 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
             chance = len(known) * tail(len(state.events), len(mine), 1 / len(known))
             if len(mine) < policy.bursts or chance > policy.burst_chance:
                 return
-        if state.jitter is None or state.jitter.ranks != (rank,):
-            state.jitter = _Outlier(
+        incident = state.bursting.get(rank)
+        if incident is None:
+            incident = state.bursting[rank] = _Outlier(
                 first_step=mine[0][1],
                 seen_step=step,
                 last_step=step,
@@ -390,7 +405,6 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
                 others=0.0,
                 looks=0,
             )
-        incident = state.jitter
         longest = max(later[0] - earlier[0] for earlier, later in pairwise(mine))
         incident.last_step = incident.found_at = step
         # A beat of which some cannot be judged is over when as many are missing as make one.
@@ -422,24 +436,24 @@ def _onset(history: RankHistory, known: Int64, column: int) -> int:
     return int(steps[there][0] if abs(before) >= 0.5 * abs(after) else steps[there][at])
 
 
-def _finding(incident: _Outlier, name: str) -> Finding:
+def _finding(incident: _Outlier, key: str) -> Finding:
     who, step = ranks(incident.ranks), incident.first_step
     factor = number(max(incident.factor, 1 / incident.factor))
     side = "larger" if incident.factor > 1 else "smaller"
-    if name == "jitter":
+    if key:
         regular = math.isfinite(incident.period)
         often = f"every {number(incident.period)} steps" if regular else "now and then"
         title = f"Gradients of {who} are {factor} times the others' {often} since step {step}"
         cause = (
             f"At {count(incident.bursts, 'look')} of {incident.looks:,} the gradient that {who} "
-            f"computed was some {factor} times its usual size beside the others', and theirs was "
-            "not"
+            f"computed was some {factor} times as large as the others', and as its own at other "
+            "looks"
         )
         if regular:
             cause = (
-                f"{cause}, and these lie {number(incident.period)} steps apart or several times "
-                "that: a batch of its shard that comes back (in each epoch, where nothing is "
-                "shuffled), or something that this rank alone does so often."
+                f"{cause}. These lie multiples of {number(incident.period)} steps apart: a batch "
+                "of its shard that comes back (in each epoch, where nothing is shuffled), "
+                "something that this rank alone does so often, or a device that fails with it."
             )
         else:
             cause = (
@@ -478,7 +492,7 @@ def _finding(incident: _Outlier, name: str) -> Finding:
         )
     return Finding(
         kind="rank.gradient_outlier",
-        key="" if name == "offset" else name,
+        key=key,
         # Two ranks whose data differ from the first step on are as likely as a fault.
         severity="info" if not incident.decided and incident.from_start else "warning",
         title=title,
@@ -501,10 +515,8 @@ def _finding(incident: _Outlier, name: str) -> Finding:
 
 
 def _check(state: GradientOutlierState, policy: GradientOutlierPolicy) -> Check:
-    for name in ("offset", "jitter"):
-        known: _Outlier | None = getattr(state, name)
-        if known is not None:
-            return Check(Status.OPEN, f"{_finding(known, name).title}.")
+    for key, known in state.present():
+        return Check(Status.OPEN, f"{_finding(known, key).title}.")
     for finding in state.arithmetic.take():
         return Check(Status.OPEN, f"{finding.title}.")
     if state.judged < policy.least:

@@ -215,7 +215,7 @@ class Lateness:
         for n in np.flatnonzero(over.any(axis=1)).tolist():
             if np.isfinite(idle[n]).any():
                 waiting = np.isfinite(seconds[n]) & ~over[n]
-                waited = np.sort(np.where(np.isnan(idle[n]), np.inf, idle[n])[waiting])
+                waited = np.sort(np.where(np.isfinite(idle[n]), idle[n], np.inf)[waiting])
                 if not waited[len(waited) // 2] > least[n]:
                     continue
             found[n] = frozenset(ranks[over[n]].tolist())

@@ -98,7 +98,9 @@ class RankSilent(Detector[SilentState]):
 
     def advance(self, window: Window, state: SilentState) -> Outcome:
         """Looks at when each rank was last heard of."""
-        window = replace(window, lives=tuple(window.lives[row] for row in window.members))
+        # Started again with fewer ranks, a job goes on without those that it had before.
+        there = tuple(life for life in window.lives if life.rank < window.world_size)
+        window = replace(window, lives=there)
         self._listen(window, state)
         silent = self._silent(window.lives, state)
         findings = []

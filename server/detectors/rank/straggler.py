@@ -157,9 +157,8 @@ class RankStraggler(Detector[StragglerState]):
     def advance(self, window: Window, state: StragglerState) -> Outcome:
         """Goes through the steps that were timed."""
         state.steps += len(window.steps)
-        columns = [
-            np.flatnonzero(np.isin(window.ranks, c)) for c in window.data_parallel if len(c) > 1
-        ]
+        columns = [np.flatnonzero(np.isin(window.ranks, c)) for c in window.data_parallel]
+        columns = [rows for rows in columns if len(rows) > 1]
         hosts = rows_of_hosts(window)
         block = timed(window, _NAMES)
         own = block.series["compute_seconds"] - block.series["wait_seconds"]

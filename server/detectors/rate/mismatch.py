@@ -17,10 +17,11 @@ from rankscope.server.detectors.policy import Count, Observations, Policy, Share
 from rankscope.server.detectors.statistics import Progress, exceeds, mean_over_ranks
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, number, sentences
-from rankscope.server.window import Float64, Window
+from rankscope.server.window import Bool, Float64, Window
 
 # Observations from one look to the next.
 _STRIDE = 10
+_NOT_YET = -(2**62)
 # By the name of its class: optimizers that divide by the size of the gradient, and others.
 _ADAPTIVE = (
     *("adam", "adan", "adafactor", "adagrad", "adadelta", "rms", "lamb", "lion", "novograd"),
@@ -38,11 +39,11 @@ class MismatchPolicy(Policy):
         stable: times that batches on end may be apart to be of one size.
         in_a_row: batches of the new size on end; the last one of an epoch is shorter, and alone.
         apart: factor by which the learning rate is off what the rule says.
-        settle: learning rates after the change before they are judged.
+        settle: learning rates after the change before they are judged, and of which the largest
+            counts.
         rising: share by which the rate grows over so many that it is still warmed up.
-        patience: after which a rate is judged even so.
         recent: learning rates and losses before and after the change that are compared.
-        watched: losses after the change among which one that is worse is its consequence.
+        watched: losses among which one that is worse is the change's consequence.
         min_z: how far the mean loss has risen, or how many of the losses are above what was usual
             beyond half of them, in standard errors.
         min_rise: rise of the mean as a share of the progress made until then.
@@ -54,7 +55,6 @@ class MismatchPolicy(Policy):
     apart: Times = 2.0
     settle: Observations = 50
     rising: Share = 0.01
-    patience: Observations = 1000
     recent: Observations = 50
     watched: Observations = 300
     min_z: Sigmas = 4.0
@@ -109,28 +109,37 @@ class MismatchState:
     """What `lr.batch_mismatch` remembers.
 
     Attributes:
-        sizes: the last batches, step and samples.
+        sizes: the last batches, step, samples and ranks that read them.
         size: of the batches until now; NaN before there were some of one size.
         world: ranks that read them.
         rates: the last learning rates at that size; `losses` likewise.
+        origin: size and rate before the last change: to go back to both is no mismatch.
         change: what is being judged, since step `changed`.
-        after: learning rates since; `losses_after` the last losses.
+        after: the last learning rates since, of `made`; `losses_after` likewise.
+        settled_at: how many had been made when the rate ceased to rise; -1 before.
+        waited: losses since.
+        told: what is known of the last change, when nothing is judged any more.
+        unjudged: why it was not.
     """
 
     rates: deque[float]
     losses: deque[float]
+    after: deque[float]
     losses_after: deque[float]
     sizes: deque[tuple[int, float, int]]
-    steps: int = 0
-    told: int = 0
+    seen: int = 0
     size: float = math.nan
     world: int = 0
     signed: bool = False
-    judged: int = 0
+    origin: tuple[float, float] | None = None
     progress: Progress = field(default_factory=Progress)
     change: Mismatch | None = None
     changed: int = -1
-    after: list[float] = field(default_factory=list)
+    made: int = 0
+    settled_at: int = -1
+    waited: int = 0
+    told: str = ""
+    unjudged: str = ""
     watch: Watch[Mismatch] = field(default_factory=lambda: Watch(clear_after=_STRIDE))
 
 
@@ -145,10 +154,11 @@ class RateMismatch(Detector[MismatchState]):
         on end are alike, and 1.5 times as large as those before or as small, the learning rate is
         held against k, the one size over the other: it should be k times what it was with SGD,
         and the root of k times with optimizers that divide by the size of the gradient (Adam and
-        its kin); where the optimizer is not known, anything in between will do. What it is after
-        the change is its maximum since, after 50 observations or more and once it has ceased to
-        rise by more than 1 %, so that a warm-up is over. It is off where it is twice as large, or
-        half as large, or more. Looked at for 300 observations after the change.
+        its kin); where the optimizer is not known, anything in between will do, and so will what it
+        was where the batch goes back to the size before. What it is after the change is the largest
+        of the last 50, once these rise no more (by 1 %), so that a warm-up is over. It is off where
+        it is twice as large, or half as large, or more. Looked at for 300 losses from then on. Not
+        judged where the rate was being warmed up when the batch changed.
 
     Severity:
         Info: rules of thumb have exceptions, and a rate that is left as it is may be meant
@@ -156,7 +166,7 @@ class RateMismatch(Detector[MismatchState]):
         loss has risen since: the mean of its last 50 values above that of the 50 before the change
         by more than a tenth of the progress made, and by 4 standard errors (Welch's test), or so
         that 40 of 50 are above their median (a sign test, which losses that grow without bounds
-        pass, too). That one lasts until the loss is back. Never for losses that change their sign.
+        pass, too). That one lasts until the loss is back. Never for losses below 0.
 
     Evidence:
         `batch_before`, `batch_after`, `ranks_before`, `ranks_after`, `lr_before`, `lr_after`,
@@ -177,119 +187,135 @@ class RateMismatch(Detector[MismatchState]):
 
     def start(self) -> MismatchState:
         """Nothing seen yet."""
-        recent = self.policy.recent
+        recent, settle = self.policy.recent, self.policy.settle
         return MismatchState(
             deque(maxlen=recent),
             deque(maxlen=recent),
+            deque(maxlen=settle),
             deque(maxlen=recent),
             deque(maxlen=self.policy.in_a_row),
         )
 
     def advance(self, window: Window, state: MismatchState) -> Outcome:
         """Follows the size of the batch, and the rate and the loss with it."""
-        state.steps += len(window.steps)
+        optimizer = str(window.config.get("optimizer", ""))
         for step, size, world, rate, loss in _steps(window):
             if math.isfinite(size):
-                state.told += 1
+                state.seen += 1
                 state.sizes.append((step, size, world))
-                self._size(window, state)
-            if math.isfinite(rate):
-                self._rate(rate, state)
+                self._size(step, optimizer, state)
+            # What comes with a batch of another size than is known does not belong to that one.
+            usual = self._usual(state)
+            if math.isfinite(rate) and usual:
+                state.rates.append(rate)
             if math.isfinite(loss):
-                self._loss(step, loss, state)
+                state.signed |= loss < 0
+                state.progress.push(step, loss)
+                state.losses_after.append(loss)
+                state.waited += state.settled_at >= 0
+                if usual:
+                    state.losses.append(loss)
             if state.change is not None and math.isfinite(rate):
-                self._look(step, state.change, state)
+                self._rate(step, rate, state.change, state)
         findings = tuple(
             _finding(e, self.policy, signed=state.signed)
             for e in state.watch.take(window.last_step)
         )
         return Outcome({"lr.batch_mismatch": _check(window, state, self.policy)}, findings)
 
-    def _size(self, window: Window, state: MismatchState) -> None:
+    def _usual(self, state: MismatchState) -> bool:
+        """Whether the last batch is of the size that is known."""
+        last = state.sizes[-1][1] if state.sizes else math.nan
+        return _alike(last, state.size, self.policy.stable)
+
+    def _size(self, step: int, optimizer: str, state: MismatchState) -> None:
         """Takes note of batches that are all of another size now."""
         policy = self.policy
-        if self._usual(state):
-            return
         sizes = [size for _, size, _ in state.sizes]
-        if len(sizes) < policy.in_a_row or max(sizes) > policy.stable * min(sizes):
+        if (
+            self._usual(state)
+            or len(sizes) < policy.in_a_row
+            or not _alike(max(sizes), min(sizes), policy.stable)
+        ):
             return
         size, (since, _, world) = median(sizes), state.sizes[0]
-        if not math.isfinite(state.size):
-            state.size, state.world = size, world
-        factor = size / state.size
-        if max(factor, 1 / factor) < policy.change:
-            return
-        exponents = _exponents(str(window.config.get("optimizer", "")))
-        rate = median(list(state.rates)[-policy.in_a_row :])
-        expected = sorted(rate * factor**exponent for exponent in exponents)
-        state.change = Mismatch(
-            before=state.size,
-            after=size,
-            world_before=state.world,
-            world_after=world,
-            rate_before=rate,
-            least=expected[0],
-            most=expected[-1],
-            losses=tuple(state.losses),
-            progress=state.progress.scale,
-        )
-        # What was said of the change before it is over.
-        state.watch.good(since)
-        state.changed = since
-        state.after.clear()
-        state.losses_after.clear()
-        state.rates.clear()
-        state.losses.clear()
+        if not _alike(size, state.size, policy.change) and math.isfinite(state.size):
+            state.watch.good(step)  # what was said of the change before it
+            self._changed(since, size, world, optimizer, state)
         state.size, state.world = size, world
 
-    def _usual(self, state: MismatchState) -> bool:
-        """Whether the last batch is of the size that is known: what comes with it belongs to it."""
-        last = state.sizes[-1][1] if state.sizes else math.nan
-        stable = self.policy.stable
-        return last <= stable * state.size and state.size <= stable * last
+    def _changed(
+        self, since: int, size: float, world: int, optimizer: str, state: MismatchState
+    ) -> None:
+        policy, rates, factor = self.policy, list(state.rates), size / state.size
+        rate = median(rates[-policy.in_a_row :])
+        origin, state.origin = state.origin, (state.size, rate)
+        losses = tuple(state.losses)
+        state.change, state.changed, state.told, state.unjudged = None, since, "", ""
+        state.made, state.settled_at, state.waited = 0, -1, 0
+        for series in (state.rates, state.losses, state.after, state.losses_after):
+            series.clear()
+        if not rate > 0:
+            state.unjudged = "no learning rate above 0 is known from before"
+        elif rates[-1] > (1 + policy.rising) * rates[0]:
+            state.unjudged = "the learning rate was being warmed up"
+        else:
+            expected = [rate * factor**exponent for exponent in _exponents(optimizer)]
+            if origin is not None and _alike(size, origin[0], policy.stable) and origin[1] > 0:
+                expected.append(origin[1])
+            state.change = Mismatch(
+                before=state.size,
+                after=size,
+                world_before=state.world,
+                world_after=world,
+                rate_before=rate,
+                least=min(expected),
+                most=max(expected),
+                losses=losses,
+                progress=state.progress.scale,
+            )
 
-    def _rate(self, rate: float, state: MismatchState) -> None:
-        if self._usual(state):
-            state.rates.append(rate)
-        if state.change is not None:
-            state.after.append(rate)
-
-    def _loss(self, step: int, loss: float, state: MismatchState) -> None:
-        state.signed |= loss < 0
-        state.progress.push(step, loss)
-        if self._usual(state):
-            state.losses.append(loss)
-        if state.change is not None:
-            state.losses_after.append(loss)
-
-    def _look(self, step: int, change: Mismatch, state: MismatchState) -> None:
-        policy, made = self.policy, len(state.after)
-        if made < policy.settle or made % _STRIDE:
+    def _rate(self, step: int, rate: float, change: Mismatch, state: MismatchState) -> None:
+        """Looks at what the rate has come to, now and then."""
+        policy = self.policy
+        state.after.append(rate)
+        state.made += 1
+        if state.made < policy.settle or state.made % _STRIDE:
             return
-        half = state.after[-policy.settle :]
-        if made < policy.patience and half[-1] > (1 + policy.rising) * half[0]:
-            return  # a warm-up
-        state.judged += 1
+        if state.settled_at < 0:
+            if state.after[-1] > (1 + policy.rising) * state.after[0]:
+                return  # a warm-up
+            state.settled_at = state.made
         change.rate_after = max(state.after)
+        # Of a rate of 0 other kinds tell.
         large = not exceeds(policy.apart * change.most, change.rate_after)
-        small = not exceeds(policy.apart * change.rate_after, change.least)
-        full = len(state.losses_after) == policy.recent
+        small = change.rate_after > 0 and not exceeds(
+            policy.apart * change.rate_after, change.least
+        )
+        full = len(state.losses_after) == policy.recent and bool(change.losses)
         rise = float(np.mean(state.losses_after)) - change.loss_before if full else math.nan
         worse = rise > policy.min_rise * change.progress and (
             _risen(change.losses, tuple(state.losses_after)) > policy.min_z
         )
-        known = change.worse and not full
-        if not (large and (worse or known)):
-            change.loss_after = math.nan
-        elif worse:
-            change.loss_after = change.loss_before + rise
-        within = made <= policy.watched
+        change.loss_after = change.loss_before + rise if large and worse else math.nan
+        waited = state.waited if state.progress.count else state.made - state.settled_at
+        within = waited <= policy.watched
         if (large or small) and (within or change.worse):
             state.watch.bad(step, change, first_step=state.changed).facts = change
         else:
             state.watch.good(step)
         if not within and not change.worse:
             state.change = None
+            state.told = (
+                f"The batch went from {number(change.before)} to {number(change.after)} samples at "
+                f"step {state.changed}, and the learning rate went "
+                + ("with it." if not (large or small) else "another way; no harm was seen of it.")
+            )
+
+
+def _alike(one: float, other: float, factor: float) -> bool:
+    """Whether two numbers are at most a factor apart; no if one is not known."""
+    return one <= factor * other and other <= factor * one
 
 
 def _steps(window: Window) -> Iterator[tuple[int, float, int, float, float]]:
@@ -313,10 +339,7 @@ def _batches(window: Window) -> Float64:
     found = np.full((2, len(window.steps)), np.nan)
     sizes = sizes_of_ranks(window)
     told = np.isfinite(sizes)
-    # Not the ranks of today's world: a finished run is evaluated again as it was.
-    ended = {life.rank: life.last_step for life in window.lives}
-    until = np.array([ended.get(rank, -1) for rank in window.ranks.tolist()], dtype=np.int64)
-    there = (until[:, None] >= window.steps) | told
+    there = _taking_part(window) | told
     # Each set reads the whole batch, and there may be some that see nothing of it (pipelines).
     for group in reversed(window.data_parallel):
         rows = np.isin(window.ranks, group)
@@ -335,6 +358,30 @@ def _risen(before: Sequence[float], after: Sequence[float]) -> float:
     return max(
         means / error if error > 0 else 0.0, (2 * above - len(after)) / math.sqrt(len(after))
     )
+
+
+def _taking_part(window: Window) -> Bool:
+    """Which ranks train at which steps, bool [R, S].
+
+    Not the ranks of today's world: a finished run is evaluated again as it was.
+    """
+    last = {life.rank: life.last_step for life in window.lives}
+    ranks = window.ranks.tolist()
+    until = np.array([last.get(rank, -1) for rank in ranks], dtype=np.int64)
+    # By how many processes of its own each rank has come to a step; of one that has said nothing
+    # of when it began, that is not known.
+    begun = np.zeros((len(ranks), len(window.steps)), dtype=np.int64)
+    for row, rank in enumerate(ranks):
+        begins = np.array(window.begins.get(rank, (-1,)), dtype=np.int64)
+        newest = np.searchsorted(begins, window.steps, side="right") - 1
+        begun[row] = np.where(newest >= 0, begins[newest], _NOT_YET)
+    there: Bool = (until[:, None] >= window.steps) & (begun != _NOT_YET)
+    # Where half of the ranks began anew without it, it did not come along.
+    for column in np.flatnonzero((begun != begun[:1]).any(axis=0)).tolist():
+        at = np.maximum(begun[:, column], -1)
+        later = len(at) - np.searchsorted(np.sort(at), at, side="right")
+        there[:, column] &= (later == 0) | (2 * later < len(at))
+    return there
 
 
 def _exponents(optimizer: str) -> tuple[float, ...]:
@@ -361,7 +408,10 @@ def _finding(episode: Episode[Mismatch], policy: MismatchPolicy, *, signed: bool
         "lr_expected": [facts.least, facts.most],
     }
     world = (
-        f"The job has {count(facts.world_after, 'rank')} instead of {facts.world_before:,}."
+        f"{count(facts.world_after, 'rank').capitalize()} of {facts.world_before:,} read it now."
+        if facts.world_after < facts.world_before
+        else f"{count(facts.world_after, 'rank').capitalize()} read it now, {facts.world_before:,} "
+        "before."
         if facts.world_after != facts.world_before
         else ""
     )
@@ -371,37 +421,39 @@ def _finding(episode: Episode[Mismatch], policy: MismatchPolicy, *, signed: bool
         rule = f"the rules give {number(facts.least)} (SGD) to {number(facts.most)} (Adam)"
         if facts.after > facts.before:
             rule = f"the rules give {number(facts.least)} (Adam) to {number(facts.most)} (SGD)"
-    large = facts.rate_after > facts.most
-    effect = (
-        "each step goes further than the noise of so few samples allows."
-        if large and facts.after < facts.before
-        else "each step goes further than the one before it did for as much."
-        if large
-        else "the additional samples are averaged, and go into shorter steps than they allow."
-    )
+    large, grown = facts.rate_after > facts.most, facts.after > facts.before
+    effect = {
+        (True, False): "each step goes further than the noise of so few samples allows.",
+        (True, True): "the rate was raised by more than the batch.",
+        (False, True): "the additional samples are averaged, and go into shorter steps than they "
+        "allow.",
+        (False, False): "the rate was cut by more than the batch.",
+    }[large, grown]
     cause = sentences(
-        world,
-        f"For {number(facts.after / facts.before)} times the batch, {rule}: {effect}",
+        world, f"For {number(facts.after / facts.before)} times the batch, {rule}: {effect}"
     )
+    severity = "warning" if facts.worse and not signed else "info"
     if facts.worse:
         evidence |= {"loss_before": facts.loss_before, "loss_after": facts.loss_after}
         cause = sentences(
             cause,
-            f"The loss was {number(facts.loss_before)} before, and is {number(facts.loss_after)}.",
+            f"The mean of {policy.recent} losses was {number(facts.loss_before)} before, and is "
+            f"{number(facts.loss_after)}.",
         )
+    back = f"go back to {before} samples a step" + ("" if grown else " (accumulate gradients)")
+    if severity == "warning":
         remedy = (
             f"Go back to a checkpoint before step {step}, and go on with a learning rate of "
-            f"{target}, or with {before} samples a step (accumulate gradients)."
+            f"{target}; or {back}."
         )
     else:
         remedy = (
             f"If that is not meant, set the learning rate to {target}, by a warm-up where it "
-            f"rises, or go back to {before} samples a step (accumulate gradients, or give each "
-            "rank another number)."
+            f"rises; or {back}."
         )
     return Finding(
         kind="lr.batch_mismatch",
-        severity="warning" if facts.worse and not signed else "info",
+        severity=severity,
         title=(
             f"The batch went from {before} to {after} samples at step {step}, and the learning "
             f"rate {became}"
@@ -422,18 +474,21 @@ def _check(window: Window, state: MismatchState, policy: MismatchPolicy) -> Chec
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, policy, signed=state.signed).title}.")
     if not math.isfinite(state.size):
-        if state.told < 5 * policy.in_a_row:
-            why = f"{count(state.told, 'batch size')} so far, of {policy.in_a_row} alike needed."
+        if state.seen < 5 * policy.in_a_row:
+            why = f"{count(state.seen, 'batch size')} so far, of {policy.in_a_row} alike needed."
         else:
-            why = f"Of {count(state.told, 'batch')}, no {policy.in_a_row} on end are of one size."
+            why = f"Of {count(state.seen, 'batch')}, no {policy.in_a_row} on end are of one size."
         return Check(Status.INSUFFICIENT_DATA, why)
-    if state.change is not None and not state.judged:
+    changed = f"The batch went to {number(state.size)} samples at step {state.changed}"
+    if state.unjudged:
+        return Check(Status.INSUFFICIENT_DATA, f"{changed}; {state.unjudged}.")
+    if state.change is None:
+        known = state.told or f"The batch has {number(state.size)} samples all along."
+        return Check(Status.OK, known)
+    if state.settled_at < 0:
         why = (
-            f"The batch went to {number(state.size)} samples at step {state.changed}; "
-            f"{count(len(state.after), 'learning rate')} of {policy.settle} needed after it."
+            f"{changed}; {count(state.made, 'learning rate')} since, of {policy.settle} needed "
+            "that rise no more."
         )
         return Check(Status.INSUFFICIENT_DATA, why)
-    if state.judged:
-        why = f"The learning rate goes with the batch, of {number(state.size)} samples."
-        return Check(Status.OK, why)
-    return Check(Status.OK, f"The batch has had {number(state.size)} samples all along.")
+    return Check(Status.OK, f"{changed}, and the learning rate with it.")

@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+from support.judging import judge
+from support.traces import Trace
 
+from rankscope.server.detectors.rank import RankGradientOutlier
 from rankscope.server.detectors.rank.recurring import beat, tail
 
 SPAN = 600
@@ -59,3 +62,15 @@ def test_tail_of_the_binomial_distribution():
         assert tail(trials, least, chance) == pytest.approx(
             scipy_stats.binom.sf(least - 1, trials, chance)
         )
+
+
+def test_two_ranks_with_beats_are_two_findings():
+    """Whatever the windows: the one does not take the place of the other."""
+    random = np.random.default_rng(0)
+    norms = np.exp(0.2 * random.standard_normal((8, 600)))
+    norms[1, 20::40] *= 50
+    norms[5, 30::40] *= 50
+    trace = Trace("two", 0, np.arange(600), {"grad_norm_local": norms})
+    for cuts in ((), (211, 400), range(600)):
+        found = judge(trace, [RankGradientOutlier()], cuts)
+        assert [(a.ranks, a.evidence["period"]) for a in found.alerts] == [((1,), 40), ((5,), 40)]
