@@ -368,14 +368,19 @@ def _taking_part(window: Window) -> Bool:
     last = {life.rank: life.last_step for life in window.lives}
     ranks = window.ranks.tolist()
     until = np.array([last.get(rank, -1) for rank in ranks], dtype=np.int64)
+    there: Bool = until[:, None] >= window.steps
+    begins = window.begins.values()
+    first = window.steps[0] if len(window.steps) else 0
+    if all(len(own) < 2 and max(own, default=-1) <= first for own in begins):
+        return there
     # By how many processes of its own each rank has come to a step; of one that has said nothing
     # of when it began, that is not known.
     begun = np.zeros((len(ranks), len(window.steps)), dtype=np.int64)
     for row, rank in enumerate(ranks):
-        begins = np.array(window.begins.get(rank, (-1,)), dtype=np.int64)
-        newest = np.searchsorted(begins, window.steps, side="right") - 1
-        begun[row] = np.where(newest >= 0, begins[newest], _NOT_YET)
-    there: Bool = (until[:, None] >= window.steps) & (begun != _NOT_YET)
+        own = np.array(window.begins.get(rank) or (-1,), dtype=np.int64)
+        newest = np.searchsorted(own, window.steps, side="right") - 1
+        begun[row] = np.where(newest >= 0, own[newest], _NOT_YET)
+    there &= begun != _NOT_YET
     # Where half of the ranks began anew without it, it did not come along.
     for column in np.flatnonzero((begun != begun[:1]).any(axis=0)).tolist():
         at = np.maximum(begun[:, column], -1)
