@@ -1,0 +1,107 @@
+"""What is said of a run while it goes on is what a replay of its stored data says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+from sqlalchemy import delete, func, select, update
+from support.faultlab import REPOSITORY
+from support.service import eventually
+
+from rankscope.server.alerts.lifecycle import TIME_BASED
+from rankscope.server.storage import evaluation, schema
+from rankscope.server.storage.engine import open_engine, reading, writing
+from rankscope.server.worker import Worker
+
+pytestmark = pytest.mark.e2e
+
+# A state, a link of the chain, a batch, a loss, a rank that begins late; and one that is healthy.
+CASES = ("F06", "F18", "F20", "F24", "F45", "F54", "F60", "F62", "B04")
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["full", "default"])
+def database(request, tmp_path_factory):
+    """Of a fault lab's server, which has ended."""
+    folder = tmp_path_factory.mktemp("replayed")
+    options = ["--ranks", "2", "--case", *CASES, "--folder", str(folder / "lab")]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "benchmarks.faultlab", *options),
+            *(["--full-sampling"] if request.param else []),
+            *("--json", str(folder / "results.json"), "--markdown", str(folder / "table.md")),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(folder)},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "lab" / "lab.db"
+
+
+def said(engine):
+    """Run -> what a person sees of its alerts, but for what the clock says."""
+    with reading(engine) as connection:
+        runs = connection.execute(select(schema.run.c.key, schema.run.c.id)).all()
+        found = {}
+        for key, name in runs:
+            alerts = [
+                alert
+                for alert in evaluation.load_alerts(connection, run=key)
+                if alert.kind not in TIME_BASED
+            ]
+            kinds = {alert.id: alert.kind for alert in alerts}
+            found[name] = sorted(
+                (
+                    alert.kind,
+                    alert.key,
+                    alert.severity,
+                    alert.state,
+                    alert.first_step,
+                    alert.seen_step,
+                    alert.last_step,
+                    alert.ranks,
+                    alert.tensors,
+                    alert.stage or "",
+                    alert.title,
+                    kinds.get(alert.parent or "", ""),
+                )
+                for alert in alerts
+            )
+        return found
+
+
+def test_alerts_of_a_replay_are_those_of_the_live_run(database, tmp_path):
+    copy = tmp_path / "replayed.db"
+    shutil.copy(database, copy)
+    engine = open_engine(f"sqlite:///{copy}")
+    live = said(engine)
+    assert len(live) == len(CASES)
+    assert sum(bool(alerts) for alerts in live.values()) == len(CASES) - 1
+    with writing(engine) as connection:
+        for table in (schema.alert, schema.alert_event, schema.check, schema.snapshot):
+            connection.execute(delete(table))
+        connection.execute(delete(schema.comparison))
+        connection.execute(update(schema.run).values(evaluated=0, evaluated_step=-1))
+    assert not any(said(engine).values())
+    worker = Worker(engine, threading.Event())
+    worker.start()
+    try:
+        eventually(lambda: waiting(engine) == 0, timeout_s=60)
+    finally:
+        worker.stop()
+    assert said(engine) == live
+
+
+def waiting(engine):
+    """Runs that are not evaluated to their end."""
+    left = schema.run.c.arrivals > schema.run.c.evaluated
+    with reading(engine) as connection:
+        return connection.scalar(select(func.count()).select_from(schema.run).where(left))
