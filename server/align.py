@@ -209,8 +209,9 @@ class Aligner:
         step = made.print.step
         if step <= self.last_step:
             begins = self._begins[made.rank]
-            anew = len(begins) > 1 and made.attempt == max(begins) and step == begins[made.attempt]
-            if not (anew and made.print.stage == "start"):
+            # Again, or for the first time where the others went back to: ranks may be added.
+            anew = made.attempt == max(begins) and step == begins[made.attempt]
+            if not (anew and (len(begins) > 1 or step > 0) and made.print.stage == "start"):
                 self.late += 1
                 return
             # The steps since the checkpoint are not judged again, but what was loaded is.

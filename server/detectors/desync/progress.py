@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -286,8 +286,7 @@ class Progress(Detector[ProgressState]):
         if len(members) < window.world_size or not len(window.steps):
             return
         begins = [window.begins.get(int(rank), ()) for rank in members]
-        attempts = {len(b) for b in begins}
-        if len(attempts) != 1 or 0 in attempts:
+        if not _started_together(begins):
             return  # only some were started again: they catch up with the others
         began = tuple(b[-1] for b in begins)
         if began == state.began:
@@ -297,6 +296,26 @@ class Progress(Detector[ProgressState]):
         if len(set(began)) > 1:
             state.begin = _behind("begin", members, np.array(began, dtype=np.float64))
             state.begin_step = min(began)
+
+
+def _started_together(begins: Sequence[Sequence[int]]) -> bool:
+    """Whether the newest processes of all ranks were started at one time.
+
+    All are the n-th of their rank then; of a rank that was added later, the n-th since.
+
+    Args:
+        begins: of each rank, the first steps of its processes, ascending.
+    """
+    most = max(map(len, begins), default=0)
+    if not all(begins):
+        return False
+    start = min(own[0] for own in begins)
+    longest = [own for own in begins if len(own) == most]
+    for own in begins:
+        since = max(sum(step >= own[0] for step in other) for other in longest)
+        if len(own) < most and (own[0] == start or len(own) != since):
+            return False
+    return True
 
 
 def _newest(ranks_: Int64, rows: Float64, last: Mapping[int, float]) -> dict[int, float]:
