@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -301,7 +301,9 @@ class RateMismatch(Detector[MismatchState]):
         waited = state.waited if state.progress.count else state.made - state.settled_at
         within = waited <= policy.watched
         if (large or small) and (within or change.worse):
-            state.watch.bad(step, change, first_step=state.changed).facts = change
+            # A copy: what is told of a mismatch that is over is what it was while there was one.
+            seen = replace(change)
+            state.watch.bad(step, seen, first_step=state.changed).facts = seen
         else:
             state.watch.good(step)
         if not within and not change.worse:
@@ -413,10 +415,7 @@ def _finding(episode: Episode[Mismatch], policy: MismatchPolicy, *, signed: bool
         "lr_expected": [facts.least, facts.most],
     }
     world = (
-        f"{count(facts.world_after, 'rank').capitalize()} of {facts.world_before:,} read it now."
-        if facts.world_after < facts.world_before
-        else f"{count(facts.world_after, 'rank').capitalize()} read it now, {facts.world_before:,} "
-        "before."
+        f"It is read by {count(facts.world_after, 'rank')} now, and was by {facts.world_before:,}."
         if facts.world_after != facts.world_before
         else ""
     )
