@@ -43,18 +43,18 @@ class LocalSGD(Training):
                 parameter.copy_(part.view_as(parameter))
 
 
-@register
-class F80(LocalSGD):
-    """A rank that misses one average."""
+class MissedAverage:
+    """A rank that misses one average; for trainings that ask `keeps`."""
 
-    id = "F80"
-    what = "local SGD, averaged every 8 steps: at the third average one rank keeps its own weights"
+    id = "missed-average"
+    what = "at the third average one rank keeps its own weights"
     onset = 23
 
-    def keeps(self, mean: bool) -> bool:
+    def keeps(self: Any, mean: bool) -> bool:
+        """Whether this rank goes on with the average."""
         return not (self.is_guilty and self.step == self.at)
 
-    def expected(self) -> Expected:
+    def expected(self: Any) -> Expected:
         return Expected(
             kinds=("desync.parameters",),
             stages=("parameters", "outside_optimizer"),
@@ -63,6 +63,14 @@ class F80(LocalSGD):
             # It shows from the average on, until the next one.
             tolerance=self.every,
         )
+
+
+@register
+class F80(MissedAverage, LocalSGD):
+    """A rank that misses one average."""
+
+    id = "F80"
+    what = "local SGD, averaged every 8 steps: at the third average one rank keeps its own weights"
 
 
 class ParameterServer(Training):

@@ -1,4 +1,4 @@
-"""How many samples are behind a step's loss: the mean of few scatters more than that of many."""
+"""How many samples are behind a step: the mean of few scatters more than that of many."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.window import Float64, Window
+from rankscope.server.window import Bool, Float64, Window
 
 # `samples` is told at some steps only; the other two at every one, and multiply to the same.
 SERIES = ("samples", "samples_per_second", "step_seconds")
+_NOT_YET = -(2**62)
 
 
 def effective_sizes(window: Window, metric: str) -> Float64:
@@ -27,7 +28,7 @@ def effective_sizes(window: Window, metric: str) -> Float64:
     if series is None:
         return np.empty(0)
     some = np.flatnonzero(series.present.any(axis=0))
-    sizes = np.where(series.present, sizes_of_ranks(window), np.nan)[:, some]
+    sizes = np.where(series.present, _sizes(window), np.nan)[:, some]
     # Ranks along the last axis, as in `mean_over_ranks`: sums do not depend on how steps are cut.
     inverse = np.ascontiguousarray(1.0 / sizes.T)
     known = np.isfinite(inverse)
@@ -38,7 +39,7 @@ def effective_sizes(window: Window, metric: str) -> Float64:
     return effective
 
 
-def sizes_of_ranks(window: Window) -> Float64:
+def _sizes(window: Window) -> Float64:
     """Batch sizes, float64 [R, S]; NaN where a rank does not tell."""
     sizes = np.full((len(window.ranks), len(window.steps)), np.nan)
     rate, seconds = (window.series.get(name) for name in SERIES[1:])
@@ -50,6 +51,54 @@ def sizes_of_ranks(window: Window) -> Float64:
         sizes[told.present] = told.values[told.present]
     sizes[~((sizes >= 1) & np.isfinite(sizes))] = np.nan
     return sizes
+
+
+def whole_batches(window: Window) -> Float64:
+    """Samples of a step, of all ranks that share a batch, and the number of these.
+
+    Returns:
+        float64 [2, S]; NaN where one of them does not tell its own.
+    """
+    found = np.full((2, len(window.steps)), np.nan)
+    sizes = _sizes(window)
+    told = np.isfinite(sizes)
+    there = _taking_part(window) | told
+    # Each set reads the whole batch, and there may be some that see nothing of it (pipelines).
+    for group in reversed(window.data_parallel):
+        rows = np.isin(window.ranks, group)
+        whole = (told[rows] | ~there[rows]).all(axis=0) & there[rows].any(axis=0)
+        total = np.add.reduce(np.ascontiguousarray(np.where(told, sizes, 0.0)[rows].T), axis=1)
+        found[:, whole] = np.stack([total, there[rows].sum(axis=0)])[:, whole]
+    return found
+
+
+def _taking_part(window: Window) -> Bool:
+    """Which ranks train at which steps, bool [R, S].
+
+    Not the ranks of today's world: a finished run is evaluated again as it was.
+    """
+    last = {life.rank: life.last_step for life in window.lives}
+    ranks = window.ranks.tolist()
+    until = np.array([last.get(rank, -1) for rank in ranks], dtype=np.int64)
+    there: Bool = until[:, None] >= window.steps
+    begins = window.begins.values()
+    first = window.steps[0] if len(window.steps) else 0
+    if all(len(own) < 2 and max(own, default=-1) <= first for own in begins):
+        return there
+    # By how many processes of its own each rank has come to a step; of one that has said nothing
+    # of when it began, that is not known.
+    begun = np.zeros((len(ranks), len(window.steps)), dtype=np.int64)
+    for row, rank in enumerate(ranks):
+        own = np.array(window.begins.get(rank) or (-1,), dtype=np.int64)
+        newest = np.searchsorted(own, window.steps, side="right") - 1
+        begun[row] = np.where(newest >= 0, own[newest], _NOT_YET)
+    there &= begun != _NOT_YET
+    # Where half of the ranks began anew without it, it did not come along.
+    for column in np.flatnonzero((begun != begun[:1]).any(axis=0)).tolist():
+        at = np.maximum(begun[:, column], -1)
+        later = len(at) - np.searchsorted(np.sort(at), at, side="right")
+        there[:, column] &= (later == 0) | (2 * later < len(at))
+    return there
 
 
 @dataclass(slots=True)

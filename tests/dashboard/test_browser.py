@@ -202,6 +202,10 @@ def test_a_hidden_page_pauses(open_page):
     }"""
     page.evaluate(hide, True)
     page.wait_for_selector('#live[data-state="paused"]')
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(1500)
+    assert asked == []
     page.evaluate(hide, False)
     page.wait_for_selector('#live[data-state="live"]')
 

@@ -1,12 +1,9 @@
 """A part of the fault lab: real jobs on two ranks, broken at each link of the chain."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from support.faultlab import REPOSITORY
+from support.faultlab import ran
 
 pytestmark = pytest.mark.e2e
 
@@ -17,24 +14,10 @@ BENIGN = ("B00", "B04")
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("faultlab")
-    written = folder / "results.json"
     options = ("--ranks", "2", "--full-sampling", "--case", *FAULTS, *BENIGN)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "benchmarks.faultlab", *options),
-            *("--folder", folder / "lab", "--json", written, "--markdown", folder / "table.md"),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(folder)},
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    folder = ran(tmp_path_factory.mktemp("faultlab"), *options)
     assert (folder / "table.md").read_text(encoding="utf-8").count("\n| F") == len(FAULTS)
-    return json.loads(written.read_text(encoding="utf-8"))
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 import threading
 
 import pytest
 from sqlalchemy import delete, func, select, update
-from support.faultlab import REPOSITORY
+from support.faultlab import ran
 from support.service import eventually
 
 from rankscope.server.alerts.lifecycle import TIME_BASED
@@ -27,22 +24,8 @@ CASES = ("F06", "F18", "F20", "F24", "F45", "F54", "F60", "F62", "B04")
 @pytest.fixture(scope="module", params=[True, False], ids=["full", "default"])
 def database(request, tmp_path_factory):
     """Of a fault lab's server, which has ended."""
-    folder = tmp_path_factory.mktemp("replayed")
-    options = ["--ranks", "2", "--case", *CASES, "--folder", str(folder / "lab")]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "benchmarks.faultlab", *options),
-            *(["--full-sampling"] if request.param else []),
-            *("--json", str(folder / "results.json"), "--markdown", str(folder / "table.md")),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(folder)},
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    sampling = ["--full-sampling"] if request.param else []
+    folder = ran(tmp_path_factory.mktemp("replayed"), "--ranks", "2", *sampling, "--case", *CASES)
     return folder / "lab" / "lab.db"
 
 

@@ -1,6 +1,8 @@
 """The fault lab, for tests: benchmarks are no part of the installed package."""
 
 import importlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,3 +17,26 @@ lab = importlib.import_module("benchmarks.faultlab.lab")
 scoring = importlib.import_module("benchmarks.faultlab.score")
 CASES = importlib.import_module("benchmarks.faultlab.families").REGISTRY.cases
 results = importlib.import_module("benchmarks.faultlab.results")
+
+
+def ran(folder: Path, *options: str) -> Path:
+    """Runs the lab as a person would, with all it writes in a folder.
+
+    Returns:
+        Where `results.json`, `table.md` and `lab/lab.db` are.
+    """
+    written = ("--json", str(folder / "results.json"), "--markdown", str(folder / "table.md"))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "benchmarks.faultlab", *options),
+            *("--folder", str(folder / "lab"), *written),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(folder)},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder

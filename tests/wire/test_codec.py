@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +147,13 @@ def spoilt(draw: st.DrawFn, form: Any) -> Any:
 
 def _taken_or_refused(read: Callable[[Any], wire.Batch], given: Any) -> None:
     try:
-        read(given)
+        taken = read(given)
     except wire.WireError as error:
         refusal = error
     else:
+        # What is taken is a batch: it can be sent on, and is the same then.
+        sent = wire.encode(taken)
+        assert wire.encode(wire.decode(sent)) == sent
         return
     assert refusal.where
     assert len(str(refusal)) < 1000
@@ -311,4 +314,10 @@ def test_configuration_that_contains_itself_ends() -> None:
     endless: dict[str, Any] = {}
     endless["again"] = endless
 
-    wire.decode(wire.encode(batch(hello=wire.Hello(started_at=0.0, config=endless))))
+    told = wire.decode(wire.encode(batch(hello=wire.Hello(started_at=0.0, config=endless))))
+
+    assert told.hello is not None
+    config, depth = told.hello.config, 0
+    while isinstance(config, Mapping):
+        config, depth = config["again"], depth + 1
+    assert 0 < depth < 100

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
+from rankscope.server.detectors.accuracy.course import Course
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Policy, Share, Sigmas
-from rankscope.server.detectors.statistics import BLOCK, Progress, mann_kendall
-from rankscope.server.detectors.walking import noise_of_mean, together
+from rankscope.server.detectors.statistics import BLOCK, mann_kendall
+from rankscope.server.detectors.walking import together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Window
 
@@ -50,12 +49,9 @@ class Apart:
 
 @dataclass(slots=True)
 class MismatchState:
-    """What `accuracy.mismatch` remembers: step, loss and accuracy of the last observations."""
+    """What `accuracy.mismatch` remembers."""
 
-    recent: deque[tuple[int, float, float]] = field(
-        default_factory=lambda: deque(maxlen=_BLOCKS * BLOCK)
-    )
-    progress: Progress = field(default_factory=Progress)
+    course: Course = field(default_factory=lambda: Course(_BLOCKS))
     watch: Watch[Apart] = field(default_factory=lambda: Watch(clear_after=60))
 
 
@@ -95,48 +91,32 @@ class AccuracyMismatch(Detector[MismatchState]):
     def advance(self, window: Window, state: MismatchState) -> Outcome:
         """Takes loss and accuracy where both are known."""
         for step, row in together(window, *self.needs):
-            loss, accuracy = row.get("loss", math.nan), row.get("accuracy", math.nan)
-            if not (math.isfinite(loss) and math.isfinite(accuracy)):
-                continue
-            state.progress.push(step, loss)
-            state.recent.append((step, loss, accuracy))
-            if len(state.recent) == state.recent.maxlen and state.progress.count % BLOCK == 0:
+            if state.course.push(step, row):
                 self._look(step, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         return Outcome({"accuracy.mismatch": _check(window, state)}, findings)
 
     def _look(self, step: int, state: MismatchState) -> None:
-        policy = self.policy
-        losses = np.array([loss for _, loss, _ in state.recent])
-        accuracies = [accuracy for _, _, accuracy in state.recent]
-        half = len(accuracies) // 2
-        # Means are enough to see that it does not fall: nearly every look ends here.
-        early, late = float(np.mean(accuracies[:half])), float(np.mean(accuracies[half:]))
-        error = math.sqrt(2) * noise_of_mean(accuracies[half:])
-        if early - late <= max(policy.min_drop, policy.min_error * error):
+        policy, course = self.policy, state.course
+        early, late, error = course.halves()
+        drops = early - late > max(policy.min_drop, policy.min_error * error)
+        fallen = course.fall(policy.min_fall, policy.min_trend) if drops else None
+        right = np.array([accuracy for _, _, accuracy in course.recent])
+        right = right.reshape(-1, BLOCK).mean(axis=1)
+        if fallen is None or mann_kendall(right) >= -policy.min_trend:
             state.watch.good(step)
             return
-        blocks = np.median(losses.reshape(-1, BLOCK), axis=1)
-        right = np.array(accuracies).reshape(-1, BLOCK).mean(axis=1)
-        before, after = float(blocks[:4].mean()), float(blocks[-4:].mean())
-        if (
-            before - after <= policy.min_fall * abs(state.progress.start)
-            or mann_kendall(blocks) >= -policy.min_trend
-            or mann_kendall(right) >= -policy.min_trend
-        ):
-            state.watch.good(step)
-            return
-        facts = Apart(float(right[:4].mean()), float(right[-4:].mean()), before, after)
-        state.watch.bad(step, facts, first_step=state.recent[0][0]).facts = facts
+        facts = Apart(float(right[:4].mean()), float(right[-4:].mean()), *fallen)
+        state.watch.bad(step, facts, first_step=course.first_step).facts = facts
 
 
 def _check(window: Window, state: MismatchState) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
-    need = _BLOCKS * BLOCK
-    if len(state.recent) < need:
-        why = f"{len(state.recent)} of {need} steps with a loss and an accuracy."
+    have, need = len(state.course.recent), state.course.needed
+    if have < need:
+        why = f"{have} of {need} steps with a loss and an accuracy."
         return Check(Status.INSUFFICIENT_DATA, why)
     looks = count(state.watch.judged, "look")
     return Check(Status.OK, f"At {looks}, loss and accuracy never fell together.")

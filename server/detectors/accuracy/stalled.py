@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from rankscope.server.detectors.accuracy.course import Course
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Blocks, Observations, Policy, Share, Sigmas, Steps
-from rankscope.server.detectors.statistics import BLOCK, Progress, mann_kendall
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import number, percent
 from rankscope.server.window import Window
@@ -67,10 +67,8 @@ class Stuck:
 class StalledState:
     """What `accuracy.stalled` remembers."""
 
-    recent: deque[tuple[int, float, float]]
+    course: Course
     watch: Watch[Stuck]
-    progress: Progress = field(default_factory=Progress)
-    first: list[float] = field(default_factory=list)
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     rate: float = math.nan
 
@@ -108,8 +106,7 @@ class AccuracyStalled(Detector[StalledState]):
 
     def start(self) -> StalledState:
         """Nothing seen yet."""
-        policy = self.policy
-        return StalledState(deque(maxlen=policy.blocks * BLOCK), Watch(policy.calm))
+        return StalledState(Course(self.policy.blocks, self.policy.first), Watch(self.policy.calm))
 
     def advance(self, window: Window, state: StalledState) -> Outcome:
         """Takes loss and accuracy where both are known."""
@@ -117,44 +114,28 @@ class AccuracyStalled(Detector[StalledState]):
             state.rate = row.get("lr", state.rate)
             if math.isfinite(row.get("update_ratio", math.nan)):
                 state.updates.append(row["update_ratio"])
-            loss, accuracy = row.get("loss", math.nan), row.get("accuracy", math.nan)
-            if not (math.isfinite(loss) and math.isfinite(accuracy)):
-                continue
-            state.progress.push(step, loss)
-            if len(state.first) < self.policy.first:
-                state.first.append(accuracy)
-            state.recent.append((step, loss, accuracy))
-            if len(state.recent) == state.recent.maxlen and state.progress.count % BLOCK == 0:
+            if state.course.push(step, row):
                 self._look(step, state)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
         return Outcome({"accuracy.stalled": _check(window, state, self.policy)}, findings)
 
     def _look(self, step: int, state: StalledState) -> None:
         policy = self.policy
-        losses = np.array([loss for _, loss, _ in state.recent])
-        blocks = np.median(losses.reshape(-1, BLOCK), axis=1)
-        before, after = float(blocks[:4].mean()), float(blocks[-4:].mean())
-        falls = (
-            before - after > policy.min_fall * abs(state.progress.start)
-            and mann_kendall(blocks) < -policy.min_trend
-        )
-        accuracies = [accuracy for _, _, accuracy in state.recent]
-        half = len(accuracies) // 2
-        early, late = float(np.mean(accuracies[:half])), float(np.mean(accuracies[half:]))
-        error = math.sqrt(2) * noise_of_mean(accuracies[half:])
-        at_start = float(np.mean(state.first))
-        start_error = math.hypot(error, noise_of_mean(state.first))
+        fallen = state.course.fall(policy.min_fall, policy.min_trend)
+        early, late, error = state.course.halves()
+        at_start = float(np.mean(state.course.first))
+        start_error = math.hypot(error, noise_of_mean(state.course.first))
         stuck = (
             abs(late - early) < max(policy.min_error * error, policy.flat)
             and late - at_start <= max(policy.gain_error * start_error, policy.gain)
             and late < policy.high
         )
-        if not (falls and stuck):
+        if fallen is None or not stuck:
             state.watch.good(step)
             return
         update = median(state.updates)
-        facts = Stuck(late, at_start, error, before, after, update, state.rate)
-        episode = state.watch.bad(step, facts, first_step=state.recent[0][0])
+        facts = Stuck(late, at_start, error, *fallen, update, state.rate)
+        episode = state.watch.bad(step, facts, first_step=state.course.first_step)
         episode.facts = facts
 
 
@@ -162,12 +143,12 @@ def _check(window: Window, state: StalledState, policy: StalledPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
-    need = policy.blocks * BLOCK
-    if len(state.recent) < need:
-        why = f"{len(state.recent)} of {need} steps with a loss and an accuracy."
+    have, need = len(state.course.recent), state.course.needed
+    if have < need:
+        why = f"{have} of {need} steps with a loss and an accuracy."
         return Check(Status.INSUFFICIENT_DATA, why)
-    late = float(np.mean([a for _, _, a in state.recent][-need // 2 :]))
-    began = float(np.mean(state.first))
+    _, late, _ = state.course.halves()
+    began = float(np.mean(state.course.first))
     return Check(
         Status.OK, f"The accuracy began at {number(began)} and has come to {number(late)}."
     )

@@ -11,17 +11,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
-from rankscope.server.detectors.batch_sizes import SERIES, sizes_of_ranks
+from rankscope.server.detectors.batch_sizes import SERIES, whole_batches
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Progress, exceeds, mean_over_ranks
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, number, sentences
-from rankscope.server.window import Bool, Float64, Window
+from rankscope.server.window import Window
 
 # Observations from one look to the next.
 _STRIDE = 10
-_NOT_YET = -(2**62)
 # By the name of its class: optimizers that divide by the size of the gradient, and others.
 _ADAPTIVE = (
     *("adam", "adan", "adafactor", "adagrad", "adadelta", "rms", "lamb", "lion", "novograd"),
@@ -326,7 +325,7 @@ def _steps(window: Window) -> Iterator[tuple[int, float, int, float, float]]:
     NaN for what is not told; of the samples, where one of the ranks does not tell its own.
     """
     columns = np.full((4, len(window.steps)), np.nan)
-    columns[:2] = _batches(window)
+    columns[:2] = whole_batches(window)
     for row, metric in enumerate(("lr", "loss"), start=2):
         steps, means = mean_over_ranks(window, metric)
         columns[row, np.searchsorted(window.steps, steps)] = means
@@ -334,21 +333,6 @@ def _steps(window: Window) -> Iterator[tuple[int, float, int, float, float]]:
         window.steps.tolist(), columns.T.tolist(), strict=True
     ):
         yield step, size, 0 if math.isnan(world) else int(world), rate, loss
-
-
-def _batches(window: Window) -> Float64:
-    """Samples of a step and the ranks that read them, float64 [2, S]; NaN where not known."""
-    found = np.full((2, len(window.steps)), np.nan)
-    sizes = sizes_of_ranks(window)
-    told = np.isfinite(sizes)
-    there = _taking_part(window) | told
-    # Each set reads the whole batch, and there may be some that see nothing of it (pipelines).
-    for group in reversed(window.data_parallel):
-        rows = np.isin(window.ranks, group)
-        whole = (told[rows] | ~there[rows]).all(axis=0) & there[rows].any(axis=0)
-        total = np.add.reduce(np.ascontiguousarray(np.where(told, sizes, 0.0)[rows].T), axis=1)
-        found[:, whole] = np.stack([total, there[rows].sum(axis=0)])[:, whole]
-    return found
 
 
 def _risen(before: Sequence[float], after: Sequence[float]) -> float:
@@ -360,35 +344,6 @@ def _risen(before: Sequence[float], after: Sequence[float]) -> float:
     return max(
         means / error if error > 0 else 0.0, (2 * above - len(after)) / math.sqrt(len(after))
     )
-
-
-def _taking_part(window: Window) -> Bool:
-    """Which ranks train at which steps, bool [R, S].
-
-    Not the ranks of today's world: a finished run is evaluated again as it was.
-    """
-    last = {life.rank: life.last_step for life in window.lives}
-    ranks = window.ranks.tolist()
-    until = np.array([last.get(rank, -1) for rank in ranks], dtype=np.int64)
-    there: Bool = until[:, None] >= window.steps
-    begins = window.begins.values()
-    first = window.steps[0] if len(window.steps) else 0
-    if all(len(own) < 2 and max(own, default=-1) <= first for own in begins):
-        return there
-    # By how many processes of its own each rank has come to a step; of one that has said nothing
-    # of when it began, that is not known.
-    begun = np.zeros((len(ranks), len(window.steps)), dtype=np.int64)
-    for row, rank in enumerate(ranks):
-        own = np.array(window.begins.get(rank) or (-1,), dtype=np.int64)
-        newest = np.searchsorted(own, window.steps, side="right") - 1
-        begun[row] = np.where(newest >= 0, own[newest], _NOT_YET)
-    there &= begun != _NOT_YET
-    # Where half of the ranks began anew without it, it did not come along.
-    for column in np.flatnonzero((begun != begun[:1]).any(axis=0)).tolist():
-        at = np.maximum(begun[:, column], -1)
-        later = len(at) - np.searchsorted(np.sort(at), at, side="right")
-        there[:, column] &= (later == 0) | (2 * later < len(at))
-    return there
 
 
 def _exponents(optimizer: str) -> tuple[float, ...]:

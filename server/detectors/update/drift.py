@@ -21,7 +21,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Number, Observations, Policy, Share, Times
 from rankscope.server.detectors.statistics import exceeds, mean_over_ranks
 from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import count, number, sentences
+from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Window
 
 # Norms that are remembered: when there are more, every second one is dropped.
@@ -234,7 +234,7 @@ def _finding(episode: Episode[Drift], policy: DriftPolicy) -> Finding:
         last_step=episode.last_step,
         first_step=episode.first_step,
         stage="parameters",
-        cause=sentences(cause),
+        cause=cause,
         remedy=remedy,
         clear_after=episode.clear_after,
         evidence={

@@ -3,7 +3,7 @@
 import pytest
 from support.incidents import alert, linked
 
-from rankscope.server.alerts import causes
+from rankscope.server.alerts import causes, rules
 
 
 def parents(*alerts):
@@ -267,7 +267,7 @@ def test_what_no_longer_follows_stands_alone_again():
 def test_every_rule_has_a_sentence_and_known_kinds():
     from rankscope.agent import wire
 
-    for rule in causes.RULES:
+    for rule in rules.RULES:
         assert rule.why
         assert not rule.why.endswith(".")
         for name in (*rule.root, *rule.consequence):

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from stacks.faults import Flip, OwnGradient, OwnRate, OwnStart, SameData, begin, cases
 from stacks.jobs.all_reduce import Summed
 
-from benchmarks.faultlab.case import Expected
+from benchmarks.faultlab.local_sgd import MissedAverage
 from benchmarks.faultlab.training import Manual
 
 LAUNCH = "torchrun"
@@ -29,9 +29,9 @@ class Hybrid(Manual):
         monitor.replicas(None, TABLE)
         return monitor
 
-    def averages(self):
+    def keeps(self, mean):
         """Whether this rank takes the mean as its own."""
-        return True
+        return mean
 
     @torch.no_grad()
     def after_step(self):
@@ -40,29 +40,8 @@ class Hybrid(Manual):
         table = self.parameter(TABLE)
         mean = table.detach().clone()
         dist.all_reduce(mean)
-        if self.averages():
+        if self.keeps(True):
             table.copy_(mean / self.world)
-
-
-class MissedAverage:
-    """Only the asynchronous part shows it."""
-
-    id = "missed-average"
-    what = "at the third average of the table one rank keeps its own"
-    onset = 23
-
-    def averages(self):
-        return not (self.is_guilty and self.step == self.at)
-
-    def expected(self):
-        return Expected(
-            kinds=("desync.parameters",),
-            stages=("parameters", "outside_optimizer"),
-            ranks=self.odd_one(),
-            step=self.at,
-            # It shows from the average on, until the next one.
-            tolerance=self.every,
-        )
 
 
 CASES = cases(Hybrid, OwnStart, Flip, OwnGradient, OwnRate, MissedAverage, SameData, Summed)

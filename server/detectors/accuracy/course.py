@@ -1,0 +1,80 @@
+"""A loss and an accuracy side by side: where both have gone of late."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.server.detectors.statistics import BLOCK, Progress, mann_kendall
+from rankscope.server.detectors.walking import noise_of_mean
+
+
+@dataclass(slots=True)
+class Course:
+    """The last observations of both, in blocks of 10.
+
+    Args:
+        blocks: so many.
+        beginning: number of accuracies that are kept of the run's first steps.
+
+    Attributes:
+        recent: step, loss and accuracy.
+        first: the accuracies of the first steps.
+        progress: of the loss since the run's first step.
+    """
+
+    blocks: int
+    beginning: int = 0
+    recent: deque[tuple[int, float, float]] = field(init=False)
+    first: list[float] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        self.recent = deque(maxlen=self.blocks * BLOCK)
+
+    @property
+    def needed(self) -> int:
+        """Observations that are judged at a time."""
+        return self.blocks * BLOCK
+
+    @property
+    def first_step(self) -> int:
+        """Of the observations remembered."""
+        return self.recent[0][0]
+
+    def push(self, step: int, row: dict[str, float]) -> bool:
+        """Takes `loss` and `accuracy` of a step, where both are finite; tells when to look."""
+        loss, accuracy = row.get("loss", math.nan), row.get("accuracy", math.nan)
+        if not (math.isfinite(loss) and math.isfinite(accuracy)):
+            return False
+        self.progress.push(step, loss)
+        self.recent.append((step, loss, accuracy))
+        if len(self.first) < self.beginning:
+            self.first.append(accuracy)
+        return len(self.recent) == self.needed and self.progress.count % BLOCK == 0
+
+    def fall(self, least: float, trend: float) -> tuple[float, float] | None:
+        """The loss in the first and in the last four blocks, where it falls; None where not.
+
+        Args:
+            least: share of its start.
+            trend: Mann-Kendall Z, of the blocks' medians.
+        """
+        losses = np.array([loss for _, loss, _ in self.recent])
+        blocks = np.median(losses.reshape(-1, BLOCK), axis=1)
+        before, after = float(blocks[:4].mean()), float(blocks[-4:].mean())
+        falls = before - after > least * abs(self.progress.start) and mann_kendall(blocks) < -trend
+        return (before, after) if falls else None
+
+    def halves(self) -> tuple[float, float, float]:
+        """Means of the accuracy in both halves, and the standard error of their difference.
+
+        That of neighbouring differences (von Neumann 1941), which a trend hardly enters.
+        """
+        accuracies = [accuracy for _, _, accuracy in self.recent]
+        half = len(accuracies) // 2
+        error = math.sqrt(2) * noise_of_mean(accuracies[half:])
+        return float(np.mean(accuracies[:half])), float(np.mean(accuracies[half:])), error
