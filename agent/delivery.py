@@ -34,6 +34,7 @@ class Pace:
         first_backoff: pause after the first failure; doubles with each further one.
         longest_backoff: longest pause, unless the server asks for a longer one.
         failures_told: number of failures in a row after which the user is told.
+        courier_after: until a process of its own is started to post; not worth it for less.
     """
 
     batch: float = 0.5
@@ -44,6 +45,7 @@ class Pace:
     first_backoff: float = 0.25
     longest_backoff: float = 5.0
     failures_told: int = 3
+    courier_after: float = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +189,11 @@ class Delivery:
         """Close the connection."""
         if self._transport is not None:
             self._transport.close()
+
+    def forget(self) -> None:
+        """This is a forked child: what is open belongs to its parent."""
+        if self._transport is not None:
+            self._transport.forget()
 
     def _conclude(self, entry: Entry, body: bytes, outcome: Outcome) -> None:
         if isinstance(outcome, Away):

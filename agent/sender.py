@@ -215,6 +215,9 @@ class Sender:
                 # There is no next time: what can be saved is saved.
                 with self._turn:
                     self._finish()
+        # Whoever finished while this thread was in the middle of a request left it open.
+        with self._rounds:
+            self._delivery.close()
 
     def _finish_from_here(self) -> None:
         left = max(0.0, self._deadline - time.monotonic())
@@ -457,6 +460,8 @@ class Sender:
                 self._options.token,
                 connect_timeout=self._pace.connect_timeout,
                 read_timeout=self._pace.read_timeout,
+                courier_after=self._pace.courier_after,
+                courier_trouble=self._guard.probe("courier"),
             )
         self._transport_missing = transport is None
         return transport
@@ -464,6 +469,7 @@ class Sender:
     def forget(self) -> None:
         """Become harmless: this is a forked child, and everything here belongs to its parent."""
         self._records.stop()
+        self._delivery.forget()
         for folder in self._folders:
             folder.forget_lock()
 

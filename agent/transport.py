@@ -7,24 +7,24 @@ that never unpacks cannot be made to unpack a bomb either.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import email.utils
-import http.client
-import io
 import ipaddress
 import json
+import math
 import time
 import urllib.request
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 from urllib.parse import urlsplit
 
-import urllib3
-import urllib3.connection
-
 from rankscope.agent import wire
+from rankscope.agent.courier import Courier, CourierLost
+from rankscope.agent.posting import NoReply, Poster, Reply, readable
 
 INGEST_PATH = "/api/v1/ingest"
 
@@ -34,9 +34,6 @@ _MISDIRECTED = frozenset({401, 403, 404, 405, 407, 421})
 # Of the other 4xx only these say "later"; the rest are final.
 _LATER = frozenset({408, 425, 429})
 _LONGEST_RETRY_AFTER = 600.0
-# Our answers have some hundred bytes; a page of another service may have any size.
-_LARGEST_ANSWER = 64 * 1024
-_CLOSED = "it closed the connection without an answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +81,9 @@ class Transport:
         token: bearer token.
         connect_timeout: seconds for a connection to come about.
         read_timeout: seconds for an answer.
+        courier_after: seconds after which a process of its own posts, once one has been answered
+            here; infinity for none. Whatever becomes of that process, posts go on.
+        courier_trouble: contains what goes wrong with it.
     """
 
     def __init__(
@@ -93,121 +93,85 @@ class Transport:
         *,
         connect_timeout: float = 1.0,
         read_timeout: float = 3.0,
+        courier_after: float = math.inf,
+        courier_trouble: AbstractContextManager[Any] | None = None,
     ) -> None:
-        self._url = f"{server}{INGEST_PATH}"
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
-        self._headers = {
+        headers = {
             "Content-Type": wire.CONTENT_TYPE,
             "User-Agent": f"rankscope-agent/{metadata.version('rankscope')}",
         }
         if token is not None:
-            self._headers["Authorization"] = f"Bearer {token}"
-        self._pool = _pool(server)
-        # The key is the scheme; each of these knows how long a whole answer may take.
-        self._pool.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
+            headers["Authorization"] = f"Bearer {token}"
+        self._address = (f"{server}{INGEST_PATH}", headers, _proxy(server))
+        self._poster = Poster(*self._address)
+        self._courier: Courier | None = None
+        self._courier_at = time.monotonic() + courier_after
+        self._courier_trouble = courier_trouble or contextlib.nullcontext()
+        self._answered = False
 
     def post(self, body: bytes, *, at_most: float | None = None) -> Outcome:
         """Post one encoded batch.
 
         Args:
             body: as `wire.encode` made it.
-            at_most: seconds that connecting and answering together may take, where less than usual.
+            at_most: seconds that connecting and answering together may take, at the end.
         """
-        outcome = self._post(body, at_most)
-        if isinstance(outcome, Away) and outcome.why == _CLOSED:
-            # A kept connection that the server closed while it was idle; a new one tells more.
-            outcome = self._post(body, at_most)
-        return outcome
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._pool.clear()
-
-    def _post(self, body: bytes, at_most: float | None) -> Outcome:
         connect, read = self._connect_timeout, self._read_timeout
         if at_most is not None:
             connect, read = min(connect, at_most / 3), min(read, at_most * 2 / 3)
-        try:
-            response = self._pool.request(
-                "POST",
-                self._url,
-                body=body,
-                headers=self._headers,
-                timeout=urllib3.Timeout(connect=connect, read=read),
-                retries=False,
-                redirect=False,
-                preload_content=False,
-            )
-            text = response.read(_LARGEST_ANSWER + 1)
-            if len(text) > _LARGEST_ANSWER:
-                response.close()
-            response.release_conn()
-        except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
-            return Away(_describe(error, connect, read))
-        return _outcome(response.status, response.headers, text)
-
-
-class _Bounded(io.RawIOBase):
-    """What a server sends, for so long as its socket's timeout says, all in all.
-
-    The timeout of a socket begins anew with each byte; a server that sends a byte a second would
-    keep the sender for ever.
-    """
-
-    def __init__(self, raw: Any, socket: Any) -> None:
-        self._raw = raw
-        self._socket = socket
-        self._seconds = socket.gettimeout()
-        self._until = time.monotonic() + (self._seconds or 0.0)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        if self._seconds is not None:
-            left = self._until - time.monotonic()
-            if left <= 0:
-                raise TimeoutError("the answer took too long")
-            self._socket.settimeout(left)
-        found: int | None = self._raw.readinto(buffer)
-        return found
+        reply = None
+        if at_most is None:
+            reply = self._by_courier(body, connect, read)
+        else:
+            # The training is over: now it is to be quick.
+            self._dismiss()
+        if reply is None:
+            reply = self._poster.post(body, connect=connect, read=read)
+            self._answered = self._answered or isinstance(reply, Reply)
+        return Away(reply.why) if isinstance(reply, NoReply) else _outcome(reply)
 
     def close(self) -> None:
-        self._raw.close()
-        super().close()
+        """Close the connection."""
+        self._poster.close()
+        self._dismiss()
+
+    def forget(self) -> None:
+        """This is a forked child: the courier is to end with its parent, not with us."""
+        self._dismiss()
+
+    def _by_courier(self, body: bytes, connect: float, read: float) -> Reply | NoReply | None:
+        """What the courier brought; None where there is none."""
+        with self._courier_trouble:
+            try:
+                if self._courier is None:
+                    if not self._answered or time.monotonic() < self._courier_at:
+                        return None
+                    # Another one would fare no better.
+                    self._courier_at = math.inf
+                    self._courier = Courier(*self._address)
+                if self._courier.ready():
+                    return self._courier.post(body, connect=connect, read=read)
+            except CourierLost:
+                self._dismiss()
+                raise
+        return None
+
+    def _dismiss(self) -> None:
+        courier, self._courier = self._courier, None
+        if courier is not None:
+            courier.close()
 
 
-class _Answer(http.client.HTTPResponse):
-    def __init__(self, sock: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(sock, *args, **kwargs)
-        self.fp = io.BufferedReader(_Bounded(self.fp.detach(), sock))
-
-
-class _HTTPConnection(urllib3.connection.HTTPConnection):
-    response_class = _Answer
-
-
-class _HTTPSConnection(urllib3.connection.HTTPSConnection):
-    response_class = _Answer
-
-
-class _HTTPPool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _HTTPConnection
-
-
-class _HTTPSPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _HTTPSConnection
-
-
-def _pool(server: str) -> urllib3.PoolManager:
-    """The pool for a server, through the proxy that the environment names for it."""
+def _proxy(server: str) -> str | None:
+    """The proxy that the environment names for a server."""
     parts = urlsplit(server)
     host = parts.hostname or ""
     proxy = urllib.request.getproxies().get(parts.scheme)
     if proxy is None or _is_loopback(host) or urllib.request.proxy_bypass(host):
-        return urllib3.PoolManager(num_pools=1, maxsize=1)
-    return urllib3.ProxyManager(proxy, num_pools=1, maxsize=1)
+        return None
+    return proxy
 
 
 def _is_loopback(host: str) -> bool:
@@ -217,30 +181,8 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _describe(error: Exception, connect: float, read: float) -> str:
-    match error:
-        case urllib3.exceptions.NameResolutionError():
-            return "its name is not known"
-        case urllib3.exceptions.NewConnectionError() | urllib3.exceptions.ProxyError():
-            return f"no connection ({_innermost(error)})"
-        case urllib3.exceptions.ConnectTimeoutError():
-            return f"no connection within {connect:.3g} s"
-        case urllib3.exceptions.TimeoutError():
-            return f"no answer within {read:.3g} s"
-        case urllib3.exceptions.SSLError():
-            return f"no secure connection ({_innermost(error)})"
-        case urllib3.exceptions.ProtocolError() | http.client.HTTPException():
-            return _CLOSED
-    return _innermost(error)
-
-
-def _innermost(error: BaseException) -> str:
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    return _readable(getattr(error, "strerror", None) or str(error) or type(error).__name__)
-
-
-def _outcome(status: int, headers: Mapping[str, str], text: bytes) -> Outcome:
+def _outcome(reply: Reply) -> Outcome:
+    status, text = reply.status, reply.body
     if 200 <= status < 300:
         answer = _answer(text)
         if answer is None:
@@ -253,7 +195,7 @@ def _outcome(status: int, headers: Mapping[str, str], text: bytes) -> Outcome:
         return Away(why, misdirected=True)
     if 400 <= status < 500 and status not in _LATER:
         return Refused(why)
-    return Away(why, retry_after=_retry_after(headers.get("Retry-After")))
+    return Away(why, retry_after=_retry_after(reply.retry_after))
 
 
 def _answer(text: bytes) -> wire.Answer | None:
@@ -275,8 +217,8 @@ def _problem(text: bytes) -> str:
     plain = _object(text)
     said = plain.get("detail") or plain.get("title")
     if isinstance(said, str):
-        return _readable(said)
-    return _readable(text.decode("utf-8", "replace")) or "without a reason"
+        return readable(said)
+    return readable(text.decode("utf-8", "replace")) or "without a reason"
 
 
 def _object(text: bytes) -> Mapping[str, Any]:
@@ -285,12 +227,6 @@ def _object(text: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return plain if isinstance(plain, dict) else {}
-
-
-def _readable(text: str) -> str:
-    # It goes to a terminal: no control characters of a stranger, no whole web page.
-    clean = "".join(c if c.isprintable() else " " for c in text)
-    return " ".join(clean.split())[:300]
 
 
 def _retry_after(value: str | None) -> float | None:

@@ -12,9 +12,9 @@ by chance), and a step's time is taken relative to the pace of its own round: wh
 for longer than a third of a second slows all arms. While the agent's block does not run, what it
 has hooked is taken out of torch and of the model, or the plain arm would pay for it. What is taken
 out and put back is slower for some steps: so that is done before the blocks of all arms, and three
-steps pass unmeasured. The agent has long passed its dense start by then. Its threads work in
-between, whatever block runs: steps hit by them are known by the threads' processor time and count
-for the agent.
+steps pass unmeasured. The agent has long passed its dense start by then. Its threads and the
+process that posts for it work in between, whatever block runs: steps hit by them are known by their
+processor time and count for the agent.
 
 `--reattached ROUNDS` adds a variant for the MLPs in which the agent is attached and closed around
 each of its blocks, on one and the same trainer, with blocks of 1.2 s; what attaching and the dense
@@ -22,10 +22,10 @@ start cost is not in it. It needs no such correction, but a busy machine changes
 such blocks: a second opinion for a quiet one, with five rounds and more.
 
 `slow/1000` is the number of steps in a thousand that take more than 1.2 times the plain median,
-with the agent less without it. Processor time is that of rank 0's process, the agent's threads
-included: what other processes take is not in it. With RANKSCOPE_MODE=disabled in the environment
-both arms are plain, and every ratio should be 1: the benchmark's test of itself, and a measure of
-what it can tell on a machine. Intervals are 95 % bootstrap intervals over rounds.
+with the agent less without it. Processor time is that of rank 0's process and of the one that posts
+for it: what other processes take is not in it. With RANKSCOPE_MODE=disabled in the environment both
+arms are plain, and every ratio should be 1: the benchmark's test of itself, and a measure of what
+it can tell on a machine. Intervals are 95 % bootstrap intervals over rounds.
 
 What is posted to takes time from the same cores without being a cost of the agent: so by default
 it is a minimal HTTP sink at nice 19; `--server real` posts to `rankscope serve` instead.
@@ -238,7 +238,7 @@ def interval(figure: dict[str, float], digits: int) -> str:
 
 def show_own(results: dict[str, Any]) -> None:
     """What the agent says of itself, and what was posted."""
-    print("\nThe agent's own account (rank 0, its last report), and the time of its threads")
+    print("\nThe agent's own account (rank 0, its last report), and what works beside the training")
     for name, figures in results["workloads"].items():
         run_id = figures["runs"][0]
         posted = results["posted"].get(run_id, {})
@@ -247,7 +247,7 @@ def show_own(results: dict[str, Any]) -> None:
         )
         background = figures["background_us_per_step"]
         told = "unknown" if background is None else f"{background:.1f} us a step"
-        print(f"  {name}: {own}; threads {told}")
+        print(f"  {name}: {own}; threads and courier {told}")
         if "posts" in posted:
             print(
                 f"  {'':4}{posted['posts']} posts, {posted['bytes']} bytes, "

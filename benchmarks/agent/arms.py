@@ -15,6 +15,7 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
 from rankscope import agent
+from rankscope.agent import courier_process
 
 from .workloads import Trainer
 
@@ -226,27 +227,30 @@ class TensorBoard:
 
 
 class Background:
-    """Processor time of the agent's threads, read in 2 microseconds, so that each step knows.
+    """Processor time of what the agent does beside the training, for each step to be known.
+
+    That of its threads and of the process that posts for it; read in 2 microseconds each.
 
     Attributes:
         known: False where no /proc tells; then nothing is ever counted.
     """
 
     def __init__(self) -> None:
-        self._files: dict[int, int] = {}
+        self._files: dict[str, int] = {}
         self.known = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").exists()
 
     def look(self) -> None:
-        """Finds the threads: call it when one was started or has ended."""
-        ids = {
-            thread.native_id
+        """Finds them: call it when one was started or has ended."""
+        found = {
+            f"/proc/self/task/{thread.native_id}"
             for thread in threading.enumerate()
             if thread.name.startswith("rankscope") and thread.native_id
         }
-        for gone in self._files.keys() - ids:
+        found |= {f"/proc/{pid}" for pid in couriers()}
+        for gone in self._files.keys() - found:
             os.close(self._files.pop(gone))
-        for new in (ids - self._files.keys()) if self.known else ():
-            self._files[new] = os.open(f"/proc/self/task/{new}/schedstat", os.O_RDONLY)
+        for new in (found - self._files.keys()) if self.known else ():
+            self._files[new] = os.open(f"{new}/schedstat", os.O_RDONLY)
 
     def seconds(self) -> float:
         """All of them together since they were started."""
@@ -255,5 +259,20 @@ class Background:
             try:
                 total += int(os.pread(file, 64, 0).split()[0])
             except (ProcessLookupError, IndexError):
-                continue  # the thread has ended
+                continue  # it has ended
         return total / 1e9
+
+
+def couriers() -> list[int]:
+    """Processes that post for this rank."""
+    mine = {f"{name}={os.environ[name]}".encode() for name in ("RANK", "BENCHMARK_PLAN")}
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if courier_process.__file__.encode() in (
+                process / "cmdline"
+            ).read_bytes() and mine <= set((process / "environ").read_bytes().split(b"\0")):
+                found.append(int(process.name))
+        except OSError:
+            continue  # it has ended, or is another user's
+    return found

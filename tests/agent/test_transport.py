@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
-from support.collector import CLOSE, HANG, Collector, Reply
+from support.collector import CLOSE, HANG, Collector, Reply, wait_until
 
 from rankscope.agent import wire
+from rankscope.agent.courier import Courier
 from rankscope.agent.transport import Accepted, Away, Refused, TooLarge, Transport
 
 BODY = wire.encode(wire.Batch(run="r", rank=0, seq=0))
@@ -23,10 +24,15 @@ def collector() -> Iterator[Collector]:
         yield running
 
 
-@pytest.fixture
-def transport(collector: Collector) -> Iterator[Transport]:
+@pytest.fixture(params=["here", "by courier"])
+def transport(collector: Collector, request: pytest.FixtureRequest) -> Iterator[Transport]:
+    """Of both ways to post, which are to mean the same."""
     made = Transport(collector.url, None, connect_timeout=1.0, read_timeout=0.3)
+    if request.param == "by courier":
+        courier = made._courier = Courier(*made._address)
+        wait_until(courier.ready)
     yield made
+    assert (made._courier is not None) == (request.param == "by courier")
     made.close()
 
 

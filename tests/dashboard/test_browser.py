@@ -202,6 +202,8 @@ def test_a_hidden_page_pauses(open_page):
     }"""
     page.evaluate(hide, True)
     page.wait_for_selector('#live[data-state="paused"]')
+    # What was under way comes to its end.
+    page.wait_for_timeout(1000)
     asked = []
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(1500)
