@@ -37,6 +37,16 @@ class CourierLost(Exception):
     """The process does not answer any more; whether the server has what it was given is open."""
 
 
+def can_be_started() -> bool:
+    """Whether there is an interpreter to run it.
+
+    A frozen application, or one that embeds Python, gives its own program as the interpreter: run
+    for the courier, it would start the trainer again.
+    """
+    name = Path(sys.executable or "").name
+    return name.startswith(("python", "pypy")) and not getattr(sys, "frozen", False)
+
+
 class Courier:
     """A process that posts to one address; for one thread.
 
@@ -140,8 +150,6 @@ class Courier:
 
 
 def _started(its_end: socket.socket) -> subprocess.Popen[bytes]:
-    if not sys.executable:
-        raise OSError("the interpreter does not know its own program")
     library = Path(urllib3.__file__).parents[1]
     # -I and -S: none of the trainer's start-up files and variables. Its output is nobody's: a pipe
     # that is read to the end must not wait for it.

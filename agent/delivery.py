@@ -27,6 +27,9 @@ class Pace:
 
     Attributes:
         batch: between two batches while there is something to say.
+        steady_after: from so long after the start on there is more time between two batches, unless
+            the server has asked for a closer look: each is felt by a step or two of the training.
+        steady_batch: between two batches from then on.
         batch_away: the same while the server is away or not wanted, where each batch is a file.
         heartbeat: between two signs of life while there is nothing to say.
         connect_timeout: for a connection to come about.
@@ -38,6 +41,8 @@ class Pace:
     """
 
     batch: float = 0.5
+    steady_after: float = 20.0
+    steady_batch: float = 1.0
     batch_away: float = 1.0
     heartbeat: float = 2.0
     connect_timeout: float = 1.0

@@ -19,9 +19,8 @@ _LARGEST_STEP = 2**63 - 1
 # An entry is (kind, step, content, content).
 _Entry = tuple[str, int, Any, Any]
 # After so many entries sorted in one go, the sender pauses: whoever holds the interpreter's lock
-# for a whole batch makes one step of the training as much longer. Each pause costs as much as the
-# sorting of some dozen.
-_ENTRIES_A_GO = 128
+# for long makes one step of the training as much longer, and waking up again another one.
+_ENTRIES_A_GO = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from rankscope.agent.transport import Transport
 __all__ = ["Counters", "Pace", "Sender"]
 
 _log = logging.getLogger("rankscope")
-# Batches made in one round; what is left waits for the next, half a second later.
+# Batches made in one round; what is left waits for the next.
 _BATCHES_A_ROUND = 20
 # How long the training thread is let go on between two pieces of our work.
 _PAUSE_SECONDS = 0.0005
@@ -115,6 +115,7 @@ class Sender:
         self._events: EventThread | None = None
         self._seq = 0
         self._next_batch = self._next_heartbeat = 0.0
+        self._began = time.monotonic()
 
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -244,10 +245,18 @@ class Sender:
                 self._finish()
             return
         if now >= self._next_batch:
-            away = self._delivery.away
-            self._next_batch = now + (self._pace.batch_away if away else self._pace.batch)
+            self._next_batch = now + self._until_next_batch(now)
             self._collect()
         self._delivery.run(self._next_batch)
+
+    def _until_next_batch(self, now: float) -> float:
+        if self._delivery.away:
+            return self._pace.batch_away
+        looked_at = self._delivery.dense_until
+        dense = looked_at is not None and looked_at > self._through_step
+        if dense or now - self._began < self._pace.steady_after:
+            return self._pace.batch
+        return self._pace.steady_batch
 
     def _adopt(self) -> None:
         """Take over what processes left that held this rank before and died."""

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rankscope.agent import wire
-from rankscope.agent.courier import Courier, CourierLost
+from rankscope.agent.courier import Courier, CourierLost, can_be_started
 from rankscope.agent.posting import NoReply, Poster, Reply, readable
 
 INGEST_PATH = "/api/v1/ingest"
@@ -147,6 +147,8 @@ class Transport:
             try:
                 if self._courier is None:
                     if not self._answered or time.monotonic() < self._courier_at:
+                        return None
+                    if not can_be_started():
                         return None
                     # Another one would fare no better.
                     self._courier_at = math.inf

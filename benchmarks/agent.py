@@ -34,8 +34,8 @@ it is a minimal HTTP sink at nice 19; `--server real` posts to `rankscope serve`
 temporary environment with the same torch: two to three minutes more. It changes torch for good, so
 it runs in a process of its own, one rank without DDP, in turns with a plain process.
 
-The full run takes less than four minutes on a quiet machine, `--quick` 40 s; its intervals are
-wide: for a look, not for a judgement.
+The full run takes ten minutes on a quiet machine; `--quick` takes one, its intervals are wide, and
+the agent has not yet come to its steady pace: for a look, not for a judgement.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="40 s: two workloads")
+    parser.add_argument("--quick", action="store_true", help="a minute: two workloads")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the time measured")
     parser.add_argument("--only", action="append", default=[], help="a workload's name; repeatable")
     parser.add_argument("--server", choices=("sink", "real"), default="sink")

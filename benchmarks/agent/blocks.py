@@ -50,8 +50,8 @@ class Plan:
 _WARM_UP_STEPS = 80
 _WARM_UP_SHORT_STEPS = 1150
 _SHORT_SECONDS = 0.018
-# After so long a process of its own posts for the agent, and has started.
-_WARM_UP_SECONDS = 5.0
+# After so long a process of its own posts for the agent, and batches come at their steady pace.
+_WARM_UP_SECONDS = 24.0
 # Blocks are short beside what other processes of the machine do, long beside what the first steps
 # after a change of arms cost; those are not measured.
 _BLOCK_SECONDS = 0.06
@@ -103,7 +103,8 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
         watched = Agent(trainer, plan.server, runs[-1])
         changed = watched.changed
         least = _WARM_UP_SHORT_STEPS if typical < _SHORT_SECONDS else _WARM_UP_STEPS
-        clock.block(watched, 0, max(least, round(_WARM_UP_SECONDS / typical)))
+        settling = _WARM_UP_SECONDS * min(plan.scale, 1.0)
+        clock.block(watched, 0, max(least, round(settling / typical)))
         folder = Path(plan.folder) / f"{runs[-1]}-{dist.get_rank()}"
         writer = TensorBoard(trainer, folder, watched)
         arms: dict[str, Arm] = {

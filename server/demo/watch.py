@@ -10,7 +10,7 @@ from rankscope.server.demo.processes import Job, Process
 from rankscope.server.demo.screen import Screen
 
 _POLL_SECONDS = 0.3
-# Ranks post about twice a second: the latest step of one may lie so far behind that of another.
+# Ranks post once or twice a second: the latest step of one may lie so far behind that of another.
 _BEHIND_STEPS = 200
 # Without a new step for so long, the training hangs.
 _STUCK_SECONDS = 180.0

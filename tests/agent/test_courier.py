@@ -16,7 +16,7 @@ from support.collector import HANG, Collector, wait_until
 from support.couriers import couriers
 
 from rankscope.agent import wire
-from rankscope.agent.courier import Courier, CourierLost
+from rankscope.agent.courier import Courier, CourierLost, can_be_started
 from rankscope.agent.posting import LARGEST_ANSWER, NoReply, Reply
 from rankscope.agent.transport import Accepted, Transport
 
@@ -131,15 +131,9 @@ def test_one_that_stands_still_is_not_waited_for(
     wait_until(lambda: pid not in couriers())
 
 
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [("", "does not know its own program"), ("/no/such/program", "No such file")],
-)
-def test_no_program_to_run(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch, program: str, message: str
-) -> None:
-    monkeypatch.setattr(sys, "executable", program)
-    with pytest.raises(OSError, match=message):
+def test_no_program_to_run(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(FileNotFoundError):
         Courier(collector.url, {}, None)
 
 
@@ -192,6 +186,24 @@ def test_without_a_server_there_is_none(collector: Collector, before: set[int]) 
         transport.post(BODY)
     assert couriers() == before
     transport.close()
+
+
+@pytest.mark.parametrize("program", ["", None, "/opt/app/trainer"])
+def test_a_program_that_is_no_interpreter_is_not_started_again(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, program: str | None
+) -> None:
+    monkeypatch.setattr(sys, "executable", program)
+    monkeypatch.setattr("subprocess.Popen", None)
+    transport = Transport(collector.url, None, courier_after=0.0)
+    for _ in range(3):
+        assert isinstance(transport.post(BODY), Accepted)
+    transport.close()
+
+
+def test_a_frozen_application_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_be_started()
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert not can_be_started()
 
 
 def test_the_last_posts_are_made_without_it(collector: Collector, before: set[int]) -> None:

@@ -89,6 +89,33 @@ def test_the_servers_wishes_are_heard(collector: Collector, rank: Callable[..., 
     assert one.sender.dense_until == 64
 
 
+@pytest.mark.parametrize(
+    ("dense_until", "least", "most"), [(None, 3, 7), (5, 3, 7), (10**6, 15, 200)]
+)
+def test_batches_come_less_often_once_all_is_steady(
+    collector: Collector,
+    rank: Callable[..., Rank],
+    dense_until: int | None,
+    least: int,
+    most: int,
+) -> None:
+    collector.answer = {"dense_until": dense_until}
+    one = rank(collector, pace=replace(QUICK, steady_after=0.3, steady_batch=0.2))
+    began = time.monotonic()
+    counts = []
+    for until in (0.3, 0.6, 1.6):
+        while time.monotonic() - began < until:
+            one.train(1)
+            time.sleep(0.005)
+        counts.append(len(collector.batches))
+
+    early, before, after = counts
+    assert early > 8
+    assert least <= after - before <= most
+    one.sender.close()
+    everything_arrived(collector, one)
+
+
 def test_losses_travel_with_each_batch(collector: Collector, rank: Callable[..., Rank]) -> None:
     one = rank(collector)
     one.records.scalars(0, {"bad\nname": 1.0, "loss": 2.0})
