@@ -27,9 +27,9 @@ class Pace:
 
     Attributes:
         batch: between two batches while there is something to say.
-        steady_after: from so long after the start on there is more time between two batches, unless
-            the server has asked for a closer look: each is felt by a step or two of the training.
-        steady_batch: between two batches from then on.
+        steady_after: from the start until batches are made less often, except while the server
+            looks closer.
+        steady_batch: between two batches from then on; each lengthens a step of the training.
         batch_away: the same while the server is away or not wanted, where each batch is a file.
         heartbeat: between two signs of life while there is nothing to say.
         connect_timeout: for a connection to come about.
@@ -37,7 +37,7 @@ class Pace:
         first_backoff: pause after the first failure; doubles with each further one.
         longest_backoff: longest pause, unless the server asks for a longer one.
         failures_told: number of failures in a row after which the user is told.
-        courier_after: until a process of its own is started to post; not worth it for less.
+        uploader_after: until a process of its own is started to post.
     """
 
     batch: float = 0.5
@@ -50,7 +50,7 @@ class Pace:
     first_backoff: float = 0.25
     longest_backoff: float = 5.0
     failures_told: int = 3
-    courier_after: float = 3.0
+    uploader_after: float = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +194,11 @@ class Delivery:
         """Close the connection."""
         if self._transport is not None:
             self._transport.close()
+
+    def interrupt(self) -> None:
+        """A request is not to be waited for that another process makes; from another thread."""
+        if self._transport is not None:
+            self._transport.interrupt()
 
     def forget(self) -> None:
         """This is a forked child: what is open belongs to its parent."""

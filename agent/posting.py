@@ -1,6 +1,6 @@
 """HTTP posts to one address over one connection that is kept open, and nothing more.
 
-It knows nothing of batches, and imports little and nothing of ours: the courier's process loads it
+It knows nothing of batches, and imports little and nothing of ours: the uploader's process loads it
 without the rest of the package.
 """
 

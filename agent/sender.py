@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -181,6 +182,7 @@ class Sender:
         self._last_post = now + timeout * (1 - _TO_SPILL)
         self._final = (state, error)
         self._wake.set()
+        self._delivery.interrupt()
         thread = self._thread
         if thread is threading.current_thread():
             return
@@ -200,6 +202,9 @@ class Sender:
     # ------------------------------------------------------------------------------- sender thread
 
     def _run(self) -> None:
+        with self._guard.probe("signals"):
+            # A trainer may have given SIGPIPE its deadly default back, and servers go away.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         with self._guard.probe("adopt"):
             self._adopt()
         while not self._finished:
@@ -291,7 +296,10 @@ class Sender:
         silent = drained.empty and drained.through_step <= self._through_step
         # What waits in the outbox is a sign of life already; more of them would only fill it.
         heartbeat_due = (
-            self._options.mode == "online" and now >= self._next_heartbeat and not self._outbox
+            self._options.mode == "online"
+            # The next occasion is a whole interval away: better a little early than late.
+            and now >= self._next_heartbeat - self._pace.batch / 2
+            and not self._outbox
         )
         if silent and not heartbeat_due and state == "running":
             return
@@ -458,6 +466,14 @@ class Sender:
         step = max(self._through_step, 0)
         self._records.event(wire.Event(step=step, kind="agent.fault", text=text[:1000]))
 
+    def _note_lost_uploader(self, why: str) -> None:
+        # Nothing is lost with it: no fault, but to be known where steps are measured.
+        text = f"the uploader's process is of no use ({why}); a thread of the trainer posts"
+        _log.info("rankscope: rank %d: %s", self._identity.rank, text)
+        if not self._records.stopped:
+            step = max(self._through_step, 0)
+            self._records.event(wire.Event(step=step, kind="agent.note", text=text))
+
     def _new_transport(self) -> Transport | None:
         # None where there can be none: a proxy of a kind that is not known, say.
         if self._options.mode != "online":
@@ -469,8 +485,9 @@ class Sender:
                 self._options.token,
                 connect_timeout=self._pace.connect_timeout,
                 read_timeout=self._pace.read_timeout,
-                courier_after=self._pace.courier_after,
-                courier_trouble=self._guard.probe("courier"),
+                uploader_after=self._pace.uploader_after,
+                uploader_faults=self._guard.probe("uploader"),
+                uploader_lost=self._note_lost_uploader,
             )
         self._transport_missing = transport is None
         return transport

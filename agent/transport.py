@@ -15,7 +15,7 @@ import json
 import math
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
@@ -23,8 +23,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rankscope.agent import wire
-from rankscope.agent.courier import Courier, CourierLost, can_be_started
 from rankscope.agent.posting import NoReply, Poster, Reply, readable
+from rankscope.agent.uploader import Uploader, UploaderLost, can_be_started
 
 INGEST_PATH = "/api/v1/ingest"
 
@@ -34,6 +34,8 @@ _MISDIRECTED = frozenset({401, 403, 404, 405, 407, 421})
 # Of the other 4xx only these say "later"; the rest are final.
 _LATER = frozenset({408, 425, 429})
 _LONGEST_RETRY_AFTER = 600.0
+# After an uploader was lost: until the next is started.
+_AGAIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,10 @@ class Transport:
         token: bearer token.
         connect_timeout: seconds for a connection to come about.
         read_timeout: seconds for an answer.
-        courier_after: seconds after which a process of its own posts, once one has been answered
-            here; infinity for none. Whatever becomes of that process, posts go on.
-        courier_trouble: contains what goes wrong with it.
+        uploader_after: seconds after which a process of its own posts, once one post has been
+            answered here; infinity for none. Whatever becomes of that process, posts go on.
+        uploader_faults: contains what fails in dealing with it.
+        uploader_lost: told in words, once, why posts are made here again.
     """
 
     def __init__(
@@ -93,8 +96,9 @@ class Transport:
         *,
         connect_timeout: float = 1.0,
         read_timeout: float = 3.0,
-        courier_after: float = math.inf,
-        courier_trouble: AbstractContextManager[Any] | None = None,
+        uploader_after: float = math.inf,
+        uploader_faults: AbstractContextManager[Any] | None = None,
+        uploader_lost: Callable[[str], None] = lambda why: None,
     ) -> None:
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
@@ -106,10 +110,14 @@ class Transport:
             headers["Authorization"] = f"Bearer {token}"
         self._address = (f"{server}{INGEST_PATH}", headers, _proxy(server))
         self._poster = Poster(*self._address)
-        self._courier: Courier | None = None
-        self._courier_at = time.monotonic() + courier_after
-        self._courier_trouble = courier_trouble or contextlib.nullcontext()
         self._answered = False
+        self._uploader: Uploader | None = None
+        self._uploader_at = time.monotonic() + uploader_after
+        self._uploader_faults = uploader_faults or contextlib.nullcontext()
+        self._uploader_lost = uploader_lost
+        self._loss_told = False
+        # Whether it has reached the server: it may be that only this process does.
+        self._uploader_proven = False
 
     def post(self, body: bytes, *, at_most: float | None = None) -> Outcome:
         """Post one encoded batch.
@@ -121,16 +129,27 @@ class Transport:
         connect, read = self._connect_timeout, self._read_timeout
         if at_most is not None:
             connect, read = min(connect, at_most / 3), min(read, at_most * 2 / 3)
-        reply = None
-        if at_most is None:
-            reply = self._by_courier(body, connect, read)
-        else:
             # The training is over: now it is to be quick.
             self._dismiss()
-        if reply is None:
-            reply = self._poster.post(body, connect=connect, read=read)
-            self._answered = self._answered or isinstance(reply, Reply)
+        reply = self._by_uploader(body, connect, read) if at_most is None else None
+        if isinstance(reply, Reply) and not self._uploader_proven:
+            self._uploader_proven = True
+            self._poster.close()
+        elif reply is None or not self._uploader_proven:
+            unproven, reply = reply, self._poster.post(body, connect=connect, read=read)
+            if isinstance(reply, Reply):
+                self._answered = True
+                if isinstance(unproven, NoReply):
+                    self._lose(f"it does not reach the server: {unproven.why}", math.inf)
         return Away(reply.why) if isinstance(reply, NoReply) else _outcome(reply)
+
+    def interrupt(self) -> None:
+        """No waiting for the uploader any more; may be called from another thread."""
+        # That it is lost then is nothing to tell of.
+        self._loss_told = True
+        uploader = self._uploader
+        if uploader is not None:
+            uploader.interrupt()
 
     def close(self) -> None:
         """Close the connection."""
@@ -138,32 +157,43 @@ class Transport:
         self._dismiss()
 
     def forget(self) -> None:
-        """This is a forked child: the courier is to end with its parent, not with us."""
+        """This is a forked child: the uploader is to end with its parent, not with us."""
         self._dismiss()
 
-    def _by_courier(self, body: bytes, connect: float, read: float) -> Reply | NoReply | None:
-        """What the courier brought; None where there is none."""
-        with self._courier_trouble:
+    def _by_uploader(self, body: bytes, connect: float, read: float) -> Reply | NoReply | None:
+        """What the uploader brought; None where this process has to post."""
+        with self._uploader_faults:
             try:
-                if self._courier is None:
-                    if not self._answered or time.monotonic() < self._courier_at:
+                if self._uploader is None:
+                    if not self._answered or time.monotonic() < self._uploader_at:
                         return None
+                    self._uploader_at = math.inf
                     if not can_be_started():
                         return None
-                    # Another one would fare no better.
-                    self._courier_at = math.inf
-                    self._courier = Courier(*self._address)
-                if self._courier.ready():
-                    return self._courier.post(body, connect=connect, read=read)
-            except CourierLost:
+                    self._uploader = Uploader(*self._address)
+                    self._uploader.start()
+                if self._uploader.ready():
+                    return self._uploader.post(body, connect=connect, read=read)
+            except UploaderLost as lost:
+                self._lose(str(lost), _AGAIN_SECONDS if lost.came_up else math.inf)
+            except BaseException:
+                # An answer that was not read would be taken for that to the next post.
                 self._dismiss()
                 raise
         return None
 
+    def _lose(self, why: str, again_after: float) -> None:
+        self._dismiss()
+        self._uploader_at = time.monotonic() + again_after
+        if not self._loss_told:
+            self._loss_told = True
+            self._uploader_lost(why)
+
     def _dismiss(self) -> None:
-        courier, self._courier = self._courier, None
-        if courier is not None:
-            courier.close()
+        uploader, self._uploader = self._uploader, None
+        self._uploader_proven = False
+        if uploader is not None:
+            uploader.close()
 
 
 def _proxy(server: str) -> str | None:

@@ -247,7 +247,7 @@ def show_own(results: dict[str, Any]) -> None:
         )
         background = figures["background_us_per_step"]
         told = "unknown" if background is None else f"{background:.1f} us a step"
-        print(f"  {name}: {own}; threads and courier {told}")
+        print(f"  {name}: {own}; threads and uploader {told}")
         if "posts" in posted:
             print(
                 f"  {'':4}{posted['posts']} posts, {posted['bytes']} bytes, "

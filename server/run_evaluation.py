@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, Engine
@@ -30,6 +32,8 @@ _logger = logging.getLogger(__name__)
 # How long dense sampling is asked for after something was found, in steps.
 _DENSE_STEPS = 20
 _MAX_AHEAD = 2000
+# Evaluations over which a job's pace is taken.
+_PROGRESS = 16
 # What a closer look tells more of: which tensors, since when, and whether it comes back.
 _LOOKED_INTO = (
     "desync.",
@@ -117,6 +121,8 @@ class RunEvaluation:
         # What an evaluation before this one left, until this one has caught up with it.
         self._stored: dict[str, Alert] | None = None
         self._told_through = -1
+        # When (`now`) some rank had reported which step: of the last evaluations.
+        self._progress: deque[tuple[float, int]] = deque(maxlen=_PROGRESS)
         # Seconds of work since the last snapshot, and what the last one cost.
         self._work = self._cost = 0.0
         self._since = time.perf_counter()
@@ -272,6 +278,8 @@ class RunEvaluation:
         memory.checks = checks
         memory.arrival = data.arrival
         fresh = self._to_look_into(changed)
+        newest = max(reported.values(), default=-1)
+        between_posts = self._between_posts(newest, lives, now)
         # Steps may be complete without news: a rank is waited for no longer.
         steps = any(len(window.steps) for window in compared)
         if news or steps or changed or stale or state:
@@ -292,7 +300,8 @@ class RunEvaluation:
                     told_through=self._told_through,
                 )
                 evaluation.save_checks(connection, run=self._key, checks=stale)
-                self._ask_dense(connection, fresh, newest=max(reported.values(), default=-1))
+                if fresh:
+                    self._ask_dense(connection, fresh, newest=newest, between_posts=between_posts)
                 evaluation.mark_evaluated(
                     connection,
                     run=self._key,
@@ -336,19 +345,32 @@ class RunEvaluation:
         self._memory.looked_into |= {alert.id for alert in fresh}
         return fresh
 
-    def _ask_dense(self, connection: Connection, fresh: list[Alert], *, newest: int) -> None:
+    def _ask_dense(
+        self, connection: Connection, fresh: list[Alert], *, newest: int, between_posts: int
+    ) -> None:
         """A closer look: which tensor, and does it grow.
 
         The wish reaches a rank with the answer to its next batch. By then a fast trainer is
-        hundreds of steps further, about as many as it was ahead when this was found.
+        hundreds of steps further: as many as it does between two batches and until the next
+        evaluation, or about as many as it was ahead when this was found.
 
         Args:
             newest: last step that any rank has reported.
+            between_posts: steps that the job does between two batches of a rank.
         """
-        if fresh:
-            ahead = newest - max(alert.seen_step for alert in fresh)
-            until = newest + _DENSE_STEPS + min(3 * max(ahead, 0), _MAX_AHEAD)
-            evaluation.ask_dense(connection, run=self._key, until_step=until)
+        ahead = newest - max(alert.seen_step for alert in fresh)
+        further = max(3 * ahead, 3 * between_posts // 2, 0)
+        until = newest + _DENSE_STEPS + min(further, _MAX_AHEAD)
+        evaluation.ask_dense(connection, run=self._key, until_step=until)
+
+    def _between_posts(self, newest: int, lives: Sequence[Life], now: float) -> int:
+        """Steps that the job does between two batches of a rank, as of the last evaluations."""
+        self._progress.append((now, newest))
+        before, step = self._progress[0]
+        if now <= before or newest <= step:
+            return 0
+        gap = max((entry.life.typical_gap for entry in lives), default=0.0)
+        return math.ceil(gap * (newest - step) / (now - before))
 
 
 def _ended(row: RunRow, lives: tuple[Life, ...], now: float) -> str | None:

@@ -60,8 +60,8 @@ NAMED_WAITING = {
 }
 NAMED_COLLECTIVES = {
     ("agent/last_words.py", "reader.recv(64)"): "a socket between two threads of one process",
-    ("agent/courier.py", "self._socket.recv(1)"): "the sender thread, from the rank's own courier",
-    ("agent/courier.py", "self._socket.recv(_ONCE)"): "the same",
+    ("agent/uploader.py", "connection.recv(1)"): "does not wait",
+    ("agent/uploader.py", "connection.recv(_RECEIVED_BYTES)"): "the sender thread, for its process",
 }
 
 HEAVY = {

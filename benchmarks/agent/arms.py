@@ -15,7 +15,7 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
 from rankscope import agent
-from rankscope.agent import courier_process
+from rankscope.agent import uploader_process
 
 from .workloads import Trainer
 
@@ -246,7 +246,7 @@ class Background:
             for thread in threading.enumerate()
             if thread.name.startswith("rankscope") and thread.native_id
         }
-        found |= {f"/proc/{pid}" for pid in couriers()}
+        found |= {f"/proc/{pid}" for pid in uploaders()}
         for gone in self._files.keys() - found:
             os.close(self._files.pop(gone))
         for new in (found - self._files.keys()) if self.known else ():
@@ -263,13 +263,13 @@ class Background:
         return total / 1e9
 
 
-def couriers() -> list[int]:
+def uploaders() -> list[int]:
     """Processes that post for this rank."""
     mine = {f"{name}={os.environ[name]}".encode() for name in ("RANK", "BENCHMARK_PLAN")}
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if courier_process.__file__.encode() in (
+            if uploader_process.__file__.encode() in (
                 process / "cmdline"
             ).read_bytes() and mine <= set((process / "environ").read_bytes().split(b"\0")):
                 found.append(int(process.name))

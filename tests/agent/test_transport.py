@@ -12,8 +12,8 @@ import pytest
 from support.collector import CLOSE, HANG, Collector, Reply, wait_until
 
 from rankscope.agent import wire
-from rankscope.agent.courier import Courier
 from rankscope.agent.transport import Accepted, Away, Refused, TooLarge, Transport
+from rankscope.agent.uploader import Uploader
 
 BODY = wire.encode(wire.Batch(run="r", rank=0, seq=0))
 
@@ -24,15 +24,17 @@ def collector() -> Iterator[Collector]:
         yield running
 
 
-@pytest.fixture(params=["here", "by courier"])
+@pytest.fixture(params=["here", "by uploader"])
 def transport(collector: Collector, request: pytest.FixtureRequest) -> Iterator[Transport]:
     """Of both ways to post, which are to mean the same."""
     made = Transport(collector.url, None, connect_timeout=1.0, read_timeout=0.3)
-    if request.param == "by courier":
-        courier = made._courier = Courier(*made._address)
-        wait_until(courier.ready)
+    if request.param == "by uploader":
+        uploader = made._uploader = Uploader(*made._address)
+        made._uploader_proven = True
+        uploader.start()
+        wait_until(uploader.ready)
     yield made
-    assert (made._courier is not None) == (request.param == "by courier")
+    assert (made._uploader is not None) == (request.param == "by uploader")
     made.close()
 
 

@@ -134,6 +134,23 @@ def test_a_closer_look_is_asked_for_ahead_of_a_fast_trainer(engine):
     assert min(until for _, until in wishes) >= 920
 
 
+@pytest.mark.parametrize("steps", [25, 50, 100])
+def test_a_closer_look_reaches_ranks_that_post_once_a_second(engine, steps):
+    job = Job(engine, 4)
+    wishes = []
+    # Evaluated after each round of posts, so that no rank is ahead of what was found.
+    for first in range(0, 12 * steps, steps):
+        for rank in range(4):
+            # Apart from the last step of a batch on.
+            answer = job.post(rank, range(first, first + steps), parted(rank, 7 * steps - 1))
+            if answer.dense_until is not None:
+                wishes.append((first, answer.dense_until))
+        job.evaluate(1.0)
+    # The next batch ends before step 8 * steps.
+    assert min(first for first, _ in wishes) == 7 * steps
+    assert min(until for _, until in wishes) >= 8 * steps + 10
+
+
 def test_gradients_that_stand_out_are_looked_at_closely(engine):
     job = Job(engine, 4)
     wishes = []

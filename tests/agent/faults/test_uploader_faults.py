@@ -11,23 +11,23 @@ import time
 import pytest
 from support import saboteur
 from support.collector import wait_until
-from support.couriers import couriers
+from support.uploaders import uploaders
 
 from rankscope.agent import sender, transport
-from rankscope.agent.courier import Courier
+from rankscope.agent.uploader import Uploader
 
 SLACK_SECONDS = 0.5
 
 pytestmark = pytest.mark.contained
 
 FAULTS = [saboteur.raises, saboteur.allocates]
-PARTS = {"start": (transport, "Courier"), "ready": (Courier, "ready"), "post": (Courier, "post")}
+PARTS = {"start": (transport, "Uploader"), "ready": (Uploader, "ready"), "post": (Uploader, "post")}
 
 
 @pytest.fixture(autouse=True)
 def _at_once(house, monkeypatch):
-    # The courier comes with the second post.
-    monkeypatch.setattr(sender, "Pace", functools.partial(sender.Pace, courier_after=0.0))
+    # The uploader comes with the second post.
+    monkeypatch.setattr(sender, "Pace", functools.partial(sender.Pace, uploader_after=0.0))
 
 
 def everything_arrived(house):
@@ -38,19 +38,27 @@ def everything_arrived(house):
 
 @pytest.mark.parametrize("fault", FAULTS, ids=["raises", "memory"])
 @pytest.mark.parametrize("part", PARTS)
-def test_a_courier_that_fails_costs_nothing(house, monkeypatch, part, fault):
+def test_an_uploader_that_fails_costs_nothing(house, monkeypatch, part, fault):
     owner, name = PARTS[part]
     monkeypatch.setattr(owner, name, fault)
     house.train(each=lambda step: time.sleep(0.05))
-    house.told_once("courier", "Sabotage" if fault is saboteur.raises else "MemoryError")
+    house.told_once("uploader", "Sabotage" if fault is saboteur.raises else "MemoryError")
     everything_arrived(house)
 
 
+def noted_once(house, words):
+    """It is no fault of the agent's, but it is to be seen."""
+    assert house.faults == []
+    events = [event for batch in house.collector.batches for event in batch.events]
+    (note,) = [e for e in events if e.kind == "agent.note" and "uploader" in e.text]
+    assert words in note.text
+
+
 def each_with_a_signal(number):
-    """Trains on until the courier posts, then sends it a signal."""
-    before = couriers()
+    """Trains on until the uploader posts, then sends it a signal."""
+    before = uploaders()
     posted = []
-    original = Courier.post
+    original = Uploader.post
 
     def post(self, *args, **kwargs):
         reply = original(self, *args, **kwargs)
@@ -60,35 +68,35 @@ def each_with_a_signal(number):
     def each(step):
         if step == 3:
             wait_until(lambda: len(posted) > 2)
-            (pid,) = couriers() - before
+            (pid,) = uploaders() - before
             os.kill(pid, number)
         time.sleep(0.05)
 
     return post, each, before
 
 
-def test_a_courier_that_is_killed_costs_nothing(house, monkeypatch):
+def test_an_uploader_that_is_killed_costs_nothing(house, monkeypatch):
     post, each, before = each_with_a_signal(signal.SIGKILL)
-    monkeypatch.setattr(Courier, "post", post)
+    monkeypatch.setattr(Uploader, "post", post)
     house.train(each=each)
-    house.told_once("courier", "it has ended")
+    noted_once(house, "it has ended")
     everything_arrived(house)
-    assert couriers() <= before
+    assert uploaders() <= before
 
 
-def test_a_courier_that_stands_still_holds_nothing_up(house, monkeypatch):
-    monkeypatch.setattr("rankscope.agent.courier._PATIENCE_SECONDS", 0.1)
+def test_an_uploader_that_stands_still_holds_nothing_up(house, monkeypatch):
+    monkeypatch.setattr("rankscope.agent.uploader._PATIENCE_SECONDS", 0.1)
     post, each, before = each_with_a_signal(signal.SIGSTOP)
-    monkeypatch.setattr(Courier, "post", post)
+    monkeypatch.setattr(Uploader, "post", post)
     try:
         outcome = house.train(each=lambda step: each(step) or time.sleep(0.2))
     finally:
-        for pid in couriers() - before:
+        for pid in uploaders() - before:
             os.kill(pid, signal.SIGCONT)
     assert outcome.slowest_step < 1
-    house.told_once("courier", "no answer of it within 1.6 s")
+    noted_once(house, "no answer of it within 1.6 s")
     everything_arrived(house)
-    wait_until(lambda: couriers() <= before)
+    wait_until(lambda: uploaders() <= before)
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -1,41 +1,61 @@
-"""The courier's process: posts what it is handed, until the other end of its socket is closed.
+"""The uploader's process: posts what it is handed, until the other end of its socket is closed.
 
-Run by path with the folder of urllib3 as its argument, never imported: so it needs neither the
-environment nor the start-up files of the trainer's interpreter, and a tenth of its memory.
+Run by path and never imported by it, with the folder of urllib3 and the trainer's process id: so it
+needs neither the environment nor the start-up files of the trainer's interpreter, and a tenth of
+its memory.
 """
 
-from __future__ import annotations
+import os
+
+if __name__ == "__main__":
+    # Before anything else, for until then it is a child of the trainer, which must find none that
+    # it has not made: neither while it waits for its own nor as a zombie.
+    starter = os.getpid()
+    if os.fork():
+        os._exit(0)
 
 import contextlib
 import importlib.util
 import json
-import os
 import signal
 import socket
 import struct
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+# A launcher that ends or requeues a job signals the whole group, and the trainer's last words come
+# then: they are to be posted. The end of the socket is what ends us.
+_IGNORED = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1),
+    *(signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE),
+)
 
-def main() -> None:
-    """Leaves the process that started it, and serves the socket that is its standard input."""
-    # A launcher that ends a job signals the whole group, and the trainer's last words come then:
-    # they are to be posted. The end of the socket is what ends us.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+
+def main(starter: int, library: str, trainer: int) -> None:
+    """Serves the socket that is the standard input.
+
+    Args:
+        starter: the process that this one was forked from, which ends at once.
+        library: folder of urllib3.
+        trainer: process id of the trainer.
+    """
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    # The trainer must find no child that it has not made, neither while it waits for its own nor
-    # as a zombie.
-    if os.fork():
-        os._exit(0)
-    sys.path.append(sys.argv[1])
+    while os.getppid() == starter:
+        time.sleep(0.001)
+    if os.getppid() == trainer:
+        return  # it adopts orphans: it would have a child after all
+    sys.path.append(library)
     posting = _beside("posting")
     with socket.socket(fileno=0) as connection, contextlib.suppress(OSError, EOFError):
         _serve(connection, posting)
 
 
 def _serve(connection: socket.socket, posting: Any) -> None:
-    address = json.loads(_received(connection, *struct.unpack("<I", _received(connection, 4))))
+    (length,) = struct.unpack("<I", _received(connection, 4))
+    address = json.loads(_received(connection, length))
     poster = posting.Poster(address["url"], address["headers"], address["proxy"])
     # Only now: to start at the lowest priority takes seconds on a busy machine.
     os.nice(19)
@@ -74,4 +94,4 @@ def _beside(name: str) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    main(starter, sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,199 @@
+"""Posts by a process of its own, so that the training does not wait for HTTP.
+
+A post takes a millisecond of Python. In the trainer's process that millisecond holds the
+interpreter's lock, and takes a core from a step on a machine without a spare one; in a process of
+the lowest priority it takes what is left over. What is handed to it remains the sender's until the
+server has acknowledged it: the uploader may die at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import urllib3
+
+from rankscope.agent.posting import NoReply, Reply
+
+_SCRIPT = Path(__file__).with_name("uploader_process.py")
+_INTERPRETER = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
+# As its process has them.
+_POST, _REPLY = struct.Struct("<ddQ"), struct.Struct("<III")
+_RECEIVED_BYTES = 64 * 1024
+_START_SECONDS = 30.0
+# Added to what a request may take: at the lowest priority a busy machine makes it wait.
+_PATIENCE_SECONDS = 1.0
+
+
+class UploaderLost(Exception):
+    """The process does not answer (any more); whether the server has the last post is open.
+
+    Attributes:
+        came_up: whether it has worked before; if not, another one would fare no better.
+    """
+
+    def __init__(self, why: str, *, came_up: bool) -> None:
+        super().__init__(why)
+        self.came_up = came_up
+
+
+def can_be_started() -> bool:
+    """Whether there is an interpreter to run it, and somebody to adopt it.
+
+    A frozen application, or one that embeds Python, gives its own program as the interpreter: run
+    for the uploader, it would start the trainer again. Process 1 of a container adopts orphans.
+    """
+    return (
+        _INTERPRETER.fullmatch(Path(sys.executable or "").name) is not None
+        and not getattr(sys, "frozen", False)
+        and os.getpid() != 1
+        and _SCRIPT.is_file()
+    )
+
+
+class Uploader:
+    """A process that posts to one address; for one thread.
+
+    Args:
+        url: the address.
+        headers: of each request.
+        proxy: address of the proxy to go through.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], proxy: str | None) -> None:
+        self._address = {"url": url, "headers": dict(headers), "proxy": proxy}
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        self._give_up = 0.0
+
+    def start(self) -> None:
+        """Starts the process; the caller has an object to close by then, and a forked child too.
+
+        Raises:
+            UploaderLost: it cannot be started.
+        """
+        address = json.dumps(self._address).encode()
+        self._give_up = time.monotonic() + _START_SECONDS
+        try:
+            self._socket, theirs = socket.socketpair()
+            with theirs:
+                # What it is told (a token) stands neither in its command line nor its environment.
+                self._socket.settimeout(1.0)
+                self._socket.sendall(struct.pack("<I", len(address)) + address)
+                self._process = _started(theirs)
+            # What was started leaves the uploader behind, and ends.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise UploaderLost(f"it cannot be started ({error})", came_up=False) from error
+
+    def ready(self) -> bool:
+        """Whether it has come up; does not wait.
+
+        Raises:
+            UploaderLost: it never will.
+        """
+        if self._ready:
+            return True
+        try:
+            connection = self._connected()
+            connection.settimeout(0)
+            if not connection.recv(1):
+                raise EOFError("it closed its socket")
+            self._ready = True
+        except BlockingIOError:
+            if time.monotonic() > self._give_up:
+                why = f"it has not started within {_START_SECONDS:.0f} s"
+                raise UploaderLost(why, came_up=False) from None
+        except (OSError, EOFError) as error:
+            raise UploaderLost(f"it ended while it started ({error})", came_up=False) from error
+        return self._ready
+
+    def post(self, body: bytes, *, connect: float, read: float) -> Reply | NoReply:
+        """Has a body posted; see `Poster.post`.
+
+        Args:
+            body: the bytes.
+            connect: seconds for a connection to come about.
+            read: seconds for the whole answer.
+
+        Raises:
+            UploaderLost: it has ended or stands still; it is of no use any more.
+        """
+        seconds = connect + read + _PATIENCE_SECONDS
+        try:
+            connection = self._connected()
+            connection.settimeout(seconds)
+            connection.sendall(_POST.pack(connect, read, len(body)) + body)
+            status, header, text = _reply(connection, time.monotonic() + seconds)
+        except TimeoutError as error:
+            raise UploaderLost(f"no answer of it within {seconds:.3g} s", came_up=True) from error
+        except (OSError, EOFError) as error:
+            raise UploaderLost(f"it has ended ({error})", came_up=True) from error
+        if not status:
+            return NoReply(text.decode())
+        return Reply(status, header.decode("latin-1") or None, text)
+
+    def interrupt(self) -> None:
+        """Has whoever waits for it wait no longer; may be called from another thread."""
+        connection = self._socket
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Lets it end."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None and self._process.returncode is None:
+            # It is still starting: neither a child nor a zombie is to stay.
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                self._process.kill()
+                self._process.wait(0.1)
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            raise EOFError("it has not been started")
+        return self._socket
+
+
+def _reply(connection: socket.socket, until: float) -> tuple[int, bytes, bytes]:
+    """Status, header and text."""
+    data = b""
+    while True:
+        # Nearly always all of it at once.
+        part = connection.recv(_RECEIVED_BYTES)
+        if not part:
+            raise EOFError("it closed its socket")
+        data += part
+        if len(data) >= _REPLY.size:
+            status, of_header, of_text = _REPLY.unpack_from(data)
+            after_header = _REPLY.size + of_header
+            if len(data) >= after_header + of_text:
+                return status, data[_REPLY.size : after_header], data[after_header:]
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+
+
+def _started(its_end: socket.socket) -> subprocess.Popen[bytes]:
+    library = Path(urllib3.__file__).parents[1]
+    # -I and -S: none of the trainer's start-up files and variables; -B: no files of ours. Its
+    # output is nobody's: a pipe that is read to the end must not wait for it.
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", str(_SCRIPT), str(library), str(os.getpid())],
+        stdin=its_end.fileno(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
