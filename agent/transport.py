@@ -158,7 +158,8 @@ class Transport:
 
     def forget(self) -> None:
         """This is a forked child: the uploader is to end with its parent, not with us."""
-        self._dismiss()
+        if self._uploader is not None:
+            self._uploader.forget()
 
     def _by_uploader(self, body: bytes, connect: float, read: float) -> Reply | NoReply | None:
         """What the uploader brought; None where this process has to post."""

@@ -153,13 +153,17 @@ class Uploader:
 
     def close(self) -> None:
         """Lets it end."""
-        if self._socket is not None:
-            self._socket.close()
+        self.forget()
         if self._process is not None and self._process.returncode is None:
             # It is still starting: neither a child nor a zombie is to stay.
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 self._process.kill()
                 self._process.wait(0.1)
+
+    def forget(self) -> None:
+        """This is a forked child: lets go of the socket alone."""
+        if self._socket is not None:
+            self._socket.close()
 
     def _connected(self) -> socket.socket:
         if self._socket is None:
