@@ -182,7 +182,8 @@ class Sender:
         self._last_post = now + timeout * (1 - _TO_SPILL)
         self._final = (state, error)
         self._wake.set()
-        self._delivery.interrupt()
+        with self._guard.probe("uploader"):
+            self._delivery.interrupt()
         thread = self._thread
         if thread is threading.current_thread():
             return
