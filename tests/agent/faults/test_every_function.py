@@ -93,8 +93,9 @@ def test_each_fails_once_and_the_training_is_the_same(
         house.monitors[-1]._connection.sender.close()
         events = [e.text for b in collector.batches if b.run == run for e in b.events]
         texts = [text for text in events if "Sabotage" in text]
-        # What fails when all has been said is logged.
-        texts += [r.getMessage() for r in caplog.records if "Sabotage" in r.getMessage()]
+        # What fails when all has been said is logged; what the sender tells is logged as well.
+        logged = [r.getMessage() for r in caplog.records if "Sabotage" in r.getMessage()]
+        texts += [line for line in logged if not any(text in line for text in texts)]
         for probe in contained:
             told = [t for t in texts if f" {probe}: Sabotage" in f" {t}"]
             assert len(told) == 1, (probe, told, tracer.failed)
@@ -110,5 +111,5 @@ def test_each_fails_once_and_the_training_is_the_same(
         waiting = tracer.pending
         if not tracer.failed:
             break
-    # A few are entered only now and then, as memory is freed.
-    assert len(waiting) < 5, waiting
+    # A few are entered only now and then, as memory is freed or the sender is behind.
+    assert len(waiting) < 6, waiting
