@@ -30,7 +30,7 @@ class Pace:
         steady_after: from the start until batches are made less often, except while the server
             looks closer.
         steady_batch: between two batches from then on; each lengthens a step of the training.
-        batch_away: the same while the server is away or not wanted, where each batch is a file.
+        batch_away: between two batches while the server is away or not wanted: each is a file.
         heartbeat: between two signs of life while there is nothing to say.
         connect_timeout: for a connection to come about.
         read_timeout: for an answer.
