@@ -116,6 +116,32 @@ def test_batches_come_less_often_once_all_is_steady(
     everything_arrived(collector, one)
 
 
+def test_ranks_of_a_host_make_their_batches_at_the_same_moments(
+    collector: Collector, rank: Callable[..., Rank]
+) -> None:
+    pace = replace(QUICK, steady_after=0.0, steady_batch=0.4)
+    ranks = []
+    for number in range(3):
+        ranks.append(rank(collector, pace=pace, identity=Identity(run="run", rank=number)))
+        time.sleep(0.13)
+    began = time.time()
+    while time.time() < began + 3.0:
+        for one in ranks:
+            one.train(1)
+        time.sleep(0.01)
+
+    sent = {
+        number: [b.sent_at for b in collector.batches if b.rank == number and b.sent_at > began + 1]
+        for number in range(3)
+    }
+    # A busy machine wakes one of them late now and then.
+    apart = [min(abs(at - other) for other in sent[number]) for number in (1, 2) for at in sent[0]]
+    assert len(sent[0]) >= 3
+    assert sorted(apart)[len(apart) // 2] < 0.05
+    for one in ranks:
+        one.sender.close()
+
+
 def test_losses_travel_with_each_batch(collector: Collector, rank: Callable[..., Rank]) -> None:
     one = rank(collector)
     one.records.scalars(0, {"bad\nname": 1.0, "loss": 2.0})
