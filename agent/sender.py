@@ -266,8 +266,9 @@ class Sender:
         if dense or now - self._began < self._pace.steady_after:
             return self._pace.batch
         # All ranks of a host at the same moments: they wait for each other, so that one step is
-        # longer for all of their batches and not a step for each (Petrini et al., "The Case of the
-        # Missing Supercomputer Performance", SC 2003). Hosts differ, for the server's sake.
+        # longer for all of their batches and not a step for each (Jones et al., "Improving the
+        # Scalability of Parallel Jobs by Adding Parallel Awareness to the Operating System",
+        # SC 2003). Hosts differ, for the server's sake.
         period = self._pace.steady_batch
         left = period - (time.time() - self._phase_of_host * period) % period
         return left if left > period / 2 else left + period
