@@ -101,15 +101,20 @@ def test_each_fails_once_and_the_training_is_the_same(
             assert len(told) == 1, (probe, told, tracer.failed)
         assert len(texts) == len(set(contained)), (texts, contained)
 
+    # Some are entered by chance: where the sender is behind, a fact makes room for itself.
     calm = saboteur.Tracer()
     trained(calm, "calm")
-    waiting = {name for name in calm.entered if guarded(name)}
-    assert len(waiting) > 200
+    again = saboteur.Tracer()
+    trained(again, "calm-again")
+    always = {name for name in calm.entered.keys() & again.entered.keys() if guarded(name)}
+    waiting = {name for name in calm.entered.keys() | again.entered.keys() if guarded(name)}
+    assert len(always) > 200
     for training in range(MOST_TRAININGS):
         tracer = saboteur.Tracer(waiting)
         trained(tracer, f"run{training}")
         waiting = tracer.pending
         if not tracer.failed:
             break
-    # A few are entered only now and then, as memory is freed or the sender is behind.
-    assert len(waiting) < 6, waiting
+    # A few are entered only now and then, as memory is freed.
+    waiting &= always
+    assert len(waiting) < 5, waiting
