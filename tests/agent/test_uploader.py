@@ -33,7 +33,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture
 def before() -> set[int]:
-    """Uploaders that others left."""
+    """Uploaders that others left; they may end at any time."""
     return uploaders()
 
 
@@ -79,11 +79,11 @@ def test_the_trainer_has_no_child_and_no_zombie(collector: Collector) -> None:
     uploader = Uploader(collector.url, {}, None)
     uploader.start()
     # Not even while it starts.
-    assert children(os.getpid()) == before
+    assert children(os.getpid()) <= before
     wait_until(uploader.ready)
-    assert children(os.getpid()) == before
+    assert children(os.getpid()) <= before
     uploader.close()
-    assert children(os.getpid()) == before
+    assert children(os.getpid()) <= before
 
 
 def test_it_ends_with_its_socket(uploader: Uploader, pid: int) -> None:
@@ -180,7 +180,7 @@ def test_it_takes_over_after_an_answer_and_some_time(
     transport = Transport(collector.url, None, uploader_after=0.2)
     for _ in range(3):
         assert isinstance(transport.post(BODY), Accepted)
-    assert uploaders() == before
+    assert uploaders() <= before
 
     wait_until(lambda: isinstance(transport.post(BODY), Accepted) and collector.connections == 2)
     assert len(uploaders() - before) == 1
@@ -267,7 +267,7 @@ def test_without_a_server_there_is_none(collector: Collector, before: set[int]) 
     collector.stop()
     for _ in range(3):
         transport.post(BODY)
-    assert uploaders() == before
+    assert uploaders() <= before
     transport.close()
 
 
