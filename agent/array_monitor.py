@@ -139,7 +139,7 @@ class ArrayMonitor(Monitor):
         group = self._group(table, held)
         digests, sketched = group.plan.compute(tuple(held.values()), sketches=sketches)
         if table == "parameters":
-            self._records.word(step, stage, group.plan.word(digests))
+            self._records.words(step, {stage: group.plan.word(digests)})
         if sketches:
             fingerprint = Print(
                 step=step, stage=stage, table=group.name, digests=digests, sketches=sketched

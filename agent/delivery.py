@@ -28,8 +28,9 @@ class Pace:
     Attributes:
         batch: between two batches while there is something to say.
         steady_after: from the start until batches are made less often, except while the server
-            looks closer.
-        steady_batch: between two batches from then on; each lengthens a step of the training.
+            looks closer or no step ends.
+        steady_batch: between two batches from then on. Each lengthens a step of the training, and
+            no more than one in a thousand is to be longer.
         batch_away: between two batches while the server is away or not wanted: each is a file.
         heartbeat: between two signs of life while there is nothing to say.
         connect_timeout: for a connection to come about.
@@ -42,9 +43,9 @@ class Pace:
 
     batch: float = 0.5
     steady_after: float = 20.0
-    steady_batch: float = 1.0
+    steady_batch: float = 3.0
     batch_away: float = 1.0
-    heartbeat: float = 2.0
+    heartbeat: float = 3.0
     connect_timeout: float = 1.0
     read_timeout: float = 3.0
     first_backoff: float = 0.25
@@ -112,6 +113,8 @@ class Delivery:
         self.dense_until: int | None = None
         self.stopped = False
         self.posting = False
+        # What was left to the uploader: then nothing else is posted.
+        self._left: tuple[Entry, bytes] | None = None
         self._connected = False
         self._heard_at = float("-inf")
         self._failures_in_row = 0
@@ -126,8 +129,8 @@ class Delivery:
 
     @property
     def next_try(self) -> float:
-        """When (`time.monotonic`) to call `run` again; infinity where nothing waits."""
-        if self._transport is None or not len(self._outbox):
+        """When (`time.monotonic`) to call `run` again; infinity where it has nothing to post."""
+        if self._transport is None or self._left is not None or not len(self._outbox):
             return float("inf")
         return self._retry_at
 
@@ -144,6 +147,10 @@ class Delivery:
             closing: it is now or never: pauses are short.
         """
         transport = self._transport
+        self.settle()
+        if self._left is not None and not closing:
+            return
+        self._left = None
         # A server that was there a moment ago is being restarted and gets all the time there is;
         # nobody should wait at the end of a job for one that never was.
         restarting = time.monotonic() - self._heard_at < _RESTART_SECONDS
@@ -161,13 +168,15 @@ class Delivery:
             if head is None:
                 break
             entry, body = head
+            if len(self._outbox) == 1 and not closing and transport.leave(body):
+                # Its answer is read with the next batch: waking up for it would lengthen another
+                # step of the training.
+                self._left = head
+                break
             self.posting = True
             outcome = transport.post(body, at_most=until - now if closing else None)
             self.posting = False
-            with self._turn:
-                self._posts += 1
-                self._sent_bytes += len(body)
-                self._conclude(entry, body, outcome)
+            self._concluded(entry, body, outcome)
             if closing and isinstance(outcome, Away):
                 failures_left -= 1
                 if outcome.misdirected or not failures_left:
@@ -176,6 +185,27 @@ class Delivery:
         if self.away:
             with self._turn:
                 self._outbox.spill()
+
+    def settle(self) -> None:
+        """Draws the consequences of the post that is made by the uploader, if it is done."""
+        transport, left = self._transport, self._left
+        if transport is None or left is None:
+            return
+        outcome = transport.outcome()
+        if outcome is not None:
+            self._concluded(*left, outcome)
+        if not transport.busy:
+            self._left = None  # if it was lost on the way, it still is what is to be posted next
+
+    @property
+    def left(self) -> bool:
+        """Whether a post is left to the uploader, so that `listen` waits for what comes of it."""
+        return self._left is not None
+
+    def listen(self, seconds: float) -> None:
+        """Returns after so long, or when something came of it that `run` should know of at once."""
+        if self._transport is not None:
+            self._transport.listen(seconds)
 
     def counters(self, dropped: Mapping[str, int]) -> Counters:
         """The counters so far."""
@@ -204,6 +234,12 @@ class Delivery:
         """This is a forked child: what is open belongs to its parent."""
         if self._transport is not None:
             self._transport.forget()
+
+    def _concluded(self, entry: Entry, body: bytes, outcome: Outcome) -> None:
+        with self._turn:
+            self._posts += 1
+            self._sent_bytes += len(body)
+            self._conclude(entry, body, outcome)
 
     def _conclude(self, entry: Entry, body: bytes, outcome: Outcome) -> None:
         if isinstance(outcome, Away):

@@ -29,8 +29,10 @@ _CLOSE_SECONDS = 5.0
 # A step that takes so long is told of, with the place where it is: half of what a collective's
 # shortest usual time-out is, and longer than nearly all steps.
 _STALLED_SECONDS = 10.0
-# Steps between two posts of what the agent measures of itself.
-_REPORT_INTERVAL = 32
+# Steps between two posts of what the agent measures of itself; and where its plan is the same.
+_REPORT_INTERVAL, _REPORT_UNCHANGED = 32, 256
+# Steps up to the one that the server names which are looked at more closely.
+_CLOSER_LOOK = 64
 
 
 class Monitor:
@@ -56,6 +58,7 @@ class Monitor:
         self._thread = threading.get_ident()
         self._step = step  # the step in progress
         self._reported = step
+        self._told_exponents: dict[str, int] = {}
         self._stood = (step, time.monotonic())
         self._stalled_at = ""
         self._guard = Guard(self._report, everywhere=True)
@@ -160,10 +163,16 @@ class Monitor:
         """Takes the server's wish for a closer look; posts what the agent costs, now and then."""
         until = self._connection.sender.dense_until
         if until is not None and until >= step:
-            self._schedule.ask_dense(until)
-        if step - self._reported >= _REPORT_INTERVAL:
+            # Ranks hear of the wish with the answers to their posts, a fast one hundreds of steps
+            # before the others: they look closer together, at the end of it.
+            self._schedule.ask_dense(until, until - _CLOSER_LOOK)
+        since = step - self._reported
+        if since < _REPORT_INTERVAL:
+            return
+        exponents = self._schedule.exponents
+        if exponents != self._told_exponents or since >= _REPORT_UNCHANGED:
             self._reported = step
-            exponents = self._schedule.exponents
+            self._told_exponents = exponents
             self._records.scalars(
                 step,
                 {

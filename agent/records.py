@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ from rankscope.agent import wire
 _WORD = 2**64 - 1
 _LARGEST_STEP = 2**63 - 1
 
-# An entry is (kind, step, content, content).
-_Entry = tuple[str, int, Any, Any]
+# An entry is (kind, step, content).
+_Entry = tuple[str, int, Any]
 # After so many entries sorted in one go, the sender pauses: whoever holds the interpreter's lock
 # for long makes one step of the training as much longer, and waking up again another one.
 _ENTRIES_A_GO = 512
@@ -97,20 +98,23 @@ class Records:
         thread = get_ident()
         self._handed[thread] = self._handed.get(thread, 0) + len(values)
         entries = self._entries
-        entries.append(("scalars", step, values, None))
+        entries.append(("scalars", step, values))
         count = len(entries)
         if count > self._free and not (self._free and count & 15):
             self._make_room(thread)
 
-    def word(self, step: int, stage: str, word: int) -> None:
-        """Digest of the whole model at a stage of a step: 64 bits, signed or not."""
-        self._hand(("word", step, stage, word), 1)
+    def words(self, step: int, words: Mapping[str, int]) -> None:
+        """Digests of the whole model at stages of a step: 64 bits, signed or not.
+
+        As one entry they cost the sender a fifth. The mapping is not to be changed afterwards.
+        """
+        self._hand(("words", step, words), len(words))
 
     def fingerprint(self, print: wire.Print) -> None:
         """Digests and sketches of one link of the chain at one step."""
         cell = deque((print,))
         self._cells.append(cell)
-        self._hand(("print", 0, cell, None), 1)
+        self._hand(("print", 0, cell), 1)
         room = max(4, self._print_bytes // max(1, _bytes_of(print)))
         while len(self._cells) > room:
             try:
@@ -121,11 +125,11 @@ class Records:
 
     def layers(self, layers: wire.Layers) -> None:
         """One number for each tensor of a table at one step."""
-        self._hand(("layers", 0, layers, None), 1 + len(layers.values) // 2)
+        self._hand(("layers", 0, layers), 1 + len(layers.values) // 2)
 
     def event(self, event: wire.Event) -> None:
         """Something that happened once."""
-        self._hand(("event", 0, event, None), 1)
+        self._hand(("event", 0, event), 1)
 
     def complete(self, step: int) -> None:
         """Everything about the steps up to this one has been handed over."""
@@ -186,7 +190,7 @@ class Records:
             if not left % _ENTRIES_A_GO:
                 pause()
             try:
-                kind, step, content, extra = self._entries.popleft()
+                kind, step, content = self._entries.popleft()
             except IndexError:
                 self._target = left = 0
                 break
@@ -197,9 +201,9 @@ class Records:
                 if kind == "scalars":
                     self._sort_scalars(columns, step, content)
                     size += weight
-                elif kind == "word":
-                    self._sort_word(words, step, content, extra)
-                    size += 1
+                elif kind == "words":
+                    self._sort_words(words, step, content)
+                    size += weight
                 elif kind == "layers":
                     layers.append(content)
                     size += weight
@@ -218,8 +222,8 @@ class Records:
         if not self._target:
             self._through = self._promised
         return Drained(
-            columns={name: _column(series, np.float64) for name, series in columns.items()},
-            words={stage: _column(series, np.uint64) for stage, series in words.items()},
+            columns=_columns(columns, np.float64),
+            words=_columns(words, np.uint64),
             prints=tuple(prints),
             layers=tuple(layers),
             events=tuple(events),
@@ -242,7 +246,7 @@ class Records:
     def _make_room(self, thread: int) -> None:
         while self.waiting > self._room:
             try:
-                kind, _, content, _ = self._entries.popleft()
+                kind, _, content = self._entries.popleft()
             except IndexError:
                 break
             weight = _weight(kind, content)
@@ -277,15 +281,24 @@ class Records:
                 self.replaced += 1
             series[step] = number
 
-    def _sort_word(
-        self, words: dict[str, dict[int, int]], step: int, stage: str, word: int
+    def _sort_words(
+        self, stages: dict[str, dict[int, int]], step: int, words: Mapping[str, int]
     ) -> None:
         if not _is_step(step):
-            self.lose("bad_step", 1)
+            self.lose("bad_step", len(words))
             return
-        series = words.setdefault(stage, {})
-        self.replaced += step in series
-        series[step] = int(word) & _WORD
+        for stage, word in words.items():
+            try:
+                number = int(word) & _WORD
+            except (TypeError, ValueError, OverflowError):
+                self.lose("unsendable", 1)
+                continue
+            series = stages.get(stage)
+            if series is None:
+                series = stages[stage] = {}
+            elif step in series:
+                self.replaced += 1
+            series[step] = number
 
     def _sort_event(self, events: list[wire.Event], event: wire.Event) -> None:
         try:
@@ -297,7 +310,7 @@ class Records:
 
 
 def _weight(kind: str, content: Any) -> int:
-    if kind == "scalars":
+    if kind in ("scalars", "words"):
         return len(content)
     return 1 + len(content.values) // 2 if kind == "layers" else 1
 
@@ -314,8 +327,19 @@ def _bytes_of(print: wire.Print) -> int:
     return print.digests.nbytes + (0 if print.sketches is None else print.sketches.nbytes)
 
 
-def _column(series: Mapping[int, Any], dtype: type[Any]) -> wire.Column:
-    return wire.Column(
-        np.fromiter(series.keys(), np.int64, len(series)),
-        np.fromiter(series.values(), dtype, len(series)),
-    )
+def _columns(series: Mapping[str, Mapping[int, Any]], dtype: type[Any]) -> dict[str, wire.Column]:
+    """The same as arrays; what has the same steps shares them, and all values lie in one."""
+    # Two calls of numpy for each series would be most of what a batch costs.
+    every = itertools.chain.from_iterable(points.values() for points in series.values())
+    values = np.fromiter(every, dtype, sum(map(len, series.values())))
+    steps: dict[tuple[int, ...], wire.Int64] = {}
+    columns = {}
+    end = 0
+    for name, points in series.items():
+        key = tuple(points)
+        shared = steps.get(key)
+        if shared is None:
+            shared = steps[key] = np.fromiter(key, np.int64, len(key))
+        begin, end = end, end + len(key)
+        columns[name] = wire.Column(shared, values[begin:end])
+    return columns

@@ -32,6 +32,8 @@ _MAX_EXPONENT = 10
 _WINDOW = 15
 # Steps between two looks at the costs, and between two while the window fills.
 _LOOK, _FIRST_LOOK = 64, 8
+# So many closer looks are remembered, the last ones that were asked for.
+_CLOSER_LOOKS = 8
 # A tier gets denser again only when it fits with this much room, so that noise in the measured
 # times does not make it jump to and fro.
 _ROOM = 0.7
@@ -61,7 +63,8 @@ class Schedule:
         self._dense_end = first_step + dense_steps
         self._dense_basic_end = first_step + dense_basic_steps
         self._dense_signals = True
-        self._dense_until = -1
+        self._closer: list[tuple[int, int]] = []  # first and last step of each closer look
+        self._closer_until = -1  # the last of all
         self._exponents = dict.fromkeys(TIERS, 0)
         self._costs: dict[str, deque[float]] = {t: deque(maxlen=_WINDOW) for t in TIERS}
         self._base: deque[float] = deque(maxlen=_WINDOW)
@@ -74,23 +77,20 @@ class Schedule:
         """Tier -> k: the tier is due at steps divisible by 2^k."""
         return dict(self._exponents)
 
-    def ask_dense(self, until_step: int) -> None:
-        """Makes everything due at every step up to `until_step`."""
-        self._dense_until = max(self._dense_until, until_step)
+    def ask_dense(self, until_step: int, from_step: int = 0) -> None:
+        """Makes everything due at every step from `from_step` up to `until_step`."""
+        wanted = from_step, until_step
+        if wanted not in self._closer:
+            self._closer = [*self._closer, wanted][-_CLOSER_LOOKS:]
+            self._closer_until = max(self._closer_until, until_step)
 
     def due(self, tier: str, step: int) -> bool:
         """Whether a tier is to be sampled at a step."""
-        if step < self._dense_end or step <= self._dense_until:
-            return True
-        if tier == "basic" and step < self._dense_basic_end:
-            return True
-        if tier == "signals" and self._dense_signals and step < self._dense_basic_end:
-            return True
-        return step % (1 << self._exponents[tier]) == 0
+        return self.plan(step)[TIERS.index(tier)]
 
     def plan(self, step: int) -> tuple[bool, bool, bool, bool, bool]:
         """Whether each of `TIERS` is due at a step, in their order."""
-        if step < self._dense_end or step <= self._dense_until:
+        if step < self._dense_end or self._looks_closer(step):
             return True, True, True, True, True
         basic, signals, word, full, state = self._masks
         return (
@@ -103,10 +103,15 @@ class Schedule:
 
     def next_due(self, step: int) -> int:
         """First step after `step` at which a tier is due."""
-        if step + 1 < self._dense_basic_end or step < self._dense_until:
+        if step + 1 < self._dense_basic_end:
             return step + 1
         interval = 1 << self._exponents[TIERS[0]]
-        return step + interval - step % interval
+        following = step + interval - step % interval
+        if step < self._closer_until:
+            for first, last in self._closer:
+                if step < last:
+                    following = min(following, max(first, step + 1))
+        return following
 
     def note(self, step: int, *, step_seconds: float, base: float, tiers: dict[str, float]) -> None:
         """Takes what a step cost.
@@ -163,6 +168,9 @@ class Schedule:
             if tier == "signals":
                 self._dense_signals = cost <= dense * (1.0 if self._dense_signals else _ROOM)
         self._masks = self._as_masks()
+
+    def _looks_closer(self, step: int) -> bool:
+        return step <= self._closer_until and any(a <= step <= b for a, b in self._closer)
 
     def _as_masks(self) -> tuple[int, int, int, int, int]:
         basic, signals, word, full, state = ((1 << self._exponents[t]) - 1 for t in TIERS)

@@ -119,6 +119,7 @@ class Sender:
         self._seq = 0
         self._next_batch = self._next_heartbeat = 0.0
         self._began = time.monotonic()
+        self._going_on = False  # whether there were steps between the last two batches
         self._phase_of_host = zlib.crc32(socket.gethostname().encode()) / 2**32
 
         self._wake = threading.Event()
@@ -219,7 +220,7 @@ class Sender:
             # A round that fails must not become a busy loop.
             pause = max(soonest, 0.0) if self._rounds.faults == faults else self._pace.batch
             if not self._finished:
-                self._wake.wait(pause)
+                self._rest(pause)
 
             if self._final is not None and self._rounds.faults != faults:
                 # There is no next time: what can be saved is saved.
@@ -228,6 +229,13 @@ class Sender:
         # Whoever finished while this thread was in the middle of a request left it open.
         with self._rounds:
             self._delivery.close()
+
+    def _rest(self, seconds: float) -> None:
+        # Who closes sets this first and interrupts the listening then.
+        if self._delivery.left and not self._wake.is_set():
+            self._delivery.listen(seconds)
+        else:
+            self._wake.wait(seconds)
 
     def _finish_from_here(self) -> None:
         left = max(0.0, self._deadline - time.monotonic())
@@ -253,6 +261,7 @@ class Sender:
             with self._turn:
                 self._finish()
             return
+        self._delivery.settle()
         if now >= self._next_batch:
             self._next_batch = now + self._until_next_batch(now)
             self._collect()
@@ -263,7 +272,7 @@ class Sender:
             return self._pace.batch_away
         looked_at = self._delivery.dense_until
         dense = looked_at is not None and looked_at > self._through_step
-        if dense or now - self._began < self._pace.steady_after:
+        if dense or not self._going_on or now - self._began < self._pace.steady_after:
             return self._pace.batch
         # All ranks of a host at the same moments: they wait for each other, so that one step is
         # longer for all of their batches and not a step for each (Jones et al., "Improving the
@@ -288,6 +297,7 @@ class Sender:
     def _collect(self) -> None:
         """Make batches of what was handed over."""
         self._prepare()
+        before = self._through_step
         for _ in range(_BATCHES_A_ROUND):
             with self._turn:
                 drained = self._records.drain(pause=self._let_others)
@@ -295,6 +305,7 @@ class Sender:
             self._write_events(drained)
             if not drained.more:
                 break
+        self._going_on = self._through_step > before
 
     def _let_others(self) -> None:
         if self._final is None:

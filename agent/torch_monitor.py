@@ -55,7 +55,6 @@ class TorchMonitor(Monitor):
         self._facts = StepFacts(step)
         self._sequence = nodes_made()
         self._traced = frames_traced()
-        self._reported = step
         self._stepping: Any = None  # the outermost optimizer that steps now
         self._told: Any = optimizer  # the last one that was told to begin a step of the run
         self._replaced: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -441,8 +440,8 @@ class TorchMonitor(Monitor):
         self._hand_over_prints(facts)
 
     def _hand_over_prints(self, facts: StepFacts) -> None:
-        for stage, word in facts.words.items():
-            self._records.word(facts.step, stage, word)
+        if facts.words:
+            self._records.words(facts.step, facts.words)
         for fingerprint in facts.prints:
             self._records.fingerprint(fingerprint)
         for layers in facts.layers:

@@ -15,7 +15,7 @@ import json
 import math
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
@@ -141,7 +141,43 @@ class Transport:
                 self._answered = True
                 if isinstance(unproven, NoReply):
                     self._lose(f"it does not reach the server: {unproven.why}", math.inf)
-        return Away(reply.why) if isinstance(reply, NoReply) else _outcome(reply)
+        return _meaning(reply)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a batch was left to the uploader the outcome of which has not been taken."""
+        return self._uploader is not None and self._uploader.busy
+
+    def leave(self, body: bytes) -> bool:
+        """Leaves a batch to the uploader, without waiting for it; `outcome` tells what came of it.
+
+        False where there is no uploader yet that is known to reach the server.
+        """
+        if not self._uploader_proven:
+            return False
+        with self._contained():
+            uploader = self._uploader
+            assert uploader is not None
+            uploader.send(body, connect=self._connect_timeout, read=self._read_timeout)
+        return self.busy
+
+    def outcome(self) -> Outcome | None:
+        """What came of the batch that was left to the uploader.
+
+        None where that is not known: not yet (then `busy` is still true), or never, because the
+        uploader was lost.
+        """
+        reply = None
+        with self._contained():
+            if self._uploader is not None:
+                reply = self._uploader.answer()
+        return None if reply is None else _meaning(reply)
+
+    def listen(self, seconds: float) -> None:
+        """Returns after so long, or when the uploader has got an answer that is to be heard."""
+        with self._contained():
+            if self._uploader is not None:
+                self._uploader.listen(seconds)
 
     def interrupt(self) -> None:
         """No waiting for the uploader any more; may be called from another thread."""
@@ -163,25 +199,31 @@ class Transport:
 
     def _by_uploader(self, body: bytes, connect: float, read: float) -> Reply | NoReply | None:
         """What the uploader brought; None where this process has to post."""
+        with self._contained():
+            if self._uploader is None:
+                if not self._answered or time.monotonic() < self._uploader_at:
+                    return None
+                self._uploader_at = math.inf
+                if not can_be_started():
+                    return None
+                self._uploader = Uploader(*self._address)
+                self._uploader.start()
+            if self._uploader.ready():
+                return self._uploader.post(body, connect=connect, read=read)
+        return None
+
+    @contextlib.contextmanager
+    def _contained(self) -> Iterator[None]:
+        """Nothing that fails in dealing with the uploader goes further, and then it is lost."""
         with self._uploader_faults:
             try:
-                if self._uploader is None:
-                    if not self._answered or time.monotonic() < self._uploader_at:
-                        return None
-                    self._uploader_at = math.inf
-                    if not can_be_started():
-                        return None
-                    self._uploader = Uploader(*self._address)
-                    self._uploader.start()
-                if self._uploader.ready():
-                    return self._uploader.post(body, connect=connect, read=read)
+                yield
             except UploaderLost as lost:
                 self._lose(str(lost), _AGAIN_SECONDS if lost.came_up else math.inf)
             except BaseException:
                 # An answer that was not read would be taken for that to the next post.
                 self._dismiss()
                 raise
-        return None
 
     def _lose(self, why: str, again_after: float) -> None:
         self._dismiss()
@@ -214,7 +256,9 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _outcome(reply: Reply) -> Outcome:
+def _meaning(reply: Reply | NoReply) -> Outcome:
+    if isinstance(reply, NoReply):
+        return Away(reply.why)
     status, text = reply.status, reply.body
     if 200 <= status < 300:
         answer = _answer(text)

@@ -72,9 +72,17 @@ class Uploader:
     def __init__(self, url: str, headers: Mapping[str, str], proxy: str | None) -> None:
         self._address = {"url": url, "headers": dict(headers), "proxy": proxy}
         self._socket: socket.socket | None = None
+        self._bell: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
         self._give_up = 0.0
+        # For what was sent: seconds that an answer may take, and when they are over.
+        self._owed: tuple[float, float] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a body was sent the answer to which has not been taken."""
+        return self._owed is not None
 
     def start(self) -> None:
         """Starts the process; the caller has an object to close by then, and a forked child too.
@@ -86,11 +94,12 @@ class Uploader:
         self._give_up = time.monotonic() + _START_SECONDS
         try:
             self._socket, theirs = socket.socketpair()
-            with theirs:
+            self._bell, their_bell = socket.socketpair()
+            with theirs, their_bell:
                 # What it is told (a token) stands neither in its command line nor its environment.
                 self._socket.settimeout(1.0)
                 self._socket.sendall(struct.pack("<I", len(address)) + address)
-                self._process = _started(theirs)
+                self._process = _started(theirs, their_bell)
             # What was started leaves the uploader behind, and ends.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
@@ -130,26 +139,47 @@ class Uploader:
         Raises:
             UploaderLost: it has ended or stands still; it is of no use any more.
         """
+        self.send(body, connect=connect, read=read)
+        reply = self._taken(wait=True)
+        assert reply is not None
+        return reply
+
+    def send(self, body: bytes, *, connect: float, read: float) -> None:
+        """As `post`, but leaves the answer to `answer`."""
         seconds = connect + read + _PATIENCE_SECONDS
+        self._owed = seconds, time.monotonic() + seconds
         try:
             connection = self._connected()
             connection.settimeout(seconds)
             connection.sendall(_POST.pack(connect, read, len(body)) + body)
-            status, header, text = _reply(connection, time.monotonic() + seconds)
-        except TimeoutError as error:
-            raise UploaderLost(f"no answer of it within {seconds:.3g} s", came_up=True) from error
         except (OSError, EOFError) as error:
-            raise UploaderLost(f"it has ended ({error})", came_up=True) from error
-        if not status:
-            return NoReply(text.decode())
-        return Reply(status, header.decode("latin-1") or None, text)
+            raise _lost(error, seconds) from error
+
+    def answer(self) -> Reply | NoReply | None:
+        """The answer to what was sent; None where it is not there yet.
+
+        Raises:
+            UploaderLost: as with `post`.
+        """
+        return self._taken(wait=False)
+
+    def listen(self, seconds: float) -> None:
+        """Returns after so long, or when an answer comes that says other than the one before it.
+
+        It also returns when the process has ended, or is not to be waited for any more.
+        """
+        bell = self._bell
+        if bell is not None and seconds > 0:
+            with contextlib.suppress(OSError):
+                bell.settimeout(seconds)
+                bell.recv(64)
 
     def interrupt(self) -> None:
         """Has whoever waits for it wait no longer; may be called from another thread."""
-        connection = self._socket
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        for end in (self._socket, self._bell):
+            if end is not None:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Lets it end."""
@@ -161,18 +191,42 @@ class Uploader:
                 self._process.wait(0.1)
 
     def forget(self) -> None:
-        """This is a forked child: lets go of the socket alone."""
-        if self._socket is not None:
-            self._socket.close()
+        """This is a forked child: lets go of the sockets alone."""
+        for end in (self._socket, self._bell):
+            if end is not None:
+                end.close()
 
     def _connected(self) -> socket.socket:
         if self._socket is None:
             raise EOFError("it has not been started")
         return self._socket
 
+    def _taken(self, *, wait: bool) -> Reply | NoReply | None:
+        assert self._owed is not None
+        seconds, until = self._owed
+        left = max(0.0, until - time.monotonic())
+        try:
+            connection = self._connected()
+            connection.settimeout(left if wait else 0.0)
+            status, header, text = _reply(connection, until)
+        except (OSError, EOFError) as error:
+            if isinstance(error, BlockingIOError) and left:
+                return None
+            raise _lost(error, seconds) from error
+        self._owed = None
+        if not status:
+            return NoReply(text.decode())
+        return Reply(status, header.decode("latin-1") or None, text)
+
+
+def _lost(error: Exception, seconds: float) -> UploaderLost:
+    late = isinstance(error, TimeoutError | BlockingIOError)
+    why = f"no answer of it within {seconds:.3g} s" if late else f"it has ended ({error})"
+    return UploaderLost(why, came_up=True)
+
 
 def _reply(connection: socket.socket, until: float) -> tuple[int, bytes, bytes]:
-    """Status, header and text."""
+    """Status, header and text; once a part of them is there, the rest is waited for."""
     data = b""
     while True:
         # Nearly always all of it at once.
@@ -191,13 +245,13 @@ def _reply(connection: socket.socket, until: float) -> tuple[int, bytes, bytes]:
         connection.settimeout(left)
 
 
-def _started(its_end: socket.socket) -> subprocess.Popen[bytes]:
+def _started(its_end: socket.socket, its_bell: socket.socket) -> subprocess.Popen[bytes]:
     library = Path(urllib3.__file__).parents[1]
-    # -I and -S: none of the trainer's start-up files and variables; -B: no files of ours. Its
-    # output is nobody's: a pipe that is read to the end must not wait for it.
+    # -I and -S: none of the trainer's start-up files and variables; -B: no files of ours. None of
+    # the trainer's own output: a pipe that is read to the end must not wait for it.
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-B", str(_SCRIPT), str(library), str(os.getpid())],
         stdin=its_end.fileno(),
-        stdout=subprocess.DEVNULL,
+        stdout=its_bell.fileno(),
         stderr=subprocess.DEVNULL,
     )

@@ -34,7 +34,7 @@ _IGNORED = (
 
 
 def main(starter: int, library: str, trainer: int) -> None:
-    """Serves the socket that is the standard input.
+    """Serves the sockets that are the standard input (requests) and output (the bell).
 
     Args:
         starter: the process that this one was forked from, which ends at once.
@@ -49,17 +49,22 @@ def main(starter: int, library: str, trainer: int) -> None:
         return  # it adopts orphans: it would have a child after all
     sys.path.append(library)
     posting = _beside("posting")
-    with socket.socket(fileno=0) as connection, contextlib.suppress(OSError, EOFError):
-        _serve(connection, posting)
+    with (
+        socket.socket(fileno=0) as connection,
+        socket.socket(fileno=1) as bell,
+        contextlib.suppress(OSError, EOFError),
+    ):
+        _serve(connection, bell, posting)
 
 
-def _serve(connection: socket.socket, posting: Any) -> None:
+def _serve(connection: socket.socket, bell: socket.socket, posting: Any) -> None:
     (length,) = struct.unpack("<I", _received(connection, 4))
     address = json.loads(_received(connection, length))
     poster = posting.Poster(address["url"], address["headers"], address["proxy"])
     # Only now: to start at the lowest priority takes seconds on a busy machine.
     os.nice(19)
     connection.sendall(b"!")
+    said_before: object = None
     while True:
         connect, read, length = struct.unpack("<ddQ", _received(connection, 24))
         reply = poster.post(_received(connection, length), connect=connect, read=read)
@@ -69,6 +74,23 @@ def _serve(connection: socket.socket, posting: Any) -> None:
             status, retry_after, body = reply.status, reply.retry_after or "", reply.body
         header = retry_after.encode("latin-1", "replace")
         connection.sendall(struct.pack("<III", status, len(header), len(body)) + header + body)
+        said = _said(status, body)
+        if said is None or said != said_before:
+            bell.sendall(b"!")
+        said_before = said
+
+
+def _said(status: int, body: bytes) -> object:
+    """What an answer says beside "accepted"; None where it is to be heard in any case."""
+    if not 200 <= status < 300:
+        return None
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict) or said.pop("accepted", None) is None:
+        return None
+    return said
 
 
 def _received(connection: socket.socket, length: int) -> bytes:

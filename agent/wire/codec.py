@@ -44,7 +44,7 @@ from rankscope.agent.wire.plain import clean, numbers_to_json, to_plain
 VERSION = 1
 CONTENT_TYPE = "application/msgpack"
 
-_SERIES = np.dtype("<f8")
+_LITTLE_ENDIAN = {np.dtype(name): name for name in ("<f8", "<f4", "<u8", "<i8")}
 
 MAX_BODY_BYTES = 32 * 2**20
 MAX_COLUMNS = 10_000
@@ -100,26 +100,26 @@ def table_to_json(table: TensorTable) -> dict[str, Any]:
 
 
 def _pack_array(array: Array) -> dict[str, Any]:
-    # A series as it comes, as nearly all are, without numpy's conversions: beside a training, which
+    # Arrays as they come, as nearly all are, without numpy's conversions: beside a training, which
     # has the caches to itself, these take five times as long as in a loop.
-    if array.dtype == _SERIES and array.ndim == 1:
-        return {"dtype": "<f8", "shape": [len(array)], "data": array.tobytes()}
+    dtype = _LITTLE_ENDIAN.get(array.dtype)
+    if dtype is not None:
+        return {"dtype": dtype, "shape": list(array.shape), "data": array.tobytes()}
     contiguous = np.ascontiguousarray(array)
     little = contiguous.astype(contiguous.dtype.newbyteorder("<"), copy=False)
     return {"dtype": little.dtype.str, "shape": list(little.shape), "data": little.tobytes()}
 
 
 class _PackedSteps:
-    """Packs steps; what is packed for one series serves all those that have the same."""
+    """Packs steps; those that several series share, once. For one batch, which holds them."""
 
     def __init__(self) -> None:
-        self._packed: dict[bytes, dict[str, Any]] = {}
+        self._packed: dict[int, dict[str, Any]] = {}
 
     def __call__(self, steps: Int64) -> dict[str, Any]:
-        key = steps.tobytes()
-        packed = self._packed.get(key)
+        packed = self._packed.get(id(steps))
         if packed is None:
-            packed = self._packed[key] = _pack_steps(steps)
+            packed = self._packed[id(steps)] = _pack_steps(steps)
         return packed
 
 

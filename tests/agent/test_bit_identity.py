@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from support import trainings
-from support.collector import Collector, wait_until
+from support.collector import Collector
 
 from rankscope import agent
 from rankscope.agent.probes import PROBES
@@ -68,8 +68,6 @@ def test_the_same_bits(kind, everything, plain, tmp_path):
     expected = plain(kind)
     monitors = []
     with Collector() as collector:
-        if everything:
-            collector.answer = {"dense_until": 10**6}
 
         def watch(model, optimizer):
             options = {"overhead": 1.0} if everything else {}
@@ -78,8 +76,7 @@ def test_the_same_bits(kind, everything, plain, tmp_path):
             monitors.append(monitor)
             assert {type(probe) for probe in monitor._probes} == set(PROBES)
             if everything:
-                # The server's wish is there before the dense steps of the start are over.
-                wait_until(lambda: monitor._connection.sender.dense_until is not None)
+                monitor._schedule.ask_dense(10**6)
 
         watched = KINDS[kind](watch, ROUNDS)
         for monitor in monitors:

@@ -34,7 +34,7 @@ def test_facts_become_columns() -> None:
     records = Records()
     for step in range(3):
         records.scalars(step, {"loss": 1.0 / (step + 1), "lr": 0.1})
-        records.word(step, "parameters", -step)
+        records.words(step, {"parameters": -step})
         records.complete(step)
     records.fingerprint(a_print(step=2))
     records.event(wire.Event(step=2, kind="mark", text="epoch"))
@@ -135,7 +135,7 @@ def test_prints_are_bounded_by_their_bytes() -> None:
         (lambda r: r.scalars(0, {"a": 10**400}), {"not_a_number": 1}),
         (lambda r: r.scalars(-1, {"a": 1.0, "b": 1.0}), {"bad_step": 2}),
         (lambda r: r.scalars(2**63, {"a": 1.0}), {"bad_step": 1}),
-        (lambda r: r.word(-1, "parameters", 0), {"bad_step": 1}),
+        (lambda r: r.words(-1, {"parameters": 0}), {"bad_step": 1}),
     ],
 )
 def test_what_the_wire_cannot_carry_costs_only_itself(hand: Any, dropped: dict[str, int]) -> None:
@@ -186,7 +186,7 @@ def test_produced_is_drained_and_dropped(
             records.scalars(step, {f"m{i}": 0.0 for i in range(size)})
             produced += size
         elif move == "word":
-            records.word(step, "parameters", step)
+            records.words(step, {"parameters": step})
             produced += 1
         elif move == "print":
             records.fingerprint(a_print(step))

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from rankscope.agent.schedule import TIERS, Schedule
 
 
-def run(schedule, steps, *, step_seconds=0.01, base=0.0, word=0.0, full=0.0, first=0):
+def run(schedule, steps, *, step_seconds=0.01, base=0.0, basic=0.0, word=0.0, full=0.0, first=0):
     """Plays steps with fixed costs; returns the steps at which each tier was due."""
     due = {tier: [] for tier in TIERS}
     for step in range(first, first + steps):
         tiers = {}
-        for tier, cost in (("word", word), ("full", full)):
+        for tier, cost in (("basic", basic), ("word", word), ("full", full)):
             if schedule.due(tier, step):
                 due[tier].append(step)
                 tiers[tier] = cost
@@ -49,6 +49,24 @@ def test_the_server_can_ask_for_a_closer_look():
     due = run(schedule, 100, word=1.0, full=1.0, first=100)
     assert due["full"][:21] == list(range(100, 121))
     assert len(due["full"]) < 25
+
+
+def test_a_closer_look_may_begin_later():
+    schedule = Schedule(overhead=0.001, dense_basic_steps=0)
+    run(schedule, 1000, basic=1.0, word=1.0, full=1.0)
+    schedule.ask_dense(1520, 1501)
+    schedule.ask_dense(1520, 1501)
+    schedule.ask_dense(1210, 1203)
+    due = run(schedule, 1000, basic=1.0, word=1.0, full=1.0, first=1000)
+    asked = {*range(1203, 1211), *range(1501, 1521)}
+    assert {step for step in due["full"] if step % 1024} == asked
+    # Whoever asks for the next step at which something is due misses none of them.
+    step, found = 1000, set()
+    while step < 2000:
+        step = schedule.next_due(step)
+        found.add(step)
+    assert found - {2048} >= asked | {1024}
+    assert len(found) < len(asked) + 4
 
 
 def test_a_budget_that_the_base_cost_eats_up_still_leaves_a_sample_now_and_then():

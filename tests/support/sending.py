@@ -48,7 +48,7 @@ class Rank:
     def train(self, steps: int, *, prints: bool = False) -> None:
         for step in range(self.step, self.step + steps):
             self.records.scalars(step, {"loss": float(step), "lr": 0.1})
-            self.records.word(step, "parameters", step)
+            self.records.words(step, {"parameters": step})
             self.produced += 3
             if prints:
                 self.records.fingerprint(

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.contained
 ALL = {step: step for step in range(saboteur.STEPS)}
 
 
-@pytest.mark.parametrize("call", ["scalars", "word", "fingerprint", "layers", "complete"])
+@pytest.mark.parametrize("call", ["scalars", "words", "fingerprint", "layers", "complete"])
 @pytest.mark.parametrize("fault", [saboteur.raises, saboteur.allocates], ids=["raises", "memory"])
 def test_the_hand_over_fails_once(house, monkeypatch, call, fault):
     once = saboteur.Once(getattr(Records, call), fault, first=3)
@@ -41,7 +41,7 @@ def test_the_hand_over_fails_once(house, monkeypatch, call, fault):
     assert house.collector.batches[-1].through_step == saboteur.STEPS - 1
 
 
-@pytest.mark.parametrize("call", ["scalars", "word", "fingerprint", "layers", "complete", "event"])
+@pytest.mark.parametrize("call", ["scalars", "words", "fingerprint", "layers", "complete", "event"])
 def test_the_hand_over_always_fails(house, monkeypatch, caplog, call):
     monkeypatch.setattr(Records, call, saboteur.raises)
     with caplog.at_level(logging.WARNING):
@@ -66,7 +66,7 @@ def test_what_cannot_be_sent_costs_only_itself():
     records = Records()
     records.scalars(0, {"loss": 1.0})
     records.scalars("no step", {"loss": 1.0})
-    records.word(0, "parameters", object())
+    records.words(0, {"parameters": object()})
     records.scalars(1, {"loss": 2.0})
     drained = records.drain()
     assert drained.columns["loss"].values.tolist() == [1.0, 2.0]

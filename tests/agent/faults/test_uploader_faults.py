@@ -21,7 +21,9 @@ SLACK_SECONDS = 0.5
 pytestmark = pytest.mark.contained
 
 FAULTS = [saboteur.raises, saboteur.allocates]
-PARTS = {"start": (transport, "Uploader"), "ready": (Uploader, "ready"), "post": (Uploader, "post")}
+PARTS = {"start": (transport, "Uploader")} | {
+    name: (Uploader, name) for name in ("ready", "post", "send", "answer", "listen")
+}
 
 
 @pytest.fixture(autouse=True)
@@ -58,12 +60,11 @@ def each_with_a_signal(number):
     """Trains on until the uploader posts, then sends it a signal."""
     before = uploaders()
     posted = []
-    original = Uploader.post
+    original = Uploader.send
 
-    def post(self, *args, **kwargs):
-        reply = original(self, *args, **kwargs)
+    def send(self, *args, **kwargs):
+        original(self, *args, **kwargs)
         posted.append(1)
-        return reply
 
     def each(step):
         if step == 3:
@@ -72,12 +73,12 @@ def each_with_a_signal(number):
             os.kill(pid, number)
         time.sleep(0.05)
 
-    return post, each, before
+    return send, each, before
 
 
 def test_an_uploader_that_is_killed_costs_nothing(house, monkeypatch):
-    post, each, before = each_with_a_signal(signal.SIGKILL)
-    monkeypatch.setattr(Uploader, "post", post)
+    send, each, before = each_with_a_signal(signal.SIGKILL)
+    monkeypatch.setattr(Uploader, "send", send)
     house.train(each=each)
     noted_once(house, "it has ended")
     everything_arrived(house)
@@ -86,8 +87,8 @@ def test_an_uploader_that_is_killed_costs_nothing(house, monkeypatch):
 
 def test_an_uploader_that_stands_still_holds_nothing_up(house, monkeypatch):
     monkeypatch.setattr("rankscope.agent.uploader._PATIENCE_SECONDS", 0.1)
-    post, each, before = each_with_a_signal(signal.SIGSTOP)
-    monkeypatch.setattr(Uploader, "post", post)
+    send, each, before = each_with_a_signal(signal.SIGSTOP)
+    monkeypatch.setattr(Uploader, "send", send)
     try:
         outcome = house.train(each=lambda step: each(step) or time.sleep(0.2))
     finally:
