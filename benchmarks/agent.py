@@ -7,19 +7,23 @@ rank 0, as ratios; absolute times belong to the machine.
 
 One trainer has three arms: plain, with the agent (default settings, posting over HTTP), and with
 TensorBoard's `SummaryWriter.add_scalar` of the same scalars at every step. It trains in blocks of
-60 ms in mirrored order (plain, agent, TensorBoard, agent, plain, or with the first two exchanged,
-by chance), and a step's time is taken relative to the pace of its own round: what slows the machine
-for longer than a third of a second slows all arms. While the agent's block does not run, what it
-has hooked is taken out of torch and of the model, or the plain arm would pay for it. What is taken
-out and put back is slower for some steps: so that is done before the blocks of all arms, and three
-steps pass unmeasured. The agent has long passed its dense start by then. Its threads and the
-process that posts for it work in between, whatever block runs: steps hit by them are known by their
-processor time and count for the agent.
+60 ms in mirrored order (plain, agent, agent, plain, or with the two exchanged, by chance; in every
+fourth round with TensorBoard in the middle), and a step's time is taken relative to the pace of its
+own round: what slows the machine for longer than a third of a second slows all arms. While the
+agent's block does not run, what it has hooked is taken out of torch and of the model, or the plain
+arm would pay for it. What is taken out and put back is slower for some steps: so that is done
+before the blocks of all arms, and three steps pass unmeasured. The agent has long passed its dense
+start by then. Its threads and the process that posts for it work in between, whatever block runs:
+steps hit by them are known by their processor time and count for the agent.
 
 `--reattached ROUNDS` adds a variant for the MLPs in which the agent is attached and closed around
 each of its blocks, on one and the same trainer, with blocks of 1.2 s; what attaching and the dense
 start cost is not in it. It needs no such correction, but a busy machine changes its pace within
 such blocks: a second opinion for a quiet one, with five rounds and more.
+
+After the rounds the agent trains alone for a while, as it does for a user: there the steps during
+which its threads or its uploader ran are compared with all others. That is the sharpest measure of
+the steps that they make slow (`agent alone`), where two arms differ by chance.
 
 `slow/1000` is the number of steps in a thousand that take more than 1.2 times the plain median,
 with the agent less without it. Processor time is that of rank 0's process and of the one that posts
@@ -195,6 +199,12 @@ def show(results: dict[str, Any]) -> None:
         ):
             if arm in figures:
                 print(row(title, figures[arm]))
+        if figures["alone"] is not None:
+            alone = figures["alone"]
+            told = (
+                f"{interval(alone['slow'], 2)} of 1,000 steps slow; hit {alone['hit']['value']:.1f}"
+            )
+            print(f"  {'agent alone: its threads and uploader':42}{alone['steps']:>7} {told}")
         share, extra = (figures["processor"][k] for k in ("ratio", "step_path_us"))
         told = f"step path {extra['value']:.1f} us [{extra['low']:.1f}, {extra['high']:.1f}]"
         print(f"  {'agent, processor time':50}{interval(share, 4):>25}   {told}")

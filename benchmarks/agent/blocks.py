@@ -19,7 +19,7 @@ from rankscope import agent
 
 from . import calls
 from .arms import Agent, Arm, Background, Plain, TensorBoard
-from .figures import Round, Steps, compared, processor_share
+from .figures import Round, Steps, compared, processor_share, slow_when_hit
 from .workloads import WORKLOADS, Trainer, Workload, fitted_batch
 
 
@@ -56,6 +56,10 @@ _WARM_UP_SECONDS = 24.0
 # after a change of arms cost; those are not measured.
 _BLOCK_SECONDS = 0.06
 _FIRST_STEPS = 3
+# TensorBoard's block stands in one round of so many: its ratio is far from 1.
+_TENSORBOARD_ROUNDS = 4
+# How long the agent trains alone, beside the time of the rounds.
+_ALONE_SHARE = 0.5
 # Where the agent is attached at each block: longer than the time between two posts, and the part
 # before it that is not measured.
 _LONG_SECONDS, _SETTLE_SECONDS = 1.2, 0.6
@@ -87,6 +91,7 @@ def run(plan: Plan) -> None:
 def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
     batch = fitted_batch(workload)
     rounds: list[Round] = []
+    alone: list[Round] = []
     clock = _Clock()
     runs: list[str] = []
     order = random.Random(workload.name)  # the same on all ranks
@@ -117,14 +122,17 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
         until = time.perf_counter() + workload.seconds * plan.scale / 2
         while _still(until):
             sides = order.choice((("plain", "agent"), ("agent", "plain")))
+            between = ("tensorboard",) if len(rounds) % _TENSORBOARD_ROUNDS == 0 else ()
             blocks: dict[str, list[Steps]] = {}
-            for name in (*sides, "tensorboard", *reversed(sides)):
+            for name in (*sides, *between, *reversed(sides)):
                 blocks.setdefault(name, []).append(clock.block(arms[name], steps, _FIRST_STEPS))
             rounds.append({name: _joined(parts) for name, parts in blocks.items()})
         background += clock.background.seconds() - before
+        count = round(workload.seconds * _ALONE_SHARE * plan.scale / 2 / typical)
+        alone.append({"agent": clock.block(watched, count, steps)})
         watched.close()
         writer.close()
-    rounds = _hit_on_any_rank(rounds)
+    rounds, alone = _hit_on_any_rank(rounds), _hit_on_any_rank(alone)
     again_runs, again = _reattached(plan, workload, trainer, typical)
     if dist.get_rank() != 0:
         return {}
@@ -148,8 +156,10 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
         "processor": processor_share(rounds, background),
         "background_us_per_step": 1e6 * background if clock.background.known else None,
         "steps_hit_by_background": {
-            name: float(np.concatenate([r[name].hit for r in rounds]).mean()) for name in rounds[0]
+            name: float(np.concatenate([r[name].hit for r in rounds if name in r]).mean())
+            for name in arms
         },
+        "alone": slow_when_hit([r["agent"] for r in alone]) if clock.background.known else None,
     }
     if again:
         figures["reattached"] = compared(again, "agent")

@@ -27,6 +27,8 @@ Bools = npt.NDArray[np.bool_]
 # A step is slow when it takes this much longer than the plain median.
 SLOW = 1.2
 _DRAWS = 400
+# Parts of a stretch of steps that are drawn again as a whole.
+_PIECES = 40
 _LEAST_STEPS = {"p99": 200, "p99.9": 2000}
 
 
@@ -57,6 +59,7 @@ def compared(rounds: Sequence[Round], arm: str, *, seed: int = 0) -> dict[str, A
         plain median more than without it. A percentile that the steps are too few for is None. And
         `steps`, of the arm.
     """
+    rounds = [r for r in rounds if arm in r]
     pace = [np.sqrt(np.median(_clean(r["plain"])) * np.median(_clean(r[arm]))) for r in rounds]
     plain = [r["plain"].seconds / unit for r, unit in zip(rounds, pace, strict=True)]
     other = [r[arm].seconds / unit for r, unit in zip(rounds, pace, strict=True)]
@@ -87,6 +90,42 @@ def compared(rounds: Sequence[Round], arm: str, *, seed: int = 0) -> dict[str, A
     count = sum(len(part) for part in other)
     result: dict[str, Any] = {"steps": count}
     return result | _with_intervals(figures, len(rounds), count, seed)
+
+
+def slow_when_hit(stretches: Sequence[Steps], *, seed: int = 0) -> dict[str, Any]:
+    """What the agent's threads and uploader do to the steps during which they run.
+
+    The sharpest measure of slow steps there is: all others are the same training at the same time.
+    What is done at every step of the training is not in it.
+
+    Args:
+        stretches: steps of a training with the agent, one after the other.
+
+    Returns:
+        With 95 % intervals, in a thousand steps: `hit`, those during which they ran; `slow`, those
+        that take more than `SLOW` times the median because of that, which is the share of hit
+        steps times (slow ones among them less slow ones among the others). And `steps`.
+    """
+    slow, hit = [], []
+    for steps in stretches:
+        # Pieces of a stretch, each with the pace that the machine had then.
+        for piece in np.array_split(np.arange(len(steps.seconds)), _PIECES):
+            seconds = steps.seconds[piece]
+            slow.append(seconds > SLOW * np.median(seconds))
+            hit.append(steps.hit[piece])
+
+    def figures(chosen: npt.NDArray[np.int64]) -> dict[str, float]:
+        is_slow = np.concatenate([slow[i] for i in chosen])
+        is_hit = np.concatenate([hit[i] for i in chosen])
+        share = float(is_hit.mean())
+        if not 0 < share < 1:
+            return {"hit": 1e3 * share, "slow": 0.0}
+        more = float(is_slow[is_hit].mean() - is_slow[~is_hit].mean())
+        return {"hit": 1e3 * share, "slow": 1e3 * share * more}
+
+    count = sum(len(steps.seconds) for steps in stretches)
+    result: dict[str, Any] = {"steps": count}
+    return result | _with_intervals(figures, len(slow), count, seed)
 
 
 def processor_share(rounds: Sequence[Round], background: float) -> dict[str, Any]:
