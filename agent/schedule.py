@@ -29,6 +29,10 @@ _DENSE_SHARE, _DENSE_BUDGET = 0.02, 0.5
 # Where what is done at every step has used up the budget, sampling still gets this share of it.
 _LEAST = 0.25
 _MAX_EXPONENT = 10
+# A look that takes 20 times the budget (a fifth of a step, at the usual one) is felt as a slow
+# step, however seldom. No more than one step in a thousand is to be one, and batches have their
+# part in these: once a run is under way, such looks come at one step in 4,096.
+_PEAK, _PEAK_EXPONENT = 20.0, 12
 _WINDOW = 15
 # Steps between two looks at the costs, and between two while the window fills.
 _LOOK, _FIRST_LOOK = 64, 8
@@ -49,6 +53,8 @@ class Schedule:
         dense_basic_steps: the same for the tier `basic`: a short run is recorded whole. Its tier
             `signals`, too, while it takes no more than 2 % of the step, or half of `overhead`: it
             tells at which step the ranks' gradients parted.
+        steps_under_way: number of steps after which a look that takes more than 20 times `overhead`
+            of a step is taken at one step in 4,096.
     """
 
     def __init__(
@@ -58,11 +64,14 @@ class Schedule:
         first_step: int = 0,
         dense_steps: int = 8,
         dense_basic_steps: int = 1024,
+        steps_under_way: int = 2048,
     ) -> None:
         self._overhead = overhead
         self._dense_end = first_step + dense_steps
         self._dense_basic_end = first_step + dense_basic_steps
         self._dense_signals = True
+        self._under_way = first_step + steps_under_way
+        self._felt: set[str] = set()  # tiers up to which a look takes too much of a step
         self._closer: list[tuple[int, int]] = []  # first and last step of each closer look
         self._closer_until = -1  # the last of all
         self._exponents = dict.fromkeys(TIERS, 0)
@@ -128,7 +137,7 @@ class Schedule:
             self._costs[tier].append(seconds)
         self._noted += 1
         if self._noted % (_LOOK if self._noted > _LOOK else _FIRST_LOOK) == 0:
-            self._adapt()
+            self._adapt(step)
 
     def share(self) -> float:
         """Share of the step time that the probes take at the present plan."""
@@ -140,13 +149,14 @@ class Schedule:
                 spent += statistics.median(costs) / (1 << self._exponents[tier])
         return spent / max(statistics.median(self._steps), 1e-9)
 
-    def _adapt(self) -> None:
+    def _adapt(self, step: int) -> None:
         # Medians: a step that a page fault or a neighbour made slow must not thin the sampling.
         step_seconds = statistics.median(self._steps)
         budget = self._overhead * step_seconds
         left = max(budget - statistics.median(self._base), _LEAST * budget)
         every_step = _EVERY_STEP * budget - statistics.median(self._base)
         dense = max(_DENSE_SHARE, _DENSE_BUDGET * self._overhead) * step_seconds
+        look = statistics.median(self._base)  # and all tiers up to the one in hand
         least = 0  # a tier is never due where one before it is not
         for tier in TIERS:
             if not self._costs[tier]:
@@ -154,12 +164,15 @@ class Schedule:
                 self._exponents[tier] = least
                 continue
             cost = statistics.median(self._costs[tier])
+            look += cost
             allowance = left * _SHARES[tier]
             current = self._exponents[tier]
             while current < _MAX_EXPONENT and not _fits(cost, current, allowance, every_step):
                 current += 1
             while current > 0 and _fits(cost, current - 1, allowance * _ROOM, every_step * _ROOM):
                 current -= 1
+            if step >= self._under_way and self._is_felt(tier, look / budget):
+                current = max(current, _PEAK_EXPONENT)
             least = current = max(current, least)
             if current <= _OFTEN:
                 every_step -= cost / (1 << current)
@@ -168,6 +181,13 @@ class Schedule:
             if tier == "signals":
                 self._dense_signals = cost <= dense * (1.0 if self._dense_signals else _ROOM)
         self._masks = self._as_masks()
+
+    def _is_felt(self, tier: str, budgets: float) -> bool:
+        if budgets > (_PEAK * _ROOM if tier in self._felt else _PEAK):
+            self._felt.add(tier)
+        else:
+            self._felt.discard(tier)
+        return tier in self._felt
 
     def _looks_closer(self, step: int) -> bool:
         return step <= self._closer_until and any(a <= step <= b for a, b in self._closer)

@@ -21,9 +21,10 @@ each of its blocks, on one and the same trainer, with blocks of 1.2 s; what atta
 start cost is not in it. It needs no such correction, but a busy machine changes its pace within
 such blocks: a second opinion for a quiet one, with five rounds and more.
 
-After the rounds the agent trains alone for a while, as it does for a user: there the steps during
-which its threads or its uploader ran are compared with all others. That is the sharpest measure of
-the steps that they make slow (`agent alone`), where two arms differ by chance.
+After the rounds the agent is left in force for a while, as it is for a user (`the agent alone`).
+There the steps during which its threads or its uploader ran are compared with all others, and the
+steps of each kind of look with those not looked at: the sharpest measure of the steps that it makes
+slow, where two arms differ by chance.
 
 `slow/1000` is the number of steps in a thousand that take more than 1.2 times the plain median,
 with the agent less without it. Processor time is that of rank 0's process and of the one that posts
@@ -202,9 +203,10 @@ def show(results: dict[str, Any]) -> None:
         if figures["alone"] is not None:
             alone = figures["alone"]
             told = (
-                f"{interval(alone['slow'], 2)} of 1,000 steps slow; hit {alone['hit']['value']:.1f}"
+                f"in 1,000 steps {interval(alone['slow'], 2)} slow by its threads and uploader "
+                f"(they ran in {alone['hit']['value']:.1f}), {interval(alone['felt'], 2)} by looks"
             )
-            print(f"  {'agent alone: its threads and uploader':42}{alone['steps']:>7} {told}")
+            print(f"  {'the agent alone':42}{alone['steps']:>7} {told}")
         share, extra = (figures["processor"][k] for k in ("ratio", "step_path_us"))
         told = f"step path {extra['value']:.1f} us [{extra['low']:.1f}, {extra['high']:.1f}]"
         print(f"  {'agent, processor time':50}{interval(share, 4):>25}   {told}")

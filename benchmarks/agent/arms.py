@@ -160,6 +160,13 @@ class Agent:
         """One step."""
         self.trainer.step()
 
+    def look(self) -> int:
+        """How many sampling tiers are due at the step in progress."""
+        # Known to the agent alone, and no user's business.
+        context = self.monitor._context
+        due = (context.signals, context.word, context.full, context.state)
+        return 1 + sum(due) if self.monitor._watched else 0
+
     def close(self) -> None:
         """Takes it back for good."""
         self._changes.switch(True)

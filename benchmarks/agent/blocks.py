@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -19,7 +20,7 @@ from rankscope import agent
 
 from . import calls
 from .arms import Agent, Arm, Background, Plain, TensorBoard
-from .figures import Round, Steps, compared, processor_share, slow_when_hit
+from .figures import Round, Steps, compared, processor_share, slow_alone
 from .workloads import WORKLOADS, Trainer, Workload, fitted_batch
 
 
@@ -92,6 +93,7 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
     batch = fitted_batch(workload)
     rounds: list[Round] = []
     alone: list[Round] = []
+    looked: list[npt.NDArray[np.int64]] = []
     clock = _Clock()
     runs: list[str] = []
     order = random.Random(workload.name)  # the same on all ranks
@@ -129,7 +131,9 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
             rounds.append({name: _joined(parts) for name, parts in blocks.items()})
         background += clock.background.seconds() - before
         count = round(workload.seconds * _ALONE_SHARE * plan.scale / 2 / typical)
-        alone.append({"agent": clock.block(watched, count, steps)})
+        looks = np.zeros(count, dtype=np.int64)
+        alone.append({"agent": clock.block(watched, count, steps, looks)})
+        looked.append(looks)
         watched.close()
         writer.close()
     rounds, alone = _hit_on_any_rank(rounds), _hit_on_any_rank(alone)
@@ -159,7 +163,9 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
             name: float(np.concatenate([r[name].hit for r in rounds if name in r]).mean())
             for name in arms
         },
-        "alone": slow_when_hit([r["agent"] for r in alone]) if clock.background.known else None,
+        "alone": slow_alone([r["agent"] for r in alone], looked)
+        if clock.background.known
+        else None,
     }
     if again:
         figures["reattached"] = compared(again, "agent")
@@ -204,8 +210,14 @@ class _Clock:
     def __init__(self) -> None:
         self.background = Background()
 
-    def block(self, arm: Arm, count: int, before: int) -> Steps:
-        """Trains `before` steps without and `count` steps with a measurement."""
+    def block(
+        self, arm: Arm, count: int, before: int, looks: npt.NDArray[np.int64] | None = None
+    ) -> Steps:
+        """Trains `before` steps without and `count` steps with a measurement.
+
+        Args:
+            looks: takes how closely the agent looks at each step, [count].
+        """
         seconds = np.empty(count)
         hit = np.zeros(count, dtype=np.bool_)
         clock, step, background = time.perf_counter, arm.step, self.background.seconds
@@ -215,6 +227,8 @@ class _Clock:
         worked = first = background()
         processor = time.process_time()
         for i in range(count):
+            if looks is not None and isinstance(arm, Agent):
+                looks[i] = arm.look()
             began = clock()
             step()
             seconds[i] = clock() - began

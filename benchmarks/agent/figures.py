@@ -92,40 +92,44 @@ def compared(rounds: Sequence[Round], arm: str, *, seed: int = 0) -> dict[str, A
     return result | _with_intervals(figures, len(rounds), count, seed)
 
 
-def slow_when_hit(stretches: Sequence[Steps], *, seed: int = 0) -> dict[str, Any]:
-    """What the agent's threads and uploader do to the steps during which they run.
+def slow_alone(
+    stretches: Sequence[Steps], looks: Sequence[npt.NDArray[np.int64]], *, seed: int = 0
+) -> dict[str, Any]:
+    """What steps of a training with the agent alone are slow because of it.
 
     The sharpest measure of slow steps there is: all others are the same training at the same time.
-    What is done at every step of the training is not in it.
 
     Args:
         stretches: steps of a training with the agent, one after the other.
+        looks: how closely it looked at each step of each stretch, 0 for not at all, [n].
 
     Returns:
-        With 95 % intervals, in a thousand steps: `hit`, those during which they ran; `slow`, those
-        that take more than `SLOW` times the median because of that, which is the share of hit
-        steps times (slow ones among them less slow ones among the others). And `steps`.
+        With 95 % intervals, in a thousand steps: `hit`, those during which its threads or its
+        uploader ran; `slow`, those that take more than `SLOW` times the median because of that,
+        which is the share of hit steps times (slow ones among them less slow ones among the
+        others); `felt`, those with a look of a kind that lengthens the median step by more than
+        `SLOW` says. And `steps`.
     """
-    slow, hit = [], []
-    for steps in stretches:
+    parts: list[tuple[Floats, Bools, npt.NDArray[np.int64]]] = []
+    for steps, look in zip(stretches, looks, strict=True):
         # Pieces of a stretch, each with the pace that the machine had then.
         for piece in np.array_split(np.arange(len(steps.seconds)), _PIECES):
             seconds = steps.seconds[piece]
-            slow.append(seconds > SLOW * np.median(seconds))
-            hit.append(steps.hit[piece])
+            plain = seconds[(look[piece] == 0) & ~steps.hit[piece]]
+            unit = np.median(plain if len(plain) else seconds)
+            parts.append((seconds / unit, steps.hit[piece], look[piece]))
 
     def figures(chosen: npt.NDArray[np.int64]) -> dict[str, float]:
-        is_slow = np.concatenate([slow[i] for i in chosen])
-        is_hit = np.concatenate([hit[i] for i in chosen])
-        share = float(is_hit.mean())
-        if not 0 < share < 1:
-            return {"hit": 1e3 * share, "slow": 0.0}
-        more = float(is_slow[is_hit].mean() - is_slow[~is_hit].mean())
-        return {"hit": 1e3 * share, "slow": 1e3 * share * more}
+        relative, hit, look = (np.concatenate([parts[i][k] for i in chosen]) for k in range(3))
+        is_slow, share = relative > SLOW, float(hit.mean())
+        more = float(is_slow[hit].mean() - is_slow[~hit].mean()) if 0 < share < 1 else 0.0
+        kinds = [(look == k) & ~hit for k in range(1, 6)]
+        felt = sum(int(k.sum()) for k in kinds if k.any() and np.median(relative[k]) > SLOW)
+        return {"hit": 1e3 * share, "slow": 1e3 * share * more, "felt": 1e3 * felt / len(look)}
 
     count = sum(len(steps.seconds) for steps in stretches)
     result: dict[str, Any] = {"steps": count}
-    return result | _with_intervals(figures, len(slow), count, seed)
+    return result | _with_intervals(figures, len(parts), count, seed)
 
 
 def processor_share(rounds: Sequence[Round], background: float) -> dict[str, Any]:
