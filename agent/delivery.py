@@ -192,10 +192,10 @@ class Delivery:
         if transport is None or left is None:
             return
         outcome = transport.outcome()
-        if outcome is not None:
-            self._concluded(*left, outcome)
         if not transport.busy:
             self._left = None  # if it was lost on the way, it still is what is to be posted next
+        if outcome is not None:
+            self._concluded(*left, outcome)
 
     @property
     def left(self) -> bool:
@@ -247,6 +247,8 @@ class Delivery:
             return
         self._failures_in_row, self._retry_at = 0, 0.0
         self._heard_at = time.monotonic()
+        if not self._outbox.begins_with(entry):
+            return  # given up while it was posted: it has been counted
         if isinstance(outcome, Accepted):
             self._outbox.acknowledge(entry)
             self._accepted += entry.points

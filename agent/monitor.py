@@ -31,7 +31,7 @@ _CLOSE_SECONDS = 5.0
 _STALLED_SECONDS = 10.0
 # Steps between two posts of what the agent measures of itself; and where its plan is the same.
 _REPORT_INTERVAL, _REPORT_UNCHANGED = 32, 256
-# Steps up to the one that the server names which are looked at more closely.
+# Steps that are looked at more closely where the server wishes it.
 _CLOSER_LOOK = 64
 
 
@@ -59,6 +59,7 @@ class Monitor:
         self._step = step  # the step in progress
         self._reported = step
         self._told_exponents: dict[str, int] = {}
+        self._granted: int | None = None  # the server's last wish for a closer look
         self._stood = (step, time.monotonic())
         self._stalled_at = ""
         self._guard = Guard(self._report, everywhere=True)
@@ -162,10 +163,12 @@ class Monitor:
     def _report_sampling(self, step: int) -> None:
         """Takes the server's wish for a closer look; posts what the agent costs, now and then."""
         until = self._connection.sender.dense_until
-        if until is not None and until >= step:
-            # Ranks hear of the wish with the answers to their posts, a fast one hundreds of steps
-            # before the others: they look closer together, at the end of it.
-            self._schedule.ask_dense(until, until - _CLOSER_LOOK)
+        if until is not None and until != self._granted:
+            # Ranks hear of it with the answers to their posts, a fast one hundreds of steps before
+            # the others, or too late: each looks closer at once, and all together at its end.
+            self._granted = until
+            self._schedule.ask_dense(step + _CLOSER_LOOK, step + 1)
+            self._schedule.ask_dense(until, until - _CLOSER_LOOK + 1)
         since = step - self._reported
         if since < _REPORT_INTERVAL:
             return

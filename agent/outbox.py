@@ -119,14 +119,18 @@ class Outbox:
                 self._pop("spool_damaged")
         return None
 
+    def begins_with(self, entry: Entry) -> bool:
+        """Whether an entry is the oldest batch, and not given up meanwhile."""
+        return bool(self._entries) and self._entries[0] is entry
+
     def acknowledge(self, entry: Entry) -> None:
         """The server has it."""
-        if self._entries and self._entries[0] is entry:
+        if self.begins_with(entry):
             self._pop(None)
 
     def give_up(self, entry: Entry, reason: str) -> None:
         """The server will never take it."""
-        if self._entries and self._entries[0] is entry:
+        if self.begins_with(entry):
             self._pop(reason)
 
     def split(self, entry: Entry, body: bytes) -> bool:

@@ -7,6 +7,7 @@ agreement needed (design, section 3). Pure: it is told what things cost and neve
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 
@@ -31,8 +32,10 @@ _LEAST = 0.25
 _MAX_EXPONENT = 10
 # A look that takes 20 times the budget (a fifth of a step, at the usual one) is felt as a slow
 # step, however seldom. No more than one step in a thousand is to be one, and batches have their
-# part in these: once a run is under way, such looks come at one step in 4,096.
-_PEAK, _PEAK_EXPONENT = 20.0, 12
+# part in these: once a run is under way, such looks come at one step in 4,096, or one in 24 s.
+_PEAK, _PEAK_EXPONENT, _PEAK_SECONDS = 20.0, 12, 24.0
+# What is felt is said of so many looks at least, and not of those of the start, with cold caches.
+_LEAST_LOOKS = 5
 _WINDOW = 15
 # Steps between two looks at the costs, and between two while the window fills.
 _LOOK, _FIRST_LOOK = 64, 8
@@ -54,7 +57,7 @@ class Schedule:
             `signals`, too, while it takes no more than 2 % of the step, or half of `overhead`: it
             tells at which step the ranks' gradients parted.
         steps_under_way: number of steps after which a look that takes more than 20 times `overhead`
-            of a step is taken at one step in 4,096.
+            of a step is taken at one step in 4,096, but every 24 s at least.
     """
 
     def __init__(
@@ -72,6 +75,10 @@ class Schedule:
         self._dense_signals = True
         self._under_way = first_step + steps_under_way
         self._felt: set[str] = set()  # tiers up to which a look takes too much of a step
+        # Tier -> seconds that looks took up to it, those beyond the tier `basic` alone.
+        self._looks: dict[str, deque[tuple[float, float]]] = {
+            t: deque(maxlen=_WINDOW) for t in TIERS[1:]
+        }
         self._closer: list[tuple[int, int]] = []  # first and last step of each closer look
         self._closer_until = -1  # the last of all
         self._exponents = dict.fromkeys(TIERS, 0)
@@ -135,6 +142,8 @@ class Schedule:
         self._base.append(base)
         for tier, seconds in tiers.items():
             self._costs[tier].append(seconds)
+        if step >= self._dense_end and len(tiers) > 1:
+            self._note_look(base, tiers)
         self._noted += 1
         if self._noted % (_LOOK if self._noted > _LOOK else _FIRST_LOOK) == 0:
             self._adapt(step)
@@ -156,7 +165,6 @@ class Schedule:
         left = max(budget - statistics.median(self._base), _LEAST * budget)
         every_step = _EVERY_STEP * budget - statistics.median(self._base)
         dense = max(_DENSE_SHARE, _DENSE_BUDGET * self._overhead) * step_seconds
-        look = statistics.median(self._base)  # and all tiers up to the one in hand
         least = 0  # a tier is never due where one before it is not
         for tier in TIERS:
             if not self._costs[tier]:
@@ -164,15 +172,17 @@ class Schedule:
                 self._exponents[tier] = least
                 continue
             cost = statistics.median(self._costs[tier])
-            look += cost
             allowance = left * _SHARES[tier]
             current = self._exponents[tier]
             while current < _MAX_EXPONENT and not _fits(cost, current, allowance, every_step):
                 current += 1
             while current > 0 and _fits(cost, current - 1, allowance * _ROOM, every_step * _ROOM):
                 current -= 1
-            if step >= self._under_way and self._is_felt(tier, look / budget):
-                current = max(current, _PEAK_EXPONENT)
+            # Losses are what a run is followed by: they come as often as the budget bears.
+            seldom = tier != "basic" and step >= self._under_way
+            if seldom and self._is_felt(tier, _PEAK * budget):
+                at_most = math.floor(math.log2(max(_PEAK_SECONDS / step_seconds, 1.0)))
+                current = max(current, min(_PEAK_EXPONENT, at_most))
             least = current = max(current, least)
             if current <= _OFTEN:
                 every_step -= cost / (1 << current)
@@ -182,12 +192,26 @@ class Schedule:
                 self._dense_signals = cost <= dense * (1.0 if self._dense_signals else _ROOM)
         self._masks = self._as_masks()
 
-    def _is_felt(self, tier: str, budgets: float) -> bool:
-        if budgets > (_PEAK * _ROOM if tier in self._felt else _PEAK):
-            self._felt.add(tier)
-        else:
-            self._felt.discard(tier)
-        return tier in self._felt
+    def _note_look(self, base: float, tiers: dict[str, float]) -> None:
+        look, dear = base + tiers.get("basic", 0.0), 0.0
+        for tier, looks in self._looks.items():
+            if tier in tiers:
+                dear += tiers[tier]
+                looks.append((look + dear, dear))
+
+    def _is_felt(self, tier: str, limit: float) -> bool:
+        looks = self._looks[tier]
+        if len(looks) < _LEAST_LOOKS:
+            return False
+        if tier in self._felt:
+            limit *= _ROOM
+        # What adds little to losses and rates that are felt themselves makes no step slow.
+        felt = (
+            statistics.median(look for look, _ in looks) > limit
+            and statistics.median(dear for _, dear in looks) > limit / 2
+        )
+        (self._felt.add if felt else self._felt.discard)(tier)
+        return felt
 
     def _looks_closer(self, step: int) -> bool:
         return step <= self._closer_until and any(a <= step <= b for a, b in self._closer)

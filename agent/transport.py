@@ -169,7 +169,7 @@ class Transport:
         """
         reply = None
         with self._contained():
-            if self._uploader is not None:
+            if self._uploader is not None and self._uploader.busy:
                 reply = self._uploader.answer()
         return None if reply is None else _meaning(reply)
 

@@ -30,6 +30,7 @@ _INTERPRETER = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
 _POST, _REPLY = struct.Struct("<ddQ"), struct.Struct("<III")
 _RECEIVED_BYTES = 64 * 1024
 _START_SECONDS = 30.0
+_BELLS = 4096  # more than a socket holds
 # Added to what a request may take: at the lowest priority a busy machine makes it wait.
 _PATIENCE_SECONDS = 1.0
 
@@ -94,12 +95,13 @@ class Uploader:
         self._give_up = time.monotonic() + _START_SECONDS
         try:
             self._socket, theirs = socket.socketpair()
-            self._bell, their_bell = socket.socketpair()
-            with theirs, their_bell:
+            with theirs:
+                self._bell, their_bell = socket.socketpair()
                 # What it is told (a token) stands neither in its command line nor its environment.
                 self._socket.settimeout(1.0)
                 self._socket.sendall(struct.pack("<I", len(address)) + address)
-                self._process = _started(theirs, their_bell)
+                with their_bell:
+                    self._process = _started(theirs, their_bell)
             # What was started leaves the uploader behind, and ends.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
@@ -169,10 +171,18 @@ class Uploader:
         It also returns when the process has ended, or is not to be waited for any more.
         """
         bell = self._bell
-        if bell is not None and seconds > 0:
-            with contextlib.suppress(OSError):
-                bell.settimeout(seconds)
-                bell.recv(64)
+        if bell is None or seconds <= 0:
+            return
+        with contextlib.suppress(OSError):
+            bell.settimeout(seconds)
+            try:
+                rung = bell.recv(_BELLS)
+            except TimeoutError:
+                return
+            if rung:
+                return
+        # The bell is gone; who calls again and again must not keep the processor busy.
+        time.sleep(min(seconds, 0.01))
 
     def interrupt(self) -> None:
         """Has whoever waits for it wait no longer; may be called from another thread."""

@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 # How long dense sampling is asked for after something was found, in steps.
 _DENSE_STEPS = 20
-_MAX_AHEAD = 20_000
+_MAX_AHEAD = 5000
 # Evaluations over which a job's pace is taken.
 _PROGRESS = 16
 # What a closer look tells more of: which tensors, since when, and whether it comes back.
@@ -350,8 +350,7 @@ class RunEvaluation:
     ) -> None:
         """A closer look: which tensor, and does it grow.
 
-        The wish reaches a rank with the answer to its next batch; of the steps up to the one it
-        names only the last ones are looked at, so that it may be far. By then a fast trainer is
+        The wish reaches a rank with the answer to its next batch. By then a fast trainer is
         hundreds of steps further: as many as it does between two batches and until the next
         evaluation, or about as many as it was ahead when this was found.
 

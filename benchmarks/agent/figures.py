@@ -63,15 +63,15 @@ def compared(rounds: Sequence[Round], arm: str, *, seed: int = 0) -> dict[str, A
     pace = [np.sqrt(np.median(_clean(r["plain"])) * np.median(_clean(r[arm]))) for r in rounds]
     plain = [r["plain"].seconds / unit for r, unit in zip(rounds, pace, strict=True)]
     other = [r[arm].seconds / unit for r, unit in zip(rounds, pace, strict=True)]
-    hits = {name: [r[name].hit for r in rounds] for name in rounds[0]}
+    hits = [{name: steps.hit for name, steps in r.items()} for r in rounds]
 
     def figures(chosen: npt.NDArray[np.int64]) -> dict[str, float]:
-        hit_plain = np.concatenate([hits["plain"][i] for i in chosen])
+        hit_plain = np.concatenate([hits[i]["plain"] for i in chosen])
         a = np.concatenate([plain[i] for i in chosen])[~hit_plain]
         b = np.concatenate([other[i] for i in chosen])
-        hit = np.concatenate([hits[arm][i] for i in chosen])
+        hit = np.concatenate([hits[i][arm] for i in chosen])
         if arm == "agent":
-            every = np.concatenate([hits[name][i] for name in hits for i in chosen])
+            every = np.concatenate([h for i in chosen for h in hits[i].values()])
             weights = _weights(hit, float(every.mean()))
         else:
             b, weights = b[~hit], np.ones(int((~hit).sum()))
@@ -114,6 +114,8 @@ def slow_alone(
     for steps, look in zip(stretches, looks, strict=True):
         # Pieces of a stretch, each with the pace that the machine had then.
         for piece in np.array_split(np.arange(len(steps.seconds)), _PIECES):
+            if not len(piece):
+                continue
             seconds = steps.seconds[piece]
             plain = seconds[(look[piece] == 0) & ~steps.hit[piece]]
             unit = np.median(plain if len(plain) else seconds)

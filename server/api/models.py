@@ -139,7 +139,7 @@ class Agent(BaseModel):
     """What the agents of a run say of themselves, and what was not looked at.
 
     `dropped` was given up by the agents, `late` came after its step had been evaluated, and for
-    `given_up` there was no room. Up to `dense_until` everything is sampled, as the server asked.
+    `given_up` there was no room. Up to `dense_until` ranks look more closely, as the server asked.
     """
 
     sampling: list[Sampling]

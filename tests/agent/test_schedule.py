@@ -71,7 +71,7 @@ def test_a_closer_look_may_begin_later():
 
 def test_a_budget_that_the_base_cost_eats_up_still_leaves_a_sample_now_and_then():
     due = run(Schedule(overhead=0.01), 5000, base=1.0, word=1.0, full=1.0)
-    assert [s for s in due["full"] if s > 100] == [1024, 2048, 4096]
+    assert [s for s in due["full"] if s > 100] == [1024, 2048, 3072, 4096]
 
 
 def test_looks_that_are_felt_are_rare_once_a_run_is_under_way():
@@ -89,6 +89,32 @@ def test_looks_that_are_felt_are_rare_once_a_run_is_under_way():
     assert len([s for s in due["full"] if s >= 4000]) > 100
     run(schedule, 80_000, step_seconds=1e-3, word=1e-5, full=3e-5, first=30_000)
     assert schedule.exponents["full"] < 8
+
+
+def test_losses_come_as_often_as_the_budget_bears():
+    schedule = Schedule(overhead=0.01)
+    due = run(schedule, 20_000, step_seconds=1e-3, basic=3e-4, word=3e-5, full=3e-4)
+    assert len([s for s in due["basic"] if s >= 4096]) > 200
+    # What adds little to a step that is slow already comes as often.
+    assert len([s for s in due["word"] if s >= 4096]) > 200
+    assert [s for s in due["full"] if s >= 4096] == [4096, 8192, 12_288, 16_384]
+
+
+def test_looks_that_are_felt_come_every_24_seconds_at_least():
+    intervals = {}
+    for step_seconds in (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0):
+        schedule = Schedule(overhead=0.01)
+        run(schedule, 12_000, step_seconds=step_seconds, full=0.3 * step_seconds)
+        intervals[step_seconds] = 1 << schedule.exponents["full"]
+    # What the budget bears is one step in 64.
+    assert intervals == {1e-3: 4096, 1e-2: 2048, 1e-1: 128, 1.0: 64, 10.0: 64, 100.0: 64}
+
+
+def test_the_first_looks_with_cold_caches_are_not_judged():
+    schedule = Schedule(overhead=0.01)
+    run(schedule, 8, step_seconds=2e-3, full=4e-3)
+    due = run(schedule, 20_000, step_seconds=2e-3, full=3e-4, first=8)
+    assert len([s for s in due["full"] if s > 2200]) > 200
 
 
 def test_looks_at_the_edge_of_being_felt_do_not_jump():

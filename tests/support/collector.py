@@ -40,6 +40,7 @@ class Collector:
         replies: replies to the next requests, one each.
         largest_body: bodies above it get 413, where set.
         answer: further fields of the answer to what is accepted.
+        held: what is taken is not answered before it is set, where there is one.
         requests: number of requests seen.
         duplicates: number of those with a batch that was there already.
         connections: number of connections taken.
@@ -51,6 +52,7 @@ class Collector:
         self.replies: deque[Reply] = deque()
         self.largest_body: int | None = None
         self.answer: dict[str, Any] = {}
+        self.held: threading.Event | None = None
         self.requests = 0
         self.duplicates = 0
         self.connections = 0
@@ -96,6 +98,8 @@ class Collector:
         if self._server is None or self._thread is None:
             return
         self._stopping.set()
+        if self.held is not None:
+            self.held.set()
         self._server.shutdown()
         for connection in list(self._connections):
             try:
@@ -204,6 +208,8 @@ class _Handler(BaseHTTPRequestHandler):
                 content = {"title": "Unprocessable", "status": 422, "detail": str(error)}
         # Before the answer, so that whoever has it can rely on the counts.
         collector.saw()
+        if collector.held is not None:
+            collector.held.wait()
         if reply.action == "answer":
             self._answer(status, headers, content)
             return
