@@ -49,7 +49,7 @@ def uploader(collector: Collector, before: set[int]) -> Iterator[Uploader]:
 @pytest.fixture
 def pid(uploader: Uploader, before: set[int]) -> int:
     """Of the uploader."""
-    (found,) = uploaders() - before
+    (found,) = uploaders(os.getpid()) - before
     return found
 
 
@@ -180,12 +180,12 @@ def test_it_takes_over_after_an_answer_and_some_time(
     transport = Transport(collector.url, None, uploader_after=0.2)
     for _ in range(3):
         assert isinstance(transport.post(BODY), Accepted)
-    assert uploaders() <= before
+    assert uploaders(os.getpid()) <= before
 
     wait_until(lambda: isinstance(transport.post(BODY), Accepted) and collector.connections == 2)
-    assert len(uploaders() - before) == 1
+    assert len(uploaders(os.getpid()) - before) == 1
     transport.close()
-    wait_until(lambda: uploaders() <= before)
+    wait_until(lambda: uploaders(os.getpid()) <= before)
 
 
 def by_uploader(transport: Transport, collector: Collector) -> None:
@@ -219,7 +219,7 @@ def test_a_lost_one_is_told_once_and_another_comes(
     transport = Transport(collector.url, None, uploader_after=0.0, uploader_lost=told.append)
     for _ in range(2):
         by_uploader(transport, collector)
-        (pid,) = uploaders() - before
+        (pid,) = uploaders(os.getpid()) - before
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda pid=pid: pid not in uploaders())
         assert isinstance(transport.post(BODY), Accepted)
@@ -244,7 +244,7 @@ def test_one_that_does_not_reach_the_server_is_not_believed(
 
     wait_until(given_up)
     assert told[0].startswith("it does not reach the server: ")
-    wait_until(lambda: uploaders() <= before)
+    wait_until(lambda: uploaders(os.getpid()) <= before)
     assert isinstance(transport.post(BODY), Accepted)
     transport.close()
 
@@ -267,7 +267,7 @@ def test_without_a_server_there_is_none(collector: Collector, before: set[int]) 
     collector.stop()
     for _ in range(3):
         transport.post(BODY)
-    assert uploaders() <= before
+    assert uploaders(os.getpid()) <= before
     transport.close()
 
 
@@ -306,13 +306,13 @@ def test_neither_frozen_nor_first_nor_zipped(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_last_posts_are_made_without_it(collector: Collector, before: set[int]) -> None:
     transport = Transport(collector.url, None, uploader_after=0.0)
     by_uploader(transport, collector)
-    (pid,) = uploaders() - before
+    (pid,) = uploaders(os.getpid()) - before
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     assert isinstance(transport.post(BODY, at_most=2.0), Accepted)
     assert time.monotonic() - began < 1.0
     os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: uploaders() <= before)
+    wait_until(lambda: uploaders(os.getpid()) <= before)
     transport.close()
 
 
@@ -354,10 +354,10 @@ def train(until=lambda: False):
         step += 1
         time.sleep(0.005)
 
-train(until=lambda: uploaders() - before)
+train(until=lambda: uploaders(os.getpid()) - before)
 have = sender.counters.posts
 train(until=lambda: sender.counters.posts > have + 20)
-sys.stdout.write(f"{(uploaders() - before).pop()}\\n")
+sys.stdout.write(f"{(uploaders(os.getpid()) - before).pop()}\\n")
 sys.stdout.flush()
 """
 
@@ -424,14 +424,14 @@ def test_a_signal_that_the_trainer_handles_does_not_end_its_uploader(
     process, pid = begin(
         f"""
 told = []
-alive = uploaders() - before
+alive = uploaders(os.getpid()) - before
 signal.signal({int(number)}, lambda *_: told.append(1))
 sys.stdout.write("ready\\n")
 sys.stdout.flush()
 train(until=lambda: told)
 have = sender.counters.posts
 train(until=lambda: sender.counters.posts > have + 5)
-assert uploaders() - before == alive
+assert uploaders(os.getpid()) - before == alive
 """
     )
     assert process.stdout.readline() == "ready\n"
@@ -444,7 +444,7 @@ def test_sigpipe_of_a_lost_uploader_does_not_end_the_trainer(collector: Collecto
     process, _ = begin(
         """
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-os.kill((uploaders() - before).pop(), 9)
+os.kill((uploaders(os.getpid()) - before).pop(), 9)
 have = sender.counters.posts
 train(until=lambda: sender.counters.posts > have + 5)
 """
@@ -458,7 +458,7 @@ def test_an_uploader_that_stands_still_does_not_cost_the_last_words(
 ) -> None:
     process, pid = begin(
         """
-os.kill((uploaders() - before).pop(), signal.SIGSTOP)
+os.kill((uploaders(os.getpid()) - before).pop(), signal.SIGSTOP)
 # Long enough for the next post to have begun.
 began = time.monotonic()
 train(until=lambda: time.monotonic() - began > 0.3)
@@ -509,7 +509,7 @@ train()
 def test_an_uploader_that_is_killed_costs_nothing(collector: Collector, begin) -> None:
     process, pid = begin(
         """
-os.kill((uploaders() - before).pop(), 9)
+os.kill((uploaders(os.getpid()) - before).pop(), 9)
 have = sender.counters.posts
 train(until=lambda: sender.counters.posts > have + 5)
 """

@@ -9,13 +9,22 @@ from rankscope.agent import uploader_process
 _SCRIPT = uploader_process.__file__.encode()
 
 
-def uploaders() -> set[int]:
-    """Process ids; without those that have ended and only wait to be buried."""
-    return {int(p.name) for p in Path("/proc").glob("[0-9]*") if _is_uploader(p)}
+def uploaders(trainer: int | None = None) -> set[int]:
+    """Process ids; without those that have ended and only wait to be buried.
+
+    Args:
+        trainer: of this process alone.
+    """
+    found = {int(p.name): _arguments(p) for p in Path("/proc").glob("[0-9]*")}
+    return {
+        pid
+        for pid, arguments in found.items()
+        if _SCRIPT in arguments and (trainer is None or str(trainer).encode() in arguments)
+    }
 
 
-def _is_uploader(process: Path) -> bool:
+def _arguments(process: Path) -> list[bytes]:
     try:
-        return _SCRIPT in (process / "cmdline").read_bytes().split(b"\0")
+        return (process / "cmdline").read_bytes().split(b"\0")
     except OSError:
-        return False
+        return []

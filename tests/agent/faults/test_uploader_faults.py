@@ -69,7 +69,7 @@ def each_with_a_signal(number):
     def each(step):
         if step == 3:
             wait_until(lambda: len(posted) > 2)
-            (pid,) = uploaders() - before
+            (pid,) = uploaders(os.getpid()) - before
             os.kill(pid, number)
         time.sleep(0.05)
 
@@ -82,7 +82,7 @@ def test_an_uploader_that_is_killed_costs_nothing(house, monkeypatch):
     house.train(each=each)
     noted_once(house, "it has ended")
     everything_arrived(house)
-    assert uploaders() <= before
+    assert uploaders(os.getpid()) <= before
 
 
 def test_an_uploader_that_stands_still_holds_nothing_up(house, monkeypatch):
@@ -92,12 +92,12 @@ def test_an_uploader_that_stands_still_holds_nothing_up(house, monkeypatch):
     try:
         outcome = house.train(each=lambda step: each(step) or time.sleep(0.2))
     finally:
-        for pid in uploaders() - before:
+        for pid in uploaders(os.getpid()) - before:
             os.kill(pid, signal.SIGCONT)
     assert outcome.slowest_step < 1
     noted_once(house, "no answer of it within 1.6 s")
     everything_arrived(house)
-    wait_until(lambda: uploaders() <= before)
+    wait_until(lambda: uploaders(os.getpid()) <= before)
 
 
 @pytest.mark.parametrize("part", PARTS)
