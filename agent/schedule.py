@@ -181,7 +181,8 @@ class Schedule:
             # Losses are what a run is followed by: they come as often as the budget bears.
             seldom = tier != "basic" and step >= self._under_way
             if seldom and self._is_felt(tier, _PEAK * budget):
-                at_most = math.floor(math.log2(max(_PEAK_SECONDS / step_seconds, 1.0)))
+                steps = _PEAK_SECONDS / max(step_seconds, 1e-9)
+                at_most = math.floor(math.log2(max(steps, 1.0)))
                 current = max(current, min(_PEAK_EXPONENT, at_most))
             least = current = max(current, least)
             if current <= _OFTEN:

@@ -110,6 +110,12 @@ def test_looks_that_are_felt_come_every_24_seconds_at_least():
     assert intervals == {1e-3: 4096, 1e-2: 2048, 1e-1: 128, 1.0: 64, 10.0: 64, 100.0: 64}
 
 
+def test_a_clock_that_stands_still_fails_nothing():
+    schedule = Schedule(overhead=0.01)
+    run(schedule, 3000, step_seconds=0.0, word=1e-4, full=1e-4)
+    assert schedule.exponents["full"] <= 12
+
+
 def test_the_first_looks_with_cold_caches_are_not_judged():
     schedule = Schedule(overhead=0.01)
     run(schedule, 8, step_seconds=2e-3, full=4e-3)
