@@ -1,6 +1,8 @@
 """Every way to the same fingerprint: layouts, threads, numpy, torch's operations, no compiler."""
 
+import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -242,18 +244,34 @@ def test_threads_do_not_matter():
 
 def test_other_threads_run_meanwhile(library):
     # Without the GIL another thread counts on; with it, it could not before the call is over.
-    tensor = torch.zeros(20_000_000)
+    tensor = torch.zeros(64_000_000)
     plan = FingerprintPlan(["x"], [tensor])
     done = threading.Event()
-    worker = threading.Thread(
-        target=lambda: (plan.compute([tensor], sketches=True), done.set()), daemon=True
-    )
-    seen = 0
-    worker.start()
-    while not done.is_set():
-        seen += 1
-    worker.join()
-    assert seen > 1000
+    count, counted = 0, []
+
+    def compute():
+        # A busy machine may have no processor for the other thread in one of them.
+        for _ in range(50):
+            before = count
+            plan.compute([tensor], sketches=True)
+            counted.append(count - before)
+            if counted[-1] > 100:
+                break
+        done.set()
+
+    interval = sys.getswitchinterval()
+    # Only who lets go of the GIL loses it.
+    sys.setswitchinterval(1000.0)
+    try:
+        worker = threading.Thread(target=compute, daemon=True)
+        worker.start()
+        while not done.is_set():
+            count += 1
+            time.sleep(0)
+        worker.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert counted[-1] > 100, counted
 
 
 def test_more_elements_than_31_bits_count():
