@@ -176,7 +176,8 @@ class Delivery:
             self.posting = True
             outcome = transport.post(body, at_most=until - now if closing else None)
             self.posting = False
-            self._concluded(entry, body, outcome)
+            with self._turn:
+                self._conclude(entry, body, outcome)
             if closing and isinstance(outcome, Away):
                 failures_left -= 1
                 if outcome.misdirected or not failures_left:
@@ -195,7 +196,8 @@ class Delivery:
         if not transport.busy:
             self._left = None  # if it was lost on the way, it still is what is to be posted next
         if outcome is not None:
-            self._concluded(*left, outcome)
+            with self._turn:
+                self._conclude(*left, outcome)
 
     @property
     def left(self) -> bool:
@@ -235,13 +237,9 @@ class Delivery:
         if self._transport is not None:
             self._transport.forget()
 
-    def _concluded(self, entry: Entry, body: bytes, outcome: Outcome) -> None:
-        with self._turn:
-            self._posts += 1
-            self._sent_bytes += len(body)
-            self._conclude(entry, body, outcome)
-
     def _conclude(self, entry: Entry, body: bytes, outcome: Outcome) -> None:
+        self._posts += 1
+        self._sent_bytes += len(body)
         if isinstance(outcome, Away):
             self._back_off(outcome)
             return

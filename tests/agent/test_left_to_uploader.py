@@ -20,7 +20,6 @@ from support.sending import QUICK, Rank, everything_arrived
 from support.uploaders import uploaders
 
 from rankscope.agent import wire
-from rankscope.agent.records import Records
 from rankscope.agent.transport import Accepted, Away, Transport
 from rankscope.agent.uploader import Uploader
 
@@ -201,12 +200,14 @@ def by_uploader(one: Rank) -> Transport:
     return transport
 
 
-def left_for_long(collector: Collector, one: Rank, transport: Transport) -> threading.Event:
+def left_for_long(
+    collector: Collector, one: Rank, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> threading.Event:
     """One post is left, its answer held, and no batch comes for an hour."""
     collector.held = held = threading.Event()
     one.train(1)
     wait_until(lambda: transport.busy)
-    one.sender._until_next_batch = lambda now: 3600.0  # type: ignore[method-assign]
+    monkeypatch.setattr(one.sender, "_until_next_batch", lambda now: 3600.0)
     wait_until(lambda: one.sender._next_batch > time.monotonic() + 60)
     return held
 
@@ -238,23 +239,23 @@ def test_batches_are_left_to_the_uploader_one_at_a_time(
 
 
 def test_a_wish_is_heard_before_the_next_batch(
-    collector: Collector, rank: Callable[..., Rank]
+    collector: Collector, rank: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = rank(collector, pace=PACE)
     transport = by_uploader(one)
     collector.answer = {"dense_until": 10**6}
-    held = left_for_long(collector, one, transport)
+    held = left_for_long(collector, one, transport, monkeypatch)
     assert one.sender.dense_until is None
     held.set()
     wait_until(lambda: one.sender.dense_until == 10**6)
 
 
 def test_closing_with_an_answer_that_is_there_posts_nothing_twice(
-    collector: Collector, rank: Callable[..., Rank]
+    collector: Collector, rank: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = rank(collector, pace=PACE)
     transport = by_uploader(one)
-    left_for_long(collector, one, transport).set()
+    left_for_long(collector, one, transport, monkeypatch).set()
     answered(transport)
     assert transport.busy
     one.sender.close()
@@ -264,11 +265,11 @@ def test_closing_with_an_answer_that_is_there_posts_nothing_twice(
 
 
 def test_closing_while_the_answer_is_out_loses_nothing(
-    collector: Collector, rank: Callable[..., Rank]
+    collector: Collector, rank: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = rank(collector, pace=PACE)
     transport = by_uploader(one)
-    held = left_for_long(collector, one, transport)
+    held = left_for_long(collector, one, transport, monkeypatch)
     collector.held = None
     one.sender.close()
     held.set()
@@ -278,11 +279,11 @@ def test_closing_while_the_answer_is_out_loses_nothing(
 
 
 def test_a_batch_that_was_given_up_while_it_was_posted_is_counted_once(
-    collector: Collector, rank: Callable[..., Rank]
+    collector: Collector, rank: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = rank(collector, pace=PACE)
     transport = by_uploader(one)
-    held = left_for_long(collector, one, transport)
+    held = left_for_long(collector, one, transport, monkeypatch)
     lost = one.sender.counters.waiting
     with one.sender._turn:
         assert one.sender._delivery._outbox._evict(on_disk=False)
@@ -296,9 +297,9 @@ def test_a_batch_that_was_given_up_while_it_was_posted_is_counted_once(
 def test_a_fault_in_what_follows_from_an_answer_does_not_cost_the_uploader(
     collector: Collector, rank: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = rank(collector, pace=PACE, records=Records())
+    one = rank(collector, pace=PACE)
     transport = by_uploader(one)
-    held = left_for_long(collector, one, transport)
+    held = left_for_long(collector, one, transport, monkeypatch)
     delivery = one.sender._delivery
 
     def full(*given: object) -> None:
@@ -306,10 +307,10 @@ def test_a_fault_in_what_follows_from_an_answer_does_not_cost_the_uploader(
 
     held.set()
     answered(transport)
-    monkeypatch.setattr(delivery, "_conclude", full)
-    with pytest.raises(MemoryError):
-        delivery.settle()
-    monkeypatch.undo()
+    with monkeypatch.context() as changed:
+        changed.setattr(delivery, "_conclude", full)
+        with pytest.raises(MemoryError):
+            delivery.settle()
     assert not delivery.left
     delivery.settle()
     assert transport._uploader_proven
@@ -322,6 +323,7 @@ def test_an_idle_rank_goes_on_giving_signs_of_life(
     by_uploader(one)
     count = len(collector.batches)
     collector.wait_for(lambda c: len(c.batches) >= count + 10)
+    assert not any(batch.columns for batch in collector.batches[count + 5 :])
 
 
 def test_only_steps_that_end_are_spared(collector: Collector, rank: Callable[..., Rank]) -> None:
