@@ -64,7 +64,7 @@ class ArrayMonitor(Monitor):
             **scalars: further numbers, under their names.
         """
         began = time.perf_counter()
-        step = self._step
+        step = self._count.step
         basic, signals, word, full, _ = self._schedule.plan(step)
         tiers: dict[str, float] = {}
         if basic or scalars:
@@ -86,7 +86,7 @@ class ArrayMonitor(Monitor):
         with self._bookkeeping:
             self._account(step, began, tiers)
             self._records.complete(step - 1)
-        self._step = step + 1
+        self._count.step = step + 1
 
     def go_to(self, step: int) -> int:
         """Leaves steps out, where they are counted for the whole job and not by this rank.
@@ -98,8 +98,8 @@ class ArrayMonitor(Monitor):
         Returns:
             The step in progress.
         """
-        self._step = max(self._step, step)
-        return self._step
+        self._count.step = max(self._count.step, step)
+        return self._count.step
 
     def replicas(self, key: str | None, tensors: str = "*") -> None:
         """Declares which ranks hold replicas: those that give the same key.

@@ -63,11 +63,5 @@ def in_one_graph() -> bool:
 
 def frames_traced() -> int:
     """Number of frames that torch.compile has traced in this process."""
-    counters = trace_counters()
-    return 0 if counters is None else int(counters["frames"]["total"])
-
-
-def trace_counters() -> Any:
-    """Where torch.compile counts what it traces; None while nothing has loaded it."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
-    return None if utils is None else utils.counters
+    return 0 if utils is None else int(utils.counters["frames"]["total"])

@@ -29,6 +29,7 @@ from rankscope.agent.dynamo import (
     outside_graph,
     traced_as_constant,
 )
+from rankscope.agent.step_count import StepCount
 
 # Under a transformation of `torch.func` (`vmap`, `grad`) what a model is given stands for something
 # else.
@@ -48,10 +49,10 @@ class StepListener(ForwardListener, Protocol):
     """Is told of optimizer steps, too."""
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Some optimizer of the process is about to step; not told while all are `quiet`."""
+        """Some optimizer of the process is about to step; not told while all `only_count`."""
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has stepped."""
+        """It has stepped; perhaps not told where nothing but the count of steps is wanted."""
 
     def step_unseen(self) -> None:
         """Some optimizer's step is compiled in such a way that it will not be told of."""
@@ -90,8 +91,10 @@ class RootHook:
 _steppers: tuple[weakref.ref[Any], ...] = ()
 _before_handle: Any = None
 _after_handle: Any = None
-# Those of them that want to be told of the ends of steps only.
-_quiet: weakref.WeakSet[Any] = weakref.WeakSet()
+# Those of them that want to be told of the ends of steps only, with their counts.
+_quiet: weakref.WeakKeyDictionary[Any, StepCount] = weakref.WeakKeyDictionary()
+# Where there is one listener and it is quiet: its count.
+_only_count: StepCount | None = None
 
 
 def watch_steps(listener: StepListener) -> None:
@@ -101,32 +104,40 @@ def watch_steps(listener: StepListener) -> None:
     if _after_handle is None:
         _after_handle = register_optimizer_step_post_hook(_after_step)
         scripting.begin()
-    _hook_beginnings()
+    _settle()
 
 
 def unwatch_steps(listener: StepListener) -> None:
     """Stops telling `listener`; takes the process-wide hooks back with the last one."""
-    _quiet.discard(listener)
+    _quiet.pop(listener, None)
     _keep(lambda reference: reference() is not listener)
 
 
-def be_quiet(listener: StepListener, quiet: bool) -> None:
-    """Whether `listener` wants to be told of the ends of steps only: a hook less a step."""
-    if quiet:
-        _quiet.add(listener)
+def only_count(listener: StepListener, count: StepCount | None) -> None:
+    """At most steps nothing is due but that they are counted.
+
+    Args:
+        listener: is not told that steps begin; that they have ended, where that takes more than to
+            count on.
+        count: of the listener's steps. None: it is told of everything again.
+    """
+    if count is None:
+        _quiet.pop(listener, None)
     else:
-        _quiet.discard(listener)
-    _hook_beginnings()
+        _quiet[listener] = count
+    _settle()
 
 
-def _hook_beginnings() -> None:
-    global _before_handle
+def _settle() -> None:
+    global _before_handle, _only_count
     wanted = len(_quiet) < len(_steppers)
     if wanted and _before_handle is None:
         _before_handle = register_optimizer_step_pre_hook(_before_step)
     elif not wanted and _before_handle is not None:
         _before_handle.remove()
         _before_handle = None
+    counts = () if wanted else tuple(_quiet.values())
+    _only_count = counts[0] if len(counts) == len(_steppers) == 1 else None
 
 
 def _forget(gone: weakref.ref[Any]) -> None:
@@ -136,7 +147,7 @@ def _forget(gone: weakref.ref[Any]) -> None:
 def _keep(wanted: Callable[[weakref.ref[Any]], bool]) -> None:
     global _steppers, _after_handle
     _steppers = tuple(r for r in _living() if wanted(r))
-    _hook_beginnings()
+    _settle()
     if not _steppers and _after_handle is not None:
         _after_handle.remove()
         _after_handle = None
@@ -166,6 +177,12 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         if not in_one_graph():
             _tell_after(optimizer)
         return
+    count = _only_count
+    if count is not None and count.optimizer() is optimizer:
+        step = count.step + 1
+        if step < count.until:
+            count.step = step
+            return
     for reference in _steppers:
         listener = reference()
         if listener is not None:

@@ -13,6 +13,7 @@ from rankscope.agent import last_words
 from rankscope.agent.connection import Connection
 from rankscope.agent.guard import Guard, contained_keywords, message_of
 from rankscope.agent.schedule import Schedule
+from rankscope.agent.step_count import StepCount
 from rankscope.agent.whereabouts import phase_of, place_of
 from rankscope.agent.wire import Event
 
@@ -56,7 +57,7 @@ class Monitor:
         self._records = connection.records
         self._pid = os.getpid()
         self._thread = threading.get_ident()
-        self._step = step  # the step in progress
+        self._count = StepCount(step)
         self._reported = step
         self._told_exponents: dict[str, int] = {}
         self._granted: int | None = None  # the server's last wish for a closer look
@@ -128,8 +129,8 @@ class Monitor:
         """Tells where the training thread is, once for each place, when a step does not end."""
         step, since = self._stood
         now = time.monotonic()
-        if step != self._step:
-            self._stood, self._stalled_at = (self._step, now), ""
+        if step != self._count.step:
+            self._stood, self._stalled_at = (self._count.step, now), ""
         elif now - since >= _STALLED_SECONDS and not self.closed:
             place = place_of(self._thread)
             if place != self._stalled_at:
@@ -143,7 +144,7 @@ class Monitor:
 
     def _step_of_log(self) -> int:
         """The step that something logged now belongs to."""
-        return self._step
+        return self._count.step
 
     def _scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Hands over scalars of which some have to be read."""
@@ -188,10 +189,11 @@ class Monitor:
         if self._records.stopped:
             _log.warning("a part of the agent failed at its end: %s: %s", probe, text)
             return
-        self._records.event(Event(step=self._step, kind="agent.fault", text=f"{probe}: {text}"))
+        told = f"{probe}: {text}"
+        self._records.event(Event(step=self._count.step, kind="agent.fault", text=told))
 
     def _note(self, text: str) -> None:
-        self._records.event(Event(step=self._step, kind="agent.note", text=text))
+        self._records.event(Event(step=self._count.step, kind="agent.note", text=text))
 
     def _speak(self, state: str, error: str) -> None:
         first = True
@@ -205,7 +207,7 @@ class Monitor:
         with self._bookkeeping:
             self._end(state)
         with self._bookkeeping:
-            self._records.complete(self._step - 1)
+            self._records.complete(self._count.step - 1)
         with self._bookkeeping:
             left = _CLOSE_SECONDS - (time.monotonic() - began)
             self._connection.sender.close(state=state, error=error, timeout=max(left, 1.0))

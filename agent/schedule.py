@@ -30,15 +30,24 @@ _DENSE_SHARE, _DENSE_BUDGET = 0.02, 0.5
 # Where what is done at every step has used up the budget, sampling still gets this share of it.
 _LEAST = 0.25
 _MAX_EXPONENT = 10
-# A look that takes 20 times the budget (a fifth of a step, at the usual one) is felt as a slow
+# A run is under way after so many seconds, if not by the number of its steps. From then on a tier
+# takes no more than this share of the budget, as long as it is due every so many seconds all the
+# same. Looks lengthen steps by up to twice what they measure of themselves (caches are cold after
+# them, ranks wait for each other), and where the times of steps vary much, their median moves with
+# what is done at one in 32.
+_UNDER_WAY_SECONDS, _UNDER_WAY, _OFTEN_ENOUGH = 20.0, 0.15, 1.0
+# A look that takes 10 times `overhead` (a tenth of a step, at the usual one) is felt as a slow
 # step, however seldom. No more than one step in a thousand is to be one, and batches have their
 # part in these: once a run is under way, such looks come at one step in 4,096, or one in 24 s.
-_PEAK, _PEAK_EXPONENT, _PEAK_SECONDS = 20.0, 12, 24.0
+_PEAK, _PEAK_EXPONENT, _PEAK_SECONDS = 10.0, 12, 24.0
 # What is felt is said of so many looks at least, and not of those of the start, with cold caches.
 _LEAST_LOOKS = 5
 _WINDOW = 15
-# Steps between two looks at the costs, and between two while the window fills.
-_LOOK, _FIRST_LOOK = 64, 8
+# Notes of costs between two looks at them, and between two while the window fills.
+_LOOK, _FIRST_LOOK, _FIRST_NOTES = 32, 8, 64
+# Once a run is under way, the cost of one look in so many is noted where nothing but losses and
+# rates is looked at.
+_NOTED = 4
 # So many closer looks are remembered, the last ones that were asked for.
 _CLOSER_LOOKS = 8
 # A tier gets denser again only when it fits with this much room, so that noise in the measured
@@ -53,11 +62,12 @@ class Schedule:
         overhead: largest share of the step time that all probes together may take, in (0, 1].
         first_step: first step of this attempt.
         dense_steps: number of steps from there at which everything is due, whatever it costs.
-        dense_basic_steps: the same for the tier `basic`: a short run is recorded whole. Its tier
-            `signals`, too, while it takes no more than 2 % of the step, or half of `overhead`: it
-            tells at which step the ranks' gradients parted.
-        steps_under_way: number of steps after which a look that takes more than 20 times `overhead`
-            of a step is taken at one step in 4,096, but every 24 s at least.
+        dense_basic_steps: the same for the tier `basic`, in the first 20 s: a short run is recorded
+            whole. Its tier `signals`, too, while it takes no more than 2 % of the step, or half of
+            `overhead`: it tells at which step the ranks' gradients parted.
+        steps_under_way: number of steps, or else 20 s, after which a tier that is due more than
+            once a second takes 0.15 of `overhead` at most, and a look that takes more than 10 times
+            `overhead` of a step is taken at one step in 4,096, but every 24 s at least.
     """
 
     def __init__(
@@ -74,6 +84,9 @@ class Schedule:
         self._dense_basic_end = first_step + dense_basic_steps
         self._dense_signals = True
         self._under_way = first_step + steps_under_way
+        self._is_under_way = False
+        self._last = first_step  # that was noted
+        self._elapsed = 0.0  # seconds up to it
         self._felt: set[str] = set()  # tiers up to which a look takes too much of a step
         # Tier -> seconds that looks took up to it, those beyond the tier `basic` alone.
         self._looks: dict[str, deque[tuple[float, float]]] = {
@@ -138,6 +151,13 @@ class Schedule:
             base: seconds spent on what is done at every step.
             tiers: seconds spent on each tier that was due.
         """
+        self._elapsed += step_seconds * (step - self._last)
+        self._last = step
+        if self._elapsed >= _UNDER_WAY_SECONDS and step < self._under_way:
+            self._under_way = step
+            self._dense_basic_end = min(self._dense_basic_end, step + 1)
+        begins = not self._is_under_way and step >= self._under_way
+        self._is_under_way = self._is_under_way or begins
         self._steps.append(step_seconds)
         self._base.append(base)
         for tier, seconds in tiers.items():
@@ -145,8 +165,12 @@ class Schedule:
         if step >= self._dense_end and len(tiers) > 1:
             self._note_look(base, tiers)
         self._noted += 1
-        if self._noted % (_LOOK if self._noted > _LOOK else _FIRST_LOOK) == 0:
-            self._adapt(step)
+        if begins or self._noted % (_LOOK if self._noted > _FIRST_NOTES else _FIRST_LOOK) == 0:
+            self._adapt()
+
+    def wants(self, step: int) -> bool:
+        """Whether what a step has cost is to be noted where nothing beyond `basic` was due."""
+        return not self._is_under_way or not (step >> self._exponents["basic"]) % _NOTED
 
     def share(self) -> float:
         """Share of the step time that the probes take at the present plan."""
@@ -158,7 +182,7 @@ class Schedule:
                 spent += statistics.median(costs) / (1 << self._exponents[tier])
         return spent / max(statistics.median(self._steps), 1e-9)
 
-    def _adapt(self, step: int) -> None:
+    def _adapt(self) -> None:
         # Medians: a step that a page fault or a neighbour made slow must not thin the sampling.
         step_seconds = statistics.median(self._steps)
         budget = self._overhead * step_seconds
@@ -178,9 +202,10 @@ class Schedule:
                 current += 1
             while current > 0 and _fits(cost, current - 1, allowance * _ROOM, every_step * _ROOM):
                 current -= 1
+            if self._is_under_way:
+                current = self._thinned(tier, current, cost, step_seconds)
             # Losses are what a run is followed by: they come as often as the budget bears.
-            seldom = tier != "basic" and step >= self._under_way
-            if seldom and self._is_felt(tier, _PEAK * budget):
+            if self._is_under_way and tier != "basic" and self._is_felt(tier, _PEAK * budget):
                 steps = _PEAK_SECONDS / max(step_seconds, 1e-9)
                 at_most = math.floor(math.log2(max(steps, 1.0)))
                 current = max(current, min(_PEAK_EXPONENT, at_most))
@@ -192,6 +217,18 @@ class Schedule:
             if tier == "signals":
                 self._dense_signals = cost <= dense * (1.0 if self._dense_signals else _ROOM)
         self._masks = self._as_masks()
+
+    def _thinned(self, tier: str, exponent: int, cost: float, step_seconds: float) -> int:
+        allowance = _UNDER_WAY * self._overhead * step_seconds
+        while exponent < _MAX_EXPONENT:
+            room = _ROOM if exponent < self._exponents[tier] else 1.0
+            interval = 1 << exponent
+            if cost / interval <= allowance * room or step_seconds * interval * room >= (
+                _OFTEN_ENOUGH
+            ):
+                break
+            exponent += 1
+        return exponent
 
     def _note_look(self, base: float, tiers: dict[str, float]) -> None:
         look, dear = base + tiers.get("basic", 0.0), 0.0

@@ -13,7 +13,7 @@ import torch
 
 from rankscope.agent import hooks
 from rankscope.agent.connection import Connection
-from rankscope.agent.dynamo import frames_traced, leave_alone, outside_graph, trace_counters
+from rankscope.agent.dynamo import frames_traced, leave_alone, outside_graph
 from rankscope.agent.graph import graph_task, nodes_made
 from rankscope.agent.guard import Moments, contained
 from rankscope.agent.monitor import PLAIN, Monitor
@@ -30,8 +30,8 @@ from rankscope.agent.wire import Event
 # What cannot be measured without costing more, in seconds: the optimizer's hooks at every step,
 # and the root hook and the loss probe inside the trainer's calls where a step is looked at; with
 # what the caches hold after a training step, not after another call of the same.
-_UNSEEN = 12e-6
-_UNSEEN_BASIC = 100e-6
+_UNSEEN = 8e-6
+_UNSEEN_BASIC = 200e-6
 
 # Names of frozen parameters that are told.
 _MOST_NAMES = 500
@@ -53,15 +53,14 @@ class TorchMonitor(Monitor):
         self._evaluation_mode_seen = False  # a pass in evaluation mode, with gradients
         self._bare_passes = 0  # forward passes of the step in progress without gradients
         self._facts = StepFacts(step)
-        self._sequence = nodes_made()
-        self._traced = frames_traced()
+        # The last step at whose end it was noted: (step that began, graph nodes, frames traced).
+        self._graph = step, nodes_made(), frames_traced()
+        self._logs = False  # whether something is logged besides what is recorded
         self._stepping: Any = None  # the outermost optimizer that steps now
         self._told: Any = optimizer  # the last one that was told to begin a step of the run
         self._replaced: weakref.WeakSet[Any] = weakref.WeakSet()
-        # The last one whose step was counted, and those that were seen to step inside another's.
-        self._counted: Callable[[], Any] = lambda: None
+        # Those that were seen to step inside another's step.
         self._inner: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._trace_counters = trace_counters()
         self._spent = 0.0
         self._ended: tuple[int, float] | None = None  # the last step that was looked at, and when
         self._unseen_told = False
@@ -77,7 +76,7 @@ class TorchMonitor(Monitor):
             guarded=self._guarded,
             announce=self._announce,
             note=self._note,
-            step=step,
+            count=self._count,
             event=self._event,
             late=self._scalars,
         )
@@ -215,27 +214,20 @@ class TorchMonitor(Monitor):
     @contained
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
-        # Nothing is due at most steps, and half of what those cost is the number of functions that
-        # are called.
+        count = self._count
         if self._watched:
             if optimizer is not self._stepping:
                 self._other_stepped(optimizer)
                 return
             self._stepping = None
-            self._counted = weakref.ref(optimizer)
+            count.optimizer = weakref.ref(optimizer)
             # The steps must be counted on, or this rank's would no longer be those of the others.
             self._end_watched_step()
-            self._trace_counters = trace_counters()
-        elif optimizer is not self._counted() and not self._counts(optimizer):
+        elif optimizer is not count.optimizer() and not self._counts(optimizer):
             return
-        self._step = step = self._step + 1
-        self._sequence = nodes_made()
-        counters = self._trace_counters
-        if counters is not None:
-            self._traced = counters["frames"]["total"]
-        if step < self._next_look:
-            self._context.step = step
-        else:
+        count.step = step = count.step + 1
+        self._graph = step, nodes_made(), frames_traced()
+        if step >= self._next_look:
             self._look_ahead(step)
 
     @contained
@@ -251,12 +243,19 @@ class TorchMonitor(Monitor):
     # ------------------------------------------------------------------------------------- inside
 
     def _step_of_log(self) -> int:
+        step = self._count.step
+        noted, nodes, traced = self._graph
+        if not self._logs:
+            # From now on the graph is asked at the end of every step. Where it was not at that of
+            # the last one, most log right after it.
+            self._logs = True
+            self._count.until = 0
         # A graph that has grown since the last step ended: the next one is in progress.
         # Tracing makes graphs, too: where it is what comes after a compiled step, none is.
         begun = self._forward_begun or (
-            nodes_made() != self._sequence and frames_traced() == self._traced
+            noted == step and nodes_made() != nodes and frames_traced() == traced
         )
-        return self._step if begun else max(self._step - 1, 0)
+        return step if begun else max(step - 1, 0)
 
     def _made(self) -> tuple[Probe, ...]:
         made: list[Probe] = []
@@ -304,7 +303,7 @@ class TorchMonitor(Monitor):
         if self._is_not_counted(optimizer):
             self._other_stepped(optimizer)
             return False
-        self._counted = weakref.ref(optimizer)
+        self._count.optimizer = weakref.ref(optimizer)
         return True
 
     def _is_not_counted(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -321,7 +320,7 @@ class TorchMonitor(Monitor):
         if self._loss is not None and self._loss.phase.seen:
             self._end_evaluation()
         # Nothing can be added to the step before any more.
-        done = self._step - 1
+        done = self._count.step - 1
         if self._readout.waiting:
             self._readout.after_all(lambda: self._records.complete(done))
         else:
@@ -332,7 +331,7 @@ class TorchMonitor(Monitor):
         if means:
             if self._timing is not None:
                 self._timing.interrupted()
-            self._scalars(max(self._step - 1, 0), means)
+            self._scalars(max(self._count.step - 1, 0), means)
 
     def _look_for_parameters(self) -> None:
         # At sampled steps: ranks that sample at different intervals have all looked where they
@@ -349,13 +348,13 @@ class TorchMonitor(Monitor):
     def _tell_frozen(self, names: tuple[str, ...]) -> None:
         text = f"{len(names)} of the parameters that the optimizer holds are trained no longer"
         data = {"names": list(names[:_MOST_NAMES]), "count": len(names)}
-        self._event(self._step, "parameters.frozen", text, data)
+        self._event(self._count.step, "parameters.frozen", text, data)
 
     @contained
     def _end_watched_step(self) -> None:
         began = time.perf_counter()
         facts, context = self._facts, self._context
-        if facts.step != self._step:
+        if facts.step != self._count.step:
             return  # what is due was not found out, because something failed
         if not self._forward_begun:
             # The root module's forward was not seen (another module is called, or a compiled one).
@@ -398,12 +397,13 @@ class TorchMonitor(Monitor):
             self._watch(watched)
         # Until then no tier is due, and nothing has to be asked.
         self._next_look = step + 1 if watched else self._schedule.next_due(step)
+        self._count.until = 0 if self._logs else self._next_look
 
     def _watch(self, watched: bool) -> None:
         """Where steps are too short to look at all of them: takes the root hook off in between."""
         self._watched = watched
         self._stepping = None
-        hooks.be_quiet(self, not watched)
+        hooks.only_count(self, None if watched else self._count)
         loss_sources.wishes_changed()
         if watched and not self._hooked:
             self._hook()
@@ -475,6 +475,9 @@ class TorchMonitor(Monitor):
     def _account(self, facts: StepFacts, began: float) -> None:
         tiers = facts.tiers
         spent, self._spent = self._spent + time.perf_counter() - began, 0.0
+        if not tiers and not self._schedule.wants(facts.step):
+            self._report_sampling(facts.step)
+            return
         # By a clock of its own: evaluations are in it, now and then, and medians are taken.
         ended, self._ended = self._ended, (facts.step, began)
         if ended is not None:

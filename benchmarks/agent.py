@@ -6,14 +6,14 @@ Two gloo ranks train under DistributedDataParallel on the CPU, one thread each. 
 rank 0, as ratios; absolute times belong to the machine.
 
 One trainer has three arms: plain, with the agent (default settings, posting over HTTP), and with
-TensorBoard's `SummaryWriter.add_scalar` of the same scalars at every step. It trains in blocks of
-60 ms in mirrored order (plain, agent, agent, plain, or with the two exchanged, by chance; in every
-fourth round with TensorBoard in the middle), and a step's time is taken relative to the pace of its
-own round: what slows the machine for longer than a third of a second slows all arms. While the
-agent's block does not run, what it has hooked is taken out of torch and of the model, or the plain
-arm would pay for it. What is taken out and put back is slower for some steps: so that is done
-before the blocks of all arms, and three steps pass unmeasured. The agent has long passed its dense
-start by then. Its threads and the process that posts for it work in between, whatever block runs:
+TensorBoard's `SummaryWriter.add_scalar` of the same scalars at every step. Steps with and without
+the agent come in pairs, the order of each drawn by chance, and `paired` is the median of the ratios
+of the two: where a step of gloo ranks on busy cores takes now 0.7 and now 2 times the median, that
+tells four times as much as the ratio of the medians (`median`). At the plain steps what the agent
+has hooked is taken out of torch and of the model, or the plain arm would pay for it. What is taken
+out and put back is slower for some steps: so that is done before the steps of both. TensorBoard,
+which goes on working after its steps, has blocks of its own. The agent has long passed its dense
+start by then. Its threads and the process that posts for it work in between, whatever step runs:
 steps hit by them are known by their processor time and count for the agent.
 
 `--reattached ROUNDS` adds a variant for the MLPs in which the agent is attached and closed around
@@ -193,6 +193,8 @@ def show(results: dict[str, Any]) -> None:
             f"{name}: {figures['tensors']} tensors, batch {figures['batch']}; plain step "
             f"{plain['median']:.3g} ms (p99 {plain['p99']:.3g} ms, {plain['steps']} steps)"
         )
+        share, pairs = figures["paired"], figures["paired"]["pairs"]
+        print(f"  {'agent, ratios of neighbouring steps':42}{pairs:>7} {interval(share, 4):>25}")
         for arm, title in (
             ("agent", "agent"),
             ("reattached", "agent, re-attached at each block"),

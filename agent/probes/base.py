@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from rankscope.agent.schedule import Schedule
+from rankscope.agent.step_count import StepCount
 from rankscope.agent.tensors import TensorGroup
 from rankscope.agent.wire import Layers, Print
 
@@ -99,7 +100,7 @@ class Context:
         late: adds scalars to the step that has just ended: (step, scalars).
         event: reports something that happened at a step: (step, kind, text, data), the data being
             JSON-able.
-        step: the step in progress.
+        count: has the number of the step in progress, which is also `step`.
         in_evaluation_mode: training passes are in evaluation mode (dropout and batch norm off).
         basic, signals, word, full, state: whether these sampling tiers are due at the step in
             progress. Where one of them is due, so are those before it.
@@ -115,7 +116,7 @@ class Context:
         guarded: Callable[[str, Callable[..., Any]], Callable[..., Any]],
         announce: Callable[[TensorGroup], None],
         note: Callable[[str], None],
-        step: int,
+        count: StepCount,
         event: Callable[[int, str, str, dict[str, Any]], None] = lambda *told: None,
         late: Callable[[int, dict[str, float | torch.Tensor]], None] = lambda *told: None,
     ) -> None:
@@ -128,13 +129,25 @@ class Context:
         self.note = note
         self.event = event
         self.late = late
+        self.count = count
         self.in_evaluation_mode = False
-        self.enter(step)
+        self.enter(count.step)
+
+    @property
+    def step(self) -> int:
+        """The step in progress."""
+        return self.count.step
 
     def enter(self, step: int) -> None:
         """A new step is in progress."""
-        self.step = step
+        self.count.step = step
         self.basic, self.signals, self.word, self.full, self.state = self.schedule.plan(step)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the step after the one in progress will be looked at, too."""
+        # What was sampled is looked at once more.
+        return self.word or self.schedule.next_due(self.step) == self.step + 1
 
     def trains(self, module: torch.nn.Module) -> bool:
         """Whether a pass of the module is one of training, as far as its mode tells."""

@@ -12,7 +12,8 @@ _LEAST = 5e-4
 class Queued(Probe):
     """`queued_seconds`: how long this rank's training thread waited for a processor in a step.
 
-    Costs a reading of a counter a step, one microsecond (tier `basic`). Posted where it is half a
+    Costs a reading of a counter a step, one microsecond (tier `basic`), where the step before or
+    after is looked at, too. Posted where it is half a
     millisecond or more, and with it `processor_seconds`, for which the thread had one. What is left
     of the step it waited for something else.
 
@@ -32,11 +33,14 @@ class Queued(Probe):
 
     def after_step(self, facts: StepFacts) -> None:
         """Closes the step."""
+        second = self._step == facts.step - 1
+        if not second and not self.context.goes_on:
+            return  # nothing to compare with, before or after
         counted, goes_on = self._time.read()
         if counted is None:
             return
         seconds = (counted[1] - self._before[1]) * 1e-9
-        if goes_on and self._step == facts.step - 1 and seconds >= _LEAST:
+        if goes_on and second and seconds >= _LEAST:
             facts.scalars["queued_seconds"] = seconds
             facts.scalars["processor_seconds"] = (counted[0] - self._before[0]) * 1e-9
         self._before, self._step = counted, facts.step

@@ -28,6 +28,9 @@ class Changes:
     Hooks of all optimizers and of the model, and functions of torch that have other code: left in
     place they would slow the plain arm as well, and the ratio would be too good. Found by comparing
     torch and the model before and after, so that nothing of the agent needs to be known here.
+
+    Attributes:
+        active: whether the changes are in force.
     """
 
     _OWNERS = (
@@ -69,7 +72,7 @@ class Changes:
         ]
         self._hooks_before = [set(table) for _, table in self._dicts]
         self._hooks: list[tuple[str, Any, Any, Any]] = []
-        self._active = True
+        self.active = True
 
     def find(self) -> list[str]:
         """Called after `attach`: what is different now."""
@@ -92,9 +95,9 @@ class Changes:
 
     def switch(self, active: bool) -> None:
         """Puts the changes into force, or takes them out."""
-        if active is self._active:
+        if active is self.active:
             return
-        self._active = active
+        self.active = active
         for owner, name, old, new in self._changes:
             value = new if active else old
             if value is _MISSING:
@@ -143,18 +146,31 @@ class Agent:
         self._changes = Changes(trainer.model)
         self.monitor = agent.attach(trainer.model, trainer.optimizer, server=server, run=run)
         self.changed = self._changes.find()
+        self._paused = 0.0
 
     def begin(self) -> None:
         """In force again."""
         # Functions whose code was exchanged are slower at first, whichever of the two they have
-        # now: so it is exchanged before every block, of every arm.
+        # now: so it is exchanged before every block or step, of every arm.
         self.pause()
-        self._changes.switch(True)
+        self._switch(True)
 
     def pause(self) -> None:
         """In force, and out of it; its threads live on."""
-        self._changes.switch(True)
-        self._changes.switch(False)
+        self._switch(True)
+        self._switch(False)
+
+    def _switch(self, active: bool) -> None:
+        if active is self._changes.active:
+            return
+        now = time.perf_counter()
+        # It measures how long its own steps take, and would take those of the others for a part of
+        # them: with twice as much time it would look twice as often.
+        ended = getattr(self.monitor, "_ended", None)  # a disabled one has none
+        if active and ended is not None:
+            self.monitor._ended = ended[0], ended[1] + now - self._paused
+        self._paused = now
+        self._changes.switch(active)
 
     def step(self) -> None:
         """One step."""
@@ -163,13 +179,14 @@ class Agent:
     def look(self) -> int:
         """How many sampling tiers are due at the step in progress."""
         # Known to the agent alone, and no user's business.
+        if not getattr(self.monitor, "_watched", False):
+            return 0
         context = self.monitor._context
-        due = (context.signals, context.word, context.full, context.state)
-        return 1 + sum(due) if self.monitor._watched else 0
+        return 1 + sum((context.signals, context.word, context.full, context.state))
 
     def close(self) -> None:
         """Takes it back for good."""
-        self._changes.switch(True)
+        self._switch(True)
         self.monitor.close()
 
 

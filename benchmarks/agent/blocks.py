@@ -20,7 +20,7 @@ from rankscope import agent
 
 from . import calls
 from .arms import Agent, Arm, Background, Plain, TensorBoard
-from .figures import Round, Steps, compared, processor_share, slow_alone
+from .figures import Round, Steps, compared, paired, processor_share, slow_alone
 from .workloads import WORKLOADS, Trainer, Workload, fitted_batch
 
 
@@ -53,14 +53,17 @@ _WARM_UP_SHORT_STEPS = 1150
 _SHORT_SECONDS = 0.018
 # After so long a process of its own posts for the agent, and batches come at their steady pace.
 _WARM_UP_SECONDS = 24.0
-# Blocks are short beside what other processes of the machine do, long beside what the first steps
-# after a change of arms cost; those are not measured.
+# How long the pairs of a round take together.
+_ROUND_SECONDS = 0.24
+# TensorBoard has a block of its own, as it works beside the training for a while after each step;
+# its first steps are not measured.
 _BLOCK_SECONDS = 0.06
 _FIRST_STEPS = 3
 # TensorBoard's block stands in one round of so many: its ratio is far from 1.
 _TENSORBOARD_ROUNDS = 4
-# How long the agent trains alone, beside the time of the rounds.
+# How long the agent trains alone, beside the time of the rounds, and the steps before.
 _ALONE_SHARE = 0.5
+_SETTLING_STEPS = 50
 # Where the agent is attached at each block: longer than the time between two posts, and the part
 # before it that is not measured.
 _LONG_SECONDS, _SETTLE_SECONDS = 1.2, 0.6
@@ -104,8 +107,8 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
         # One for all arms: two that are alike to the bit differ by more than the agent costs.
         trainer = Trainer(workload, batch)
         typical = _typical(trainer, workload)
-        # Odd, so that no block falls into the rhythm of a sampling at powers of two.
-        steps = max(3, round(_BLOCK_SECONDS / typical)) | 1
+        pairs = max(2, round(_ROUND_SECONDS / typical / 2))
+        steps = max(3, round(_BLOCK_SECONDS / typical))
         runs.append(_run_id(workload, f"twin-{half}"))
         watched = Agent(trainer, plan.server, runs[-1])
         changed = watched.changed
@@ -114,25 +117,19 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
         clock.block(watched, 0, max(least, round(settling / typical)))
         folder = Path(plan.folder) / f"{runs[-1]}-{dist.get_rank()}"
         writer = TensorBoard(trainer, folder, watched)
-        arms: dict[str, Arm] = {
-            "plain": Plain(trainer, watched),
-            "agent": watched,
-            "tensorboard": writer,
-        }
+        plain_arm = Plain(trainer, watched)
         clock.background.look()
         before = clock.background.seconds()
         until = time.perf_counter() + workload.seconds * plan.scale / 2
         while _still(until):
-            sides = order.choice((("plain", "agent"), ("agent", "plain")))
-            between = ("tensorboard",) if len(rounds) % _TENSORBOARD_ROUNDS == 0 else ()
-            blocks: dict[str, list[Steps]] = {}
-            for name in (*sides, *between, *reversed(sides)):
-                blocks.setdefault(name, []).append(clock.block(arms[name], steps, _FIRST_STEPS))
-            rounds.append({name: _joined(parts) for name, parts in blocks.items()})
+            made = clock.pairs({"plain": plain_arm, "agent": watched}, pairs, order)
+            if len(rounds) % _TENSORBOARD_ROUNDS == 0:
+                made["tensorboard"] = clock.block(writer, steps, _FIRST_STEPS)
+            rounds.append(made)
         background += clock.background.seconds() - before
-        count = round(workload.seconds * _ALONE_SHARE * plan.scale / 2 / typical)
+        count = max(2, round(workload.seconds * _ALONE_SHARE * plan.scale / 2 / typical))
         looks = np.zeros(count, dtype=np.int64)
-        alone.append({"agent": clock.block(watched, count, steps, looks)})
+        alone.append({"agent": clock.block(watched, count, _SETTLING_STEPS, looks)})
         looked.append(looks)
         watched.close()
         writer.close()
@@ -141,8 +138,7 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
     if dist.get_rank() != 0:
         return {}
     plain = np.concatenate([r["plain"].seconds for r in rounds])
-    # What is not measured of the two blocks of a round are steps of the agent as well.
-    background /= sum(len(r["agent"].seconds) + 2 * _FIRST_STEPS for r in rounds)
+    background /= sum(len(r["agent"].seconds) for r in rounds)
     figures: dict[str, Any] = {
         "workload": asdict(workload),
         "batch": batch,
@@ -155,13 +151,14 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
             "p99": 1e3 * float(np.quantile(plain, 0.99)),
             "steps": len(plain),
         },
+        "paired": paired(rounds, "agent"),
         "agent": compared(rounds, "agent"),
         "tensorboard": compared(rounds, "tensorboard"),
         "processor": processor_share(rounds, background),
         "background_us_per_step": 1e6 * background if clock.background.known else None,
         "steps_hit_by_background": {
             name: float(np.concatenate([r[name].hit for r in rounds if name in r]).mean())
-            for name in arms
+            for name in ("plain", "agent", "tensorboard")
         },
         "alone": slow_alone([r["agent"] for r in alone], looked)
         if clock.background.known
@@ -205,10 +202,31 @@ def _reattached(
 
 
 class _Clock:
-    """Trains blocks and measures their steps."""
+    """Trains and measures the steps."""
 
     def __init__(self) -> None:
         self.background = Background()
+
+    def pairs(self, arms: dict[str, Arm], count: int, order: random.Random) -> Round:
+        """Trains `count` steps of each of two arms in pairs, in an order drawn for each pair."""
+        made = {
+            name: Steps(np.empty(count), np.zeros(count, dtype=np.bool_), np.empty(count))
+            for name in arms
+        }
+        turns = [*made.items()]
+        clock, processor, background = time.perf_counter, time.process_time, self.background.seconds
+        for i in range(count):
+            for name, steps in turns if order.random() < 0.5 else reversed(turns):
+                arm = arms[name]
+                arm.begin()
+                worked, used = background(), processor()
+                began = clock()
+                arm.step()
+                steps.seconds[i] = clock() - began
+                used, worked = processor() - used, background() - worked
+                steps.hit[i] = worked > _HIT_SECONDS
+                steps.processor[i] = used - worked
+        return made
 
     def block(
         self, arm: Arm, count: int, before: int, looks: npt.NDArray[np.int64] | None = None
@@ -224,8 +242,7 @@ class _Clock:
         arm.begin()
         for _ in range(before):
             step()
-        worked = first = background()
-        processor = time.process_time()
+        worked = background()
         for i in range(count):
             if looks is not None and isinstance(arm, Agent):
                 looks[i] = arm.look()
@@ -235,15 +252,13 @@ class _Clock:
             now = background()
             hit[i] = now - worked > _HIT_SECONDS
             worked = now
-        processor = time.process_time() - processor - (worked - first)
-        return Steps(seconds, hit, processor)
+        return Steps(seconds, hit)
 
 
 def _joined(parts: list[Steps]) -> Steps:
     return Steps(
         np.concatenate([p.seconds for p in parts]),
         np.concatenate([p.hit for p in parts]),
-        sum(p.processor for p in parts),
     )
 
 

@@ -327,7 +327,7 @@ def test_a_step_that_was_not_looked_at_leaves_nothing_to_the_next(watch):
     probe, context = harness.loss, harness.context
     x, y = batch()
     for step, looked_at in enumerate((True, False, False, True)):
-        context.step, context.basic, context.signals = step, looked_at, looked_at
+        context.count.step, context.basic, context.signals = step, looked_at, looked_at
         harness.probes = [probe] if looked_at else []
         loss = functional.cross_entropy(model(x), y)
         loss.backward()

@@ -75,29 +75,66 @@ def test_a_budget_that_the_base_cost_eats_up_still_leaves_a_sample_now_and_then(
 
 
 def test_looks_that_are_felt_are_rare_once_a_run_is_under_way():
-    # Steps of 1 ms: digests of the whole model take a tenth of one, tensor by tensor two fifths.
+    # Steps of 1 ms: digests of the whole model take a twentieth of one, tensor by tensor a third.
     schedule = Schedule(overhead=0.01, first_step=10_000)
-    due = run(schedule, 20_000, step_seconds=1e-3, word=1e-4, full=3e-4, first=10_000)
+    due = run(schedule, 20_000, step_seconds=1e-3, word=5e-5, full=3e-4, first=10_000)
     before = [s for s in due["full"] if 11_100 <= s < 12_048]
     assert len(before) > 8
     assert [s for s in due["full"] if s >= 12_200] == [12_288, 16_384, 20_480, 24_576, 28_672]
-    assert len([s for s in due["word"] if 13_000 <= s < 14_000]) > 20
+    assert len([s for s in due["word"] if 13_000 <= s < 14_000]) > 10
 
     # Who allows more is shown more; and a look that has become cheap is no longer rare.
     generous = Schedule(overhead=0.05)
     due = run(generous, 8000, step_seconds=1e-3, word=1e-4, full=3e-4)
-    assert len([s for s in due["full"] if s >= 4000]) > 100
+    assert len([s for s in due["full"] if s >= 4000]) > 50
     run(schedule, 80_000, step_seconds=1e-3, word=1e-5, full=3e-5, first=30_000)
     assert schedule.exponents["full"] < 8
 
 
-def test_losses_come_as_often_as_the_budget_bears():
+def test_losses_come_although_they_are_felt():
     schedule = Schedule(overhead=0.01)
     due = run(schedule, 20_000, step_seconds=1e-3, basic=3e-4, word=3e-5, full=3e-4)
-    assert len([s for s in due["basic"] if s >= 4096]) > 200
+    assert len([s for s in due["basic"] if s >= 4096]) > 60
     # What adds little to a step that is slow already comes as often.
-    assert len([s for s in due["word"] if s >= 4096]) > 200
+    assert len([s for s in due["word"] if s >= 4096]) > 60
     assert [s for s in due["full"] if s >= 4096] == [4096, 8192, 12_288, 16_384]
+
+
+def test_under_way_a_tier_is_thinned_to_a_small_share_or_to_once_a_second():
+    found = {}
+    for step_seconds in (0.01, 0.04, 0.1, 0.5, 2.0):
+        schedule = Schedule(overhead=0.01)
+        run(schedule, 4096, step_seconds=step_seconds, basic=2.5e-4, word=0.04 * step_seconds)
+        found[step_seconds] = tuple(1 << schedule.exponents[t] for t in ("basic", "word"))
+    # Losses three times a second and more often, digests at least once in two seconds; and of long
+    # steps, which are not thinned further, as often as before.
+    assert found == {0.01: (32, 32), 0.04: (8, 32), 0.1: (2, 16), 0.5: (1, 16), 2.0: (1, 16)}
+
+
+def test_a_run_of_long_steps_is_under_way_after_20_seconds():
+    schedule = Schedule(overhead=0.01)
+    due = run(schedule, 1000, step_seconds=0.1, basic=2e-3)
+    # The first 1,024 steps are recorded whole, but not for longer than 20 s.
+    assert due["basic"][:200] == list(range(200))
+    assert [s for s in due["basic"] if s >= 208] == list(range(208, 1000, 16))
+
+
+def test_the_plan_changes_as_soon_as_a_run_is_under_way():
+    schedule = Schedule(overhead=0.01)
+    due = run(schedule, 2300, step_seconds=1e-3, basic=4e-5, word=3e-5)
+    before = [s for s in due["basic"] if 1600 <= s < 2048]
+    after = [s for s in due["basic"] if 2048 < s]
+    assert before == list(range(1600, 2048, before[1] - before[0]))
+    assert after == list(range(2048 + after[1] - after[0], 2300, after[1] - after[0]))
+    assert after[1] - after[0] > before[1] - before[0]
+
+
+def test_of_cheap_looks_one_in_four_is_noted_once_a_run_is_under_way():
+    schedule = Schedule(overhead=0.01)
+    assert all(schedule.wants(step) for step in range(100))
+    run(schedule, 4096, step_seconds=0.01, basic=2.5e-4)
+    assert schedule.exponents["basic"] == 5
+    assert [s for s in range(4096, 5120, 32) if schedule.wants(s)] == list(range(4096, 5120, 128))
 
 
 def test_looks_that_are_felt_come_every_24_seconds_at_least():
@@ -119,8 +156,8 @@ def test_a_clock_that_stands_still_fails_nothing():
 def test_the_first_looks_with_cold_caches_are_not_judged():
     schedule = Schedule(overhead=0.01)
     run(schedule, 8, step_seconds=2e-3, full=4e-3)
-    due = run(schedule, 20_000, step_seconds=2e-3, full=3e-4, first=8)
-    assert len([s for s in due["full"] if s > 2200]) > 200
+    due = run(schedule, 20_000, step_seconds=2e-3, full=1.5e-4, first=8)
+    assert len([s for s in due["full"] if s > 2200]) > 100
 
 
 def test_looks_at_the_edge_of_being_felt_do_not_jump():

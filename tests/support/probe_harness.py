@@ -6,6 +6,7 @@ from rankscope.agent import hooks
 from rankscope.agent.probes import PROBES, Context, StepFacts
 from rankscope.agent.probes.loss import Loss
 from rankscope.agent.schedule import Schedule
+from rankscope.agent.step_count import StepCount
 from rankscope.agent.tracked import Tracked
 
 
@@ -41,7 +42,7 @@ class Harness:
             guarded=lambda name, call: call,
             announce=lambda group: self.announced.update({group.table: group.described()}),
             note=self.notes.append,
-            step=0,
+            count=StepCount(0),
             event=lambda *told: self.events.append(told),
         )
         self.context = context

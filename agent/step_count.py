@@ -1,0 +1,29 @@
+"""The number of the step in progress, where the hook that counts it reaches it at once.
+
+At most steps nothing is due but that they are counted. What that costs is decided by how much
+memory it touches: after a training step none of the agent's is in the caches, and each function
+that is called, each dictionary that is asked is fetched anew. So all of it is in one object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class StepCount:
+    """Counts the steps of one monitor.
+
+    Attributes:
+        step: the one in progress.
+        until: the first step at whose beginning something more is to be done than to count. 0 where
+            that is so at every step.
+        optimizer: returns the optimizer whose steps are counted, or None.
+    """
+
+    __slots__ = ("optimizer", "step", "until")
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.until = 0
+        self.optimizer: Callable[[], Any] = lambda: None
