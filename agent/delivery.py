@@ -43,9 +43,9 @@ class Pace:
 
     batch: float = 0.5
     steady_after: float = 20.0
-    steady_batch: float = 3.0
+    steady_batch: float = 4.0
     batch_away: float = 1.0
-    heartbeat: float = 3.0
+    heartbeat: float = 4.0
     connect_timeout: float = 1.0
     read_timeout: float = 3.0
     first_backoff: float = 0.25

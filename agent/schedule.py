@@ -35,11 +35,14 @@ _MAX_EXPONENT = 10
 # same. Looks lengthen steps by up to twice what they measure of themselves (caches are cold after
 # them, ranks wait for each other), and where the times of steps vary much, their median moves with
 # what is done at one in 32.
-_UNDER_WAY_SECONDS, _UNDER_WAY, _OFTEN_ENOUGH = 20.0, 0.15, 1.0
+_UNDER_WAY_SECONDS, _UNDER_WAY, _OFTEN_ENOUGH = 20.0, 0.08, 1.0
+# What can be had at every step for this share of the budget goes on: nothing that lasts for a
+# single step is missed then.
+_WHOLE = 0.3
 # A look that takes 10 times `overhead` (a tenth of a step, at the usual one) is felt as a slow
 # step, however seldom. No more than one step in a thousand is to be one, and batches have their
-# part in these: once a run is under way, such looks come at one step in 4,096, or one in 24 s.
-_PEAK, _PEAK_EXPONENT, _PEAK_SECONDS = 10.0, 12, 24.0
+# part in these: once a run is under way, such looks come at one step in 4,096, or one in 48 s.
+_PEAK, _PEAK_EXPONENT, _PEAK_SECONDS = 10.0, 12, 48.0
 # What is felt is said of so many looks at least, and not of those of the start, with cold caches.
 _LEAST_LOOKS = 5
 _WINDOW = 15
@@ -66,8 +69,9 @@ class Schedule:
             whole. Its tier `signals`, too, while it takes no more than 2 % of the step, or half of
             `overhead`: it tells at which step the ranks' gradients parted.
         steps_under_way: number of steps, or else 20 s, after which a tier that is due more than
-            once a second takes 0.15 of `overhead` at most, and a look that takes more than 10 times
-            `overhead` of a step is taken at one step in 4,096, but every 24 s at least.
+            once a second takes 0.08 of `overhead` at most, or 0.3 where it is due at every step,
+            and a look that takes more than 10 times `overhead` of a step is taken at one step in
+            4,096, but every 48 s at least.
     """
 
     def __init__(
@@ -219,7 +223,10 @@ class Schedule:
         self._masks = self._as_masks()
 
     def _thinned(self, tier: str, exponent: int, cost: float, step_seconds: float) -> int:
-        allowance = _UNDER_WAY * self._overhead * step_seconds
+        budget = self._overhead * step_seconds
+        allowance = _UNDER_WAY * budget
+        if exponent == 0 and cost <= _WHOLE * budget * (_ROOM if self._exponents[tier] else 1.0):
+            return 0
         while exponent < _MAX_EXPONENT:
             room = _ROOM if exponent < self._exponents[tier] else 1.0
             interval = 1 << exponent

@@ -244,17 +244,17 @@ class TorchMonitor(Monitor):
 
     def _step_of_log(self) -> int:
         step = self._count.step
-        noted, nodes, traced = self._graph
         if not self._logs:
-            # From now on the graph is asked at the end of every step. Where it was not at that of
-            # the last one, most log right after it.
+            # From now on the graph is noted at the end of every step.
             self._logs = True
             self._count.until = 0
+            if self._graph[0] != step:
+                # It was not at the end of the last one; most log right after it.
+                self._graph = step, nodes_made(), frames_traced()
+        _, nodes, traced = self._graph
         # A graph that has grown since the last step ended: the next one is in progress.
         # Tracing makes graphs, too: where it is what comes after a compiled step, none is.
-        begun = self._forward_begun or (
-            noted == step and nodes_made() != nodes and frames_traced() == traced
-        )
+        begun = self._forward_begun or (nodes_made() != nodes and frames_traced() == traced)
         return step if begun else max(step - 1, 0)
 
     def _made(self) -> tuple[Probe, ...]:

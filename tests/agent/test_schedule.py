@@ -86,7 +86,7 @@ def test_looks_that_are_felt_are_rare_once_a_run_is_under_way():
     # Who allows more is shown more; and a look that has become cheap is no longer rare.
     generous = Schedule(overhead=0.05)
     due = run(generous, 8000, step_seconds=1e-3, word=1e-4, full=3e-4)
-    assert len([s for s in due["full"] if s >= 4000]) > 50
+    assert len([s for s in due["full"] if s >= 4000]) > 25
     run(schedule, 80_000, step_seconds=1e-3, word=1e-5, full=3e-5, first=30_000)
     assert schedule.exponents["full"] < 8
 
@@ -94,9 +94,9 @@ def test_looks_that_are_felt_are_rare_once_a_run_is_under_way():
 def test_losses_come_although_they_are_felt():
     schedule = Schedule(overhead=0.01)
     due = run(schedule, 20_000, step_seconds=1e-3, basic=3e-4, word=3e-5, full=3e-4)
-    assert len([s for s in due["basic"] if s >= 4096]) > 60
+    assert len([s for s in due["basic"] if s >= 4096]) > 30
     # What adds little to a step that is slow already comes as often.
-    assert len([s for s in due["word"] if s >= 4096]) > 60
+    assert len([s for s in due["word"] if s >= 4096]) > 30
     assert [s for s in due["full"] if s >= 4096] == [4096, 8192, 12_288, 16_384]
 
 
@@ -106,9 +106,9 @@ def test_under_way_a_tier_is_thinned_to_a_small_share_or_to_once_a_second():
         schedule = Schedule(overhead=0.01)
         run(schedule, 4096, step_seconds=step_seconds, basic=2.5e-4, word=0.04 * step_seconds)
         found[step_seconds] = tuple(1 << schedule.exponents[t] for t in ("basic", "word"))
-    # Losses three times a second and more often, digests at least once in two seconds; and of long
-    # steps, which are not thinned further, as often as before.
-    assert found == {0.01: (32, 32), 0.04: (8, 32), 0.1: (2, 16), 0.5: (1, 16), 2.0: (1, 16)}
+    # Losses three times a second or more, at every step where the budget bears that; digests at
+    # least every two seconds, and of long steps as often as before.
+    assert found == {0.01: (32, 64), 0.04: (8, 32), 0.1: (1, 16), 0.5: (1, 16), 2.0: (1, 16)}
 
 
 def test_a_run_of_long_steps_is_under_way_after_20_seconds():
@@ -137,14 +137,14 @@ def test_of_cheap_looks_one_in_four_is_noted_once_a_run_is_under_way():
     assert [s for s in range(4096, 5120, 32) if schedule.wants(s)] == list(range(4096, 5120, 128))
 
 
-def test_looks_that_are_felt_come_every_24_seconds_at_least():
+def test_looks_that_are_felt_come_every_48_seconds_at_least():
     intervals = {}
     for step_seconds in (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0):
         schedule = Schedule(overhead=0.01)
         run(schedule, 12_000, step_seconds=step_seconds, full=0.3 * step_seconds)
         intervals[step_seconds] = 1 << schedule.exponents["full"]
     # What the budget bears is one step in 64.
-    assert intervals == {1e-3: 4096, 1e-2: 2048, 1e-1: 128, 1.0: 64, 10.0: 64, 100.0: 64}
+    assert intervals == {1e-3: 4096, 1e-2: 4096, 1e-1: 256, 1.0: 64, 10.0: 64, 100.0: 64}
 
 
 def test_a_clock_that_stands_still_fails_nothing():
@@ -157,7 +157,7 @@ def test_the_first_looks_with_cold_caches_are_not_judged():
     schedule = Schedule(overhead=0.01)
     run(schedule, 8, step_seconds=2e-3, full=4e-3)
     due = run(schedule, 20_000, step_seconds=2e-3, full=1.5e-4, first=8)
-    assert len([s for s in due["full"] if s > 2200]) > 100
+    assert len([s for s in due["full"] if s > 2200]) > 50
 
 
 def test_looks_at_the_edge_of_being_felt_do_not_jump():

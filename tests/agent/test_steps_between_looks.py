@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from rankscope.agent import hooks
+from rankscope.agent.torch_monitor import TorchMonitor
 
 EVERY = 16
 FEATURES, CLASSES = 6, 3
@@ -24,7 +25,7 @@ def attach(watching, monkeypatch):
     def attached(model, optimizer, every=EVERY, **options):
         monitor = watching.attach(model, optimizer, **options)
         schedule = monitor._schedule
-        monkeypatch.setattr(schedule, "_adapt", lambda step: None)
+        monkeypatch.setattr(schedule, "_adapt", lambda: None)
         schedule._closer, schedule._closer_until, schedule._dense_end = [], -1, -1
         schedule._dense_basic_end = schedule._dense_signals_end = -1
         schedule._exponents = dict.fromkeys(schedule._exponents, every.bit_length() - 1)
@@ -94,6 +95,55 @@ def test_beginnings_of_steps_are_not_told(attach, model):
     assert hooks._before_handle is not None
     monitor.close()
     assert hooks._before_handle is None
+
+
+def test_steps_are_counted_without_a_call_of_the_monitor(attach, model, monkeypatch):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = attach(model, optimizer)
+    told, ended = [], TorchMonitor.step_ended
+
+    def step_ended(self, optimizer):
+        told.append(self._count.step)
+        ended(self, optimizer)
+
+    monkeypatch.setattr(TorchMonitor, "step_ended", step_ended)
+    trained(model, optimizer, range(40))
+    assert monitor._count.step == monitor._context.step == 40
+    # What is sampled is looked at once more, and before a look something is to be prepared.
+    assert told == [0, 1, 15, 16, 17, 31, 32, 33]
+    assert hooks._only_count is monitor._count
+    monitor.close()
+    assert hooks._only_count is None
+
+
+def test_of_two_monitors_none_is_counted_for_the_other(attach, model):
+    other = nn.Linear(FEATURES, CLASSES)
+    first = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), run="one")
+    second = attach(other, torch.optim.SGD(other.parameters(), lr=0.1), run="two")
+    trained(model, first._optimizer, range(10))
+    assert hooks._only_count is None
+    assert (first._count.step, second._count.step) == (10, 0)
+    second.close()
+    trained(model, first._optimizer, range(10, 15))
+    assert hooks._only_count is first._count
+    assert (first._count.step, second._count.step) == (15, 0)
+
+
+def test_what_is_logged_between_looks_belongs_to_its_step(watching, attach, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = attach(model, optimizer)
+    trained(model, optimizer, range(5))
+    monitor.log(after=1.0)
+    backward(model, 5)
+    monitor.log(inside=2.0)
+    optimizer.step()
+    monitor.log(after=3.0)
+    trained(model, optimizer, range(6, 20))
+    backward(model, 20)
+    monitor.log(inside=4.0)
+    optimizer.step()
+    assert watching.points("after") == {4: 1.0, 5: 3.0}
+    assert watching.points("inside") == {5: 2.0, 20: 4.0}
 
 
 def test_a_step_inside_a_step_is_one(watching, attach, model):
