@@ -29,6 +29,7 @@ from rankscope.agent.dynamo import (
     outside_graph,
     traced_as_constant,
 )
+from rankscope.agent.graph import nodes_made
 from rankscope.agent.step_count import StepCount
 
 # Under a transformation of `torch.func` (`vmap`, `grad`) what a model is given stands for something
@@ -94,7 +95,7 @@ _after_handle: Any = None
 # Those of them that want to be told of the ends of steps only, with their counts.
 _quiet: weakref.WeakKeyDictionary[Any, StepCount] = weakref.WeakKeyDictionary()
 # Where there is one listener and it is quiet: its count.
-_only_count: StepCount | None = None
+_sole_count: StepCount | None = None
 
 
 def watch_steps(listener: StepListener) -> None:
@@ -123,13 +124,13 @@ def only_count(listener: StepListener, count: StepCount | None) -> None:
     """
     if count is None:
         _quiet.pop(listener, None)
-    else:
+    elif listener in (reference() for reference in _steppers):  # and not ended meanwhile
         _quiet[listener] = count
     _settle()
 
 
 def _settle() -> None:
-    global _before_handle, _only_count
+    global _before_handle, _sole_count
     wanted = len(_quiet) < len(_steppers)
     if wanted and _before_handle is None:
         _before_handle = register_optimizer_step_pre_hook(_before_step)
@@ -137,7 +138,7 @@ def _settle() -> None:
         _before_handle.remove()
         _before_handle = None
     counts = () if wanted else tuple(_quiet.values())
-    _only_count = counts[0] if len(counts) == len(_steppers) == 1 else None
+    _sole_count = counts[0] if len(counts) == len(_steppers) == 1 else None
 
 
 def _forget(gone: weakref.ref[Any]) -> None:
@@ -177,11 +178,12 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         if not in_one_graph():
             _tell_after(optimizer)
         return
-    count = _only_count
+    count = _sole_count
     if count is not None and count.optimizer() is optimizer:
         step = count.step + 1
         if step < count.until:
             count.step = step
+            count.nodes = nodes_made()
             return
     for reference in _steppers:
         listener = reference()

@@ -31,10 +31,10 @@ _DENSE_SHARE, _DENSE_BUDGET = 0.02, 0.5
 _LEAST = 0.25
 _MAX_EXPONENT = 10
 # A run is under way after so many seconds, if not by the number of its steps. From then on a tier
-# takes no more than this share of the budget, as long as it is due every so many seconds all the
-# same. Looks lengthen steps by up to twice what they measure of themselves (caches are cold after
-# them, ranks wait for each other), and where the times of steps vary much, their median moves with
-# what is done at one in 32.
+# takes no more than this share of the budget, unless it is due every so many seconds only. Looks
+# lengthen steps by up to twice what they measure of themselves (caches are cold after them, ranks
+# wait for each other), and where the times of steps vary much, their median moves with what is done
+# at one in 32.
 _UNDER_WAY_SECONDS, _UNDER_WAY, _OFTEN_ENOUGH = 20.0, 0.08, 1.0
 # What can be had at every step for this share of the budget goes on: nothing that lasts for a
 # single step is missed then.
@@ -46,11 +46,18 @@ _PEAK, _PEAK_EXPONENT, _PEAK_SECONDS = 10.0, 12, 48.0
 # What is felt is said of so many looks at least, and not of those of the start, with cold caches.
 _LEAST_LOOKS = 5
 _WINDOW = 15
-# Notes of costs between two looks at them, and between two while the window fills.
-_LOOK, _FIRST_LOOK, _FIRST_NOTES = 32, 8, 64
+# The plan is made anew after so many notes of costs, and more often while there are few.
+_NOTES, _FIRST_NOTES, _FEW_NOTES = 32, 8, 64
 # Once a run is under way, the cost of one look in so many is noted where nothing but losses and
-# rates is looked at.
-_NOTED = 4
+# rates is looked at; or of the first one after so many seconds.
+_NOTED, _NOTED_SECONDS = 4, 1.0
+# Where so many steps and more pass between two notes, and their mean is so many times that of the
+# plan, or as much less, twice in a row, the training has changed its pace. Medians would say so
+# thousands of steps later.
+_OTHER_PACE, _PACE_STEPS = 2.0, 8
+# A step that takes so many times as long as usual is a pause: an evaluation, a checkpoint, a person
+# at a notebook. What is more than that does not count for how long the run has been under way.
+_PAUSE = 5.0
 # So many closer looks are remembered, the last ones that were asked for.
 _CLOSER_LOOKS = 8
 # A tier gets denser again only when it fits with this much room, so that noise in the measured
@@ -89,8 +96,9 @@ class Schedule:
         self._dense_signals = True
         self._under_way = first_step + steps_under_way
         self._is_under_way = False
-        self._last = first_step  # that was noted
-        self._elapsed = 0.0  # seconds up to it
+        self._elapsed = 0.0  # seconds that the steps noted so far took, without pauses
+        self._planned = 0.0  # seconds a step that the plan was made for
+        self._off_pace = False  # whether the last step noted took another time
         self._felt: set[str] = set()  # tiers up to which a look takes too much of a step
         # Tier -> seconds that looks took up to it, those beyond the tier `basic` alone.
         self._looks: dict[str, deque[tuple[float, float]]] = {
@@ -146,7 +154,15 @@ class Schedule:
                     following = min(following, max(first, step + 1))
         return following
 
-    def note(self, step: int, *, step_seconds: float, base: float, tiers: dict[str, float]) -> None:
+    def note(
+        self,
+        step: int,
+        *,
+        step_seconds: float,
+        base: float,
+        tiers: dict[str, float],
+        since: float | None = None,
+    ) -> None:
         """Takes what a step cost.
 
         Args:
@@ -154,14 +170,11 @@ class Schedule:
             step_seconds: how long the whole step took.
             base: seconds spent on what is done at every step.
             tiers: seconds spent on each tier that was due.
+            since: seconds since the last step that was noted; `step_seconds` if not given.
         """
-        self._elapsed += step_seconds * (step - self._last)
-        self._last = step
-        if self._elapsed >= _UNDER_WAY_SECONDS and step < self._under_way:
-            self._under_way = step
-            self._dense_basic_end = min(self._dense_basic_end, step + 1)
-        begins = not self._is_under_way and step >= self._under_way
-        self._is_under_way = self._is_under_way or begins
+        since = step_seconds if since is None else since
+        begins = self._begins(step, step_seconds, since)
+        changed = since >= _PACE_STEPS * step_seconds and self._pace_has_changed(step_seconds)
         self._steps.append(step_seconds)
         self._base.append(base)
         for tier, seconds in tiers.items():
@@ -169,12 +182,23 @@ class Schedule:
         if step >= self._dense_end and len(tiers) > 1:
             self._note_look(base, tiers)
         self._noted += 1
-        if begins or self._noted % (_LOOK if self._noted > _FIRST_NOTES else _FIRST_LOOK) == 0:
+        regular = self._noted % (_NOTES if self._noted > _FEW_NOTES else _FIRST_NOTES) == 0
+        if begins or changed or regular:
             self._adapt()
 
-    def wants(self, step: int) -> bool:
-        """Whether what a step has cost is to be noted where nothing beyond `basic` was due."""
-        return not self._is_under_way or not (step >> self._exponents["basic"]) % _NOTED
+    def wants(self, step: int, since: float) -> bool:
+        """Whether what a step has cost is to be noted where nothing beyond `basic` was due.
+
+        Args:
+            step: the step.
+            since: seconds since the last step that was noted.
+        """
+        # Not those at which other tiers are due every so often: these have their own notes.
+        return (
+            not self._is_under_way
+            or since >= _NOTED_SECONDS
+            or (step >> self._exponents["basic"]) % _NOTED == 1
+        )
 
     def share(self) -> float:
         """Share of the step time that the probes take at the present plan."""
@@ -188,7 +212,7 @@ class Schedule:
 
     def _adapt(self) -> None:
         # Medians: a step that a page fault or a neighbour made slow must not thin the sampling.
-        step_seconds = statistics.median(self._steps)
+        step_seconds = self._planned = statistics.median(self._steps)
         budget = self._overhead * step_seconds
         left = max(budget - statistics.median(self._base), _LEAST * budget)
         every_step = _EVERY_STEP * budget - statistics.median(self._base)
@@ -208,7 +232,7 @@ class Schedule:
                 current -= 1
             if self._is_under_way:
                 current = self._thinned(tier, current, cost, step_seconds)
-            # Losses are what a run is followed by: they come as often as the budget bears.
+            # Losses are what a run is followed by: they come although they are felt.
             if self._is_under_way and tier != "basic" and self._is_felt(tier, _PEAK * budget):
                 steps = _PEAK_SECONDS / max(step_seconds, 1e-9)
                 at_most = math.floor(math.log2(max(steps, 1.0)))
@@ -221,6 +245,33 @@ class Schedule:
             if tier == "signals":
                 self._dense_signals = cost <= dense * (1.0 if self._dense_signals else _ROOM)
         self._masks = self._as_masks()
+
+    def _begins(self, step: int, step_seconds: float, since: float) -> bool:
+        """Whether the run is under way from this step on."""
+        if self._is_under_way:
+            return False
+        if len(self._steps) >= _FIRST_NOTES:
+            usual = _PAUSE * statistics.median(self._steps)
+            self._elapsed += since * min(1.0, usual / max(step_seconds, 1e-9))
+        if self._elapsed >= _UNDER_WAY_SECONDS:
+            self._under_way = min(self._under_way, step)
+            self._dense_basic_end = min(self._dense_basic_end, step + 1)
+        self._is_under_way = step >= self._under_way
+        return self._is_under_way
+
+    def _pace_has_changed(self, step_seconds: float) -> bool:
+        """Whether steps take another time than the plan is for, here and at the note before."""
+        before, planned = self._off_pace, self._planned
+        self._off_pace = self._is_under_way and not (
+            planned / _OTHER_PACE <= step_seconds <= planned * _OTHER_PACE
+        )
+        if not (before and self._off_pace):
+            return False
+        last = self._steps[-1]
+        self._off_pace = False
+        self._steps.clear()
+        self._steps.append(last)
+        return True
 
     def _thinned(self, tier: str, exponent: int, cost: float, step_seconds: float) -> int:
         budget = self._overhead * step_seconds

@@ -16,14 +16,16 @@ class StepCount:
 
     Attributes:
         step: the one in progress.
+        nodes: how many graph nodes the thread had made when the step before ended.
         until: the first step at whose beginning something more is to be done than to count. 0 where
-            that is so at every step.
+            it is to be asked at every step.
         optimizer: returns the optimizer whose steps are counted, or None.
     """
 
-    __slots__ = ("optimizer", "step", "until")
+    __slots__ = ("nodes", "optimizer", "step", "until")
 
     def __init__(self, step: int) -> None:
         self.step = step
+        self.nodes = 0
         self.until = 0
         self.optimizer: Callable[[], Any] = lambda: None

@@ -53,9 +53,8 @@ class TorchMonitor(Monitor):
         self._evaluation_mode_seen = False  # a pass in evaluation mode, with gradients
         self._bare_passes = 0  # forward passes of the step in progress without gradients
         self._facts = StepFacts(step)
-        # The last step at whose end it was noted: (step that began, graph nodes, frames traced).
-        self._graph = step, nodes_made(), frames_traced()
-        self._logs = False  # whether something is logged besides what is recorded
+        self._count.nodes = nodes_made()
+        self._traced = frames_traced()
         self._stepping: Any = None  # the outermost optimizer that steps now
         self._told: Any = optimizer  # the last one that was told to begin a step of the run
         self._replaced: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -226,7 +225,8 @@ class TorchMonitor(Monitor):
         elif optimizer is not count.optimizer() and not self._counts(optimizer):
             return
         count.step = step = count.step + 1
-        self._graph = step, nodes_made(), frames_traced()
+        count.nodes = nodes_made()
+        self._traced = frames_traced()
         if step >= self._next_look:
             self._look_ahead(step)
 
@@ -243,19 +243,13 @@ class TorchMonitor(Monitor):
     # ------------------------------------------------------------------------------------- inside
 
     def _step_of_log(self) -> int:
-        step = self._count.step
-        if not self._logs:
-            # From now on the graph is noted at the end of every step.
-            self._logs = True
-            self._count.until = 0
-            if self._graph[0] != step:
-                # It was not at the end of the last one; most log right after it.
-                self._graph = step, nodes_made(), frames_traced()
-        _, nodes, traced = self._graph
         # A graph that has grown since the last step ended: the next one is in progress.
         # Tracing makes graphs, too: where it is what comes after a compiled step, none is.
-        begun = self._forward_begun or (nodes_made() != nodes and frames_traced() == traced)
-        return step if begun else max(step - 1, 0)
+        count = self._count
+        begun = self._forward_begun or (
+            nodes_made() != count.nodes and frames_traced() == self._traced
+        )
+        return count.step if begun else max(count.step - 1, 0)
 
     def _made(self) -> tuple[Probe, ...]:
         made: list[Probe] = []
@@ -397,7 +391,7 @@ class TorchMonitor(Monitor):
             self._watch(watched)
         # Until then no tier is due, and nothing has to be asked.
         self._next_look = step + 1 if watched else self._schedule.next_due(step)
-        self._count.until = 0 if self._logs else self._next_look
+        self._count.until = self._next_look
 
     def _watch(self, watched: bool) -> None:
         """Where steps are too short to look at all of them: takes the root hook off in between."""
@@ -475,16 +469,22 @@ class TorchMonitor(Monitor):
     def _account(self, facts: StepFacts, began: float) -> None:
         tiers = facts.tiers
         spent, self._spent = self._spent + time.perf_counter() - began, 0.0
-        if not tiers and not self._schedule.wants(facts.step):
+        ended = self._ended
+        if (
+            ended is not None
+            and not tiers
+            and not self._schedule.wants(facts.step, began - ended[1])
+        ):
             self._report_sampling(facts.step)
             return
         # By a clock of its own: evaluations are in it, now and then, and medians are taken.
-        ended, self._ended = self._ended, (facts.step, began)
+        self._ended = facts.step, began
         if ended is not None:
             tiers["basic"] = _UNSEEN_BASIC + max(spent - sum(tiers.values()), 0.0)
             self._schedule.note(
                 facts.step,
                 step_seconds=(began - ended[1]) / (facts.step - ended[0]),
+                since=began - ended[1],
                 base=_UNSEEN,
                 tiers=tiers,
             )

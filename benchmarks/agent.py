@@ -7,14 +7,15 @@ rank 0, as ratios; absolute times belong to the machine.
 
 One trainer has three arms: plain, with the agent (default settings, posting over HTTP), and with
 TensorBoard's `SummaryWriter.add_scalar` of the same scalars at every step. Steps with and without
-the agent come in pairs, the order of each drawn by chance, and `paired` is the median of the ratios
-of the two: where a step of gloo ranks on busy cores takes now 0.7 and now 2 times the median, that
-tells four times as much as the ratio of the medians (`median`). At the plain steps what the agent
-has hooked is taken out of torch and of the model, or the plain arm would pay for it. What is taken
-out and put back is slower for some steps: so that is done before the steps of both. TensorBoard,
-which goes on working after its steps, has blocks of its own. The agent has long passed its dense
-start by then. Its threads and the process that posts for it work in between, whatever step runs:
-steps hit by them are known by their processor time and count for the agent.
+the agent come in pairs, the order of each drawn by chance, and the first line of a workload is the
+median of the ratios of the two: where a step of gloo ranks on busy cores takes now 0.7 and now 2
+times the median, its interval is a quarter to a half of that of the ratio of the medians. At the
+plain steps what the agent has hooked is taken out of torch and of the model, or the plain arm would
+pay for it. What is taken out and put back is slower for some steps: so that is done before the
+steps of both, and where steps are short one passes unmeasured after it. TensorBoard, which goes on
+working after its steps, has blocks of its own beside plain ones. The agent is at its steady pace by
+then. Its threads and the process that posts for it work in between, whatever step runs: steps hit
+by them are known by their processor time and count for the agent.
 
 `--reattached ROUNDS` adds a variant for the MLPs in which the agent is attached and closed around
 each of its blocks, on one and the same trainer, with blocks of 1.2 s; what attaching and the dense
@@ -39,8 +40,8 @@ it is a minimal HTTP sink at nice 19; `--server real` posts to `rankscope serve`
 temporary environment with the same torch: two to three minutes more. It changes torch for good, so
 it runs in a process of its own, one rank without DDP, in turns with a plain process.
 
-The full run takes ten minutes on a quiet machine; `--quick` takes one, its intervals are wide, and
-the agent has not yet come to its steady pace: for a look, not for a judgement.
+The full run takes thirteen minutes on a quiet machine; `--quick` takes two, its intervals are wide,
+and the agent has not yet come to its steady pace: for a look, not for a judgement.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="a minute: two workloads")
+    parser.add_argument("--quick", action="store_true", help="two minutes: two workloads")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the time measured")
     parser.add_argument("--only", action="append", default=[], help="a workload's name; repeatable")
     parser.add_argument("--server", choices=("sink", "real"), default="sink")

@@ -45,18 +45,17 @@ class Plan:
     calls: int = 400
 
 
-# The dense start of the agent is over after 8 steps, and its sampling is thinned by its own
-# measurements some dozens later. On short steps, where even losses are sampled, that begins after
-# 1,024 steps.
-_WARM_UP_STEPS = 80
-_WARM_UP_SHORT_STEPS = 1150
-_SHORT_SECONDS = 0.018
-# After so long a process of its own posts for the agent, and batches come at their steady pace.
-_WARM_UP_SECONDS = 24.0
+# After so many seconds, or 2,048 steps, a run is under way for the agent: its sampling is at its
+# steady pace, a process of its own posts for it, and batches come as they will. Its clock leaves
+# pauses out, and a slow start takes its time.
+_WARM_UP_SECONDS, _WARM_UP_STEPS = 30.0, 80
 # How long the pairs of a round take together.
 _ROUND_SECONDS = 0.24
-# TensorBoard has a block of its own, as it works beside the training for a while after each step;
-# its first steps are not measured.
+# What was put into torch or taken out of it has been in the processor's hands: on steps so short
+# that this tells, one passes unmeasured before each that is measured.
+_SWITCHED_SECONDS = 0.004
+# TensorBoard has a block of its own, beside a plain one, as it works beside the training for a
+# while after each step; the first steps are not measured.
 _BLOCK_SECONDS = 0.06
 _FIRST_STEPS = 3
 # TensorBoard's block stands in one round of so many: its ratio is far from 1.
@@ -95,13 +94,14 @@ def run(plan: Plan) -> None:
 def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
     batch = fitted_batch(workload)
     rounds: list[Round] = []
+    others: list[Round] = []
     alone: list[Round] = []
     looked: list[npt.NDArray[np.int64]] = []
     clock = _Clock()
     runs: list[str] = []
     order = random.Random(workload.name)  # the same on all ranks
     changed: list[str] = []
-    background = 0.0
+    background = elapsed = 0.0
     # A second trainer, as where tensors happen to lie in memory may suit one arm better.
     for half in range(2):
         # One for all arms: two that are alike to the bit differ by more than the agent costs.
@@ -112,33 +112,39 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
         runs.append(_run_id(workload, f"twin-{half}"))
         watched = Agent(trainer, plan.server, runs[-1])
         changed = watched.changed
-        least = _WARM_UP_SHORT_STEPS if typical < _SHORT_SECONDS else _WARM_UP_STEPS
-        settling = _WARM_UP_SECONDS * min(plan.scale, 1.0)
-        clock.block(watched, 0, max(least, round(settling / typical)))
+        settling = time.perf_counter() + _WARM_UP_SECONDS * min(2 * plan.scale, 1.0)
+        while _still(settling):
+            clock.block(watched, 0, _WARM_UP_STEPS)
         folder = Path(plan.folder) / f"{runs[-1]}-{dist.get_rank()}"
         writer = TensorBoard(trainer, folder, watched)
         plain_arm = Plain(trainer, watched)
         clock.background.look()
-        before = clock.background.seconds()
-        until = time.perf_counter() + workload.seconds * plan.scale / 2
-        while _still(until):
-            made = clock.pairs({"plain": plain_arm, "agent": watched}, pairs, order)
-            if len(rounds) % _TENSORBOARD_ROUNDS == 0:
-                made["tensorboard"] = clock.block(writer, steps, _FIRST_STEPS)
+        worked, began = clock.background.seconds(), time.perf_counter()
+        before = 1 if typical < _SWITCHED_SECONDS else 0
+        while _still(began + workload.seconds * plan.scale / 2):
+            made = clock.pairs({"plain": plain_arm, "agent": watched}, pairs, before, order)
             rounds.append(made)
-        background += clock.background.seconds() - before
+            if len(rounds) % _TENSORBOARD_ROUNDS == 0:
+                beside: Round = {}
+                arms: tuple[tuple[str, Arm], ...] = (("plain", plain_arm), ("tensorboard", writer))
+                for name, arm in arms if order.random() < 0.5 else reversed(arms):
+                    beside[name] = clock.block(arm, steps, _FIRST_STEPS)
+                others.append(beside)
+        background += clock.background.seconds() - worked
+        elapsed += time.perf_counter() - began
         count = max(2, round(workload.seconds * _ALONE_SHARE * plan.scale / 2 / typical))
         looks = np.zeros(count, dtype=np.int64)
         alone.append({"agent": clock.block(watched, count, _SETTLING_STEPS, looks)})
         looked.append(looks)
         watched.close()
         writer.close()
-    rounds, alone = _hit_on_any_rank(rounds), _hit_on_any_rank(alone)
+    rounds, others, alone = (_hit_on_any_rank(r) for r in (rounds, others, alone))
     again_runs, again = _reattached(plan, workload, trainer, typical)
     if dist.get_rank() != 0:
         return {}
     plain = np.concatenate([r["plain"].seconds for r in rounds])
-    background /= sum(len(r["agent"].seconds) for r in rounds)
+    # Posts come by the clock: of a step it is what falls into its time.
+    background *= float(plain.mean()) / elapsed
     figures: dict[str, Any] = {
         "workload": asdict(workload),
         "batch": batch,
@@ -153,12 +159,12 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
         },
         "paired": paired(rounds, "agent"),
         "agent": compared(rounds, "agent"),
-        "tensorboard": compared(rounds, "tensorboard"),
+        "tensorboard": compared(others, "tensorboard"),
         "processor": processor_share(rounds, background),
         "background_us_per_step": 1e6 * background if clock.background.known else None,
         "steps_hit_by_background": {
-            name: float(np.concatenate([r[name].hit for r in rounds if name in r]).mean())
-            for name in ("plain", "agent", "tensorboard")
+            name: float(np.concatenate([r[name].hit for r in rounds]).mean())
+            for name in ("plain", "agent")
         },
         "alone": slow_alone([r["agent"] for r in alone], looked)
         if clock.background.known
@@ -207,8 +213,12 @@ class _Clock:
     def __init__(self) -> None:
         self.background = Background()
 
-    def pairs(self, arms: dict[str, Arm], count: int, order: random.Random) -> Round:
-        """Trains `count` steps of each of two arms in pairs, in an order drawn for each pair."""
+    def pairs(self, arms: dict[str, Arm], count: int, before: int, order: random.Random) -> Round:
+        """Trains `count` steps of each of two arms in pairs, in an order drawn for each pair.
+
+        Args:
+            before: steps without a measurement before each of them.
+        """
         made = {
             name: Steps(np.empty(count), np.zeros(count, dtype=np.bool_), np.empty(count))
             for name in arms
@@ -219,6 +229,8 @@ class _Clock:
             for name, steps in turns if order.random() < 0.5 else reversed(turns):
                 arm = arms[name]
                 arm.begin()
+                for _ in range(before):
+                    arm.step()
                 worked, used = background(), processor()
                 began = clock()
                 arm.step()

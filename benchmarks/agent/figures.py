@@ -100,7 +100,7 @@ def paired(rounds: Sequence[Round], arm: str, *, seed: int = 0) -> dict[str, Any
 
     Where step times have several modes, medians of all of them fall between two modes and move far
     with a small change in how often each occurs; neighbours are in the same mode more often than
-    not, so that this tells four times as much of as many steps.
+    not, so that this tells more of as many steps.
 
     Args:
         rounds: steps of the arms `plain` and `arm` in pairs.

@@ -1,9 +1,42 @@
 """The sampling plan: nested, dense where it matters, within its budget."""
 
+import itertools
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.agent.schedule import TIERS, Schedule
+
+
+def trained(schedule, steps, *, step_seconds, costs, first=0, jitter=None):
+    """Plays steps as a monitor does, which looks at no step before one is due.
+
+    Args:
+        step_seconds: what a step takes, of its number.
+        costs: tier -> what a look costs.
+        jitter: random factors of each step's time, of its number.
+
+    Returns:
+        (step, seconds since the first, exponents) of each step that was looked at.
+    """
+    looked, now, ended, due_at = [], 0.0, None, first
+    for step in range(first, first + steps):
+        now += step_seconds(step) * (jitter(step) if jitter else 1.0)
+        if step < due_at:
+            continue
+        plan = dict(zip(TIERS, schedule.plan(step), strict=True))
+        tiers = {t: costs[t] for t in TIERS if plan[t] and t in costs}
+        dear = len(tiers) > 1
+        if ended is not None and (dear or schedule.wants(step, now - ended[1])):
+            since = now - ended[1]
+            mean = since / (step - ended[0])
+            schedule.note(step, step_seconds=mean, base=8e-6, tiers=tiers, since=since)
+            ended = step, now
+        ended = ended or (step, now)
+        looked.append((step, now, schedule.exponents))
+        due_at = schedule.next_due(step)
+    return looked
 
 
 def run(schedule, steps, *, step_seconds=0.01, base=0.0, basic=0.0, word=0.0, full=0.0, first=0):
@@ -131,10 +164,95 @@ def test_the_plan_changes_as_soon_as_a_run_is_under_way():
 
 def test_of_cheap_looks_one_in_four_is_noted_once_a_run_is_under_way():
     schedule = Schedule(overhead=0.01)
-    assert all(schedule.wants(step) for step in range(100))
+    assert all(schedule.wants(step, 0.01) for step in range(100))
     run(schedule, 4096, step_seconds=0.01, basic=2.5e-4)
     assert schedule.exponents["basic"] == 5
-    assert [s for s in range(4096, 5120, 32) if schedule.wants(s)] == list(range(4096, 5120, 128))
+    looks = range(4096, 5120, 32)
+    assert [s for s in looks if schedule.wants(s, 0.3)] == list(range(4128, 5120, 128))
+    assert all(schedule.wants(s, 1.1) for s in looks)
+
+
+COSTS = {"basic": 2.5e-4, "signals": 5e-4, "word": 4e-4, "full": 5e-4, "state": 5e-4}
+
+
+def test_a_training_that_becomes_slower_is_looked_at_as_often_as_before():
+    for before, after in ((1.5e-3, 15e-3), (1.5e-3, 0.15), (2e-3, 1.0)):
+        looked = trained(
+            Schedule(overhead=0.01),
+            20_000,
+            step_seconds=lambda step, b=before, a=after: b if step < 16_000 else a,
+            costs=COSTS,
+        )
+        changed = next(at for step, at, _ in looked if step >= 16_000)
+        known = Schedule(overhead=0.01)
+        trained(known, 8000, step_seconds=lambda step, a=after: a, costs=COSTS)
+        right = next(
+            at
+            for _, at, exponents in looked
+            if at > changed
+            and all(exponents[t] <= known.exponents[t] + 1 for t in ("basic", "full"))
+        )
+        # What takes long is that steps pass until one is looked at, twice.
+        assert right - changed <= 3 * 512 * after, (before, after)
+
+
+def test_a_training_that_becomes_faster_is_looked_at_less():
+    looked = trained(
+        Schedule(overhead=0.01),
+        60_000,
+        step_seconds=lambda step: 0.02 if step < 4000 else 2e-3,
+        costs=COSTS,
+    )
+    assert {e["basic"] for s, _, e in looked if 3500 < s < 4000} < {3, 4, 5}
+    assert {e["basic"] for s, _, e in looked if s > 6000} < {7, 8, 9}
+
+
+def test_a_pause_does_not_end_the_dense_start():
+    looked = trained(
+        Schedule(overhead=0.01),
+        1500,
+        step_seconds=lambda step: 25.0 if step in (0, 5, 300) else 0.01,
+        costs=COSTS,
+    )
+    assert [s for s, _, _ in looked if s < 1024] == list(range(1024))
+
+
+def test_seconds_are_counted_as_they_pass_where_steps_are_left_out():
+    # A worker of sixteen, whose steps are counted for the whole job.
+    schedule = Schedule(overhead=0.01)
+    for turn in range(300):
+        step = 16 * turn
+        basic = schedule.due("basic", step)
+        assert basic or turn >= 64
+        if turn < 64:
+            schedule.note(step, step_seconds=0.1, base=0.0, tiers={"basic": 1e-5}, since=0.1)
+    assert schedule._elapsed < 64 * 0.1
+
+
+def test_a_cost_at_the_edge_of_the_share_under_way_does_not_make_the_plan_jump():
+    schedule = Schedule(overhead=0.01)
+    seen = set()
+    for turn in range(20):
+        cost = 2.4e-4 if turn % 2 else 2.7e-4
+        run(schedule, 4096, step_seconds=0.01, basic=cost, first=4096 * turn)
+        seen.add(schedule.exponents["basic"])
+    assert seen == {6}
+
+
+def test_noise_under_way_does_not_make_the_plan_jump():
+    generator = random.Random(0)
+    plans = {}
+    for name, step_seconds in (("short", 1.3e-3), ("ten", 10e-3), ("edge", 83e-3)):
+        looked = trained(
+            Schedule(overhead=0.01),
+            30_000,
+            step_seconds=lambda step, s=step_seconds: s,
+            costs=COSTS,
+            jitter=lambda step: generator.choice((0.7, 0.8, 1.0, 1.0, 1.2, 2.0)),
+        )
+        late = [e for s, _, e in looked if s > 15_000]
+        plans[name] = sum(a != b for a, b in itertools.pairwise(late))
+    assert all(changes <= 2 for changes in plans.values()), plans
 
 
 def test_looks_that_are_felt_come_every_48_seconds_at_least():

@@ -111,9 +111,9 @@ def test_steps_are_counted_without_a_call_of_the_monitor(attach, model, monkeypa
     assert monitor._count.step == monitor._context.step == 40
     # What is sampled is looked at once more, and before a look something is to be prepared.
     assert told == [0, 1, 15, 16, 17, 31, 32, 33]
-    assert hooks._only_count is monitor._count
+    assert hooks._sole_count is monitor._count
     monitor.close()
-    assert hooks._only_count is None
+    assert hooks._sole_count is None
 
 
 def test_of_two_monitors_none_is_counted_for_the_other(attach, model):
@@ -121,11 +121,11 @@ def test_of_two_monitors_none_is_counted_for_the_other(attach, model):
     first = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), run="one")
     second = attach(other, torch.optim.SGD(other.parameters(), lr=0.1), run="two")
     trained(model, first._optimizer, range(10))
-    assert hooks._only_count is None
+    assert hooks._sole_count is None
     assert (first._count.step, second._count.step) == (10, 0)
     second.close()
     trained(model, first._optimizer, range(10, 15))
-    assert hooks._only_count is first._count
+    assert hooks._sole_count is first._count
     assert (first._count.step, second._count.step) == (15, 0)
 
 
@@ -133,17 +133,17 @@ def test_what_is_logged_between_looks_belongs_to_its_step(watching, attach, mode
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = attach(model, optimizer)
     trained(model, optimizer, range(5))
-    monitor.log(after=1.0)
     backward(model, 5)
-    monitor.log(inside=2.0)
+    monitor.log(inside=1.0)
     optimizer.step()
-    monitor.log(after=3.0)
+    monitor.log(after=2.0)
     trained(model, optimizer, range(6, 20))
+    monitor.log(after=3.0)
     backward(model, 20)
     monitor.log(inside=4.0)
     optimizer.step()
-    assert watching.points("after") == {4: 1.0, 5: 3.0}
-    assert watching.points("inside") == {5: 2.0, 20: 4.0}
+    assert watching.points("inside") == {5: 1.0, 20: 4.0}
+    assert watching.points("after") == {5: 2.0, 19: 3.0}
 
 
 def test_a_step_inside_a_step_is_one(watching, attach, model):
