@@ -201,15 +201,24 @@ def by_uploader(one: Rank) -> Transport:
 
 
 def left_for_long(
-    collector: Collector, one: Rank, transport: Transport, monkeypatch: pytest.MonkeyPatch
-) -> threading.Event:
-    """One post is left, its answer held, and no batch comes for an hour."""
+    collector: Collector,
+    rank: Callable[..., Rank],
+    monkeypatch: pytest.MonkeyPatch,
+    **answer: int,
+) -> tuple[Rank, Transport, threading.Event]:
+    """A rank of which one post is left, its answer held until the event is set.
+
+    No other batch comes for an hour. The answer says what is given besides the usual.
+    """
+    one = rank(collector, pace=PACE)
+    transport = by_uploader(one)
+    collector.answer = answer
     collector.held = held = threading.Event()
     one.train(1)
     wait_until(lambda: transport.busy)
     monkeypatch.setattr(one.sender, "_until_next_batch", lambda now: 3600.0)
     wait_until(lambda: one.sender._next_batch > time.monotonic() + 60)
-    return held
+    return one, transport, held
 
 
 def test_batches_are_left_to_the_uploader_one_at_a_time(
@@ -241,10 +250,7 @@ def test_batches_are_left_to_the_uploader_one_at_a_time(
 def test_a_wish_is_heard_before_the_next_batch(
     collector: Collector, rank: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = rank(collector, pace=PACE)
-    transport = by_uploader(one)
-    collector.answer = {"dense_until": 10**6}
-    held = left_for_long(collector, one, transport, monkeypatch)
+    one, _, held = left_for_long(collector, rank, monkeypatch, dense_until=10**6)
     assert one.sender.dense_until is None
     held.set()
     wait_until(lambda: one.sender.dense_until == 10**6)
@@ -253,9 +259,8 @@ def test_a_wish_is_heard_before_the_next_batch(
 def test_closing_with_an_answer_that_is_there_posts_nothing_twice(
     collector: Collector, rank: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = rank(collector, pace=PACE)
-    transport = by_uploader(one)
-    left_for_long(collector, one, transport, monkeypatch).set()
+    one, transport, held = left_for_long(collector, rank, monkeypatch)
+    held.set()
     answered(transport)
     assert transport.busy
     one.sender.close()
@@ -267,9 +272,7 @@ def test_closing_with_an_answer_that_is_there_posts_nothing_twice(
 def test_closing_while_the_answer_is_out_loses_nothing(
     collector: Collector, rank: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = rank(collector, pace=PACE)
-    transport = by_uploader(one)
-    held = left_for_long(collector, one, transport, monkeypatch)
+    one, _, held = left_for_long(collector, rank, monkeypatch)
     collector.held = None
     one.sender.close()
     held.set()
@@ -281,9 +284,7 @@ def test_closing_while_the_answer_is_out_loses_nothing(
 def test_a_batch_that_was_given_up_while_it_was_posted_is_counted_once(
     collector: Collector, rank: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = rank(collector, pace=PACE)
-    transport = by_uploader(one)
-    held = left_for_long(collector, one, transport, monkeypatch)
+    one, transport, held = left_for_long(collector, rank, monkeypatch)
     lost = one.sender.counters.waiting
     with one.sender._turn:
         assert one.sender._delivery._outbox._evict(on_disk=False)
@@ -297,9 +298,7 @@ def test_a_batch_that_was_given_up_while_it_was_posted_is_counted_once(
 def test_a_fault_in_what_follows_from_an_answer_does_not_cost_the_uploader(
     collector: Collector, rank: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = rank(collector, pace=PACE)
-    transport = by_uploader(one)
-    held = left_for_long(collector, one, transport, monkeypatch)
+    one, transport, held = left_for_long(collector, rank, monkeypatch)
     delivery = one.sender._delivery
 
     def full(*given: object) -> None:
