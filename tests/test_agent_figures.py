@@ -1,0 +1,63 @@
+"""The figures of `benchmarks/agent.py`, of step times whose answer is known."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+# No part of a package: found from the repository's root alone.
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.agent import figures
+
+
+def rounds_of(*, factor=1.0, hit=0.0, hit_factor=1.0, rounds=60, pairs=20):
+    """Steps as gloo ranks have them: some take twice as long, and the machine changes its pace."""
+    draw = np.random.default_rng(0)
+    made = []
+    for _ in range(rounds):
+        pace = draw.lognormal(0.0, 0.2)
+        arms = {}
+        for name, cost in (("plain", 1.0), ("agent", factor)):
+            seconds = (
+                pace * cost * draw.choice((0.7, 1.0, 2.0), pairs) * draw.normal(1, 0.02, pairs)
+            )
+            was_hit = draw.random(pairs) < hit
+            arms[name] = figures.Steps(np.where(was_hit, hit_factor, 1.0) * seconds, was_hit)
+        made.append(arms)
+    return made
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.02])
+def test_the_ratio_of_neighbouring_steps_is_found(factor):
+    found = figures.paired(rounds_of(factor=factor), "agent")
+    assert found["pairs"] == 1200
+    assert found["low"] < factor < found["high"]
+    assert found["value"] == pytest.approx(factor, abs=0.006)
+    assert found["high"] - found["low"] < 0.02
+
+
+def test_steps_without_the_agent_that_its_threads_hit_do_not_count():
+    # They fall into steps of both arms; it is the agent that they belong to.
+    found = figures.paired(rounds_of(hit=0.3, hit_factor=3.0), "agent")
+    spared = figures.paired(rounds_of(), "agent")
+    assert spared["value"] == pytest.approx(1.0, abs=0.006)
+    assert found["low"] > 1.005
+    both = rounds_of(hit=0.3, hit_factor=3.0)
+    told = [
+        {n: figures.Steps(s.seconds, np.zeros(20, dtype=bool)) for n, s in r.items()} for r in both
+    ]
+    assert figures.paired(told, "agent")["value"] < found["low"]
+
+
+def test_the_processor_time_of_a_step_is_that_of_the_pair():
+    made = rounds_of()
+    for steps in made:
+        busy = np.random.default_rng(1).normal(5e-3, 1e-6, 20)
+        steps["plain"].processor = busy
+        # One look in ten takes a millisecond more; all steps take 20 microseconds more.
+        steps["agent"].processor = busy + 2e-5 + 1e-3 * (np.arange(20) % 10 == 0)
+    found = figures.processor_share(made, background=1e-5)
+    assert found["step_path_us"]["value"] == pytest.approx(20.0, abs=0.5)
+    assert found["ratio"]["value"] == pytest.approx(1 + (2e-5 + 1e-4 + 1e-5) / 5e-3, abs=1e-4)
