@@ -32,9 +32,9 @@ _LEAST = 0.25
 _MAX_EXPONENT = 10
 # A run is under way after so many seconds, if not by the number of its steps. From then on a tier
 # takes no more than this share of the budget, unless it is due every so many seconds only. Looks
-# lengthen steps by up to twice what they measure of themselves (caches are cold after them, ranks
-# wait for each other), and where the times of steps vary much, their median moves with what is done
-# at one in 32.
+# lengthen steps by up to 2.7 times what they measure of themselves: caches are cold after them, and
+# ranks wait for each other. Where the times of steps vary much, their median moves with what is
+# done at one in 32.
 _UNDER_WAY_SECONDS, _UNDER_WAY, _OFTEN_ENOUGH = 20.0, 0.08, 1.0
 # What can be had at every step for this share of the budget goes on: nothing that lasts for a
 # single step is missed then.
@@ -250,13 +250,11 @@ class Schedule:
         """Whether the run is under way from this step on."""
         if self._is_under_way:
             return False
-        if len(self._steps) >= _FIRST_NOTES:
-            usual = _PAUSE * statistics.median(self._steps)
-            self._elapsed += since * min(1.0, usual / max(step_seconds, 1e-9))
+        # Before there is a plan it is not known what a pause is.
+        self._elapsed += since * min(1.0, _PAUSE * self._planned / max(step_seconds, 1e-9))
         if self._elapsed >= _UNDER_WAY_SECONDS:
-            self._under_way = min(self._under_way, step)
             self._dense_basic_end = min(self._dense_basic_end, step + 1)
-        self._is_under_way = step >= self._under_way
+        self._is_under_way = step >= self._under_way or self._elapsed >= _UNDER_WAY_SECONDS
         return self._is_under_way
 
     def _pace_has_changed(self, step_seconds: float) -> bool:

@@ -13,9 +13,9 @@ class Queued(Probe):
     """`queued_seconds`: how long this rank's training thread waited for a processor in a step.
 
     Costs a reading of a counter a step, one microsecond (tier `basic`), where the step before or
-    after is looked at, too. Posted where it is half a
-    millisecond or more, and with it `processor_seconds`, for which the thread had one. What is left
-    of the step it waited for something else.
+    after is looked at, too. Posted where it is half a millisecond or more, and with it
+    `processor_seconds`, for which the thread had one. What is left of the step it waited for
+    something else.
 
     The Linux kernel counts for each thread for how long it was ready to run while others were
     running (`/proc/thread-self/schedstat`, in nanoseconds). Where ranks share a machine that has
