@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -30,8 +31,9 @@ _CLOSE_SECONDS = 5.0
 # A step that takes so long is told of, with the place where it is: half of what a collective's
 # shortest usual time-out is, and longer than nearly all steps.
 _STALLED_SECONDS = 10.0
-# Steps between two posts of what the agent measures of itself; and where its plan is the same.
-_REPORT_INTERVAL, _REPORT_UNCHANGED = 32, 256
+# Steps between two posts of what the agent measures of itself; and, where its plan is the same,
+# steps and seconds: to measure takes medians, which tells in a look at a short step.
+_REPORT_INTERVAL, _REPORT_UNCHANGED, _REPORT_SECONDS = 32, 256, 10.0
 # Steps that are looked at more closely where the server wishes it.
 _CLOSER_LOOK = 64
 
@@ -58,7 +60,7 @@ class Monitor:
         self._pid = os.getpid()
         self._thread = threading.get_ident()
         self._count = StepCount(step)
-        self._reported = step
+        self._reported, self._reported_at = step, -math.inf
         self._told_exponents: dict[str, int] = {}
         self._granted: int | None = None  # the server's last wish for a closer look
         self._stood = (step, time.monotonic())
@@ -173,9 +175,10 @@ class Monitor:
         since = step - self._reported
         if since < _REPORT_INTERVAL:
             return
-        exponents = self._schedule.exponents
-        if exponents != self._told_exponents or since >= _REPORT_UNCHANGED:
-            self._reported = step
+        exponents, now = self._schedule.exponents, time.monotonic()
+        unchanged = since >= _REPORT_UNCHANGED and now - self._reported_at >= _REPORT_SECONDS
+        if unchanged or exponents != self._told_exponents:
+            self._reported, self._reported_at = step, now
             self._told_exponents = exponents
             self._records.scalars(
                 step,

@@ -63,8 +63,7 @@ class TorchMonitor(Monitor):
         self._spent = 0.0
         self._ended: tuple[int, float] | None = None  # the last step that was looked at, and when
         self._unseen_told = False
-        self._hooked = False
-        self._root_handle: Any = None
+        self._root_hook: hooks.SwitchedHook | None = None
 
         self._tracked = Tracked(model, optimizer)
         self._context = Context(
@@ -98,7 +97,6 @@ class TorchMonitor(Monitor):
         self._forward_plain = self._moments(every_step, "forward")
         self._before_plain = self._moments(every_step, "before_step")
         self._after_plain = self._moments(every_step, "after_step")
-        self._next_look = step  # the first step at which something may be due
         self._watched = True  # whether anything is due at the step in progress
         self._sampled = True  # whether the sampled probes are asked at the step in progress
         self._moments(self._probes, "start")(self._facts)
@@ -107,7 +105,7 @@ class TorchMonitor(Monitor):
         self._facts = StepFacts(step)
         self._prepare(self._facts)
         self._hook()
-        hooks.watch_steps(self)
+        self._watching = hooks.Watching(self)
         self._begin()
 
     @property
@@ -219,15 +217,15 @@ class TorchMonitor(Monitor):
                 self._other_stepped(optimizer)
                 return
             self._stepping = None
-            count.optimizer = weakref.ref(optimizer)
+            count.optimizer = optimizer
             # The steps must be counted on, or this rank's would no longer be those of the others.
             self._end_watched_step()
-        elif optimizer is not count.optimizer() and not self._counts(optimizer):
+        elif optimizer is not count.optimizer and not self._counts(optimizer):
             return
         count.step = step = count.step + 1
         count.nodes = nodes_made()
         self._traced = frames_traced()
-        if step >= self._next_look:
+        if step >= count.until:
             self._look_ahead(step)
 
     @contained
@@ -297,7 +295,7 @@ class TorchMonitor(Monitor):
         if self._is_not_counted(optimizer):
             self._other_stepped(optimizer)
             return False
-        self._count.optimizer = weakref.ref(optimizer)
+        self._count.optimizer = optimizer
         return True
 
     def _is_not_counted(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -381,8 +379,11 @@ class TorchMonitor(Monitor):
         context.enter(step)
         self._sampled = again or context.signals or context.state
         watched = self._sampled or context.basic
+        next_due = self._schedule.next_due(step)
         if watched:
             self._facts = StepFacts(step)
+            # What was sampled is looked at once more.
+            context.alone = not (self._watched or context.word or next_due == step + 1)
         if self._sampled:
             began = time.perf_counter()
             self._prepare(self._facts)
@@ -390,29 +391,33 @@ class TorchMonitor(Monitor):
         if watched is not self._watched:
             self._watch(watched)
         # Until then no tier is due, and nothing has to be asked.
-        self._next_look = step + 1 if watched else self._schedule.next_due(step)
-        self._count.until = self._next_look
+        self._count.until = step + 1 if watched else next_due
 
     def _watch(self, watched: bool) -> None:
         """Where steps are too short to look at all of them: takes the root hook off in between."""
         self._watched = watched
         self._stepping = None
-        hooks.only_count(self, None if watched else self._count)
+        self._watching.only_count(None if watched else self._count)
         loss_sources.wishes_changed()
-        if watched and not self._hooked:
-            self._hook()
-        elif not watched and self._hooked and not frames_traced():
+        hook = self._root_hook
+        if watched:
+            if hook is None or not hook.is_on:
+                self._hook()
+        elif hook is not None and hook.is_on and not frames_traced():
             # A compiled model would be compiled anew without it: there it stays, and does nothing.
-            self._hooked = False
-            self._root_handle.remove()
+            hook.take_off()
 
     def _hook(self) -> None:
-        if isinstance(self._model, torch.jit.ScriptModule):
-            return  # takes no hooks: what it is given is not seen
-        self._hooked = True
-        self._root_handle = self._model.register_forward_pre_hook(
-            hooks.RootHook(self), with_kwargs=True
-        )
+        model, hook = self._model, self._root_hook
+        # Some people take all hooks off a module by giving it an empty table of them.
+        if hook is not None and hook.belongs_to(
+            model._forward_pre_hooks, model._forward_pre_hooks_with_kwargs
+        ):
+            hook.put_on()
+        elif not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks
+            self._root_hook = hooks.SwitchedHook(
+                model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
+            )
 
     def _hand_over(self, facts: StepFacts) -> None:
         readout = self._readout
@@ -499,10 +504,10 @@ class TorchMonitor(Monitor):
     def _end(self, state: str) -> None:
         self._watched = self._sampled = False
         with self._bookkeeping:
-            hooks.unwatch_steps(self)
+            self._watching.end()
         with self._bookkeeping:
-            if self._root_handle is not None:
-                self._root_handle.remove()
+            if self._root_hook is not None:
+                self._root_hook.take_off()
         with self._bookkeeping:
             self._end_evaluation()
         with self._bookkeeping:

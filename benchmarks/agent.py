@@ -207,7 +207,9 @@ def show(results: dict[str, Any]) -> None:
             alone = figures["alone"]
             told = (
                 f"in 1,000 steps {interval(alone['slow'], 2)} slow by its threads and uploader "
-                f"(they ran in {alone['hit']['value']:.1f}), {interval(alone['felt'], 2)} by looks"
+                f"(they ran in {alone['hit']['value']:.1f}, which are "
+                f"{interval(alone['hit_length'], 2)} times as long), "
+                f"{interval(alone['felt'], 2)} by looks"
             )
             print(f"  {'the agent alone':42}{alone['steps']:>7} {told}")
         share, extra = (figures["processor"][k] for k in ("ratio", "step_path_us"))

@@ -61,3 +61,23 @@ def test_the_processor_time_of_a_step_is_that_of_the_pair():
     found = figures.processor_share(made, background=1e-5)
     assert found["step_path_us"]["value"] == pytest.approx(20.0, abs=0.5)
     assert found["ratio"]["value"] == pytest.approx(1 + (2e-5 + 1e-4 + 1e-5) / 5e-3, abs=1e-4)
+
+
+def test_what_the_threads_do_to_a_step_is_told_apart_from_what_is_slow_anyway():
+    draw = np.random.default_rng(0)
+    stretches, looks = [], []
+    for _ in range(2):
+        seconds = 0.01 * np.where(draw.random(20_000) < 0.1, 1.5, draw.normal(1, 0.02, 20_000))
+        hit = draw.random(20_000) < 0.01
+        look = np.where(draw.random(20_000) < 0.004, 1, 0) + (draw.random(20_000) < 0.002) * 2
+        stretches.append(
+            figures.Steps(seconds * np.where(hit, 1.15, 1.0) * (1 + 0.3 * (look > 1)), hit)
+        )
+        looks.append(look)
+    found = figures.slow_alone(stretches, looks)
+    assert found["hit"]["value"] == pytest.approx(10, abs=1.5)
+    assert found["hit_length"]["low"] < 1.15 < found["hit_length"]["high"]
+    # A tenth of all steps is slow; 15 % more make hardly another one slow.
+    assert found["slow"]["value"] < 1.0
+    # Looks of the first kind cost nothing, those beyond take 30 % of a step.
+    assert found["felt"]["value"] == pytest.approx(2.0, abs=0.4)

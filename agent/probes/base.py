@@ -102,6 +102,7 @@ class Context:
             JSON-able.
         count: has the number of the step in progress, which is also `step`.
         in_evaluation_mode: training passes are in evaluation mode (dropout and batch norm off).
+        alone: neither the step before the one in progress nor the one after it is looked at.
         basic, signals, word, full, state: whether these sampling tiers are due at the step in
             progress. Where one of them is due, so are those before it.
     """
@@ -131,6 +132,7 @@ class Context:
         self.late = late
         self.count = count
         self.in_evaluation_mode = False
+        self.alone = False
         self.enter(count.step)
 
     @property
@@ -142,12 +144,6 @@ class Context:
         """A new step is in progress."""
         self.count.step = step
         self.basic, self.signals, self.word, self.full, self.state = self.schedule.plan(step)
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the step after the one in progress will be looked at, too."""
-        # What was sampled is looked at once more.
-        return self.word or self.schedule.next_due(self.step) == self.step + 1
 
     def trains(self, module: torch.nn.Module) -> bool:
         """Whether a pass of the module is one of training, as far as its mode tells."""

@@ -62,7 +62,7 @@ class Loss(Probe):
     Attributes:
         phase: the evaluation under way.
         core: the model inside its wrappers; its mode tells training from evaluation.
-        sentinels, sampling, passes, taken, owed, busy: as a `LossListener` has them.
+        mode, sentinels, sampling, passes, taken, owed, busy: as a `LossListener` has them.
     """
 
     name = "loss"
@@ -70,6 +70,7 @@ class Loss(Probe):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.core = core(context.model)
+        self.mode = loss_sources.mode_of(self.core)
         self.sampling = context
         self.sentinels = _sentinels(context)
         self._group = context.parameters

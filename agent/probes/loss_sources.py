@@ -75,6 +75,8 @@ class LossListener(Protocol):
 
     Attributes:
         core: the module whose mode tells training from evaluation.
+        mode: the same module where its mode is a plain attribute, so that to ask for it runs no
+            code of the user's; else None.
         sampling: has `signals`: whether losses are wanted in training mode at this step; without
             it nothing but `backward` is looked at, and without `basic` nothing at all.
         sentinels: some of the parameters that the listener's optimizer moves.
@@ -86,6 +88,7 @@ class LossListener(Protocol):
     """
 
     core: torch.nn.Module
+    mode: torch.nn.Module | None
     sampling: Context
     sentinels: tuple[torch.Tensor, ...]
     passes: deque[Pass]
@@ -103,6 +106,28 @@ class LossListener(Protocol):
         """The backward pass is over in whose middle the step `owed` has ended."""
 
 
+class _Wishes:
+    """What our code in torch's functions looks at before it tells anybody.
+
+    Attributes:
+        passes: whether any listener wants to be told of backward passes.
+        unless_training: a model: losses are told unless it is in training mode. So nobody is told
+            of those of a training that is not looked at.
+    """
+
+    __slots__ = ("passes", "unless_training")
+
+    def __init__(self) -> None:
+        self.passes = False
+        self.unless_training: Any = None
+
+
+_wishes = _Wishes()
+# Expressions, for the code that is put into torch: when to tell.
+_ALWAYS, _OF_PASSES = "True", "_wishes.passes"
+_OF_LOSSES = "not getattr(_wishes.unless_training, 'training', False)"
+
+
 class _Tap:
     """A function of torch that has our code in place of its own.
 
@@ -110,8 +135,9 @@ class _Tap:
         function: it has no free variables, and no `*args`.
         told: called after each call of the function with its result and then with everything it
             was given.
-        before: called before with everything it was given, while `_passes_wanted`; `told` gets its
-            answer in place of the result, and is not called where that is None.
+        before: called before with everything it was given; `told` gets its answer in place of the
+            result, and is not called where that is None.
+        when: an expression: the two are called where it holds.
     """
 
     def __init__(
@@ -119,29 +145,29 @@ class _Tap:
         function: FunctionType,
         told: Callable[..., None],
         before: Callable[..., Any] | None = None,
+        *,
+        when: str,
     ) -> None:
         code = function.__code__
         self._function, self._code = function, code
-        key = f"_rankscope_{function.__name__}"
+        # One name for all, so that little is looked up; and one for each function, as two classes
+        # of a module may have methods of the same name.
+        self._name = f"_rankscope_{function.__name__}_{id(function):x}"
         # The function as it was, under an identity of its own.
         original = FunctionType(
             code, function.__globals__, function.__name__, function.__defaults__
         )
         original.__kwdefaults__ = function.__kwdefaults__
-        self._names = {f"{key}_run": original, f"{key}_told": told}
-        if before is not None:
-            self._names |= {f"{key}_before": before, f"{key}_wanted": _passes_wanted}
-        function.__globals__.update(self._names)
-        function.__code__ = _shim(code, function.__name__, key, early=before is not None)
+        function.__globals__[self._name] = (original, _wishes, told, before)
+        function.__code__ = _shim(code, self._name, when, early=before is not None)
 
     def remove(self) -> None:
         """Gives the function its own code back."""
         self._function.__code__ = self._code
-        for name in self._names:
-            self._function.__globals__.pop(name, None)
+        self._function.__globals__.pop(self._name, None)
 
 
-def _shim(code: CodeType, name: str, key: str, *, early: bool) -> CodeType:
+def _shim(code: CodeType, key: str, when: str, *, early: bool) -> CodeType:
     named = code.co_varnames[: code.co_argcount]
     only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
     head = ", ".join((*named, *(("*", *only) if only else ())))
@@ -150,16 +176,19 @@ def _shim(code: CodeType, name: str, key: str, *, early: bool) -> CodeType:
     lines: tuple[str, ...]
     if early:
         lines = (
-            f"_seen = {key}_before({every}) if {key}_wanted else None",
-            f"_result = {key}_run({call})",
-            f"if _seen is not None: {key}_told(_seen)",
+            f"_seen = _before({every}) if {when} else None",
+            f"_result = _run({call})",
+            "if _seen is not None: _told(_seen)",
         )
     else:
-        lines = (f"_result = {key}_run({call})", f"{key}_told(_result, {every})")
-    source = "\n    ".join((f"def {name}({head}):", *lines, "return _result"))
+        lines = (f"_result = _run({call})", f"if {when}: _told(_result, {every})")
+    # At once: the name may be gone when the function returns. As a name and no constant of the
+    # code, because torch.compile knows no constants that are functions.
+    known = f"_run, _wishes, _told, _before = {key}"
+    source = "\n    ".join((f"def {code.co_name}({head}):", known, *lines, "return _result"))
     space: dict[str, Any] = {}
     exec(compile(source, code.co_filename, "exec"), space)
-    made: CodeType = space[name].__code__
+    made: CodeType = space[code.co_name].__code__
     # Whoever reads the source of the function (torch.jit compiles from it) finds the real one.
     return made.replace(
         co_filename=code.co_filename,
@@ -171,9 +200,6 @@ def _shim(code: CodeType, name: str, key: str, *, early: bool) -> CodeType:
 # A tuple, and replaced as a whole: it is walked at every call.
 _listeners: tuple[weakref.ref[Any], ...] = ()
 _taps: list[_Tap] = []
-# Not empty while any listener wants to be told of backward passes. A list, because what was put
-# into torch looks at it there: asking a function would cost more than the rest of that step.
-_passes_wanted: list[bool] = []
 # Sequence number of a scaled loss in the graph -> the loss before. Numbers, not nodes: a node keeps
 # its whole graph alive.
 _scaled: deque[tuple[int, float | torch.Tensor]] = deque(maxlen=_MAX_SCALED)
@@ -192,12 +218,13 @@ def listen(listener: LossListener) -> None:
     for name in _FUNCTIONS:
         function = getattr(functional, name, None)
         if isinstance(function, FunctionType) and _can_be_tapped(function):
-            _taps.append(_Tap(function, _teller(name, function.__code__)))
+            _taps.append(_Tap(function, _teller(name, function.__code__), when=_OF_LOSSES))
     for scaler in _scalers():
-        _taps.append(_Tap(scaler.__dict__["scale"], _scale_called))
-    _taps.append(_Tap(_backward, _backward_ended, _backward_begins))
+        # What is scaled may be differentiated after a step of another optimizer.
+        _taps.append(_Tap(scaler.__dict__["scale"], _scale_called, when=_ALWAYS))
+    _taps.append(_Tap(_backward, _backward_ended, _backward_begins, when=_OF_PASSES))
     if _can_be_tapped(_grad):
-        _taps.append(_Tap(_grad, _gradients_taken, _gradients_asked))
+        _taps.append(_Tap(_grad, _gradients_taken, _gradients_asked, when=_OF_PASSES))
 
 
 def unlisten(listener: LossListener) -> None:
@@ -207,12 +234,22 @@ def unlisten(listener: LossListener) -> None:
 
 def wishes_changed() -> None:
     """To be called when a listener's `sampling.basic` has changed."""
-    _passes_wanted.clear()
+    passes, unless_training = False, None
     for ref in _listeners:
         listener = ref()
-        if listener is not None and (listener.sampling.basic or listener.busy):
-            _passes_wanted.append(True)
-            return
+        if listener is not None:
+            if listener.sampling.basic or listener.busy:
+                passes = True
+            elif len(_listeners) == 1:  # of several one may evaluate while another trains
+                unless_training = listener.mode
+    _wishes.passes, _wishes.unless_training = passes, unless_training
+
+
+def mode_of(core: torch.nn.Module) -> torch.nn.Module | None:
+    """What `LossListener.mode` is for a module."""
+    kind = type(core)
+    own = hasattr(kind, "training") or kind.__getattribute__ is not object.__getattribute__
+    return core if "training" in vars(core) and not own else None
 
 
 def ran_forward(listener: LossListener) -> None:
@@ -229,6 +266,7 @@ def _forget(gone: weakref.ref[Any]) -> None:
 def _keep(wanted: Callable[[weakref.ref[Any]], bool]) -> None:
     global _listeners, _latest
     _listeners = tuple(ref for ref in _listeners if wanted(ref))
+    wishes_changed()
     if not _listeners:
         while _taps:
             _taps.pop().remove()
@@ -268,8 +306,8 @@ def _teller(name: str, code: CodeType) -> Callable[..., None]:
                 if latest is not None and latest is not listener:
                     continue
             listener.loss_computed(name, dict(zip(names, values, strict=True)), output)
-            if listener.busy and not _passes_wanted:
-                _passes_wanted.append(True)
+            if listener.busy:
+                _wishes.passes = True
 
     return told
 

@@ -33,9 +33,9 @@ class Queued(Probe):
 
     def after_step(self, facts: StepFacts) -> None:
         """Closes the step."""
+        if self.context.alone:
+            return  # nothing to compare with
         second = self._step == facts.step - 1
-        if not second and not self.context.goes_on:
-            return  # nothing to compare with, before or after
         counted, goes_on = self._time.read()
         if counted is None:
             return

@@ -140,7 +140,9 @@ def slow_alone(
         uploader ran; `slow`, those that take more than `SLOW` times the median because of that,
         which is the share of hit steps times (slow ones among them less slow ones among the
         others); `felt`, those with a look of a kind that lengthens the median step by more than
-        `SLOW` says. And `steps`.
+        `SLOW` says. `hit_length`, the median of hit steps to that of those that are neither hit
+        nor looked at: where times vary much, many of them are slow that would nearly have been slow
+        by themselves. And `steps`.
     """
     parts: list[tuple[Floats, Bools, npt.NDArray[np.int64]]] = []
     for steps, look in zip(stretches, looks, strict=True):
@@ -159,7 +161,13 @@ def slow_alone(
         more = float(is_slow[hit].mean() - is_slow[~hit].mean()) if 0 < share < 1 else 0.0
         kinds = [(look == k) & ~hit for k in range(1, 6)]
         felt = sum(int(k.sum()) for k in kinds if k.any() and np.median(relative[k]) > SLOW)
-        return {"hit": 1e3 * share, "slow": 1e3 * share * more, "felt": 1e3 * felt / len(look)}
+        length = float(np.median(relative[hit])) if hit.any() else 1.0
+        return {
+            "hit": 1e3 * share,
+            "slow": 1e3 * share * more,
+            "felt": 1e3 * felt / len(look),
+            "hit_length": length,
+        }
 
     count = sum(len(steps.seconds) for steps in stretches)
     result: dict[str, Any] = {"steps": count}

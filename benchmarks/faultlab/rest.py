@@ -41,8 +41,8 @@ class Server:
         """The largest number of steps between two looks of a rank at any link of the chain.
 
         Of all that they told in the run, since they change it with what looks and steps cost them.
-        They tell it every 32 steps; before that it is not known, and the steps of a short run are
-        all there are.
+        They tell it when it has changed, every 32 steps at most; before that it is not known, and
+        the steps of a short run are all there are.
         """
         facts = self.run(run)
         if facts is None:

@@ -15,9 +15,9 @@ import torch
 from support.collector import Collector
 from torch import nn
 from torch.nn import functional
+from torch.optim import optimizer as optimizers
 
 from rankscope import agent
-from rankscope.agent import hooks
 from rankscope.agent.monitor import Monitor, NullMonitor
 from rankscope.agent.probes.gradients import Gradients
 
@@ -220,8 +220,8 @@ def test_after_close_torch_is_as_it_was_and_nothing_more_is_recorded(collector, 
     monitor.close()
     assert torch.Tensor.backward is backward
     assert not model._forward_pre_hooks
-    assert hooks._before_handle is None
-    assert hooks._after_handle is None
+    assert not optimizers._global_optimizer_pre_hooks
+    assert not optimizers._global_optimizer_post_hooks
     train(model, optimizer, 2, first=2)
     monitor.log(late=1.0)
     assert sorted(collector.points("loss", 0)) == [0, 1]

@@ -184,3 +184,141 @@ def test_a_forgotten_listener_gives_torch_back():
     del harness
     gc.collect()
     assert functional.cross_entropy.__code__ is code
+
+
+def closing(harness):
+    """A kind of tensor: who is given it ends the listener in the middle of its work."""
+
+    class Closing(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            harness.close()
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    return Closing
+
+
+def test_a_loss_under_way_does_not_notice_that_the_listener_is_gone(watch):
+    harness = watch(net())
+    x, y = batch()
+    scores = net()(x).detach()
+    loss = functional.cross_entropy(scores.as_subclass(closing(harness)), y)
+    assert not loss_sources._taps
+    assert loss.item() == functional.cross_entropy(scores, y).item()
+
+
+def test_a_backward_pass_under_way_does_not_notice_it_either(watch):
+    model = net()
+    harness = watch(model)
+    x, y = batch()
+    loss = functional.cross_entropy(model(x), y)
+    model[0].weight.register_hook(lambda gradient: harness.close())
+    loss.backward()
+    assert not loss_sources._taps
+    assert model[0].weight.grad.abs().sum() > 0
+
+
+ROWS, SCORES = torch.randn(5, 3), torch.rand(5, 3)
+SIGNS = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0])
+CLASS = torch.tensor([0, 1, 2, 0, 1])
+GIVEN = {
+    "binary_cross_entropy": (SCORES, SCORES),
+    "cosine_embedding_loss": (ROWS, SCORES, SIGNS),
+    "cross_entropy": (ROWS, CLASS),
+    "ctc_loss": (
+        torch.randn(7, 2, 3).log_softmax(2),
+        torch.ones(2, 3, dtype=torch.long),
+        torch.tensor([7, 7]),
+        torch.tensor([3, 3]),
+    ),
+    "gaussian_nll_loss": (ROWS, SCORES, SCORES),
+    "margin_ranking_loss": (ROWS[:, 0], ROWS[:, 1], SIGNS),
+    "multi_margin_loss": (ROWS, CLASS),
+    "multilabel_margin_loss": (ROWS, torch.tensor([[0, 1, -1]] * 5)),
+    "nll_loss": (ROWS, CLASS),
+    "triplet_margin_loss": (ROWS, SCORES, -ROWS),
+    "triplet_margin_with_distance_loss": (ROWS, SCORES, -ROWS),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("looked_at", [True, False])
+@pytest.mark.parametrize("name", loss_sources._FUNCTIONS)
+def test_every_loss_function_can_be_compiled(watch, name, looked_at):
+    # torch.compile goes into some of them, and into our code with them.
+    function = getattr(functional, name)
+    given = GIVEN.get(name, (ROWS, SCORES))
+    expected = function(*given)
+    harness = watch(net())
+    harness.context.basic = looked_at
+    loss_sources.wishes_changed()
+    torch.compiler.reset()
+    compiled = torch.compile(lambda *given: function(*given) * 2, backend="eager")
+    assert torch.equal(compiled(*given), expected * 2)
+
+
+class OwnScaler(torch.amp.GradScaler):
+    def scale(self, outputs):
+        return outputs * 8.0
+
+
+class OtherScaler(torch.amp.GradScaler):
+    def scale(self, outputs):
+        return outputs * 2.0
+
+
+def test_two_scalers_of_the_users_stay_apart(watch):
+    watch(net())
+    loss = torch.tensor(3.0, requires_grad=True)
+    assert OwnScaler("cpu").scale(loss).item() == 24.0
+    assert OtherScaler("cpu").scale(loss).item() == 6.0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("looked_at", [True, False])
+def test_a_scaler_of_the_users_can_be_compiled(watch, looked_at):
+    harness = watch(net())
+    harness.context.basic = looked_at
+    loss_sources.wishes_changed()
+    torch.compiler.reset()
+    scaler, loss = OwnScaler("cpu"), torch.tensor(3.0, requires_grad=True)
+    compiled = torch.compile(lambda loss: scaler.scale(loss * 2), backend="eager")
+    assert compiled(loss).item() == 48.0
+
+
+class Computed(nn.Linear):
+    @property
+    def training(self):
+        return self.bias.requires_grad
+
+    @training.setter
+    def training(self, mode):
+        pass
+
+
+class OfItsClass(nn.Linear):
+    training = True
+
+
+class Curious(nn.Linear):
+    def __getattribute__(self, name):
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("kind", [Computed, OfItsClass, Curious])
+def test_a_mode_that_is_no_plain_attribute_is_not_asked_for(kind):
+    assert loss_sources.mode_of(kind(3, 3)) is None
+    plain = nn.Linear(3, 3)
+    assert loss_sources.mode_of(plain) is plain
+
+
+def test_a_model_that_was_taken_apart_does_no_harm(watch):
+    model = net()
+    harness = watch(model)
+    harness.context.basic = harness.context.signals = False
+    loss_sources.wishes_changed()
+    assert loss_sources._wishes.unless_training is model
+    scores, (_, y) = model(batch()[0]).detach(), batch()
+    expected = functional.cross_entropy(scores, y)
+    vars(model).clear()
+    assert functional.cross_entropy(scores, y) == expected

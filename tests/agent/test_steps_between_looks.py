@@ -1,11 +1,18 @@
 """Steps at which nothing is due: nearly nothing is done, and the steps are counted all the same."""
 
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim import optimizer as optimizers
 
-from rankscope.agent import hooks
+from rankscope.agent import hooks, torch_monitor
+from rankscope.agent import monitor as monitors
 from rankscope.agent.torch_monitor import TorchMonitor
 
 EVERY = 16
@@ -88,13 +95,13 @@ def test_the_losses_stand_at_their_steps(watching, attach, model):
 def test_beginnings_of_steps_are_not_told(attach, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = attach(model, optimizer)
-    assert hooks._before_handle is not None
+    assert optimizers._global_optimizer_pre_hooks
     trained(model, optimizer, range(5))
-    assert hooks._before_handle is None
+    assert not optimizers._global_optimizer_pre_hooks
     trained(model, optimizer, range(5, EVERY))
-    assert hooks._before_handle is not None
+    assert optimizers._global_optimizer_pre_hooks
     monitor.close()
-    assert hooks._before_handle is None
+    assert not optimizers._global_optimizer_pre_hooks
 
 
 def test_steps_are_counted_without_a_call_of_the_monitor(attach, model, monkeypatch):
@@ -114,6 +121,141 @@ def test_steps_are_counted_without_a_call_of_the_monitor(attach, model, monkeypa
     assert hooks._sole_count is monitor._count
     monitor.close()
     assert hooks._sole_count is None
+
+
+def called(action):
+    """File and name of the Python functions that run."""
+    codes = []
+    sys.setprofile(lambda frame, event, argument: codes.append((event, frame.f_code)))
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return [(Path(c.co_filename).stem, c.co_name) for event, c in codes if event == "call"]
+
+
+TOLD = ("loss_sources", "told")
+
+
+def test_losses_of_a_training_are_not_told_between_looks(attach, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer)
+    assert TOLD in called(lambda: backward(model, 0))
+    trained(model, optimizer, range(5))
+    assert TOLD not in called(lambda: backward(model, 5))
+    model.eval()
+    assert TOLD in called(lambda: backward(model, 5))
+    model.train()
+    trained(model, optimizer, range(5, EVERY))
+    assert TOLD in called(lambda: backward(model, EVERY))
+
+
+def test_of_two_models_losses_are_told_always(attach, model):
+    other = nn.Linear(FEATURES, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, run="one")
+    second = attach(other, torch.optim.SGD(other.parameters(), lr=0.1), run="two")
+    trained(model, optimizer, range(5))
+    assert TOLD in called(lambda: backward(model, 5))
+    second.close()
+    assert TOLD not in called(lambda: backward(model, 5))
+
+
+@pytest.fixture
+def nothing_compiled(monkeypatch):
+    """Other tests of this process have compiled something; then hooks stay where they are."""
+    monkeypatch.setattr(torch_monitor, "frames_traced", lambda: 0)
+
+
+def test_the_hook_of_the_model_is_the_same_at_every_look(attach, model, nothing_compiled):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer)
+    first = list(model._forward_pre_hooks.items())
+    assert len(first) == 1
+    for look in range(1, 4):
+        trained(model, optimizer, range(EVERY * (look - 1), EVERY * (look - 1) + 5))
+        assert not model._forward_pre_hooks
+        assert not model._forward_pre_hooks_with_kwargs
+        trained(model, optimizer, range(EVERY * (look - 1) + 5, EVERY * look))
+        assert list(model._forward_pre_hooks.items()) == first
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        ("_forward_pre_hooks",),
+        ("_forward_pre_hooks_with_kwargs",),
+        ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    ],
+)
+def test_a_model_whose_hooks_were_thrown_away_is_hooked_again(
+    watching, attach, model, nothing_compiled, tables
+):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer)
+    trained(model, optimizer, range(5))
+    for name in tables:
+        setattr(model, name, OrderedDict())
+    trained(model, optimizer, range(5, EVERY))
+    assert len(model._forward_pre_hooks) == len(model._forward_pre_hooks_with_kwargs) == 1
+    trained(model, optimizer, range(EVERY, EVERY + 5))
+    assert not model._forward_pre_hooks
+    assert not model._forward_pre_hooks_with_kwargs
+    assert EVERY in watching.points("samples_per_second")
+
+
+def test_the_hook_can_be_taken_off_by_another_one_before_it(attach, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    closing = []
+    model.register_forward_pre_hook(lambda *given: closing.pop().close() if closing else None)
+    closing.append(attach(model, optimizer))
+    trained(model, optimizer, range(2))
+    assert not closing
+    assert len(model._forward_pre_hooks) == 1
+
+
+class OwnHandles(nn.Linear):
+    """Keeps account of its hooks in its own way."""
+
+    def register_forward_pre_hook(self, hook, **options):
+        super().register_forward_pre_hook(hook, **options)
+
+
+def test_a_model_that_gives_no_handle_of_torchs_is_watched_all_the_same(watching, attach):
+    model = OwnHandles(FEATURES, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer)
+    losses = trained(model, optimizer, range(50))
+    assert len(model._forward_pre_hooks) == 1
+    assert watching.points("loss") == pytest.approx(looked_at(losses))
+
+
+def test_what_the_agent_costs_is_told_now_and_then(watching, attach, model, monkeypatch):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    now = [1000.0]
+    monkeypatch.setattr(monitors, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    attach(model, optimizer)
+    trained(model, optimizer, range(400))
+    now[0] += 11.0
+    trained(model, optimizer, range(400, 800))
+    # As soon as the plan is another one; else after 256 steps and 10 s.
+    assert sorted(watching.points("rankscope/overhead")) == [32, 400]
+
+
+def test_the_processor_is_asked_for_only_where_a_step_beside_is_looked_at(attach, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = attach(model, optimizer)
+    monitor._schedule._masks = (EVERY - 1, *(-1 for _ in range(4)))  # losses and rates only
+    trained(model, optimizer, range(EVERY))
+    asked = {}
+    for step in range(EVERY, 3 * EVERY + 3):
+        if step == 3 * EVERY - 4:  # from the next look on every step is looked at
+            monitor._schedule._exponents["basic"] = 0
+            monitor._schedule._masks = (0, *(-1 for _ in range(4)))
+        calls = called(lambda step=step: trained(model, optimizer, [step]))
+        if ("loss", "after_step") in calls:
+            asked[step] = ("processor_time", "read") in calls
+    assert asked == {16: False, 32: False, 48: True, 49: True, 50: True}
 
 
 def test_of_two_monitors_none_is_counted_for_the_other(attach, model):

@@ -58,7 +58,7 @@ class Harness:
         for probe in self.probes:
             probe.prepare(self.facts)
         self.handle = model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
-        hooks.watch_steps(self)
+        self.watching = hooks.Watching(self)
 
     def root_forward(self, module, args, kwargs):
         for probe in self.probes:
@@ -89,7 +89,7 @@ class Harness:
         return float(self.steps[step].scalars[name])
 
     def close(self):
-        hooks.unwatch_steps(self)
+        self.watching.end()
         self.handle.remove()
         for probe in self.probes:
             probe.close()

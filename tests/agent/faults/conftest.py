@@ -97,7 +97,9 @@ def house(
     last_words._speakers.clear()
     sys.modules["rankscope.agent.attach"]._monitors.clear()
     gc.collect()
-    for module in (hooks, amp, clipping, loss_sources):
+    for watching in hooks._steppers:
+        watching.end()
+    for module in (amp, clipping, loss_sources):
         module._keep(lambda reference: False)
 
 

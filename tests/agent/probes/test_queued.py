@@ -11,7 +11,6 @@ import torch
 from support.probe_harness import Harness
 from torch import nn
 
-from rankscope.agent.probes import StepFacts
 from rankscope.agent.probes.queued import Queued
 
 COUNTER = Path("/proc/thread-self/schedstat")
@@ -74,28 +73,6 @@ def test_the_first_step_and_one_after_a_step_without_a_look_have_no_beginning(jo
     job.probes[0]._step -= 1
     step(job, 0.03)
     assert [facts.scalars.get("queued_seconds") for facts in job.steps] == [None, None]
-
-
-def test_a_look_by_itself_reads_nothing(job, monkeypatch):
-    readings, read = [], job.probes[0]._time.read
-
-    def counted_reading():
-        readings.append(job.context.step)
-        return read()
-
-    monkeypatch.setattr(job.probes[0]._time, "read", counted_reading)
-    # Step -> whether the next one is looked at, too.
-    plan = {0: False, 5: False, 6: True, 7: False, 9: True, 20: False}
-    monkeypatch.setattr(job.context.schedule, "next_due", lambda s: s + (1 if plan[s] else 2))
-    for number in (0, 5, 6, 7, 9):
-        job.context.count.step = number
-        job.context.word = False
-        job.probes[0].after_step(StepFacts(number))
-    assert readings == [6, 7, 9]
-    job.context.word = True  # what was sampled is looked at once more
-    job.context.count.step = 20
-    job.probes[0].after_step(StepFacts(20))
-    assert readings == [6, 7, 9, 20]
 
 
 def test_its_file_is_closed(job):
