@@ -27,6 +27,12 @@ There the steps during which its threads or its uploader ran are compared with a
 steps of each kind of look with those not looked at: the sharpest measure of the steps that it makes
 slow, where two arms differ by chance.
 
+Times of steps are noisy where ranks wait for each other on busy cores; what the training thread
+itself does is less so. The last line of a workload tells by how many microseconds of processor time
+each part of a step differs between the two of a pair. The agent's work is in `loss` and `backward`
+(both ask whether it wants to know) and in `optimizer` (its hook counts the step); what it did to
+the caches of the training would show in the others.
+
 `slow/1000` is the number of steps in a thousand that take more than 1.2 times the plain median,
 with the agent less without it. Processor time is that of rank 0's process and of the one that posts
 for it: what other processes take is not in it. With RANKSCOPE_MODE=disabled in the environment both
@@ -212,9 +218,10 @@ def show(results: dict[str, Any]) -> None:
                 f"{interval(alone['felt'], 2)} by looks"
             )
             print(f"  {'the agent alone':42}{alone['steps']:>7} {told}")
-        share, extra = (figures["processor"][k] for k in ("ratio", "step_path_us"))
-        told = f"step path {extra['value']:.1f} us [{extra['low']:.1f}, {extra['high']:.1f}]"
-        print(f"  {'agent, processor time':50}{interval(share, 4):>25}   {told}")
+        processor = dict(figures["processor"])
+        print(f"  {'agent, processor time':50}{interval(processor.pop('ratio'), 4):>25}")
+        told = ", ".join(f"{part} {interval(extra, 1)}" for part, extra in processor.items())
+        print(f"    more on the training thread at a step that is not looked at, us: {told}")
     for name, figures in results.get("traincheck", {}).items():
         if isinstance(figures, str):
             print(f"TrainCheck: {figures}")

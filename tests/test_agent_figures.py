@@ -56,10 +56,16 @@ def test_the_processor_time_of_a_step_is_that_of_the_pair():
     for steps in made:
         busy = np.random.default_rng(1).normal(5e-3, 1e-6, 20)
         steps["plain"].processor = busy
-        # One look in ten takes a millisecond more; all steps take 20 microseconds more.
-        steps["agent"].processor = busy + 2e-5 + 1e-3 * (np.arange(20) % 10 == 0)
-    found = figures.processor_share(made, background=1e-5)
-    assert found["step_path_us"]["value"] == pytest.approx(20.0, abs=0.5)
+        steps["plain"].phases = np.stack([busy, 2 * busy], axis=1)
+        # One look in ten takes a millisecond more; all steps take 20 microseconds more, three
+        # fourths of them in the second part.
+        more = 2e-5 + 1e-3 * (np.arange(20) % 10 == 0)
+        steps["agent"].processor = busy + more
+        steps["agent"].phases = steps["plain"].phases + more[:, None] * (0.25, 0.75)
+    found = figures.processor_share(made, background=1e-5, phases=("first", "second"))
+    for part, wanted in (("first", 5.0), ("second", 15.0), ("step", 20.0)):
+        assert found[part]["value"] == pytest.approx(wanted, abs=0.5)
+        assert found[part]["low"] <= found[part]["value"] <= found[part]["high"]
     assert found["ratio"]["value"] == pytest.approx(1 + (2e-5 + 1e-4 + 1e-5) / 5e-3, abs=1e-4)
 
 

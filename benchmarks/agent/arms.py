@@ -125,7 +125,13 @@ class Changes:
 
 
 class Arm(Protocol):
-    """One way to train."""
+    """One way to train.
+
+    Attributes:
+        trainer: what trains, without what the arm does beside it.
+    """
+
+    trainer: Trainer
 
     def begin(self) -> None:
         """A block of it begins."""

@@ -21,7 +21,7 @@ from rankscope import agent
 from . import calls
 from .arms import Agent, Arm, Background, Plain, TensorBoard
 from .figures import Round, Steps, compared, paired, processor_share, slow_alone
-from .workloads import WORKLOADS, Trainer, Workload, fitted_batch
+from .workloads import PHASES, WORKLOADS, Trainer, Workload, fitted_batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,8 @@ class Plan:
 # steady pace, a process of its own posts for it, and batches come as they will. Its clock leaves
 # pauses out, and a slow start takes its time.
 _WARM_UP_SECONDS, _WARM_UP_STEPS = 30.0, 80
+# How long the rounds of one trainer take together, in a run that is long enough for more than two.
+_TRAINER_SECONDS = 120.0
 # How long the pairs of a round take together.
 _ROUND_SECONDS = 0.24
 # What was put into torch or taken out of it has been in the processor's hands: on steps so short
@@ -102,14 +104,15 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
     order = random.Random(workload.name)  # the same on all ranks
     changed: list[str] = []
     background = elapsed = 0.0
-    # A second trainer, as where tensors happen to lie in memory may suit one arm better.
-    for half in range(2):
+    # Several trainers, as where tensors happen to lie in memory may suit one arm better.
+    trainers = max(2, round(workload.seconds * plan.scale / _TRAINER_SECONDS))
+    for number in range(trainers):
         # One for all arms: two that are alike to the bit differ by more than the agent costs.
         trainer = Trainer(workload, batch)
         typical = _typical(trainer, workload)
         pairs = max(2, round(_ROUND_SECONDS / typical / 2))
         steps = max(3, round(_BLOCK_SECONDS / typical))
-        runs.append(_run_id(workload, f"twin-{half}"))
+        runs.append(_run_id(workload, f"twin-{number}"))
         watched = Agent(trainer, plan.server, runs[-1])
         changed = watched.changed
         settling = time.perf_counter() + _WARM_UP_SECONDS * min(2 * plan.scale, 1.0)
@@ -121,7 +124,7 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
         clock.background.look()
         worked, began = clock.background.seconds(), time.perf_counter()
         before = 1 if typical < _SWITCHED_SECONDS else 0
-        while _still(began + workload.seconds * plan.scale / 2):
+        while _still(began + workload.seconds * plan.scale / trainers):
             made = clock.pairs({"plain": plain_arm, "agent": watched}, pairs, before, order)
             rounds.append(made)
             if len(rounds) % _TENSORBOARD_ROUNDS == 0:
@@ -132,7 +135,7 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
                 others.append(beside)
         background += clock.background.seconds() - worked
         elapsed += time.perf_counter() - began
-        count = max(2, round(workload.seconds * _ALONE_SHARE * plan.scale / 2 / typical))
+        count = max(2, round(workload.seconds * _ALONE_SHARE * plan.scale / trainers / typical))
         looks = np.zeros(count, dtype=np.int64)
         alone.append({"agent": clock.block(watched, count, _SETTLING_STEPS, looks)})
         looked.append(looks)
@@ -160,7 +163,7 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
         "paired": paired(rounds, "agent"),
         "agent": compared(rounds, "agent"),
         "tensorboard": compared(others, "tensorboard"),
-        "processor": processor_share(rounds, background),
+        "processor": processor_share(rounds, background, PHASES),
         "background_us_per_step": 1e6 * background if clock.background.known else None,
         "steps_hit_by_background": {
             name: float(np.concatenate([r[name].hit for r in rounds]).mean())
@@ -216,11 +219,18 @@ class _Clock:
     def pairs(self, arms: dict[str, Arm], count: int, before: int, order: random.Random) -> Round:
         """Trains `count` steps of each of two arms in pairs, in an order drawn for each pair.
 
+        Neither does anything of its own beside the training.
+
         Args:
             before: steps without a measurement before each of them.
         """
         made = {
-            name: Steps(np.empty(count), np.zeros(count, dtype=np.bool_), np.empty(count))
+            name: Steps(
+                np.empty(count),
+                np.zeros(count, dtype=np.bool_),
+                np.empty(count),
+                np.empty((count, len(PHASES))),
+            )
             for name in arms
         }
         turns = [*made.items()]
@@ -233,11 +243,12 @@ class _Clock:
                     arm.step()
                 worked, used = background(), processor()
                 began = clock()
-                arm.step()
+                phases = arm.trainer.step_in_phases(time.thread_time_ns)
                 steps.seconds[i] = clock() - began
                 used, worked = processor() - used, background() - worked
                 steps.hit[i] = worked > _HIT_SECONDS
                 steps.processor[i] = used - worked
+                steps.phases[i] = 1e-9 * np.diff(phases)
         return made
 
     def block(

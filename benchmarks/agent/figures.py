@@ -43,11 +43,14 @@ class Steps:
         hit: whether a thread of the agent worked during the step, on any rank, [n].
         processor: processor time of rank 0's process in each step, without the agent's threads,
             [n]; empty where it was not measured.
+        phases: processor time of rank 0's training thread in each part of each step, [n, parts];
+            empty where it was not measured.
     """
 
     seconds: Floats
     hit: Bools
     processor: Floats = field(default_factory=lambda: np.empty(0))
+    phases: Floats = field(default_factory=lambda: np.empty((0, 0)))
 
 
 Round = dict[str, Steps]
@@ -174,7 +177,9 @@ def slow_alone(
     return result | _with_intervals(figures, len(parts), count, seed)
 
 
-def processor_share(rounds: Sequence[Round], background: float) -> dict[str, Any]:
+def processor_share(
+    rounds: Sequence[Round], background: float, phases: Sequence[str]
+) -> dict[str, Any]:
     """Processor time of rank 0 with the agent, its threads included, to that without.
 
     What other processes take from this one is not in it, so it is the steadiest figure of all on a
@@ -183,20 +188,26 @@ def processor_share(rounds: Sequence[Round], background: float) -> dict[str, Any
     Args:
         rounds: steps of the arms `plain` and `agent` in pairs.
         background: seconds of the agent's threads for each of its steps.
+        phases: names of the parts of a step.
 
     Returns:
-        `ratio` of the means, and `step_path_us`: by how much the steps of a pair differ, in the
-        median; that is, what a step costs that is not looked at.
+        `ratio` of the means; and in microseconds by how much the two steps of a pair differ on the
+        training thread, in the median, which is what a step costs that is not looked at: for each
+        of `phases` and, as `step`, for all of them. A part that the agent has no business in tells
+        how much of the others is noise, and whether the agent's memory is in the training's way.
     """
     plain = [r["plain"].processor for r in rounds]
     more = [r["agent"].processor - r["plain"].processor for r in rounds]
+    parts = [r["agent"].phases - r["plain"].phases for r in rounds]
 
     def figures(chosen: npt.NDArray[np.int64]) -> dict[str, float]:
         extra = np.concatenate([more[i] for i in chosen])
+        each = 1e6 * np.concatenate([parts[i] for i in chosen])
         whole = float(np.concatenate([plain[i] for i in chosen]).mean())
         return {
             "ratio": 1 + (float(extra.mean()) + background) / whole,
-            "step_path_us": 1e6 * float(np.median(extra)),
+            "step": float(np.median(each.sum(axis=1))),
+            **dict(zip(phases, np.median(each, axis=0).tolist(), strict=True)),
         }
 
     return _with_intervals(figures, len(rounds), len(rounds), 0)

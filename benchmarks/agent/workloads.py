@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,8 @@ class Transformer(nn.Module):
         return self.head(self.layers(self.embedding(tokens) + self.positions).mean(dim=1))
 
 
+# Parts of a step, in their order.
+PHASES = ("zero_grad", "forward", "loss", "backward", "optimizer")
 _KINDS = {"mlp": mlp, "cnn": cnn, "transformer": Transformer}
 
 
@@ -116,6 +119,20 @@ class Trainer:
         loss.backward()
         self.optimizer.step()
         return loss
+
+    def step_in_phases(self, clock: Callable[[], int]) -> tuple[int, ...]:
+        """The same step; what the clock says when it begins and after each of `PHASES`."""
+        began = clock()
+        self.optimizer.zero_grad()
+        cleared = clock()
+        scores = self.model(self.x)
+        forward = clock()
+        loss = self.criterion(scores, self.y)
+        compared = clock()
+        loss.backward()
+        backward = clock()
+        self.optimizer.step()
+        return began, cleared, forward, compared, backward, clock()
 
 
 def fitted_batch(workload: Workload) -> int:
