@@ -29,9 +29,9 @@ slow, where two arms differ by chance.
 
 Times of steps are noisy where ranks wait for each other on busy cores; what the training thread
 itself does is less so. The last line of a workload tells by how many microseconds of processor time
-each part of a step differs between the two of a pair. The agent's work is in `loss` and `backward`
-(both ask whether it wants to know) and in `optimizer` (its hook counts the step); what it did to
-the caches of the training would show in the others.
+each part of a step differs between the two of a pair, where the agent does not look. Its work is in
+`loss` and `backward` (both ask whether it wants to know) and in `optimizer` (its hook counts the
+step); what it did to the caches of the training would show in the others.
 
 `slow/1000` is the number of steps in a thousand that take more than 1.2 times the plain median,
 with the agent less without it. Processor time is that of rank 0's process and of the one that posts
@@ -219,9 +219,11 @@ def show(results: dict[str, Any]) -> None:
             )
             print(f"  {'the agent alone':42}{alone['steps']:>7} {told}")
         processor = dict(figures["processor"])
-        print(f"  {'agent, processor time':50}{interval(processor.pop('ratio'), 4):>25}")
+        looks, look = processor.pop("looks"), processor.pop("look")
+        told = f"{looks['value']:.1f} looks in 1,000 steps, {interval(look, 0)} us each"
+        print(f"  {'agent, processor time':50}{interval(processor.pop('ratio'), 4):>25} {told}")
         told = ", ".join(f"{part} {interval(extra, 1)}" for part, extra in processor.items())
-        print(f"    more on the training thread at a step that is not looked at, us: {told}")
+        print(f"    us more on the training thread at other steps: {told}")
     for name, figures in results.get("traincheck", {}).items():
         if isinstance(figures, str):
             print(f"TrainCheck: {figures}")

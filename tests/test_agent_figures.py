@@ -62,8 +62,10 @@ def test_the_processor_time_of_a_step_is_that_of_the_pair():
         more = 2e-5 + 1e-3 * (np.arange(20) % 10 == 0)
         steps["agent"].processor = busy + more
         steps["agent"].phases = steps["plain"].phases + more[:, None] * (0.25, 0.75)
+        steps["agent"].looked = more > 1e-4
     found = figures.processor_share(made, background=1e-5, phases=("first", "second"))
-    for part, wanted in (("first", 5.0), ("second", 15.0), ("step", 20.0)):
+    told = {"first": 5.0, "second": 15.0, "step": 20.0, "look": 1020.0, "looks": 100.0}
+    for part, wanted in told.items():
         assert found[part]["value"] == pytest.approx(wanted, abs=0.5)
         assert found[part]["low"] <= found[part]["value"] <= found[part]["high"]
     assert found["ratio"]["value"] == pytest.approx(1 + (2e-5 + 1e-4 + 1e-5) / 5e-3, abs=1e-4)

@@ -190,6 +190,15 @@ class Agent:
         context = self.monitor._context
         return 1 + sum((context.signals, context.word, context.full, context.state))
 
+    def looked(self) -> bool:
+        """Whether the step that ended last was looked at."""
+        # Asked after the step: what is read before it, the step would find in the caches.
+        if not hasattr(self.monitor, "_facts"):  # a disabled one
+            return False
+        ended = self.monitor._ended
+        looked = self.monitor._facts.step, ended[0] if ended is not None else -1
+        return self.monitor._count.step - 1 in looked
+
     def close(self) -> None:
         """Takes it back for good."""
         self._switch(True)

@@ -230,6 +230,7 @@ class _Clock:
                 np.zeros(count, dtype=np.bool_),
                 np.empty(count),
                 np.empty((count, len(PHASES))),
+                np.zeros(count, dtype=np.bool_),
             )
             for name in arms
         }
@@ -249,6 +250,8 @@ class _Clock:
                 steps.hit[i] = worked > _HIT_SECONDS
                 steps.processor[i] = used - worked
                 steps.phases[i] = 1e-9 * np.diff(phases)
+                if isinstance(arm, Agent):
+                    steps.looked[i] = arm.looked()
         return made
 
     def block(

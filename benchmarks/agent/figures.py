@@ -45,12 +45,14 @@ class Steps:
             [n]; empty where it was not measured.
         phases: processor time of rank 0's training thread in each part of each step, [n, parts];
             empty where it was not measured.
+        looked: whether the agent looked at the step on rank 0, [n]; empty where that is not known.
     """
 
     seconds: Floats
     hit: Bools
     processor: Floats = field(default_factory=lambda: np.empty(0))
     phases: Floats = field(default_factory=lambda: np.empty((0, 0)))
+    looked: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
 
 
 Round = dict[str, Steps]
@@ -191,23 +193,29 @@ def processor_share(
         phases: names of the parts of a step.
 
     Returns:
-        `ratio` of the means; and in microseconds by how much the two steps of a pair differ on the
-        training thread, in the median, which is what a step costs that is not looked at: for each
-        of `phases` and, as `step`, for all of them. A part that the agent has no business in tells
-        how much of the others is noise, and whether the agent's memory is in the training's way.
+        `ratio` of the means; in microseconds by how much the two steps of a pair differ on the
+        training thread where the agent does not look, in the median: for each of `phases` and, as
+        `step`, for all of them; `look`, the same where it looks; and `looks`, how many of its steps
+        those are, in a thousand. A part that the agent has no business in tells how much of the
+        others is noise, and whether the agent's memory is in the training's way.
     """
     plain = [r["plain"].processor for r in rounds]
     more = [r["agent"].processor - r["plain"].processor for r in rounds]
     parts = [r["agent"].phases - r["plain"].phases for r in rounds]
+    looks = [r["agent"].looked for r in rounds]
 
     def figures(chosen: npt.NDArray[np.int64]) -> dict[str, float]:
         extra = np.concatenate([more[i] for i in chosen])
         each = 1e6 * np.concatenate([parts[i] for i in chosen])
         whole = float(np.concatenate([plain[i] for i in chosen]).mean())
+        looked = np.concatenate([looks[i] for i in chosen])
+        seen, passed = each[looked].sum(axis=1), each[~looked]
         return {
             "ratio": 1 + (float(extra.mean()) + background) / whole,
-            "step": float(np.median(each.sum(axis=1))),
-            **dict(zip(phases, np.median(each, axis=0).tolist(), strict=True)),
+            "looks": 1e3 * float(looked.mean()),
+            "look": float(np.median(seen)) if len(seen) else 0.0,
+            "step": float(np.median(passed.sum(axis=1))),
+            **dict(zip(phases, np.median(passed, axis=0).tolist(), strict=True)),
         }
 
     return _with_intervals(figures, len(rounds), len(rounds), 0)
