@@ -178,15 +178,18 @@ class Monitor:
         exponents, now = self._schedule.exponents, time.monotonic()
         unchanged = since >= _REPORT_UNCHANGED and now - self._reported_at >= _REPORT_SECONDS
         if unchanged or exponents != self._told_exponents:
-            self._reported, self._reported_at = step, now
-            self._told_exponents = exponents
-            self._records.scalars(
-                step,
-                {
-                    "rankscope/overhead": self._schedule.share(),
-                    **{f"rankscope/interval/{t}": float(1 << k) for t, k in exponents.items()},
-                },
-            )
+            self._report_cost(step, exponents, now)
+
+    def _report_cost(self, step: int, exponents: dict[str, int], now: float) -> None:
+        self._reported, self._reported_at = step, now
+        self._told_exponents = exponents
+        self._records.scalars(
+            step,
+            {
+                "rankscope/overhead": self._schedule.share(),
+                **{f"rankscope/interval/{t}": float(1 << k) for t, k in exponents.items()},
+            },
+        )
 
     def _report(self, probe: str, text: str) -> None:
         if self._records.stopped:
@@ -209,8 +212,13 @@ class Monitor:
         began = time.monotonic()
         with self._bookkeeping:
             self._end(state)
+        last = self._count.step - 1
         with self._bookkeeping:
-            self._records.complete(self._count.step - 1)
+            if last > self._reported:
+                # What it came to in the end: a short run has said it at its dense start, or never.
+                self._report_cost(last, self._schedule.exponents, began)
+        with self._bookkeeping:
+            self._records.complete(last)
         with self._bookkeeping:
             left = _CLOSE_SECONDS - (time.monotonic() - began)
             self._connection.sender.close(state=state, error=error, timeout=max(left, 1.0))

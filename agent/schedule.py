@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Collection
 
 # From cheap to dear: loss, learning rate and timing; gradient norm and accuracy; one digest of the
 # whole model; the links of the chain tensor by tensor; what changes slowly (optimizer state,
@@ -31,11 +32,12 @@ _DENSE_SHARE, _DENSE_BUDGET = 0.02, 0.5
 _LEAST = 0.25
 _MAX_EXPONENT = 10
 # A run is under way after so many seconds, if not by the number of its steps. From then on a tier
-# takes no more than this share of the budget, unless it is due every so many seconds only. Looks
-# lengthen steps by up to 2.7 times what they measure of themselves: caches are cold after them, and
-# ranks wait for each other. Where the times of steps vary much, their median moves with what is
-# done at one in 32.
-_UNDER_WAY_SECONDS, _UNDER_WAY, _OFTEN_ENOUGH = 20.0, 0.08, 1.0
+# takes no more than this share of the budget, unless it is due every so many seconds only: batches
+# go every four seconds then, and what is looked at twice between two of them is told no sooner.
+# Looks lengthen steps by up to twice what they measure of themselves: caches are cold after them,
+# and ranks wait for each other. Where the times of steps vary much, their median moves with their
+# mean.
+_UNDER_WAY_SECONDS, _UNDER_WAY, _OFTEN_ENOUGH = 20.0, 0.08, 2.0
 # What can be had at every step for this share of the budget goes on: nothing that lasts for a
 # single step is missed then.
 _WHOLE = 0.3
@@ -75,10 +77,10 @@ class Schedule:
         dense_basic_steps: the same for the tier `basic`, in the first 20 s: a short run is recorded
             whole. Its tier `signals`, too, while it takes no more than 2 % of the step, or half of
             `overhead`: it tells at which step the ranks' gradients parted.
-        steps_under_way: number of steps, or else 20 s, after which a tier that is due more than
-            once a second takes 0.08 of `overhead` at most, or 0.3 where it is due at every step,
-            and a look that takes more than 10 times `overhead` of a step is taken at one step in
-            4,096, but every 48 s at least.
+        steps_under_way: number of steps, or else 20 s, after which a tier that is due more often
+            than every two seconds takes 0.08 of `overhead` at most, or 0.3 where it is due at every
+            step, and a look that takes more than 10 times `overhead` of a step is taken at one step
+            in 4,096, but every 48 s at least.
     """
 
     def __init__(
@@ -161,6 +163,7 @@ class Schedule:
         step_seconds: float,
         base: float,
         tiers: dict[str, float],
+        again: Collection[str] = (),
         since: float | None = None,
     ) -> None:
         """Takes what a step cost.
@@ -169,7 +172,9 @@ class Schedule:
             step: the step.
             step_seconds: how long the whole step took.
             base: seconds spent on what is done at every step.
-            tiers: seconds spent on each tier that was due.
+            tiers: seconds spent on each tier.
+            again: those of them that are not due at this step: what was sampled at the step before
+                is looked at once more, and both together are what such a look costs.
             since: seconds since the last step that was noted; `step_seconds` if not given.
         """
         since = step_seconds if since is None else since
@@ -178,7 +183,12 @@ class Schedule:
         self._steps.append(step_seconds)
         self._base.append(base)
         for tier, seconds in tiers.items():
-            self._costs[tier].append(seconds)
+            # Losses and rates come by the way where only something beyond them is looked at again.
+            costs = self._costs["word" if tier in again and tier == "basic" else tier]
+            if tier in again and costs:
+                costs[-1] += seconds
+            else:
+                costs.append(seconds)
         if step >= self._dense_end and len(tiers) > 1:
             self._note_look(base, tiers)
         self._noted += 1

@@ -472,7 +472,7 @@ class TorchMonitor(Monitor):
             self._not_finite(step, [n for n, v in values.items() if not math.isfinite(v)])
 
     def _account(self, facts: StepFacts, began: float) -> None:
-        tiers = facts.tiers
+        tiers, context = facts.tiers, self._context
         spent, self._spent = self._spent + time.perf_counter() - began, 0.0
         ended = self._ended
         if (
@@ -492,6 +492,7 @@ class TorchMonitor(Monitor):
                 since=began - ended[1],
                 base=_UNSEEN,
                 tiers=tiers,
+                again=[tier for tier in tiers if not getattr(context, tier)],
             )
         self._report_sampling(facts.step)
 

@@ -86,7 +86,7 @@ def signals() -> str:
         "of the first 1,024 steps, but not of more than 20 s, are recorded whatever the interval;",
         "and the server asks for everything where it has found something. After 2,048 steps or",
         "20 s a run is under way: then a tier takes at most 8 % of `overhead`, or 30 % where that",
-        "is enough for every step, unless it is due every one to three seconds only; and a look",
+        "is enough for every step, unless it is due every two to six seconds only; and a look",
         "that takes more than 10 times `overhead` of a step by the agent's own measure (a tenth of",
         "it, by default; caches that are cold afterwards make it up to a fifth) comes at one step",
         "in 4,096, but every 48 s at least. The run's page shows the intervals in force.",

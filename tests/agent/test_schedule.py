@@ -133,15 +133,36 @@ def test_losses_come_although_they_are_felt():
     assert [s for s in due["full"] if s >= 4096] == [4096, 8192, 12_288, 16_384]
 
 
-def test_under_way_a_tier_is_thinned_to_a_small_share_or_to_once_a_second():
+def test_under_way_a_tier_is_thinned_to_a_small_share_or_to_every_two_seconds():
     found = {}
     for step_seconds in (0.01, 0.04, 0.1, 0.5, 2.0):
         schedule = Schedule(overhead=0.01)
         run(schedule, 4096, step_seconds=step_seconds, basic=2.5e-4, word=0.04 * step_seconds)
         found[step_seconds] = tuple(1 << schedule.exponents[t] for t in ("basic", "word"))
     # Losses three times a second or more, at every step where the budget bears that; digests at
-    # least every two seconds, and of long steps as often as before.
-    assert found == {0.01: (32, 64), 0.04: (8, 32), 0.1: (1, 16), 0.5: (1, 16), 2.0: (1, 16)}
+    # least every four seconds, and of long steps as often as before.
+    assert found == {0.01: (32, 64), 0.04: (8, 64), 0.1: (1, 32), 0.5: (1, 16), 2.0: (1, 16)}
+
+
+def test_what_is_looked_at_once_more_belongs_to_the_look_before():
+    shares, intervals = [], []
+    for together in (True, False):
+        schedule = Schedule(overhead=0.01, dense_steps=0, dense_basic_steps=0, steps_under_way=0)
+        step = 0
+        while step < 20_000:
+            word = dict(zip(TIERS, schedule.plan(step), strict=True))["word"]
+            tiers = {"basic": 1e-4} | ({"word": 5e-4 if together else 2e-4} if word else {})
+            schedule.note(step, step_seconds=0.01, base=0.0, tiers=tiers)
+            step = schedule.next_due(step)
+            if word and not together:
+                # The step after it, at which nothing is due.
+                tiers = {"basic": 1e-4, "word": 2e-4}
+                schedule.note(step, step_seconds=0.01, base=0.0, tiers=tiers, again=[*tiers])
+        shares.append(schedule.share())
+        intervals.append(schedule.exponents)
+    assert shares[0] == shares[1]
+    assert intervals[0] == intervals[1]
+    assert intervals[0]["word"] > intervals[0]["basic"]
 
 
 def test_a_run_of_long_steps_is_under_way_after_20_seconds():
@@ -149,7 +170,7 @@ def test_a_run_of_long_steps_is_under_way_after_20_seconds():
     due = run(schedule, 1000, step_seconds=0.1, basic=2e-3)
     # The first 1,024 steps are recorded whole, but not for longer than 20 s.
     assert due["basic"][:200] == list(range(200))
-    assert [s for s in due["basic"] if s >= 208] == list(range(208, 1000, 16))
+    assert [s for s in due["basic"] if s >= 208] == list(range(224, 1000, 32))
 
 
 def test_the_plan_changes_as_soon_as_a_run_is_under_way():

@@ -238,8 +238,24 @@ def test_what_the_agent_costs_is_told_now_and_then(watching, attach, model, monk
     trained(model, optimizer, range(400))
     now[0] += 11.0
     trained(model, optimizer, range(400, 800))
-    # As soon as the plan is another one; else after 256 steps and 10 s.
-    assert sorted(watching.points("rankscope/overhead")) == [32, 400]
+    # As soon as the plan is another one; else after 256 steps and 10 s; and in the end.
+    assert sorted(watching.points("rankscope/overhead")) == [32, 400, 799]
+
+
+def test_what_the_agent_costs_is_told_at_the_end_of_a_short_run(watching, attach, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = attach(model, optimizer)
+    trained(model, optimizer, range(EVERY + 2))
+    share = monitor._schedule.share()
+    monitor.close()
+    assert share > 0
+    assert watching.points("rankscope/overhead") == {EVERY + 1: share}
+    assert watching.points("rankscope/interval/basic") == {EVERY + 1: EVERY}
+
+
+def test_a_run_without_a_step_has_no_cost(watching, attach, model):
+    attach(model, torch.optim.SGD(model.parameters(), lr=0.1)).close()
+    assert watching.points("rankscope/overhead") == {}
 
 
 def test_the_processor_is_asked_for_only_where_a_step_beside_is_looked_at(attach, model):
@@ -343,3 +359,23 @@ def test_an_evaluation_in_between(watching, attach, model):
     model.train()
     trained(model, optimizer, range(6, 40))
     assert list(watching.points("eval/loss").values()) == pytest.approx([expected])
+
+
+def test_the_step_after_a_look_costs_what_the_look_costs(attach, model, monkeypatch):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = attach(model, optimizer)
+    trained(model, optimizer, range(EVERY))
+    noted = {}
+    note = monitor._schedule.note
+
+    def heard(step, *, tiers, again, **more):
+        noted[step] = set(tiers), set(again)
+        note(step, tiers=tiers, again=again, **more)
+
+    monkeypatch.setattr(monitor._schedule, "note", heard)
+    trained(model, optimizer, range(EVERY, 2 * EVERY))
+    assert list(noted) == [EVERY, EVERY + 1]
+    assert noted[EVERY] == ({"basic", "signals", "word", "full", "state"}, set())
+    tiers, again = noted[EVERY + 1]
+    assert again == tiers
+    assert {"basic", "word"} <= tiers
