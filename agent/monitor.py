@@ -214,8 +214,8 @@ class Monitor:
             self._end(state)
         last = self._count.step - 1
         with self._bookkeeping:
-            if last > self._reported:
-                # What it came to in the end: a short run has said it at its dense start, or never.
+            if last > self._reported and self._schedule.is_made:
+                # The plan that it came to: a short run has told another one, or none.
                 self._report_cost(last, self._schedule.exponents, began)
         with self._bookkeeping:
             self._records.complete(last)

@@ -32,11 +32,11 @@ _DENSE_SHARE, _DENSE_BUDGET = 0.02, 0.5
 _LEAST = 0.25
 _MAX_EXPONENT = 10
 # A run is under way after so many seconds, if not by the number of its steps. From then on a tier
-# takes no more than this share of the budget, unless it is due every so many seconds only: batches
-# go every four seconds then, and what is looked at twice between two of them is told no sooner.
-# Looks lengthen steps by up to twice what they measure of themselves: caches are cold after them,
-# and ranks wait for each other. Where the times of steps vary much, their median moves with their
-# mean.
+# takes no more than this share of the budget, unless it is due every so many seconds only: after
+# 20 s batches go every four seconds, and two looks between two of them tell nothing sooner. It is
+# that small a share because looks lengthen steps by up to twice what they measure of themselves
+# (caches are cold after them, and ranks wait for each other), and because the median of steps whose
+# times vary much is moved by what is done at one in 32.
 _UNDER_WAY_SECONDS, _UNDER_WAY, _OFTEN_ENOUGH = 20.0, 0.08, 2.0
 # What can be had at every step for this share of the budget goes on: nothing that lasts for a
 # single step is missed then.
@@ -174,7 +174,8 @@ class Schedule:
             base: seconds spent on what is done at every step.
             tiers: seconds spent on each tier.
             again: those of them that are not due at this step: what was sampled at the step before
-                is looked at once more, and both together are what such a look costs.
+                is looked at once more, and both together are what such a look costs. How long the
+                step is that is looked at is judged without them.
             since: seconds since the last step that was noted; `step_seconds` if not given.
         """
         since = step_seconds if since is None else since
@@ -189,8 +190,9 @@ class Schedule:
                 costs[-1] += seconds
             else:
                 costs.append(seconds)
-        if step >= self._dense_end and len(tiers) > 1:
-            self._note_look(base, tiers)
+        due = {tier: seconds for tier, seconds in tiers.items() if tier not in again}
+        if step >= self._dense_end and len(due) > 1:
+            self._note_look(base, due)
         self._noted += 1
         regular = self._noted % (_NOTES if self._noted > _FEW_NOTES else _FIRST_NOTES) == 0
         if begins or changed or regular:
@@ -210,15 +212,22 @@ class Schedule:
             or (step >> self._exponents["basic"]) % _NOTED == 1
         )
 
+    @property
+    def is_made(self) -> bool:
+        """Whether what looks cost is known well enough for a plan."""
+        return self._planned > 0
+
     def share(self) -> float:
         """Share of the step time that the probes take at the present plan."""
-        if not self._steps:
+        # At the end another thread asks, which may come in the midst of a note.
+        steps, base = tuple(self._steps), tuple(self._base)
+        if not (steps and base):
             return 0.0
-        spent = statistics.median(self._base)
+        spent = statistics.median(base)
         for tier, costs in self._costs.items():
             if costs:
                 spent += statistics.median(costs) / (1 << self._exponents[tier])
-        return spent / max(statistics.median(self._steps), 1e-9)
+        return spent / max(statistics.median(steps), 1e-9)
 
     def _adapt(self) -> None:
         # Medians: a step that a page fault or a neighbour made slow must not thin the sampling.

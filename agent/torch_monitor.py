@@ -478,6 +478,7 @@ class TorchMonitor(Monitor):
         if (
             ended is not None
             and not tiers
+            and context.basic
             and not self._schedule.wants(facts.step, began - ended[1])
         ):
             self._report_sampling(facts.step)

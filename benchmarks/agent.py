@@ -178,7 +178,8 @@ def launch(ranks: int, plan: Plan) -> str:
             command = [sys.executable, __file__, "--rank"]
             pipe = subprocess.PIPE
             running.append(subprocess.Popen(command, env=environment, stdout=pipe, text=True))
-        outputs = [process.communicate(timeout=1800)[0] for process in running]
+        longest = 1800 * max(1.0, plan.scale)
+        outputs = [process.communicate(timeout=longest)[0] for process in running]
     finally:
         for process in running:
             process.kill()
@@ -256,8 +257,10 @@ def row(title: str, figures: dict[str, Any]) -> str:
     return f"  {title:42}{figures['steps']:>7} {cells}"
 
 
-def interval(figure: dict[str, float], digits: int) -> str:
+def interval(figure: dict[str, float] | None, digits: int) -> str:
     """A value with its interval."""
+    if figure is None:
+        return "unknown"
     value, low, high = (f"{figure[k]:.{digits}f}" for k in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"
 

@@ -71,6 +71,30 @@ def test_the_processor_time_of_a_step_is_that_of_the_pair():
     assert found["ratio"]["value"] == pytest.approx(1 + (2e-5 + 1e-4 + 1e-5) / 5e-3, abs=1e-4)
 
 
+@pytest.mark.parametrize(("looked", "unknown"), [(True, {"step", "first"}), (False, {"look"})])
+def test_where_no_step_is_of_a_kind_nothing_is_said_of_it(looked, unknown):
+    made = rounds_of()
+    for steps in made:
+        for name, one in steps.items():
+            one.processor = np.full(20, 5e-3 if name == "plain" else 6e-3)
+            one.phases = one.processor[:, None]
+            one.looked = np.full(20, looked)
+    found = figures.processor_share(made, background=0.0, phases=("first",))
+    assert {name for name, figure in found.items() if figure is None} == unknown
+    assert all(np.isfinite(list(f.values())).all() for f in found.values() if f is not None)
+
+
+def test_a_draw_without_a_look_is_no_look_for_nothing():
+    made = rounds_of(rounds=30)
+    for number, steps in enumerate(made):
+        for name, one in steps.items():
+            one.processor = np.full(20, 5e-3 if name == "plain" else 6e-3)
+            one.phases = one.processor[:, None]
+            one.looked = np.full(20, number == 0)
+    found = figures.processor_share(made, background=0.0, phases=("first",))
+    assert found["look"]["low"] == pytest.approx(1000.0)
+
+
 def test_what_the_threads_do_to_a_step_is_told_apart_from_what_is_slow_anyway():
     draw = np.random.default_rng(0)
     stretches, looks = [], []

@@ -193,11 +193,8 @@ class Agent:
     def looked(self) -> bool:
         """Whether the step that ended last was looked at."""
         # Asked after the step: what is read before it, the step would find in the caches.
-        if not hasattr(self.monitor, "_facts"):  # a disabled one
-            return False
-        ended = self.monitor._ended
-        looked = self.monitor._facts.step, ended[0] if ended is not None else -1
-        return self.monitor._count.step - 1 in looked
+        timing = getattr(self.monitor, "_timing", None)  # a disabled one has none
+        return timing is not None and timing._last == self.monitor._count.step - 1
 
     def close(self) -> None:
         """Takes it back for good."""

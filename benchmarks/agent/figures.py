@@ -195,8 +195,9 @@ def processor_share(
     Returns:
         `ratio` of the means; in microseconds by how much the two steps of a pair differ on the
         training thread where the agent does not look, in the median: for each of `phases` and, as
-        `step`, for all of them; `look`, the same where it looks; and `looks`, how many of its steps
-        those are, in a thousand. A part that the agent has no business in tells how much of the
+        `step`, for all of them; `look`, the same where it looks, without what the step before it
+        does to prepare it; and `looks`, how many of its steps those are, in a thousand. None where
+        there are no such steps. A part that the agent has no business in tells how much of the
         others is noise, and whether the agent's memory is in the training's way.
     """
     plain = [r["plain"].processor for r in rounds]
@@ -210,12 +211,13 @@ def processor_share(
         whole = float(np.concatenate([plain[i] for i in chosen]).mean())
         looked = np.concatenate([looks[i] for i in chosen])
         seen, passed = each[looked].sum(axis=1), each[~looked]
+        parts_of_step = np.median(passed, axis=0) if len(passed) else np.full(len(phases), np.nan)
         return {
             "ratio": 1 + (float(extra.mean()) + background) / whole,
             "looks": 1e3 * float(looked.mean()),
-            "look": float(np.median(seen)) if len(seen) else 0.0,
-            "step": float(np.median(passed.sum(axis=1))),
-            **dict(zip(phases, np.median(passed, axis=0).tolist(), strict=True)),
+            "look": float(np.median(seen)) if len(seen) else np.nan,
+            "step": float(np.median(passed.sum(axis=1))) if len(passed) else np.nan,
+            **dict(zip(phases, parts_of_step.tolist(), strict=True)),
         }
 
     return _with_intervals(figures, len(rounds), len(rounds), 0)
@@ -234,9 +236,11 @@ def _with_intervals(
     drawn = [figures(draw.integers(rounds, size=rounds)) for _ in range(_DRAWS)]
     result: dict[str, Any] = {}
     for name, value in figures(np.arange(rounds)).items():
-        low, high = np.quantile([d[name] for d in drawn], [0.025, 0.975])
-        interval = {"value": value, "low": float(low), "high": float(high)}
-        result[name] = interval if steps >= _LEAST_STEPS.get(name, 0) else None
+        if np.isnan(value) or steps < _LEAST_STEPS.get(name, 0):
+            result[name] = None
+            continue
+        low, high = np.nanquantile([d[name] for d in drawn], [0.025, 0.975])
+        result[name] = {"value": value, "low": float(low), "high": float(high)}
     return result
 
 

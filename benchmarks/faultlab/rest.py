@@ -13,6 +13,8 @@ import urllib3
 Json = dict[str, Any]
 
 _POLL_SECONDS = 0.2
+# An agent tells its plan after so many steps at the earliest, if its run does not end before.
+_FIRST_TOLD = 32
 
 
 class Server:
@@ -41,12 +43,15 @@ class Server:
         """The largest number of steps between two looks of a rank at any link of the chain.
 
         Of all that they told in the run, since they change it with what looks and steps cost them.
-        They tell it when it has changed, every 32 steps at most; before that it is not known, and
-        the steps of a short run are all there are.
+        They tell it when it has changed, every 32 steps at most, and in the end; before that it is
+        not known, and the steps of a short run are all there are.
         """
         facts = self.run(run)
         if facts is None:
             return 0
+        last_step = max(int(facts["last_step"]), 0)
+        if last_step < _FIRST_TOLD:
+            return last_step
         tiers = {tier for rank in facts["agent"]["sampling"] for tier in rank["intervals"]}
         told = []
         for tier in tiers:
@@ -55,7 +60,7 @@ class Server:
             told += [
                 int(i) for of_rank in (answer or {"series": ()})["series"] for i in of_rank["max"]
             ]
-        return max(told, default=max(int(facts["last_step"]), 0))
+        return max(told, default=last_step)
 
     def judged(self, run: str, *, timeout: float, settle: float) -> str:
         """Waits until the server has judged all of a run.

@@ -3,6 +3,7 @@
 import itertools
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -163,6 +164,40 @@ def test_what_is_looked_at_once_more_belongs_to_the_look_before():
     assert shares[0] == shares[1]
     assert intervals[0] == intervals[1]
     assert intervals[0]["word"] > intervals[0]["basic"]
+
+
+def test_what_is_due_itself_is_no_part_of_the_look_before():
+    schedule = Schedule(overhead=1.0)
+    for step in range(0, 200, 2):
+        schedule.note(step, step_seconds=1.0, base=0.0, tiers={"basic": 0.01, "word": 0.03})
+        tiers = {"basic": 0.01, "word": 0.02}
+        schedule.note(step + 1, step_seconds=1.0, base=0.0, tiers=tiers, again=["word"])
+    assert set(schedule.exponents.values()) == {0}
+    assert schedule.share() == pytest.approx(0.01 + 0.05)
+
+
+def test_the_step_after_a_look_that_is_felt_does_not_make_it_come_more_often():
+    schedule = Schedule(overhead=0.01, dense_steps=0, dense_basic_steps=0, steps_under_way=0)
+    step, found = 0, []
+    while step < 400_000:
+        word = schedule.due("word", step)
+        tiers = {"basic": 2.5e-4} | ({"word": 1.2e-3} if word else {})
+        schedule.note(step, step_seconds=0.01, base=0.0, tiers=tiers)
+        if word:
+            tiers = {"basic": 2.5e-4, "word": 2e-4}
+            schedule.note(step + 1, step_seconds=0.01, base=0.0, tiers=tiers, again=[*tiers])
+        step = schedule.next_due(step)
+        found.append(schedule.exponents["word"])
+    # A look takes more than a tenth of a step, the step after it does not.
+    assert set(found[len(found) // 2 :]) == {12}
+
+
+def test_there_is_no_plan_before_looks_were_noted():
+    schedule = Schedule(overhead=0.01)
+    run(schedule, 7)
+    assert not schedule.is_made
+    run(schedule, 1, first=7)
+    assert schedule.is_made
 
 
 def test_a_run_of_long_steps_is_under_way_after_20_seconds():

@@ -178,6 +178,17 @@ def test_it_goes_on_at_a_step(watching):
     assert watching.events("mark") == [(102, "phase two")]
 
 
+def test_the_plan_is_told_at_the_end_where_there_is_one(watching):
+    trained, idle = watching.start(run="trained"), watching.start(run="idle")
+    for _ in range(20):
+        trained.step(loss=1.0)
+    idle.go_to(100)
+    trained.close()
+    idle.close()
+    assert list(watching.points("rankscope/overhead", run="trained")) == [19]
+    assert watching.points("rankscope/overhead", run="idle") == {}
+
+
 def test_what_a_framework_does_not_give_is_not_posted(watching):
     monitor = watching.start()
     for step in range(4):

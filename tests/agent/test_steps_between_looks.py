@@ -238,24 +238,33 @@ def test_what_the_agent_costs_is_told_now_and_then(watching, attach, model, monk
     trained(model, optimizer, range(400))
     now[0] += 11.0
     trained(model, optimizer, range(400, 800))
-    # As soon as the plan is another one; else after 256 steps and 10 s; and in the end.
-    assert sorted(watching.points("rankscope/overhead")) == [32, 400, 799]
+    # As soon as the plan is another one; else after 256 steps and 10 s.
+    assert sorted(watching.points("rankscope/overhead")) == [32, 400]
 
 
-def test_what_the_agent_costs_is_told_at_the_end_of_a_short_run(watching, attach, model):
+@pytest.mark.parametrize("steps", [20, 32, 33])
+def test_what_the_agent_costs_is_told_at_the_end_of_a_short_run(watching, model, steps):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = attach(model, optimizer)
-    trained(model, optimizer, range(EVERY + 2))
-    share = monitor._schedule.share()
+    monitor = watching.attach(model, optimizer)
+    trained(model, optimizer, range(steps))
+    share, exponents = monitor._schedule.share(), monitor._schedule.exponents
     monitor.close()
     assert share > 0
-    assert watching.points("rankscope/overhead") == {EVERY + 1: share}
-    assert watching.points("rankscope/interval/basic") == {EVERY + 1: EVERY}
+    told = watching.points("rankscope/overhead")
+    # At the end of step 32 it has just been told.
+    assert list(told) == [steps - 1]
+    assert told[steps - 1] == share
+    assert watching.points("rankscope/interval/word") == {steps - 1: 2 ** exponents["word"]}
 
 
-def test_a_run_without_a_step_has_no_cost(watching, attach, model):
-    attach(model, torch.optim.SGD(model.parameters(), lr=0.1)).close()
+@pytest.mark.parametrize("steps", [0, 1, 6])
+def test_a_run_without_a_plan_tells_no_cost(watching, model, steps):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = watching.attach(model, optimizer)
+    trained(model, optimizer, range(steps))
+    monitor.close()
     assert watching.points("rankscope/overhead") == {}
+    assert not any(batch.dropped for batch in watching.batches("run"))
 
 
 def test_the_processor_is_asked_for_only_where_a_step_beside_is_looked_at(attach, model):
@@ -379,3 +388,20 @@ def test_the_step_after_a_look_costs_what_the_look_costs(attach, model, monkeypa
     tiers, again = noted[EVERY + 1]
     assert again == tiers
     assert {"basic", "word"} <= tiers
+
+
+def test_what_is_due_at_the_step_after_a_look_costs_what_it_costs(attach, model, monkeypatch):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = attach(model, optimizer)._schedule
+    schedule._exponents["basic"] = 0
+    schedule._masks = schedule._as_masks()
+    trained(model, optimizer, range(EVERY))
+    noted = {}
+    monkeypatch.setattr(schedule, "wants", lambda *step: True)
+    monkeypatch.setattr(schedule, "note", lambda step, **more: noted.update({step: more}))
+    trained(model, optimizer, range(EVERY, EVERY + 3))
+    assert list(noted) == [EVERY, EVERY + 1, EVERY + 2]
+    assert noted[EVERY]["again"] == noted[EVERY + 2]["again"] == []
+    assert "word" in noted[EVERY + 1]["again"]
+    assert "basic" in noted[EVERY + 1]["tiers"]
+    assert "basic" not in noted[EVERY + 1]["again"]
