@@ -9,6 +9,7 @@ from datetime import datetime
 import numpy as np
 import pytest
 from sqlalchemy import update
+from support.api import MSGPACK, batch, column, get, post
 from support.fixture_run import SyntheticRun
 from support.serve_app import serve_app
 
@@ -17,48 +18,6 @@ from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
 from rankscope.server.storage import schema
 from rankscope.server.storage.engine import writing
-
-MSGPACK = {"Content-Type": wire.CONTENT_TYPE}
-
-
-@pytest.fixture
-def app(database_url):
-    return create_app(Settings(database=database_url))
-
-
-@pytest.fixture
-def client(app):
-    with serve_app(app) as made:
-        yield made
-
-
-def column(steps, values, dtype=np.float64):
-    return wire.Column(np.array(steps, np.int64), np.array(values, dtype))
-
-
-def batch(rank=0, seq=0, run="otter", **fields):
-    fields.setdefault("hello", wire.Hello(started_at=1000.0) if seq == 0 else None)
-    return wire.Batch(run=run, rank=rank, seq=seq, session=f"s{rank}", **fields)
-
-
-def post(client, sent, **headers):
-    return client.post("/api/v1/ingest", content=wire.encode(sent), headers=MSGPACK | headers)
-
-
-def get(client, path, **params):
-    answer = client.get(f"/api/v1{path}", params=params)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def check_problem(answer, status):
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"].startswith("application/problem+json")
-    body = answer.json()
-    assert body["status"] == status
-    assert {"type", "title", "detail", "instance"} <= set(body)
-    assert "Traceback" not in answer.text
-    return body
 
 
 def test_points_posted_are_points_read(client):
@@ -407,60 +366,6 @@ def test_the_same_data_evaluated_again_make_the_same_alerts(database_url):
     assert alerts() == first
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/api/v1/runs/none", 404),
-        ("GET", "/api/v1/runs/none/series?metric=loss", 404),
-        ("GET", "/api/v1/alerts/none", 404),
-        ("POST", "/api/v1/alerts/none/acknowledge", 404),
-        ("GET", "/api/v1/nothing", 404),
-        ("GET", "/nothing", 404),
-        ("DELETE", "/api/v1/runs", 405),
-        ("GET", "/api/v1/runs?limit=0", 422),
-        ("GET", "/api/v1/runs?state=sleeping", 422),
-        ("GET", "/api/v1/runs?cursor=bogus", 422),
-        ("GET", "/api/v1/alerts?severity=loud", 422),
-    ],
-)
-def test_every_error_is_a_problem(client, method, path, status):
-    check_problem(client.request(method, path), status)
-
-
-@pytest.mark.parametrize(
-    ("body", "headers", "status", "words"),
-    [
-        (b"garbage", MSGPACK, 422, "msgpack"),
-        (b"{", {"Content-Type": "application/json"}, 422, "JSON"),
-        (b"{}", {"Content-Type": "application/json"}, 422, "rank: is missing"),
-        (b"", {"Content-Type": "text/plain"}, 415, "text/plain"),
-        (b"xx", MSGPACK | {"Content-Encoding": "gzip"}, 422, "gzip"),
-        (b"xx", MSGPACK | {"Content-Encoding": "br"}, 415, "br"),
-        (b"x" * (wire.MAX_BODY_BYTES + 1), MSGPACK, 413, "larger"),
-    ],
-)
-def test_what_cannot_be_taken_says_why(client, body, headers, status, words):
-    answer = client.post("/api/v1/ingest", content=body, headers=headers)
-    assert words in check_problem(answer, status)["detail"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"run": " "}, "run: has spaces at its begin or end"),
-        ({"project": "digits "}, "project: has spaces at its begin or end"),
-        ({"run": ".."}, "run: stands in addresses, where dots alone"),
-        ({"run": "a/b"}, "run: stands in addresses, so it cannot have a slash"),
-    ],
-)
-def test_a_name_that_nobody_could_call_up_is_refused_with_the_reason(client, fields, words):
-    sent = {"run": "otter", "rank": 0, "seq": 0, **fields}
-    body = check_problem(client.post("/api/v1/ingest", json=sent), 422)
-    assert words in body["detail"]
-    assert body["errors"][0]["where"] in fields
-    assert get(client, "/runs")["items"] == []
-
-
 def test_ranks_that_do_not_know_how_many_they_are_are_compared(client):
     for rank in (2, 0, 1):
         losses = {"steps": list(range(8)), "values": [1.0 - 0.1 * step for step in range(8)]}
@@ -487,41 +392,6 @@ def test_the_last_step_there_is_is_one_like_others(client):
     assert (tail["steps"], tail["values"]) == ([last], [1.0])
 
 
-def test_a_small_body_cannot_fill_the_memory(client):
-    bomb = gzip.compress(b"\0" * (4 * wire.MAX_BODY_BYTES))
-    answer = client.post(
-        "/api/v1/ingest", content=bomb, headers=MSGPACK | {"Content-Encoding": "gzip"}
-    )
-    check_problem(answer, 413)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda packed: packed[: len(packed) // 2], "breaks off before its end"),
-        # All data are there, but what they were checked with is not.
-        (lambda packed: packed[:-4], "breaks off before its end"),
-        (lambda packed: packed[:-8] + bytes(8), "gzip"),
-        (lambda packed: packed + b"more", "goes on behind its end"),
-    ],
-)
-def test_a_gzip_that_is_not_whole_is_not_taken(client, spoil, words):
-    packed = gzip.compress(wire.encode(batch(columns={"loss": column([0], [1.0])})))
-    headers = MSGPACK | {"Content-Encoding": "gzip"}
-    answer = client.post("/api/v1/ingest", content=spoil(packed), headers=headers)
-    assert words in check_problem(answer, 422)["detail"]
-    assert get(client, "/runs")["items"] == []
-    assert client.post("/api/v1/ingest", content=packed, headers=headers).status_code == 200
-
-
-def test_what_was_sent_is_quoted_in_short(client):
-    for path in (f"/api/v1/runs/{'n' * 5000}", f"/api/v1/alerts/{'n' * 5000}"):
-        detail = check_problem(client.get(path), 404)["detail"]
-        assert len(detail) < 2100
-        assert detail.startswith("there is no ")
-        assert detail.endswith(("lists them", "lists the runs there are"))
-
-
 def test_a_process_that_does_not_say_when_it_began_has_begun_now(client):
     sent = {"run": "otter", "rank": 0, "seq": 0, "hello": {"host": "node0"}}
     before = time.time()
@@ -532,21 +402,6 @@ def test_a_process_that_does_not_say_when_it_began_has_begun_now(client):
     assert client.post("/api/v1/ingest", json=sent | {"session": "b"}).status_code == 200
     [rank] = get(client, "/runs/otter")["rank_status"]
     assert rank["attempt"] == 1
-
-
-def test_silences_are_checked(client):
-    post(client, batch())
-    for body in ({"kind": "no.such"}, {"kind": "loss.spike", "seconds": -1}, {}, {"x": 1}):
-        check_problem(client.post("/api/v1/runs/otter/silences", json=body), 422)
-    check_problem(client.post("/api/v1/runs/none/silences", json={"kind": "loss.spike"}), 404)
-    # Half of a surrogate pair, which no database takes.
-    half = client.post(
-        "/api/v1/runs/otter/silences",
-        content=b'{"kind": "loss.spike", "comment": "a\\ud800b"}',
-        headers={"Content-Type": "application/json"},
-    )
-    assert half.status_code == 201, half.text
-    assert half.json()["comment"] == "a?b"
 
 
 def test_health(client):

@@ -22,12 +22,6 @@ LOSS = spikes(0, at=[250, 251, 252]).series["loss"]
 SPIKE = "loss.spike"
 
 
-@pytest.fixture
-def client(database_url):
-    with serve_app(create_app(Settings(database=database_url))) as made:
-        yield made
-
-
 def file(tmp_path, text):
     path = tmp_path / "detectors.toml"
     path.write_text(text, encoding="utf-8")
