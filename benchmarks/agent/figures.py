@@ -210,14 +210,16 @@ def processor_share(
         each = 1e6 * np.concatenate([parts[i] for i in chosen])
         whole = float(np.concatenate([plain[i] for i in chosen]).mean())
         looked = np.concatenate([looks[i] for i in chosen])
-        seen, passed = each[looked].sum(axis=1), each[~looked]
-        parts_of_step = np.median(passed, axis=0) if len(passed) else np.full(len(phases), np.nan)
+        each = np.column_stack([each.sum(axis=1), each])
+        seen, passed = (
+            np.median(each[rows], axis=0) if rows.any() else np.full(len(phases) + 1, np.nan)
+            for rows in (looked, ~looked)
+        )
         return {
             "ratio": 1 + (float(extra.mean()) + background) / whole,
             "looks": 1e3 * float(looked.mean()),
-            "look": float(np.median(seen)) if len(seen) else np.nan,
-            "step": float(np.median(passed.sum(axis=1))) if len(passed) else np.nan,
-            **dict(zip(phases, parts_of_step.tolist(), strict=True)),
+            "look": float(seen[0]),
+            **dict(zip(("step", *phases), passed.tolist(), strict=True)),
         }
 
     return _with_intervals(figures, len(rounds), len(rounds), 0)
