@@ -243,6 +243,7 @@ def halve(batch: wire.Batch) -> tuple[wire.Batch, wire.Batch] | None:
     row of layers and event) has a place; the right half's sequence number carries the place of its
     first in the upper 32 bits, so that pieces of pieces never meet.
     """
+    batch = wire.in_columns(batch)
     size = (
         (batch.hello is not None)
         + sum(len(c.steps) for c in (*batch.columns.values(), *batch.words.values()))

@@ -343,8 +343,8 @@ class Sender:
             phase=self._phase() or "",
             error=error,
             hello=self._say_hello() if self._delivery.hello_wanted else None,
-            columns=drained.columns,
-            words=drained.words,
+            rows=drained.rows,
+            word_rows=drained.word_rows,
             prints=drained.prints,
             layers=drained.layers,
             events=drained.events,
@@ -395,12 +395,12 @@ class Sender:
 
     def _write_events(self, drained: Drained) -> None:
         probe = self._guard.probe("tensorboard")
-        if self._options.tensorboard is None or not drained.columns or not probe.enabled:
+        if self._options.tensorboard is None or not drained.rows or not probe.enabled:
             return
         with probe:
             if self._events is None:
                 self._events = EventThread(self._options.tensorboard, self._identity.rank, probe)
-            self._events.write(drained.columns)
+            self._events.write(drained.rows)
 
     def _close_events(self) -> None:
         with self._guard.probe("tensorboard"):

@@ -14,12 +14,12 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from rankscope.agent.guard import Probe
-from rankscope.agent.wire import Column
+from rankscope.agent.wire import Row
 
 _FLUSH_SECONDS = 5.0
 # Batches that may wait for the disk: half a minute's.
@@ -40,18 +40,18 @@ class EventThread:
         self._folder = folder
         self._rank = rank
         self._probe = probe
-        self._waiting: queue.Queue[Mapping[str, Column] | None] = queue.Queue(_MOST_WAITING)
+        self._waiting: queue.Queue[Iterable[Row] | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name="rankscope-tensorboard", daemon=True)
         self._thread.start()
 
-    def write(self, columns: Mapping[str, Column]) -> None:
-        """Has the points of some metrics written.
+    def write(self, rows: Iterable[Row]) -> None:
+        """Has the points of some steps written.
 
         Raises:
             TimeoutError: the disk does not keep up.
         """
         try:
-            self._waiting.put_nowait(columns)
+            self._waiting.put_nowait(rows)
         except queue.Full:
             raise TimeoutError(f"{self._folder} does not take what is written to it") from None
 
@@ -72,8 +72,8 @@ class EventThread:
     def _run(self) -> None:
         with self._probe:
             with contextlib.closing(EventWriter(self._folder, self._rank)) as writer:
-                while (columns := self._waiting.get()) is not None:
-                    writer.write(columns)
+                while (rows := self._waiting.get()) is not None:
+                    writer.write(rows)
 
 
 class EventWriter:
@@ -107,15 +107,17 @@ class EventWriter:
         self._flushed = time.monotonic()
         self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
-    def write(self, columns: Mapping[str, Column]) -> None:
-        """Append the points of some metrics."""
+    def write(self, rows: Iterable[Row]) -> None:
+        """Append the points of some steps; of two of a metric at one step the later one."""
         now = time.time()
-        steps: dict[int, list[Any]] = {}
-        for name, column in columns.items():
-            for step, value in zip(column.steps.tolist(), column.values.tolist(), strict=True):
-                steps.setdefault(step, []).append(self._summary.Value(tag=name, simple_value=value))
+        steps: dict[int, dict[str, float]] = {}
+        for step, values in rows:
+            steps.setdefault(step, {}).update(values)
         for step, values in sorted(steps.items()):
-            summary = self._summary(value=values)
+            value = self._summary.Value
+            summary = self._summary(
+                value=[value(tag=name, simple_value=number) for name, number in values.items()]
+            )
             self._write(self._event(wall_time=now, step=step, summary=summary))
         if time.monotonic() - self._flushed > _FLUSH_SECONDS:
             self._writer.flush()

@@ -2,8 +2,9 @@
 
 The lighter end owns the wire: the server imports this module, never the other way round, and it
 imports nothing of ours. Rules that keep old bytes readable for ever (`tests/wire/golden`):
-`VERSION` grows when a field changes its meaning; a new field is optional and has a default; a field
-that is not known is ignored.
+`VERSION` grows when a field changes its meaning, or a new one must not be overlooked; any other new
+field is optional and has a default; a field that is not known is ignored. A batch says the first
+version that can read it.
 
 Two forms carry the same batch. msgpack is what the agent sends: arrays are raw little-endian
 bytes. JSON is for people and scripts: arrays are lists, the three non-finite numbers are the
@@ -21,6 +22,7 @@ from rankscope.agent.wire.batch import (
     Int64,
     Layers,
     Print,
+    Row,
     TensorTable,
     UInt64,
 )
@@ -48,6 +50,7 @@ from rankscope.agent.wire.names import (
     STAGES,
 )
 from rankscope.agent.wire.plain import number_to_json, numbers_to_json
+from rankscope.agent.wire.rows import columns_of, in_columns
 
 __all__ = [
     "CONTENT_TYPE",
@@ -74,12 +77,15 @@ __all__ = [
     "Int64",
     "Layers",
     "Print",
+    "Row",
     "TensorTable",
     "UInt64",
     "WireError",
+    "columns_of",
     "decode",
     "encode",
     "from_json",
+    "in_columns",
     "number_to_json",
     "numbers_to_json",
     "table_to_json",

@@ -13,6 +13,8 @@ Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
+# A step, and what is said of it: name -> number.
+Row = tuple[int, Mapping[str, Any]]
 
 
 class Column(NamedTuple):
@@ -138,6 +140,9 @@ class Batch:
             `evaluation`, `idle`.
         columns: metric name -> points.
         words: stage, or another name of what was digested (`rng/torch`) -> one digest a step.
+        rows, word_rows: more of both, as they were collected; whoever reads a batch finds them in
+            `columns` and `words`, where the later of two values of a step stands. Of one series
+            there is nothing in both.
         dropped: points and prints given up since the start, by reason; never silent.
     """
 
@@ -156,6 +161,8 @@ class Batch:
     hello: Hello | None = None
     columns: Mapping[str, Column] = field(default_factory=dict)
     words: Mapping[str, Column] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+    word_rows: tuple[Row, ...] = ()
     prints: tuple[Print, ...] = ()
     layers: tuple[Layers, ...] = ()
     events: tuple[Event, ...] = ()
@@ -165,7 +172,8 @@ class Batch:
     def points(self) -> int:
         """Number of points that the batch carries."""
         columns = sum(len(c.steps) for c in (*self.columns.values(), *self.words.values()))
-        return columns + sum(len(made.values) for made in self.layers)
+        rows = sum(len(values) for _, values in (*self.rows, *self.word_rows))
+        return columns + rows + sum(len(made.values) for made in self.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

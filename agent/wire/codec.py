@@ -32,6 +32,7 @@ from rankscope.agent.wire.fields import (
     name_of,
     optional_mapping_of,
     real_of,
+    rows_of,
     shape_of,
     size_of,
     steps_of,
@@ -40,18 +41,26 @@ from rankscope.agent.wire.fields import (
 )
 from rankscope.agent.wire.names import RANK_STATES, STAGES
 from rankscope.agent.wire.plain import clean, numbers_to_json, to_plain
+from rankscope.agent.wire.rows import columns_of, in_columns
 
-VERSION = 1
+VERSION = 2
+# The version since when a batch may have rows.
+_ROWS_SINCE = 2
 CONTENT_TYPE = "application/msgpack"
 
 _LITTLE_ENDIAN = {np.dtype(name): name for name in ("<f8", "<f4", "<u8", "<i8")}
 
 MAX_BODY_BYTES = 32 * 2**20
 MAX_COLUMNS = 10_000
+# Rows up to here stay rows: a training that has the caches to itself makes series of a few points
+# slow work, and it is its processor. More of them repeat their names too often.
+_MOST_ROWS = 64
 
 
 def encode(batch: Batch) -> bytes:
     """Bytes (msgpack) of a batch."""
+    if len(batch.rows) + len(batch.word_rows) > _MOST_ROWS:
+        batch = in_columns(batch)
     # Text may hold what is no Unicode (file names in error messages): better a `?` than no batch.
     packed: bytes = msgpack.packb(
         _to_plain(batch, _pack_array, _PackedSteps()), use_bin_type=True, unicode_errors="replace"
@@ -74,7 +83,7 @@ def decode(data: bytes) -> Batch:
 
 def to_json(batch: Batch) -> dict[str, Any]:
     """The batch as plain JSON values."""
-    return _to_plain(batch, _list_array, lambda steps: steps.tolist())
+    return _to_plain(in_columns(batch), _list_array, lambda steps: steps.tolist())
 
 
 def from_json(plain: Any) -> Batch:
@@ -148,7 +157,7 @@ def _to_plain(batch: Batch, pack: Any, pack_steps: Any) -> dict[str, Any]:
         }
 
     plain: dict[str, Any] = {
-        "v": VERSION,
+        "v": 1,
         "project": batch.project,
         "run": batch.run,
         "rank": batch.rank,
@@ -179,6 +188,9 @@ def _to_plain(batch: Batch, pack: Any, pack_steps: Any) -> dict[str, Any]:
         ],
         "dropped": dict(batch.dropped),
     }
+    if batch.rows or batch.word_rows:
+        plain["v"] = _ROWS_SINCE
+        plain["rows"], plain["word_rows"] = batch.rows, batch.word_rows
     if batch.layers:
         plain["layers"] = [
             {"step": m.step, "table": m.table, "metric": m.metric, "values": pack(m.values)}
@@ -187,7 +199,7 @@ def _to_plain(batch: Batch, pack: Any, pack_steps: Any) -> dict[str, Any]:
     if batch.hello is not None:
         h = batch.hello
         plain["hello"] = {
-            "started_at": h.started_at,
+            **({} if math.isnan(h.started_at) else {"started_at": h.started_at}),
             "host": h.host,
             "pid": h.pid,
             "local_rank": h.local_rank,
@@ -230,8 +242,8 @@ def _from_plain(plain: Any) -> Batch:
         phase=text_of(fields, "phase", ""),
         error=text_of(fields, "error", ""),
         hello=None if hello is None else _hello(mapping_of(hello, "hello")),
-        columns=_columns(fields, "columns", np.float64),
-        words=_columns(fields, "words", np.uint64),
+        columns=_columns(fields, "columns", np.float64) | _rows(fields, "rows", np.float64),
+        words=_columns(fields, "words", np.uint64) | _rows(fields, "word_rows", np.uint64),
         prints=tuple(
             _print(mapping_of(p, f"prints[{i}]"), f"prints[{i}]")
             for i, p in enumerate(items_of(fields, "prints"))
@@ -277,6 +289,17 @@ def _columns(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> dict[str,
                 f"has {steps.size} steps but values of shape {list(values.shape)}",
             )
         columns[name] = Column(steps, values)
+    return columns
+
+
+def _rows(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> dict[str, Column]:
+    columns = columns_of(rows_of(fields, key, dtype), dtype)
+    beside = "words" if dtype is np.uint64 else "columns"
+    twice = columns.keys() & optional_mapping_of(fields, beside).keys()
+    if twice:
+        raise WireError(f"{key}.{min(twice)}", f"stands in {beside} as well")
+    if len(columns) > MAX_COLUMNS:
+        raise WireError(key, f"have {len(columns)} series; at most {MAX_COLUMNS} fit into a batch")
     return columns
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.agent.wire.batch import Array, Int64
+from rankscope.agent.wire.batch import Array, Int64, Row
 from rankscope.agent.wire.plain import clean
 
 MAX_NAME_LENGTH = 250
@@ -175,6 +175,28 @@ def steps_of(value: Any, where: str, expected: int) -> Int64:
     return steps
 
 
+def rows_of(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> list[Row]:
+    """The rows of a field, each `[step, {name: value}]`; none where it is missing."""
+    number = _word if dtype is np.uint64 else _number
+    rows: list[Row] = []
+    for place, row in enumerate(items_of(fields, key)):
+        if not isinstance(row, list | tuple) or len(row) != 2:
+            raise WireError(f"{key}[{place}]", "a row is [step, {name: value}]")
+        step, values = row
+        if not _is_size(step) or step >= 2**63:
+            raise WireError(f"{key}[{place}]", f"begins with a step from 0, not {step!r}")
+        made = {}
+        for name, value in mapping_of(values, f"{key}[{place}]").items():
+            if not is_known_name(name):
+                check_name(name, f"{key}[{place}].{name}")
+            try:
+                made[name] = value if type(value) is float else number(value)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise WireError(f"{key}[{place}].{name}", f"is no number: {error}") from error
+        rows.append((step, made))
+    return rows
+
+
 def array_of(value: Any, dtype: type[Any], where: str) -> Array:
     """An array of exactly `dtype` from its msgpack or its JSON form; read-only where it can be."""
     if isinstance(value, Mapping):
@@ -227,11 +249,10 @@ def flat_array(value: Any, dtype: type[Any]) -> Array | None:
 
 
 def _word(value: Any) -> int:
-    if isinstance(value, str):
-        return int(value, 16)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is no word of 64 bits")
-    return value
+    word = int(value, 16) if isinstance(value, str) else value
+    if isinstance(word, bool) or not isinstance(word, int) or not 0 <= word < 2**64:
+        raise ValueError(f"{value!r} is no word of 64 bits")
+    return word
 
 
 def _number(value: Any) -> float:

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.collector import Collector
 
@@ -32,14 +31,10 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
     return found
 
 
-def column(values: list[float], first: int = 0) -> wire.Column:
-    return wire.Column(np.arange(first, first + len(values)), np.array(values))
-
-
 def test_what_is_written_is_read_by_tensorboard(tmp_path: Path) -> None:
     writer = EventWriter(tmp_path, rank=3)
-    writer.write({"loss": column([2.5, 0.5]), "eval/accuracy": column([0.25], first=1)})
-    writer.write({"loss": column([math.inf, -0.125], first=2)})
+    writer.write([(0, {"loss": 9.0}), (0, {"loss": 2.5}), (1, {"loss": 0.5})])
+    writer.write([(2, {"loss": math.inf}), (1, {"eval/accuracy": 0.25}), (3, {"loss": -0.125})])
     writer.close()
 
     assert scalars(tmp_path / "rank_3") == {
@@ -50,7 +45,7 @@ def test_what_is_written_is_read_by_tensorboard(tmp_path: Path) -> None:
 
 def test_not_a_number_stays_one(tmp_path: Path) -> None:
     writer = EventWriter(tmp_path, rank=0)
-    writer.write({"loss": column([math.nan])})
+    writer.write([(0, {"loss": math.nan})])
     writer.close()
 
     assert math.isnan(scalars(tmp_path / "rank_0")["loss"][0])

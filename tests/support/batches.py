@@ -40,6 +40,12 @@ def columns(draw: st.DrawFn, values: st.SearchStrategy[Any], dtype: type[Any]) -
 counts = st.integers(0, 5)
 
 
+def rows(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[wire.Row, ...]]:
+    # What stands in rows stands in no column.
+    row = st.tuples(steps, st.dictionaries(names.map("row {}".format), values, max_size=3))
+    return st.lists(row, max_size=4).map(tuple)
+
+
 @st.composite
 def prints(draw: st.DrawFn) -> wire.Print:
     tensors, buckets = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
@@ -115,6 +121,8 @@ batches = st.builds(
     hello=st.none() | hellos,
     columns=st.dictionaries(names, columns(floats, np.float64), max_size=3),
     words=st.dictionaries(names, columns(words, np.uint64), max_size=2),
+    rows=rows(floats),
+    word_rows=rows(words),
     prints=st.lists(prints(), max_size=2).map(tuple),
     layers=st.lists(layers, max_size=2).map(tuple),
     events=st.lists(events, max_size=2).map(tuple),

@@ -32,7 +32,7 @@ def plain(**fields: Any) -> dict[str, Any]:
 @relaxed
 @given(batches)
 def test_msgpack_brings_back_what_was_sent(sent: wire.Batch) -> None:
-    assert same(wire.decode(wire.encode(sent)), sent)
+    assert same(wire.decode(wire.encode(sent)), wire.in_columns(sent))
 
 
 @relaxed
@@ -40,13 +40,54 @@ def test_msgpack_brings_back_what_was_sent(sent: wire.Batch) -> None:
 def test_json_brings_back_what_was_sent(sent: wire.Batch) -> None:
     text = json.dumps(wire.to_json(sent), allow_nan=False)
 
-    assert same(wire.from_json(json.loads(text)), sent)
+    assert same(wire.from_json(json.loads(text)), wire.in_columns(sent))
 
 
 @relaxed
 @given(batches)
 def test_both_forms_say_the_same(sent: wire.Batch) -> None:
     assert same(wire.decode(wire.encode(sent)), wire.from_json(wire.to_json(sent)))
+
+
+def test_rows_are_read_as_columns() -> None:
+    rows = ((4, {"loss": 0.5, "lr": 0.1}), (2, {"loss": math.nan}), (4, {"loss": 0.25}))
+    sent = batch(rows=rows, word_rows=((4, {"parameters": 2**64 - 1}),))
+
+    read = wire.decode(wire.encode(sent))
+
+    assert (read.rows, read.word_rows) == ((), ())
+    loss, lr = read.columns["loss"], read.columns["lr"]
+    # The later value of a step stands.
+    assert dict(zip(loss.steps.tolist(), loss.values.tolist(), strict=True)) == {
+        4: 0.25,
+        2: pytest.approx(math.nan, nan_ok=True),
+    }
+    assert (lr.steps.tolist(), lr.values.tolist()) == ([4], [0.1])
+    assert read.words["parameters"].values.tolist() == [2**64 - 1]
+    assert (sent.points, read.points) == (5, 4)
+
+
+def test_few_rows_stay_rows_and_many_become_columns() -> None:
+    def sent(count: int) -> dict[str, Any]:
+        rows = tuple((step, {"loss": 0.5, "accuracy": 0.25}) for step in range(count))
+        made = wire.encode(batch(rows=rows))
+        assert wire.decode(made).columns["loss"].steps.tolist() == list(range(count))
+        read: dict[str, Any] = msgpack.unpackb(made)
+        return read
+
+    # One that cannot read rows must not overlook them.
+    assert (sent(64)["v"], sent(65)["v"]) == (2, 1)
+    assert len(sent(64)["rows"]) == 64
+    assert "rows" not in sent(65)
+
+
+def test_series_with_the_same_steps_share_them() -> None:
+    # By which the server knows, without comparing, what it can store together.
+    sent = batch(rows=tuple((step, {"loss": 0.5, "lr": 0.1}) for step in (0, 64)))
+
+    columns = wire.decode(wire.encode(sent)).columns
+
+    assert columns["loss"].steps is columns["lr"].steps
 
 
 def test_non_finite_numbers_are_data() -> None:
@@ -200,7 +241,7 @@ def test_bytes_that_broke_on_the_way_are_taken_or_refused(sent: wire.Batch, data
         ({"seq": 2**63}, "seq"),
         ({"world_size": 0}, "world_size"),
         ({"state": "asleep"}, "state"),
-        ({"v": 2}, "v"),
+        ({"v": wire.VERSION + 1}, "v"),
         ({"v": True}, "v"),
         ({"sent_at": "NaN"}, "sent_at"),
         ({"sent_at": 10**400}, "sent_at"),
@@ -213,6 +254,30 @@ def test_bytes_that_broke_on_the_way_are_taken_or_refused(sent: wire.Batch, data
         ({"columns": {"loss": {"steps": [0.5], "values": [1.0]}}}, "columns.loss.steps"),
         ({"columns": {"loss": {"steps": [0], "values": ["nan"]}}}, "columns.loss.values"),
         ({"columns": {"loss": {"steps": [0], "values": [[1.0]]}}}, "columns.loss"),
+        ({"rows": {"loss": 1.0}}, "rows"),
+        ({"rows": [[0, {}], 7]}, "rows[1]"),
+        ({"rows": [[0]]}, "rows[0]"),
+        ({"rows": [[-1, {"loss": 1.0}]]}, "rows[0]"),
+        ({"rows": [[2**63, {"loss": 1.0}]]}, "rows[0]"),
+        ({"rows": [[0.5, {"loss": 1.0}]]}, "rows[0]"),
+        ({"rows": [[True, {"loss": 1.0}]]}, "rows[0]"),
+        ({"rows": [[0, 1.0]]}, "rows[0]"),
+        ({"rows": [[0, {"a\n": 1.0}]]}, "rows[0].a\n"),
+        ({"rows": [[0, {"loss": None}]]}, "rows[0].loss"),
+        ({"rows": [[0, {"loss": "nan"}]]}, "rows[0].loss"),
+        ({"rows": [[0, {"loss": 10**400}]]}, "rows[0].loss"),
+        ({"rows": [[0, {f"m{i}": 1.0 for i in range(10_001)}]]}, "rows"),
+        (
+            {
+                "rows": [[0, {"loss": 1.0}]],
+                "columns": {"loss": {"steps": [1], "values": [1.0]}},
+            },
+            "rows.loss",
+        ),
+        ({"word_rows": [[0, {"parameters": 2**64}]]}, "word_rows[0].parameters"),
+        ({"word_rows": [[0, {"parameters": -1}]]}, "word_rows[0].parameters"),
+        ({"word_rows": [[0, {"parameters": 0.5}]]}, "word_rows[0].parameters"),
+        ({"word_rows": [[0, {"parameters": "-1"}]]}, "word_rows[0].parameters"),
         ({"columns": {"": {"steps": [], "values": []}}}, "columns."),
         ({"words": {"start": {"steps": [0], "values": ["xyz"]}}}, "words.start.values"),
         ({"words": {"start": {"steps": [0], "values": [-1]}}}, "words.start.values"),
@@ -276,6 +341,15 @@ def test_what_a_script_may_leave_out() -> None:
     assert received.project == "default"
     assert received.through_step == -1
     assert received.columns["loss"].values.tolist() == [1.0]
+
+
+def test_a_hello_that_leaves_out_when_it_began_can_be_sent_on() -> None:
+    taken = wire.from_json(plain(hello={"host": "node-7"}))
+
+    for again in (wire.decode(wire.encode(taken)), wire.from_json(wire.to_json(taken))):
+        assert again.hello is not None
+        assert math.isnan(again.hello.started_at)
+        assert again.hello.host == "node-7"
 
 
 def test_too_many_series_are_refused() -> None:
