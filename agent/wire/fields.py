@@ -190,7 +190,7 @@ def rows_of(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> list[Row]:
             if not is_known_name(name):
                 check_name(name, f"{key}[{place}].{name}")
             try:
-                made[name] = value if type(value) is float else number(value)
+                made[name] = number(value)
             except (TypeError, ValueError, OverflowError) as error:
                 raise WireError(f"{key}[{place}].{name}", f"is no number: {error}") from error
         rows.append((step, made))

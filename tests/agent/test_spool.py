@@ -299,6 +299,7 @@ def test_what_an_earlier_process_left_comes_in_its_order(tmp_path: Path) -> None
 
 def things(batch: wire.Batch) -> list[object]:
     """Everything that a batch says, one by one."""
+    batch = wire.in_columns(batch)
     found: list[object] = [] if batch.hello is None else ["hello"]
     for kind, columns in (("column", batch.columns), ("word", batch.words)):
         for name, column in columns.items():
