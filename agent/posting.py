@@ -27,12 +27,13 @@ import urllib3.connection
 LARGEST_ANSWER = 64 * 1024
 _CLOSED = "it closed the connection without an answer"
 # The head of an answer: accepted, of a length that is told, over a connection that stays.
+_OTHERS = (
+    rb"(?:(?!connection:|transfer-encoding:|content-length:|retry-after:)"
+    rb"[!-9;-~]+:[^\r\n]*\r\n)*"
+)
 _USUAL = re.compile(
-    rb"HTTP/1\.1 200 [^\r\n]*\r\n"
-    rb"(?:(?!connection:|transfer-encoding:|content-length:)[!-9;-~]+:[^\r\n]*\r\n)*"
-    rb"content-length: *(\d{1,4}) *\r\n"
-    rb"(?:(?!connection:|transfer-encoding:|content-length:)[!-9;-~]+:[^\r\n]*\r\n)*"
-    rb"\r\n",
+    rb"HTTP/1\.1 200 [^\r\n]*\r\n%b"
+    rb"content-length: *(\d{1,4}) *\r\n%b\r\n" % (_OTHERS, _OTHERS),
     re.IGNORECASE,
 )
 _LENGTH = re.compile(rb"(?<=\r\ncontent-length: )\d+(?=\r\n)", re.IGNORECASE)
@@ -96,7 +97,7 @@ class Poster:
             if reply is not None:
                 return reply
         outcome = self._post(body, connect, read)
-        if isinstance(outcome, NoReply) and outcome.why == _CLOSED:
+        if kept is None and isinstance(outcome, NoReply) and outcome.why == _CLOSED:
             # A kept connection that the server closed while it was idle; a new one tells more.
             outcome = self._post(body, connect, read)
         return outcome
@@ -153,7 +154,7 @@ class _Kept:
         return self._connection.sock is not None and self._connection.is_connected
 
     def post(self, body: bytes, read: float) -> Reply | NoReply | None:
-        """As `Poster.post`; None where the post is to be made again, over another connection."""
+        """As `Poster.post`; None where it was closed, and the post is to be made again."""
         sock = self._connection.sock
         try:
             until = time.monotonic() + read
@@ -161,25 +162,21 @@ class _Kept:
             # In one piece: one packet, mostly.
             sock.sendall(b"%b%d%b%b" % (self._before, len(body), self._after, body))
             data = b""
-            while True:
-                part = sock.recv(LARGEST_ANSWER)
+            while part := sock.recv(LARGEST_ANSWER):
                 data += part
                 usual = _USUAL.match(data)
-                if usual is not None:
-                    text = data[usual.end() :]
-                    missing = int(usual[1]) - len(text)
-                    if not missing:
-                        return Reply(200, None, text)
-                    if missing < 0:
-                        usual = None  # more than was asked for
-                whole = b"\r\n\r\n" in data or len(data) > LARGEST_ANSWER
-                if not part or (usual is None and whole):
-                    return self._unusual(data, max(until - time.monotonic(), 1e-3))
-                sock.settimeout(max(until - time.monotonic(), 1e-3))
+                end = usual.end() + int(usual[1]) if usual else 0
+                if usual and len(data) == end:
+                    return Reply(200, None, data[usual.end() :])
+                left = max(until - time.monotonic(), 1e-3)
+                if len(data) > (end or LARGEST_ANSWER) or (not usual and b"\r\n\r\n" in data):
+                    return self._unusual(data, left)
+                sock.settimeout(left)
+            raise EOFError
         except TimeoutError:
             self._connection.close()
             return NoReply(_late(read))
-        except (OSError, http.client.HTTPException):
+        except (OSError, EOFError, http.client.HTTPException):
             # Closed while it was idle, mostly.
             self._connection.close()
             return None
@@ -188,8 +185,6 @@ class _Kept:
         sock = self._connection.sock
         sock.settimeout(seconds)
         try:
-            if not begun:
-                return None
             answer = _Answer(sock, method="POST", begun=begun)
             answer.begin()
             text = answer.read(LARGEST_ANSWER + 1)
@@ -250,9 +245,13 @@ class _Remembering(urllib3.connection.HTTPConnection):
     response_class = _Answer
     head = b""
 
+    def putrequest(self, *args: Any, **kwargs: Any) -> None:
+        self.head = b""
+        super().putrequest(*args, **kwargs)
+
     def send(self, data: Any) -> None:
-        if isinstance(data, bytes) and data.startswith(b"POST ") and data.endswith(b"\r\n\r\n"):
-            self.head = data
+        # The head goes in one piece, and first.
+        self.head = self.head or data
         super().send(data)
 
 
