@@ -20,7 +20,7 @@ _LARGEST_STEP = 2**63 - 1
 _Entry = tuple[str, int, Any]
 # After so many entries sorted in one go, the sender pauses: whoever holds the interpreter's lock
 # for long makes one step of the training as much longer, and waking up again another one.
-_ENTRIES_A_GO = 512
+ENTRIES_A_GO = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,7 @@ class Records:
         left, size = len(self._entries), 0
         while left and size < max_points and len(names) < wire.MAX_COLUMNS // 2:
             left -= 1
-            if left and not left % _ENTRIES_A_GO:
+            if left and not left % ENTRIES_A_GO:
                 pause()
             try:
                 kind, step, content = self._entries.popleft()

@@ -12,9 +12,11 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
+
+import numpy as np
 
 from rankscope.agent import wire
 from rankscope.agent.delivery import Counters, Delivery, Pace
@@ -23,7 +25,7 @@ from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
 from rankscope.agent.outbox import Outbox, halve, weight_of
 from rankscope.agent.process_ends import close_at_exit_of_child, remember
-from rankscope.agent.records import Drained, Records
+from rankscope.agent.records import ENTRIES_A_GO, Drained, Records
 from rankscope.agent.spool import SpoolFolder, folder_of, folders_of_rank
 from rankscope.agent.tensorboard import EventThread
 from rankscope.agent.transport import Transport
@@ -35,6 +37,9 @@ _log = logging.getLogger("rankscope")
 _BATCHES_A_ROUND = 20
 # How long the training thread is let go on between two pieces of our work.
 _PAUSE_SECONDS = 0.0005
+# Rows up to here stay rows: beside a training, which has the caches to itself, making series of a
+# few points each takes longer than all the rest. More of them repeat their names too often.
+_MOST_ROWS = 64
 # How often a batch may fail to be encoded in halves, quarters and so on before the rest is given
 # up, and how many hellos may.
 _FAILED_ENCODINGS = 64
@@ -311,6 +316,13 @@ class Sender:
         if self._final is None:
             time.sleep(_PAUSE_SECONDS)
 
+    def _in_turns(self, rows: Iterable[wire.Row]) -> Iterator[wire.Row]:
+        """The rows, with time between them for the training thread."""
+        for place, row in enumerate(rows, 1):
+            yield row
+            if not place % ENTRIES_A_GO:
+                self._let_others()
+
     def _put(self, drained: Drained, *, state: str = "running", error: str = "") -> None:
         """Append a batch, where there is something to say or a sign of life is due."""
         now = time.monotonic()
@@ -326,6 +338,12 @@ class Sender:
             return
         self._next_heartbeat = now + self._pace.heartbeat
         self._through_step = max(self._through_step, drained.through_step)
+        points: dict[str, Any] = {"rows": drained.rows, "word_rows": drained.word_rows}
+        if len(drained.rows) + len(drained.word_rows) > _MOST_ROWS:
+            points = {
+                "columns": wire.columns_of(self._in_turns(drained.rows), np.float64),
+                "words": wire.columns_of(self._in_turns(drained.word_rows), np.uint64),
+            }
         identity = self._identity
         # Whatever becomes of the batch: the server takes no two of the same number.
         seq, self._seq = self._seq, self._seq + 1
@@ -343,12 +361,11 @@ class Sender:
             phase=self._phase() or "",
             error=error,
             hello=self._say_hello() if self._delivery.hello_wanted else None,
-            rows=drained.rows,
-            word_rows=drained.word_rows,
             prints=drained.prints,
             layers=drained.layers,
             events=drained.events,
             dropped=self._records.dropped,
+            **points,
         )
         self._append(batch, [_FAILED_ENCODINGS])
 

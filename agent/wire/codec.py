@@ -52,15 +52,10 @@ _LITTLE_ENDIAN = {np.dtype(name): name for name in ("<f8", "<f4", "<u8", "<i8")}
 
 MAX_BODY_BYTES = 32 * 2**20
 MAX_COLUMNS = 10_000
-# Rows up to here stay rows: a training that has the caches to itself makes series of a few points
-# slow work, and it is its processor. More of them repeat their names too often.
-_MOST_ROWS = 64
 
 
 def encode(batch: Batch) -> bytes:
     """Bytes (msgpack) of a batch."""
-    if len(batch.rows) + len(batch.word_rows) > _MOST_ROWS:
-        batch = in_columns(batch)
     # Text may hold what is no Unicode (file names in error messages): better a `?` than no batch.
     packed: bytes = msgpack.packb(
         _to_plain(batch, _pack_array, _PackedSteps()), use_bin_type=True, unicode_errors="replace"
