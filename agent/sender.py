@@ -20,7 +20,6 @@ import numpy as np
 
 from rankscope.agent import wire
 from rankscope.agent.delivery import Counters, Delivery, Pace
-from rankscope.agent.guard import Guard
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
 from rankscope.agent.outbox import Outbox, halve, weight_of
@@ -29,6 +28,7 @@ from rankscope.agent.records import ENTRIES_A_GO, Drained, Records
 from rankscope.agent.spool import SpoolFolder, folder_of, folders_of_rank
 from rankscope.agent.tensorboard import EventThread
 from rankscope.agent.transport import Transport
+from rankscope.agent.troubles import Troubles
 
 __all__ = ["Counters", "Pace", "Sender"]
 
@@ -89,15 +89,20 @@ class Sender:
         self._records = records
         self._options = options
         self._identity = identity
-        self._on_problem = on_problem
         self._session = session or secrets.token_hex(8)
         self._pace = pace or Pace()
         self._pid = os.getpid()
-        self._told: set[str] = set()
         self._transport_missing = False
         self._next_transport = 0.0
         self._through_step = -1
-        self._guard = Guard(self._report_fault)
+        self._troubles = Troubles(
+            records,
+            options,
+            identity,
+            step=lambda: max(self._through_step, 0),
+            on_problem=on_problem,
+        )
+        self._guard = self._troubles.guard
         # Batches must go on whatever happens, so this one is never disabled.
         self._rounds = self._guard.probe("sender", tolerance=sys.maxsize)
         self._hello = self._guard.probe("hello", tolerance=3)(hello)
@@ -109,7 +114,7 @@ class Sender:
 
         folder = folder_of(options.spool, identity.run, identity.rank, self._session)
         self._folders = [SpoolFolder(folder)]
-        self._outbox = Outbox(self._folders[0], lose=records.lose, trouble=self._report_spool)
+        self._outbox = Outbox(self._folders[0], lose=records.lose, trouble=self._troubles.spool)
         # Held while facts become batches and batches change place; never during a request.
         self._turn = threading.RLock()
         self._delivery = Delivery(
@@ -117,7 +122,7 @@ class Sender:
             self._new_transport(),
             pace=self._pace,
             turn=self._turn,
-            tell=self._tell,
+            tell=self._troubles.tell,
             on_connected=self._guard.probe("connected")(on_connected),
         )
         self._events: EventThread | None = None
@@ -165,7 +170,7 @@ class Sender:
         except RuntimeError:
             # No thread can start any more (interpreter shutdown, limit of the system): `close`
             # then writes to the spool what was handed over.
-            self._report_fault("sender", "no thread can be started; what is recorded is spooled")
+            self._troubles.fault("sender", "no thread can be started; what is recorded is spooled")
             return
         self._thread = thread
         close_at_exit_of_child()
@@ -205,7 +210,7 @@ class Sender:
         if not self._finished:
             # One that waits for a server is no fault of ours.
             if thread is not None and thread.is_alive() and not self._delivery.posting:
-                self._report_fault("sender", f"has not come back: it is {_place_of(thread)}")
+                self._troubles.fault("sender", f"has not come back: it is {_place_of(thread)}")
             _within(left, self._finish_from_here)
         self._closed.set()
 
@@ -440,77 +445,14 @@ class Sender:
         with self._rounds:
             self._outbox.spill()
         with self._rounds:
-            self._tell_what_is_left()
+            box = self._outbox
+            self._troubles.left(lost=box.waiting, kept=len(box), disk_problem=box.disk_problem)
         for folder in self._folders:
             with self._rounds:
                 folder.close()
         if not stuck:
             with self._rounds:
                 self._delivery.close()
-
-    # ----------------------------------------------------------------------------------- reporting
-
-    def _tell_what_is_left(self) -> None:
-        lost, kept = self._outbox.waiting, len(self._outbox)
-        if lost:
-            self._records.lose("spool_failed", lost)
-            self._tell(
-                "spool",
-                f"{lost} points are lost: the server is away, and the spool cannot be written "
-                f"({self._outbox.disk_problem})",
-            )
-        elif kept and "away" not in self._told:
-            self._tell(
-                "left",
-                f"{kept} batches have not been sent and wait in {self._options.spool}; "
-                "send them with `rankscope sync`",
-            )
-
-    def _tell(self, kind: str, text: str) -> None:
-        if kind in self._told:
-            return
-        self._told.add(kind)
-        if kind in ("away", "refused", "too_large"):
-            # For the page of the run, once the server is there: it explains what is missing there.
-            self._event(f"server: {text}")
-        identity = self._identity
-        if kind == "away":
-            text = (
-                f"the server {self._options.server} is away ({text}). Training goes on; batches "
-                f"wait in {self._options.spool} until it is back, or for `rankscope sync`"
-            )
-        # What all ranks of a node see in the same way, one of them says.
-        if kind in ("away", "left") and identity.local_rank != 0:
-            _log.info("rank %d: %s", identity.rank, text)
-            return
-        if kind not in ("away", "left") and identity.world_size > 1:
-            text = f"rank {identity.rank}: {text}"
-        with self._guard.probe("report"):
-            self._on_problem(f"rankscope: {text}")
-
-    def _report_fault(self, probe: str, text: str) -> None:
-        self._event(f"{probe}: {text}")
-        self._tell(
-            f"fault {probe}", f"a part of the agent failed, training goes on: {probe}: {text}"
-        )
-
-    def _report_spool(self, text: str) -> None:
-        if "fault spool" not in self._told:
-            self._report_fault("spool", f"cannot be written: {text}")
-
-    def _event(self, text: str) -> None:
-        if self._records.stopped:
-            return  # all has been said; it is in the log
-        step = max(self._through_step, 0)
-        self._records.event(wire.Event(step=step, kind="agent.fault", text=text[:1000]))
-
-    def _note_lost_uploader(self, why: str) -> None:
-        # Nothing is lost with it: no fault, but to be known where steps are measured.
-        text = f"the uploader's process is of no use ({why}); a thread of the trainer posts"
-        _log.info("rankscope: rank %d: %s", self._identity.rank, text)
-        if not self._records.stopped:
-            step = max(self._through_step, 0)
-            self._records.event(wire.Event(step=step, kind="agent.note", text=text))
 
     def _new_transport(self) -> Transport | None:
         # None where there can be none: a proxy of a kind that is not known, say.
@@ -525,7 +467,7 @@ class Sender:
                 read_timeout=self._pace.read_timeout,
                 uploader_after=self._pace.uploader_after,
                 uploader_faults=self._guard.probe("uploader"),
-                uploader_lost=self._note_lost_uploader,
+                uploader_lost=self._troubles.uploader_lost,
             )
         self._transport_missing = transport is None
         return transport

@@ -85,6 +85,32 @@ class StepFacts:
             self.later.append((pending, deliver))
 
 
+class SharedPass:
+    """A pass over tensors for one sampling tier, which now and then serves a rarer one as well.
+
+    What it would have cost alone is what decides how often the first tier looks.
+
+    Args:
+        tier: the one that it is always made for.
+        rarer: the other one.
+    """
+
+    def __init__(self, tier: str, rarer: str) -> None:
+        self._tier = tier
+        self._rarer = rarer
+        self._alone = 0.0
+
+    def charge(self, facts: StepFacts, seconds: float, *, both: bool) -> None:
+        """Charges the time of a pass, for both tiers or for the first alone."""
+        alone = seconds
+        if both:
+            alone = min(self._alone or seconds / 2, seconds)
+            facts.charge(self._rarer, seconds - alone)
+        else:
+            self._alone = seconds
+        facts.charge(self._tier, alone)
+
+
 class Context:
     """What all probes of a monitor share.
 

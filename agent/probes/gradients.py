@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rankscope.agent.fingerprint import Pending, Prints
-from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.base import Context, Probe, SharedPass, StepFacts
 from rankscope.agent.probes.norms import (
     gathered,
     lie_here,
@@ -44,7 +44,7 @@ class Gradients(Probe):
         super().__init__(context)
         self._rows: GradientRows | None = None
         self._following = -1  # the step after a full one
-        self._alone = 0.0  # seconds of a pass for the norms alone, where others go with it
+        self._pass = SharedPass("signals", "full")
         self._told = False
 
     def after_step(self, facts: StepFacts) -> None:
@@ -68,16 +68,10 @@ class Gradients(Probe):
             self._hand_over(facts, group, taken, posted=full)
         if full:
             self._following = facts.step + 1
-        if not looked:
-            self._alone = passed
-            facts.charge("signals", passed)
-        elif squared:
-            # What it would have cost alone is what decides how often the norms are looked at.
-            alone = min(self._alone or passed / 2, passed)
-            facts.charge("signals", alone)
-            facts.charge("full", passed - alone)
-        else:
+        if looked and not squared:
             facts.charge("full", passed)
+        else:
+            self._pass.charge(facts, passed, both=looked)
         if context.signals:
             with facts.charged("signals"):
                 self._measure(facts, gradients, taken if squared else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.base import Context, Probe, SharedPass, StepFacts
 from rankscope.agent.probes.norms import lie_here
 from rankscope.agent.tensors import TensorGroup
 
@@ -30,7 +30,7 @@ class Parameters(Probe):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._last: _Look | None = None
-        self._alone = 0.0  # seconds of a pass for the word alone, where sketches go with it
+        self._pass = SharedPass("word", "full")
 
     def start(self, facts: StepFacts) -> None:
         """What the parameters are at attach."""
@@ -59,28 +59,18 @@ class Parameters(Probe):
             facts.words["outside_optimizer"] = (now - look.word) % 2**64
 
         facts.when_ready(pending, deliver)
-        self._charge(facts, time.perf_counter() - began)
+        self._pass.charge(facts, time.perf_counter() - began, both=self.context.full)
 
     def after_step(self, facts: StepFacts) -> None:
         """What the step left."""
         if self.context.word:
             began = time.perf_counter()
             self._take(facts, "parameters", facts.step, sketches=self.context.full)
-            self._charge(facts, time.perf_counter() - began)
+            self._pass.charge(facts, time.perf_counter() - began, both=self.context.full)
 
     def disturbed(self) -> None:
         """Another optimizer has moved some of the parameters: no look at who did it."""
         self._last = None
-
-    def _charge(self, facts: StepFacts, passed: float) -> None:
-        if not self.context.full:
-            self._alone = passed
-            facts.charge("word", passed)
-            return
-        # What it would have cost alone is what decides how often the word is looked at.
-        alone = min(self._alone or passed / 2, passed)
-        facts.charge("word", alone)
-        facts.charge("full", passed - alone)
 
     def _take(self, facts: StepFacts, stage: str, of_step: int, *, sketches: bool) -> None:
         group = self.context.parameters

@@ -182,7 +182,7 @@ class Agent:
         """One step."""
         self.trainer.step()
 
-    def look(self) -> int:
+    def tiers_due(self) -> int:
         """How many sampling tiers are due at the step in progress."""
         # Known to the agent alone, and no user's business.
         if not getattr(self.monitor, "_watched", False):
@@ -275,7 +275,7 @@ class Background:
         self._files: dict[str, int] = {}
         self.known = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").exists()
 
-    def look(self) -> None:
+    def find(self) -> None:
         """Finds them: call it when one was started or has ended."""
         found = {
             f"/proc/self/task/{thread.native_id}"

@@ -121,7 +121,7 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
         folder = Path(plan.folder) / f"{runs[-1]}-{dist.get_rank()}"
         writer = TensorBoard(trainer, folder, watched)
         plain_arm = Plain(trainer, watched)
-        clock.background.look()
+        clock.background.find()
         worked, began = clock.background.seconds(), time.perf_counter()
         before = 1 if typical < _SWITCHED_SECONDS else 0
         while _still(began + workload.seconds * plan.scale / trainers):
@@ -271,7 +271,7 @@ class _Clock:
         worked = background()
         for i in range(count):
             if looks is not None and isinstance(arm, Agent):
-                looks[i] = arm.look()
+                looks[i] = arm.tiers_due()
             began = clock()
             step()
             seconds[i] = clock() - began

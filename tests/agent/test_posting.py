@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from support.collector import wait_until
@@ -44,13 +48,14 @@ class Server:
     """
 
     listening: socket.socket
+    scheme: str = "http"
     script: list[Says] = field(default_factory=list)
     requests: list[tuple[bytes, bytes]] = field(default_factory=list)
     connections: list[int] = field(default_factory=list)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.listening.getsockname()[1]}/in"
+        return f"{self.scheme}://127.0.0.1:{self.listening.getsockname()[1]}/in"
 
     def serve(self) -> None:
         taken = 0
@@ -269,6 +274,37 @@ def test_a_flood_is_no_answer(server: Server, poster: Poster, flood: bytes) -> N
     assert post(poster) == TAKEN
 
     assert post(poster) == CLOSED
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate")
+def test_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with context.wrap_socket(socket.create_server(("127.0.0.1", 0)), server_side=True) as listening:
+        server = Server(listening, "https", [Says(), Says(), Says(closes=True)])
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        poster = Poster(server.url, {}, None)
+
+        bodies = [b"batch", b"x" * 300_000, b"last", b"again", b"and again"]
+        assert [post(poster, body) for body in bodies] == [TAKEN] * 5
+
+        assert [body for _, body in server.requests] == bodies
+        assert server.connections == [1, 1, 1, 2, 2]
+        poster.close()
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_through_a_proxy(server: Server) -> None:
