@@ -36,10 +36,10 @@ _OURS = (
     *(
         f"rankscope.server.{name}"
         for name in (
-            *("align", "alerts", "compare", "conservation", "detectors", "element_sums"),
-            *("local_gradients", "own_copies", "pending", "replicas", "run_evaluation", "spans"),
-            *("storage.columns", "storage.evaluation", "storage.layers", "storage.lives"),
-            "window",
+            *("align", "alerts", "compare", "comparisons", "conservation", "detectors"),
+            *("element_sums", "local_gradients", "own_copies", "pending", "replicas"),
+            *("run_evaluation", "spans", "storage.columns", "storage.evaluation"),
+            *("storage.layers", "storage.lives", "window"),
         )
     ),
 )
