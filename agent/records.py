@@ -151,6 +151,8 @@ class Records:
         after the end), `not_a_number`, `bad_name`, `bad_step` and `unsendable` (what the wire
         cannot carry). The sender adds its own.
         """
+        if not self._lost:
+            return {}  # as nearly always
         total: Counter[str] = Counter()
         for (_, reason), count in list(self._lost.items()):
             total[reason] += count

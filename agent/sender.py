@@ -416,8 +416,10 @@ class Sender:
         )
 
     def _write_events(self, drained: Drained) -> None:
+        if self._options.tensorboard is None or not drained.rows:
+            return
         probe = self._guard.probe("tensorboard")
-        if self._options.tensorboard is None or not drained.rows or not probe.enabled:
+        if not probe.enabled:
             return
         with probe:
             if self._events is None:

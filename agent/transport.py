@@ -15,10 +15,11 @@ import json
 import math
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
+from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -113,7 +114,7 @@ class Transport:
         self._answered = False
         self._uploader: Uploader | None = None
         self._uploader_at = time.monotonic() + uploader_after
-        self._uploader_faults = uploader_faults or contextlib.nullcontext()
+        self._contained = _Contained(self, uploader_faults or contextlib.nullcontext())
         self._uploader_lost = uploader_lost
         self._loss_told = False
         # Whether it has reached the server: it may be that only this process does.
@@ -155,7 +156,7 @@ class Transport:
         """
         if not self._uploader_proven:
             return False
-        with self._contained():
+        with self._contained:
             uploader = self._uploader
             assert uploader is not None
             uploader.send(body, connect=self._connect_timeout, read=self._read_timeout)
@@ -168,14 +169,14 @@ class Transport:
         uploader was lost.
         """
         reply = None
-        with self._contained():
+        with self._contained:
             if self._uploader is not None and self._uploader.busy:
                 reply = self._uploader.answer()
         return None if reply is None else _meaning(reply)
 
     def listen(self, seconds: float) -> None:
         """Returns after so long, or when the uploader has got an answer that is to be heard."""
-        with self._contained():
+        with self._contained:
             if self._uploader is not None:
                 self._uploader.listen(seconds)
 
@@ -199,7 +200,7 @@ class Transport:
 
     def _by_uploader(self, body: bytes, connect: float, read: float) -> Reply | NoReply | None:
         """What the uploader brought; None where this process has to post."""
-        with self._contained():
+        with self._contained:
             if self._uploader is None:
                 if not self._answered or time.monotonic() < self._uploader_at:
                     return None
@@ -211,19 +212,6 @@ class Transport:
             if self._uploader.ready():
                 return self._uploader.post(body, connect=connect, read=read)
         return None
-
-    @contextlib.contextmanager
-    def _contained(self) -> Iterator[None]:
-        """Nothing that fails in dealing with the uploader goes further, and then it is lost."""
-        with self._uploader_faults:
-            try:
-                yield
-            except UploaderLost as lost:
-                self._lose(str(lost), _AGAIN_SECONDS if lost.came_up else math.inf)
-            except BaseException:
-                # An answer that was not read would be taken for that to the next post.
-                self._dismiss()
-                raise
 
     def _lose(self, why: str, again_after: float) -> None:
         self._dismiss()
@@ -237,6 +225,34 @@ class Transport:
         self._uploader_proven = False
         if uploader is not None:
             uploader.close()
+
+
+class _Contained:
+    """Nothing that fails in dealing with the uploader goes further, and then it is lost."""
+
+    def __init__(self, transport: Transport, faults: AbstractContextManager[Any]) -> None:
+        self._transport = transport
+        self._faults = faults
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if error is None:
+            return False
+        with self._faults:
+            if isinstance(error, UploaderLost):
+                again_after = _AGAIN_SECONDS if error.came_up else math.inf
+                self._transport._lose(str(error), again_after)
+                return True
+            # An answer that was not read would be taken for that to the next post.
+            self._transport._dismiss()
+        return bool(self._faults.__exit__(kind, error, trace))
 
 
 def _proxy(server: str) -> str | None:

@@ -173,14 +173,14 @@ class Uploader:
         bell = self._bell
         if bell is None or seconds <= 0:
             return
-        with contextlib.suppress(OSError):
+        try:
             bell.settimeout(seconds)
-            try:
-                rung = bell.recv(_BELLS)
-            except TimeoutError:
+            if bell.recv(_BELLS):
                 return
-            if rung:
-                return
+        except TimeoutError:
+            return
+        except OSError:
+            pass
         # The bell is gone; who calls again and again must not keep the processor busy.
         time.sleep(min(seconds, 0.01))
 
