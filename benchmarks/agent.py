@@ -25,7 +25,9 @@ such blocks: a second opinion for a quiet one, with five rounds and more.
 After the rounds the agent is left in force for a while, as it is for a user (`the agent alone`).
 There the steps during which its threads or its uploader ran are compared with all others, and the
 steps of each kind of look with those not looked at: the sharpest measure of the steps that it makes
-slow, where two arms differ by chance.
+slow, where two arms differ by chance. Beside it stands in how many steps they worked for more than
+a fifth of a step on all ranks together, by their processor time, which no noise is in: in no other
+step can they have taken as much from the training.
 
 Times of steps are noisy where ranks wait for each other on busy cores; what the training thread
 itself does is less so. The last line of a workload tells by how many microseconds of processor time
@@ -215,7 +217,8 @@ def show(results: dict[str, Any]) -> None:
             told = (
                 f"in 1,000 steps {interval(alone['slow'], 2)} slow by its threads and uploader "
                 f"(they ran in {alone['hit']['value']:.1f}, which are "
-                f"{interval(alone['hit_length'], 2)} times as long), "
+                f"{interval(alone['hit_length'], 2)} times as long, and worked for more than a "
+                f"fifth of a step in {interval(alone['overworked'], 2)}), "
                 f"{interval(alone['felt'], 2)} by looks"
             )
             print(f"  {'the agent alone':42}{alone['steps']:>7} {told}")

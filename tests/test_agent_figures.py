@@ -103,7 +103,12 @@ def test_what_the_threads_do_to_a_step_is_told_apart_from_what_is_slow_anyway():
         hit = draw.random(20_000) < 0.01
         look = np.where(draw.random(20_000) < 0.004, 1, 0) + (draw.random(20_000) < 0.002) * 2
         stretches.append(
-            figures.Steps(seconds * np.where(hit, 1.15, 1.0) * (1 + 0.3 * (look > 1)), hit)
+            figures.Steps(
+                seconds * np.where(hit, 1.15, 1.0) * (1 + 0.3 * (look > 1)),
+                hit,
+                # A tenth of a step where it works, and every fifth time three tenths.
+                worked=0.01 * hit * np.where(np.arange(len(hit)) % 5, 0.1, 0.3),
+            )
         )
         looks.append(look)
     found = figures.slow_alone(stretches, looks)
@@ -111,5 +116,6 @@ def test_what_the_threads_do_to_a_step_is_told_apart_from_what_is_slow_anyway():
     assert found["hit_length"]["low"] < 1.15 < found["hit_length"]["high"]
     # A tenth of all steps is slow; 15 % more make hardly another one slow.
     assert found["slow"]["value"] < 1.0
+    assert found["overworked"]["value"] == pytest.approx(found["hit"]["value"] / 5, abs=0.5)
     # Looks of the first kind cost nothing, those beyond take 30 % of a step.
     assert found["felt"]["value"] == pytest.approx(2.0, abs=0.4)

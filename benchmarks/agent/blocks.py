@@ -141,7 +141,7 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
         looked.append(looks)
         watched.close()
         writer.close()
-    rounds, others, alone = (_hit_on_any_rank(r) for r in (rounds, others, alone))
+    rounds, others, alone = (_on_all_ranks(r) for r in (rounds, others, alone))
     again_runs, again = _reattached(plan, workload, trainer, typical)
     if dist.get_rank() != 0:
         return {}
@@ -263,7 +263,7 @@ class _Clock:
             looks: takes how closely the agent looks at each step, [count].
         """
         seconds = np.empty(count)
-        hit = np.zeros(count, dtype=np.bool_)
+        works = np.empty(count)
         clock, step, background = time.perf_counter, arm.step, self.background.seconds
         arm.begin()
         for _ in range(before):
@@ -276,9 +276,8 @@ class _Clock:
             step()
             seconds[i] = clock() - began
             now = background()
-            hit[i] = now - worked > _HIT_SECONDS
-            worked = now
-        return Steps(seconds, hit)
+            works[i], worked = now - worked, now
+        return Steps(seconds, works > _HIT_SECONDS, worked=works)
 
 
 def _joined(parts: list[Steps]) -> Steps:
@@ -295,16 +294,15 @@ def _still(until: float) -> bool:
     return bool(left.item())
 
 
-def _hit_on_any_rank(rounds: list[Round]) -> list[Round]:
+def _on_all_ranks(rounds: list[Round]) -> list[Round]:
     """The ranks wait for each other: a post of one is felt by all."""
     told: list[Any] = [None] * dist.get_world_size()
-    mine = [{name: np.packbits(steps.hit) for name, steps in r.items()} for r in rounds]
+    mine = [{name: (steps.hit, steps.worked) for name, steps in r.items()} for r in rounds]
     dist.all_gather_object(told, mine)
     for number, made in enumerate(rounds):
         for name, steps in made.items():
-            count = len(steps.hit)
-            for theirs in told:
-                steps.hit |= np.unpackbits(theirs[number][name], count=count).astype(np.bool_)
+            steps.hit = np.any([theirs[number][name][0] for theirs in told], axis=0)
+            steps.worked = np.sum([theirs[number][name][1] for theirs in told], axis=0)
     return rounds
 
 

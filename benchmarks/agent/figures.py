@@ -46,6 +46,8 @@ class Steps:
         phases: processor time of rank 0's training thread in each part of each step, [n, parts];
             empty where it was not measured.
         looked: whether the agent looked at the step on rank 0, [n]; empty where that is not known.
+        worked: seconds that threads and uploaders of the agent worked during the step, those of
+            all ranks together, [n]; empty where it was not measured.
     """
 
     seconds: Floats
@@ -53,6 +55,7 @@ class Steps:
     processor: Floats = field(default_factory=lambda: np.empty(0))
     phases: Floats = field(default_factory=lambda: np.empty((0, 0)))
     looked: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    worked: Floats = field(default_factory=lambda: np.empty(0))
 
 
 Round = dict[str, Steps]
@@ -145,11 +148,13 @@ def slow_alone(
         uploader ran; `slow`, those that take more than `SLOW` times the median because of that,
         which is the share of hit steps times (slow ones among them less slow ones among the
         others); `felt`, those with a look of a kind that lengthens the median step by more than
-        `SLOW` says. `hit_length`, the median of hit steps to that of those that are neither hit
-        nor looked at: where times vary much, many of them are slow that would nearly have been slow
-        by themselves. And `steps`.
+        `SLOW` says; `overworked`, those in which its threads and uploaders worked longer than that
+        on all ranks together: the others they cannot have lengthened so much, had they all worked
+        one after the other while the training stood still. `hit_length`, the median of hit steps to
+        that of those that are neither hit nor looked at: where times vary much, many of them are
+        slow that would nearly have been slow by themselves. And `steps`.
     """
-    parts: list[tuple[Floats, Bools, npt.NDArray[np.int64]]] = []
+    parts: list[tuple[Floats, Bools, npt.NDArray[np.int64], Floats]] = []
     for steps, look in zip(stretches, looks, strict=True):
         # Pieces of a stretch, each with the pace that the machine had then.
         for piece in np.array_split(np.arange(len(steps.seconds)), _PIECES):
@@ -158,10 +163,14 @@ def slow_alone(
             seconds = steps.seconds[piece]
             plain = seconds[(look[piece] == 0) & ~steps.hit[piece]]
             unit = np.median(plain if len(plain) else seconds)
-            parts.append((seconds / unit, steps.hit[piece], look[piece]))
+            parts.append(
+                (seconds / unit, steps.hit[piece], look[piece], steps.worked[piece] / unit)
+            )
 
     def figures(chosen: npt.NDArray[np.int64]) -> dict[str, float]:
-        relative, hit, look = (np.concatenate([parts[i][k] for i in chosen]) for k in range(3))
+        relative, hit, look, worked = (
+            np.concatenate([parts[i][k] for i in chosen]) for k in range(4)
+        )
         is_slow, share = relative > SLOW, float(hit.mean())
         more = float(is_slow[hit].mean() - is_slow[~hit].mean()) if 0 < share < 1 else 0.0
         kinds = [(look == k) & ~hit for k in range(1, 6)]
@@ -171,6 +180,7 @@ def slow_alone(
             "hit": 1e3 * share,
             "slow": 1e3 * share * more,
             "felt": 1e3 * felt / len(look),
+            "overworked": 1e3 * float((worked > SLOW - 1).mean()),
             "hit_length": length,
         }
 
