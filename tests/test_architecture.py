@@ -60,6 +60,7 @@ NAMED_WAITING = {
 }
 NAMED_COLLECTIVES = {
     ("agent/last_words.py", "reader.recv(64)"): "a socket between two threads of one process",
+    ("agent/posting.py", "sock.recv(LARGEST_ANSWER)"): "the sender thread, for the server",
     ("agent/uploader.py", "bell.recv(_BELLS)"): "the sender thread, for its process",
     ("agent/uploader.py", "connection.recv(1)"): "does not wait",
     ("agent/uploader.py", "connection.recv(_RECEIVED_BYTES)"): "the sender thread, for its process",

@@ -24,17 +24,23 @@ def collector() -> Iterator[Collector]:
         yield running
 
 
-@pytest.fixture(params=["here", "by uploader"])
+@pytest.fixture(params=["here", "here again", "by uploader", "by uploader again"])
 def transport(collector: Collector, request: pytest.FixtureRequest) -> Iterator[Transport]:
-    """Of both ways to post, which are to mean the same."""
+    """Of all ways to post, which are to mean the same."""
+    by_uploader = request.param.startswith("by uploader")
     made = Transport(collector.url, None, connect_timeout=1.0, read_timeout=0.3)
-    if request.param == "by uploader":
+    if by_uploader:
         uploader = made._uploader = Uploader(*made._address)
         made._uploader_proven = True
         uploader.start()
         wait_until(uploader.ready)
+    if request.param.endswith("again"):
+        # Those after the first over a connection are made in another way.
+        assert isinstance(made.post(wire.encode(wire.Batch(run="r", rank=0, seq=99))), Accepted)
+        collector.requests = 0
+        collector.authorizations.clear()
     yield made
-    assert (made._uploader is not None) == (request.param == "by uploader")
+    assert (made._uploader is not None) == by_uploader
     made.close()
 
 
