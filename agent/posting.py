@@ -25,6 +25,8 @@ import urllib3.connection
 
 # Our answers have some hundred bytes; a page of another service may have any size.
 LARGEST_ANSWER = 64 * 1024
+# Up to here the head and a body are put together.
+_ONE_PIECE = 64 * 1024
 _CLOSED = "it closed the connection without an answer"
 # The head of an answer: accepted, of a length that is told, over a connection that stays.
 _OTHERS = (
@@ -91,7 +93,7 @@ class Poster:
         """
         kept, self._kept = self._kept, None
         if kept is not None and kept.usable:
-            reply = kept.post(body, read)
+            reply = kept.post(body, connect, read)
             if isinstance(reply, Reply):
                 self._kept = kept
             if reply is not None:
@@ -104,7 +106,10 @@ class Poster:
 
     def close(self) -> None:
         """Closes the connection."""
-        self._kept = None
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            # The pool closes what it has once it is gone itself; an error may keep it for a while.
+            kept.close()
         self._pool.clear()
 
     def _post(self, body: bytes, connect: float, read: float) -> Reply | NoReply:
@@ -153,14 +158,26 @@ class _Kept:
         # A server that is to close it may say so before (408), or what it says is no answer.
         return self._connection.sock is not None and self._connection.is_connected
 
-    def post(self, body: bytes, read: float) -> Reply | NoReply | None:
+    def close(self) -> None:
+        """Closes it."""
+        self._connection.close()
+
+    def post(self, body: bytes, connect: float, read: float) -> Reply | NoReply | None:
         """As `Poster.post`; None where it was closed, and the post is to be made again."""
         sock = self._connection.sock
+        head = b"%b%d%b" % (self._before, len(body), self._after)
+        late = f"it did not take the batch within {connect:.3g} s"
         try:
+            # As urllib3 does: to send takes no longer than to connect.
+            sock.settimeout(connect)
+            if len(body) <= _ONE_PIECE:
+                sock.sendall(head + body)  # one packet, mostly
+            else:
+                sock.sendall(head)
+                sock.sendall(body)
+            late = _late(read)
             until = time.monotonic() + read
             sock.settimeout(read)
-            # In one piece: one packet, mostly.
-            sock.sendall(b"%b%d%b%b" % (self._before, len(body), self._after, body))
             data = b""
             while part := sock.recv(LARGEST_ANSWER):
                 data += part
@@ -175,7 +192,7 @@ class _Kept:
             raise EOFError
         except TimeoutError:
             self._connection.close()
-            return NoReply(_late(read))
+            return NoReply(late)
         except (OSError, EOFError, http.client.HTTPException):
             # Closed while it was idle, mostly.
             self._connection.close()

@@ -30,11 +30,13 @@ class Says:
         pieces: sent one after the other.
         pause: seconds between two of them.
         closes: whether it closes the connection then.
+        deaf: seconds before it reads more of the request than its head.
     """
 
     pieces: Sequence[bytes] = (USUAL,)
     pause: float = 0.001
     closes: bool = False
+    deaf: float = 0.0
 
 
 @dataclass
@@ -81,11 +83,15 @@ class Server:
             data += part
         head, body = data.split(b"\r\n\r\n", 1)
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        says = self.script.pop(0) if self.script else Says()
+        time.sleep(says.deaf)
         while len(body) < length:
-            body += connection.recv(65536)
+            part = connection.recv(1 << 20)
+            if not part:
+                return False
+            body += part
         self.requests.append((head, body))
         self.connections.append(number)
-        says = self.script.pop(0) if self.script else Says()
         for piece in says.pieces:
             connection.sendall(piece)
             time.sleep(says.pause)
@@ -264,6 +270,20 @@ def test_an_answer_has_so_much_time_all_in_all(
     assert len(server.requests) == 2
     # The answer that was not waited for is not that to the next.
     assert post(poster) == TAKEN
+
+
+def test_a_server_that_does_not_take_the_batch(server: Server, poster: Poster) -> None:
+    server.script = [Says(), Says(deaf=1.5)]
+    assert post(poster) == TAKEN
+    large = b"x" * 30_000_000
+    began = time.monotonic()
+
+    outcome = poster.post(large, connect=0.3, read=5.0)
+
+    assert outcome == NoReply("it did not take the batch within 0.3 s")
+    assert time.monotonic() - began < 1.3
+    assert post(poster, large) == TAKEN
+    assert [body == large for _, body in server.requests] == [False, True]
 
 
 @pytest.mark.parametrize(
