@@ -6,8 +6,8 @@ without the rest of the package.
 urllib3 connects (through a proxy, over TLS) and makes the first post of a connection. Beside a
 training, which has the caches to itself, a post by it takes 0.8 ms of processor time, nearly all of
 it for fetching code. So the posts after it repeat the first one's head with another length, and the
-usual answer is read without a parser: 0.1 ms. Any other answer is left to `http.client`, and any
-other trouble to urllib3, which makes the post again.
+usual answer is read without a parser: 0.1 ms. Any other answer is left to `http.client`; where the
+connection was closed, urllib3 makes the post again over a new one.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _ONE_PIECE = 64 * 1024
 _CLOSED = "it closed the connection without an answer"
 # The head of an answer: accepted, of a length that is told, over a connection that stays.
 _OTHERS = (
-    rb"(?:(?!connection:|transfer-encoding:|content-length:|retry-after:)"
-    rb"[!-9;-~]+:[^\r\n]*\r\n)*"
+    rb"(?:(?!connection:(?! *keep-alive *\r\n)|transfer-encoding:|content-|retry-after:)"
+    rb"[!-9;-~]+:[^\r\n]*\r\n|content-type:[^\r\n]*\r\n)*"
 )
 _USUAL = re.compile(
     rb"HTTP/1\.1 200 [^\r\n]*\r\n%b"
     rb"content-length: *(\d{1,4}) *\r\n%b\r\n" % (_OTHERS, _OTHERS),
     re.IGNORECASE,
 )
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
 _LENGTH = re.compile(rb"(?<=\r\ncontent-length: )\d+(?=\r\n)", re.IGNORECASE)
 
 
@@ -185,10 +186,12 @@ class _Kept:
                 end = usual.end() + int(usual[1]) if usual else 0
                 if usual and len(data) == end:
                     return Reply(200, None, data[usual.end() :])
-                left = max(until - time.monotonic(), 1e-3)
-                if len(data) > (end or LARGEST_ANSWER) or (not usual and b"\r\n\r\n" in data):
-                    return self._unusual(data, left)
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
                 sock.settimeout(left)
+                if len(data) > (end or LARGEST_ANSWER) or (not usual and _END_OF_HEAD.search(data)):
+                    return self._unusual(data, surplus=usual is not None)
             raise EOFError
         except TimeoutError:
             self._connection.close()
@@ -198,18 +201,21 @@ class _Kept:
             self._connection.close()
             return None
 
-    def _unusual(self, begun: bytes, seconds: float) -> Reply | None:
-        sock = self._connection.sock
-        sock.settimeout(seconds)
+    def _unusual(self, begun: bytes, *, surplus: bool) -> Reply:
+        answer = _Answer(self._connection.sock, method="POST", begun=begun)
         try:
-            answer = _Answer(sock, method="POST", begun=begun)
             answer.begin()
             text = answer.read(LARGEST_ANSWER + 1)
-            if answer.length and len(text) <= LARGEST_ANSWER:
-                return None  # it broke off
+            ended = answer.isclosed()
+            if not (ended or answer.length is None or len(text) > LARGEST_ANSWER):
+                raise EOFError  # it broke off
+            if answer.headers.get("Content-Encoding", "identity") != "identity":
+                raise EOFError  # nobody asked for that, and urllib3 knows what to do with it
+            if surplus or not ended or answer.will_close:
+                self._connection.close()
             return Reply(answer.status, answer.headers.get("Retry-After"), text)
         finally:
-            self._connection.close()
+            answer.close()
 
 
 class _Bounded(io.RawIOBase):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import socket
 import ssl
@@ -85,12 +86,13 @@ class Server:
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         says = self.script.pop(0) if self.script else Says()
         time.sleep(says.deaf)
-        while len(body) < length:
+        taken = bytearray(body)
+        while len(taken) < length:
             part = connection.recv(1 << 20)
             if not part:
                 return False
-            body += part
-        self.requests.append((head, body))
+            taken += part
+        self.requests.append((head, bytes(taken)))
         self.connections.append(number)
         for piece in says.pieces:
             connection.sendall(piece)
@@ -188,6 +190,10 @@ ANSWERS = {
         Says([b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n", b"x" * 200_000]),
         Reply(200, None, b"x" * (LARGEST_ANSWER + 1)),
     ),
+    "bare line feeds": (
+        Says([USUAL.replace(b"\r\n", b"\n")]),
+        TAKEN,
+    ),
     "a folded header": (
         Says([b"HTTP/1.1 200 OK\r\nX-A: b\r\n c\r\nContent-Length: 14\r\n\r\n" + TAKEN.body]),
         TAKEN,
@@ -204,8 +210,17 @@ def test_an_answer_is_understood_whenever_it_comes(
     server.script = [Says()] * earlier + [says]
 
     assert [post(poster) for _ in range(earlier + 2)] == [TAKEN] * earlier + [meant, TAKEN]
-    # One that was answered, whatever it was, is not made again.
-    assert len(server.requests) == earlier + 2
+    # One that was answered, whatever it was, is not made again, and no connection given up for it.
+    given_up = says.closes or len(meant.body) > LARGEST_ANSWER
+    assert server.connections == [1] * (earlier + 1) + [2 if given_up else 1]
+
+
+def test_a_compressed_answer_is_read(server: Server, poster: Poster) -> None:
+    body = gzip.compress(TAKEN.body)
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    server.script = [Says([head + body]) for _ in range(5)]
+
+    assert [post(poster) for _ in range(3)] == [TAKEN] * 3
 
 
 @pytest.mark.parametrize(
@@ -237,6 +252,15 @@ def test_what_is_said_unasked_is_no_answer(server: Server, poster: Poster) -> No
 
     assert post(poster) == TAKEN
     assert server.connections == [1, 2]
+
+
+def test_bytes_without_a_pause_do_not_make_it_longer(server: Server, poster: Poster) -> None:
+    server.script = [Says(), Says([b"HTTP/1.1 200 OK\r\nX-A: ", *[b"a"] * 4000], pause=0.0005)]
+    assert post(poster) == TAKEN
+    began = time.monotonic()
+
+    assert post(poster, read=0.3) == NoReply("no answer within 0.3 s")
+    assert time.monotonic() - began < 0.9
 
 
 def test_more_than_was_announced_is_not_kept(server: Server, poster: Poster) -> None:
@@ -273,7 +297,7 @@ def test_an_answer_has_so_much_time_all_in_all(
 
 
 def test_a_server_that_does_not_take_the_batch(server: Server, poster: Poster) -> None:
-    server.script = [Says(), Says(deaf=1.5)]
+    server.script = [Says(), Says(deaf=1.0)]
     assert post(poster) == TAKEN
     large = b"x" * 30_000_000
     began = time.monotonic()
@@ -282,7 +306,8 @@ def test_a_server_that_does_not_take_the_batch(server: Server, poster: Poster) -
 
     assert outcome == NoReply("it did not take the batch within 0.3 s")
     assert time.monotonic() - began < 1.3
-    assert post(poster, large) == TAKEN
+    assert poster.post(large, connect=10.0, read=10.0) == TAKEN
+    assert server.connections == [1, 2]
     assert [body == large for _, body in server.requests] == [False, True]
 
 
@@ -313,7 +338,7 @@ def test_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context.load_cert_chain(certificate, key)
     with context.wrap_socket(socket.create_server(("127.0.0.1", 0)), server_side=True) as listening:
         server = Server(listening, "https", [Says(), Says(), Says(closes=True)])
-        thread = threading.Thread(target=server.serve)
+        thread = threading.Thread(target=server.serve, daemon=True)
         thread.start()
         poster = Poster(server.url, {}, None)
 
