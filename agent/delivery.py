@@ -16,6 +16,8 @@ from rankscope.agent.transport import Accepted, Away, Outcome, Refused, TooLarge
 # refused hello costs the points of its batch.
 _HELLOS_REFUSED = 2
 _RESTART_SECONDS = 60.0
+# How the decoder of every version refuses those after it.
+_OF_THE_VERSION = "v: version "
 
 # Never the generator of the module `random`: its state belongs to the trainer.
 _jitter = random.Random()
@@ -89,6 +91,7 @@ class Delivery:
     Attributes:
         hello_wanted: the server asked this process for a hello that it has not been given yet.
         dense_until: the server's last wish; None before the first.
+        rows_refused: the server is older than rows, and wants columns.
         stopped: no further request is to be made.
         posting: a request is under way.
     """
@@ -111,6 +114,7 @@ class Delivery:
         self._on_connected = on_connected
         self.hello_wanted = True
         self.dense_until: int | None = None
+        self.rows_refused = False
         self.stopped = False
         self.posting = False
         # What was left to the uploader: then nothing else is posted.
@@ -263,9 +267,13 @@ class Delivery:
                 self._outbox.give_up(entry, "too_large")
                 self._tell("too_large", "the server takes no body as large as one fingerprint")
         else:
-            self._refused(entry, outcome)
+            self._refused(entry, body, outcome)
 
-    def _refused(self, entry: Entry, outcome: Refused) -> None:
+    def _refused(self, entry: Entry, body: bytes, outcome: Refused) -> None:
+        if _OF_THE_VERSION in outcome.why and self._outbox.simplify(entry, body):
+            # A server that was not updated before its trainers: what it can read is enough.
+            self.rows_refused = True
+            return
         self._outbox.give_up(entry, "refused")
         self._hellos_refused += entry.hello
         self._tell(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rankscope.agent import wire
@@ -136,26 +136,20 @@ class Outbox:
     def split(self, entry: Entry, body: bytes) -> bool:
         """Put two halves in the place of the oldest batch; False where it has but one thing."""
         halves = halve(wire.decode(body))
-        if halves is None or not self._entries or self._entries[0] is not entry:
+        if halves is None or not self.begins_with(entry):
             return False
-        self._entries.popleft()
-        self._forget(entry)
-        # The right half first: it keeps a place of its own, the left one takes that of the whole.
-        for half in reversed(halves):
-            content = wire.encode(half)
-            piece = Entry(
-                half.seq,
-                content,
-                weight_of(half) if entry.own else 0,
-                len(content),
-                half.hello is not None,
-                entry.folder,
-                entry.own,
-            )
-            self._entries.appendleft(piece)
-            self._in_memory += piece.size
-            if entry.body is None:
-                self._write(piece)
+        self._put_in_place(entry, halves)
+        return True
+
+    def simplify(self, entry: Entry, body: bytes) -> bool:
+        """Put the oldest batch in the place of itself as older servers know it.
+
+        False where it is so already.
+        """
+        batch = wire.decode(body)
+        if wire.encode(batch) == body or not self.begins_with(entry):
+            return False
+        self._put_in_place(entry, [batch])
         return True
 
     def spill(self) -> None:
@@ -174,6 +168,27 @@ class Outbox:
     def folders(self) -> list[SpoolFolder]:
         """Folders with batches in them."""
         return list({id(e.folder): e.folder for e in self._entries if e.body is None}.values())
+
+    def _put_in_place(self, entry: Entry, batches: Sequence[wire.Batch]) -> None:
+        self._entries.popleft()
+        self._forget(entry)
+        # Of halves the right one first: it keeps a place of its own, the left one takes that of
+        # the whole.
+        for batch in reversed(batches):
+            content = wire.encode(batch)
+            piece = Entry(
+                batch.seq,
+                content,
+                weight_of(batch) if entry.own else 0,
+                len(content),
+                batch.hello is not None,
+                entry.folder,
+                entry.own,
+            )
+            self._entries.appendleft(piece)
+            self._in_memory += piece.size
+            if entry.body is None:
+                self._write(piece)
 
     def _write(self, entry: Entry) -> bool:
         assert entry.body is not None

@@ -28,8 +28,8 @@ class Drained:
     """What a batch is made of.
 
     Attributes:
-        rows: points as they were handed over: step, metric -> float.
-        word_rows: words as they were handed over: step, stage -> 64 bits, without a sign.
+        rows: each step once: step, metric -> float. Of two values the later one stands.
+        word_rows: likewise: step, stage -> 64 bits, without a sign.
         through_step: last step that is complete with this and what was drained before, -1 before
             the first.
         more: whether something was left for the next batch.
@@ -173,8 +173,7 @@ class Records:
             max_points: more than that wait for the next call.
             pause: called now and then, to let the training thread go on.
         """
-        rows: list[wire.Row] = []
-        word_rows: list[wire.Row] = []
+        rows, word_rows = _Steps(), _Steps()
         names: set[str] = set()
         prints: list[wire.Print] = []
         layers: list[wire.Layers] = []
@@ -199,14 +198,12 @@ class Records:
             self._taken += weight
             try:
                 if kind == "scalars":
-                    row = step, content
-                    if not self._is_clean(step, content):
-                        row = self._clean(step, content)
-                    rows.append(row)
-                    names.update(row[1])
+                    step, clean = self._clean(step, content)
+                    rows.add(step, clean)
+                    names.update(clean)
                     size += weight
                 elif kind == "words":
-                    word_rows.append(self._clean_words(step, content))
+                    word_rows.add(*self._clean_words(step, content))
                     size += weight
                 elif kind == "layers":
                     layers.append(content)
@@ -226,8 +223,8 @@ class Records:
         if not self._target:
             self._through = self._promised
         return Drained(
-            rows=tuple(row for row in rows if row[1]),
-            word_rows=tuple(row for row in word_rows if row[1]),
+            rows=tuple(rows.said.items()),
+            word_rows=tuple(word_rows.said.items()),
             prints=tuple(prints),
             layers=tuple(layers),
             events=tuple(events),
@@ -262,38 +259,34 @@ class Records:
                     continue
             self.lose("memory_full", weight)
 
-    def _is_clean(self, step: int, values: Mapping[str, Any]) -> bool:
-        """Whether the wire takes all of a row as it is, as nearly always."""
-        return (
-            type(step) is int
-            and _is_step(step)
-            and type(values) is dict
-            and values.keys() <= self._names
-            and set(map(type, values.values())) <= _FLOAT
-        )
-
-    def _clean(self, step: int, values: Mapping[str, Any]) -> wire.Row:
-        """What the wire takes of a row; the rest is counted."""
+    def _clean(self, step: int, values: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
+        """What the wire takes of a row, mostly all of it as it is; the rest is counted."""
         if not _is_step(step):
             self.lose("bad_step", len(values))
             return 0, {}
+        step = int(step)
+        known = self._names
+        if type(values) is dict and values.keys() <= known:
+            if set(map(type, values.values())) <= _FLOAT:
+                return step, values
         clean = {}
         for name, value in values.items():
             try:
-                number = float(value)
+                number = value if type(value) is float else float(value)
             except (TypeError, ValueError, OverflowError):
                 self.lose("not_a_number", 1)
                 continue
-            # One name that the wire refuses would cost the whole batch.
-            if not isinstance(name, str) or not _is_name(name):
-                self.lose("bad_name", 1)
-                continue
-            if len(self._names) < wire.MAX_COLUMNS:
-                self._names.add(name)
+            if name not in known:
+                # One name that the wire refuses would cost the whole batch.
+                if not isinstance(name, str) or not _is_name(name):
+                    self.lose("bad_name", 1)
+                    continue
+                if len(known) < wire.MAX_COLUMNS:
+                    known.add(name)
             clean[name] = number
-        return int(step), clean
+        return step, clean
 
-    def _clean_words(self, step: int, words: Mapping[str, int]) -> wire.Row:
+    def _clean_words(self, step: int, words: Mapping[str, int]) -> tuple[int, dict[str, int]]:
         if not _is_step(step):
             self.lose("bad_step", len(words))
             return 0, {}
@@ -312,6 +305,26 @@ class Records:
             self.lose("unsendable", 1)
             return
         events.append(event)
+
+
+class _Steps:
+    """What was said of each step, the later of two values of a name."""
+
+    def __init__(self) -> None:
+        self.said: dict[int, dict[str, Any]] = {}
+        self._copied: set[int] = set()
+
+    def add(self, step: int, values: dict[str, Any]) -> None:
+        if not values:
+            return
+        before = self.said.setdefault(step, values)
+        if before is values:
+            return
+        if step not in self._copied:
+            # What was handed over stays as it was.
+            before = self.said[step] = dict(before)
+            self._copied.add(step)
+        before.update(values)
 
 
 def _weight(kind: str, content: Any) -> int:

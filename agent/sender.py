@@ -37,9 +37,9 @@ _log = logging.getLogger("rankscope")
 _BATCHES_A_ROUND = 20
 # How long the training thread is let go on between two pieces of our work.
 _PAUSE_SECONDS = 0.0005
-# Rows up to here stay rows: beside a training, which has the caches to itself, making series of a
-# few points each takes longer than all the rest. More of them repeat their names too often.
-_MOST_ROWS = 64
+# Points up to here go as rows: beside a training, which has the caches to itself, making series of
+# a few points each takes longer than all the rest. More of them repeat their names too often.
+_POINTS_IN_ROWS = 256
 # How often a batch may fail to be encoded in halves, quarters and so on before the rest is given
 # up, and how many hellos may.
 _FAILED_ENCODINGS = 64
@@ -344,7 +344,8 @@ class Sender:
         self._next_heartbeat = now + self._pace.heartbeat
         self._through_step = max(self._through_step, drained.through_step)
         points: dict[str, Any] = {"rows": drained.rows, "word_rows": drained.word_rows}
-        if len(drained.rows) + len(drained.word_rows) > _MOST_ROWS:
+        count = sum(len(said) for _, said in (*drained.rows, *drained.word_rows))
+        if count > _POINTS_IN_ROWS or self._delivery.rows_refused:
             points = {
                 "columns": wire.columns_of(self._in_turns(drained.rows), np.float64),
                 "words": wire.columns_of(self._in_turns(drained.word_rows), np.uint64),

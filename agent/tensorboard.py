@@ -14,7 +14,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from rankscope.agent.wire import Row
 _FLUSH_SECONDS = 5.0
 # Batches that may wait for the disk: half a minute's.
 _MOST_WAITING = 64
+# Points that may wait for it, some 100 bytes each.
+_MOST_POINTS = 500_000
 _CLOSE_SECONDS = 1.0
 
 
@@ -40,18 +42,23 @@ class EventThread:
         self._folder = folder
         self._rank = rank
         self._probe = probe
-        self._waiting: queue.Queue[Iterable[Row] | None] = queue.Queue(_MOST_WAITING)
+        self._waiting: queue.Queue[Sequence[Row] | None] = queue.Queue(_MOST_WAITING)
+        # Each is counted by one thread alone.
+        self._given = self._written = 0
         self._thread = threading.Thread(target=self._run, name="rankscope-tensorboard", daemon=True)
         self._thread.start()
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def write(self, rows: Sequence[Row]) -> None:
         """Has the points of some steps written.
 
         Raises:
             TimeoutError: the disk does not keep up.
         """
         try:
+            if self._given - self._written > _MOST_POINTS:
+                raise queue.Full
             self._waiting.put_nowait(rows)
+            self._given += _points(rows)
         except queue.Full:
             raise TimeoutError(f"{self._folder} does not take what is written to it") from None
 
@@ -74,6 +81,11 @@ class EventThread:
             with contextlib.closing(EventWriter(self._folder, self._rank)) as writer:
                 while (rows := self._waiting.get()) is not None:
                     writer.write(rows)
+                    self._written += _points(rows)
+
+
+def _points(rows: Sequence[Row]) -> int:
+    return sum(len(values) for _, values in rows)
 
 
 class EventWriter:

@@ -29,7 +29,6 @@ from rankscope.agent.wire.batch import (
 from rankscope.agent.wire.codec import (
     CONTENT_TYPE,
     MAX_BODY_BYTES,
-    MAX_COLUMNS,
     VERSION,
     decode,
     encode,
@@ -37,7 +36,7 @@ from rankscope.agent.wire.codec import (
     table_to_json,
     to_json,
 )
-from rankscope.agent.wire.fields import MAX_NAME_LENGTH, WireError
+from rankscope.agent.wire.fields import MAX_COLUMNS, MAX_NAME_LENGTH, WireError
 from rankscope.agent.wire.names import (
     KINDS,
     NO_SAMPLE,

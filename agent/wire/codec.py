@@ -21,6 +21,7 @@ from rankscope.agent.wire.batch import (
     TensorTable,
 )
 from rankscope.agent.wire.fields import (
+    MAX_COLUMNS,
     WireError,
     array_of,
     check_name,
@@ -51,7 +52,6 @@ CONTENT_TYPE = "application/msgpack"
 _LITTLE_ENDIAN = {np.dtype(name): name for name in ("<f8", "<f4", "<u8", "<i8")}
 
 MAX_BODY_BYTES = 32 * 2**20
-MAX_COLUMNS = 10_000
 
 
 def encode(batch: Batch) -> bytes:
@@ -293,8 +293,6 @@ def _rows(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> dict[str, Co
     twice = columns.keys() & optional_mapping_of(fields, beside).keys()
     if twice:
         raise WireError(f"{key}.{min(twice)}", f"stands in {beside} as well")
-    if len(columns) > MAX_COLUMNS:
-        raise WireError(key, f"have {len(columns)} series; at most {MAX_COLUMNS} fit into a batch")
     return columns
 
 

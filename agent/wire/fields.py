@@ -16,6 +16,8 @@ from rankscope.agent.wire.batch import Array, Int64, Row
 from rankscope.agent.wire.plain import clean
 
 MAX_NAME_LENGTH = 250
+MAX_COLUMNS = 10_000
+MAX_ROWS = 10_000
 
 # What is on the wire, by what is made of it.
 _LITTLE = {of: np.dtype(of).newbyteorder("<") for of in (np.float64, np.uint64, np.int64)}
@@ -179,6 +181,7 @@ def rows_of(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> list[Row]:
     """The rows of a field, each `[step, {name: value}]`; none where it is missing."""
     number = _word if dtype is np.uint64 else _number
     rows: list[Row] = []
+    names: set[str] = set()
     for place, row in enumerate(items_of(fields, key)):
         if not isinstance(row, list | tuple) or len(row) != 2:
             raise WireError(f"{key}[{place}]", "a row is [step, {name: value}]")
@@ -194,6 +197,12 @@ def rows_of(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> list[Row]:
             except (TypeError, ValueError, OverflowError) as error:
                 raise WireError(f"{key}[{place}].{name}", f"is no number: {error}") from error
         rows.append((step, made))
+        names.update(made)
+        # Before more is made of them: a few bytes must not ask for much memory.
+        if len(names) > MAX_COLUMNS:
+            raise WireError(key, f"have over {MAX_COLUMNS} series, more than fit into a batch")
+        if len(rows) > MAX_ROWS:
+            raise WireError(key, f"are over {MAX_ROWS}, more than fit into a batch: send columns")
     return rows
 
 

@@ -72,6 +72,17 @@ def test_the_later_value_of_a_step_stays() -> None:
     assert records.dropped == {}
 
 
+def test_whole_numbers_are_numbers() -> None:
+    records = Records()
+    for step in range(3):
+        records.scalars(step, {"epoch": 3, "best": True, "loss": 0.5})
+
+    rows = records.drain().rows
+
+    assert rows == tuple((step, {"epoch": 3.0, "best": 1.0, "loss": 0.5}) for step in range(3))
+    assert {type(value) for _, values in rows for value in values.values()} == {float}
+
+
 def test_a_large_backlog_comes_in_parts_and_in_order() -> None:
     records = Records()
     for step in range(1000):

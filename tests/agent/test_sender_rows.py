@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.collector import Collector, Reply
+from support.sending import Rank, everything_arrived
 
 from rankscope.agent import wire
 from rankscope.agent.launcher import Identity
@@ -48,7 +50,10 @@ def hand_over(records: Records, scalars: int, words: int) -> None:
 
 @pytest.mark.parametrize(
     ("scalars", "words", "rows"),
-    [(1, 0, True), (0, 1, True), (40, 24, True), (40, 25, False), (65, 0, False), (0, 65, False)],
+    [
+        *((1, 0, True), (0, 1, True), (100, 56, True), (100, 57, False)),
+        *((128, 0, True), (129, 0, False), (0, 256, True), (0, 257, False)),
+    ],
 )
 def test_few_points_go_as_rows_and_many_as_series(
     tmp_path: Path, encoded: list[wire.Batch], scalars: int, words: int, rows: bool
@@ -68,6 +73,42 @@ def test_few_points_go_as_rows_and_many_as_series(
     assert [c.values.tolist() for c in read.words.values()] == (
         [[-step % 2**64 for step in range(words)]] if words else []
     )
+
+
+def test_a_server_that_knows_no_rows_gets_columns(
+    tmp_path: Path, encoded: list[wire.Batch]
+) -> None:
+    refusal = {"title": "Unprocessable", "detail": "v: version 2 is not known here (up to 1)"}
+    with Collector() as collector:
+        collector.replies.append(Reply(status=422, body=refusal))
+        one = Rank(collector.url, tmp_path)
+        one.train(3)
+        one.sender.start()
+        collector.wait_for(lambda c: c.stored() == 9)
+        before = len(encoded)
+        one.train(3)
+        one.sender.close()
+
+        everything_arrived(collector, one)
+    assert one.problems == []
+    assert one.sender.counters.dropped == {}
+    assert one.sender.counters.accepted == one.produced == 18
+    assert encoded[0].rows
+    assert not any(batch.rows or batch.word_rows for batch in encoded[before:])
+
+
+def test_a_value_that_is_said_twice_is_one(tmp_path: Path, encoded: list[wire.Batch]) -> None:
+    for count in (20, 200):
+        records = Records()
+        made = sender(records, tmp_path / str(count))
+        for step in range(count):
+            records.scalars(step, {"loss": 9.0, "lr": 0.1})
+            records.scalars(step, {"loss": float(step)})
+        made.close()
+
+        assert made.counters.spooled == 2 * count
+        read = wire.decode(wire.encode(encoded[-1]))
+        assert read.columns["loss"].values.tolist() == [float(step) for step in range(count)]
 
 
 def test_the_training_thread_is_let_go_on_in_between(

@@ -262,6 +262,7 @@ def test_bytes_that_broke_on_the_way_are_taken_or_refused(sent: wire.Batch, data
         ({"rows": [[0, {"loss": "nan"}]]}, "rows[0].loss"),
         ({"rows": [[0, {"loss": 10**400}]]}, "rows[0].loss"),
         ({"rows": [[0, {f"m{i}": 1.0 for i in range(10_001)}]]}, "rows"),
+        ({"rows": [[0, {}]] * 10_001}, "rows"),
         (
             {
                 "rows": [[0, {"loss": 1.0}]],
