@@ -144,9 +144,12 @@ class Outbox:
     def simplify(self, entry: Entry, body: bytes) -> bool:
         """Put the oldest batch in the place of itself as older servers know it.
 
-        False where it is so already.
+        False where it is so already, or of a version that is not known here either.
         """
-        batch = wire.decode(body)
+        try:
+            batch = wire.decode(body)
+        except wire.WireError:
+            return False
         if wire.encode(batch) == body or not self.begins_with(entry):
             return False
         self._put_in_place(entry, [batch])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.batches import batches
+from support.batches import batches, same
 
 from rankscope.agent import wire
 from rankscope.agent.outbox import Outbox, halve
@@ -327,6 +327,32 @@ def test_pieces_say_everything_once_and_in_order(batch: wire.Batch, seq: int) ->
     assert [p.through_step for p in found] == [-1] * (len(found) - 1) + [batch.through_step]
     assert [p.state for p in found] == ["running"] * (len(found) - 1) + [batch.state]
     assert all(len(things(piece)) <= 1 for piece in found)
+
+
+@pytest.mark.parametrize("spilled", [False, True])
+def test_a_batch_that_is_made_simpler_keeps_its_place(tmp_path: Path, spilled: bool) -> None:
+    queue = Queue(tmp_path / "run" / "0-abc")
+    batch = wire.Batch(run="r", rank=0, seq=3, rows=((0, {"loss": 0.5}),))
+    bodies = [wire.encode(batch), wire.encode(wire.Batch(run="r", rank=0, seq=4)), b"not known"]
+    for seq, body in enumerate(bodies, 3):
+        queue.box.put(seq, body, points=1, hello=False)
+    if spilled:
+        queue.box.spill()
+    simplified = []
+    for _ in range(3):
+        head = queue.box.head()
+        assert head is not None
+        simplified.append(queue.box.simplify(*head))
+        head = queue.box.head()
+        assert head is not None
+        if simplified[-1]:
+            assert head[0].seq == 3
+            assert same(wire.decode(head[1]), wire.in_columns(batch))
+            assert not queue.box.simplify(*head)
+        queue.box.acknowledge(head[0])
+
+    assert simplified == [True, False, False]
+    assert queue.box.head() is None
 
 
 @pytest.mark.parametrize("spilled", [False, True])
