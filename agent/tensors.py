@@ -63,7 +63,7 @@ class TensorGroup:
         )
 
     def plan(self, tensors: Sequence[torch.Tensor]) -> FingerprintPlan:
-        """A plan for tensors of these names: kept as long as shapes and dtypes stay."""
+        """A plan for tensors of these names: kept as long as sizes and dtypes stay."""
         if self._plan is None or not self._plan.fits(tensors):
             self._plan = FingerprintPlan(self.names, tensors)
         return self._plan

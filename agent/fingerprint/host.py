@@ -10,6 +10,7 @@ import torch
 from rankscope.agent.fingerprint import kernel, portable
 from rankscope.agent.fingerprint.constants import table
 from rankscope.agent.fingerprint.values import (
+    all_lie_as_they_read,
     kind_of,
     lies_as_it_reads,
     lookup,
@@ -70,12 +71,12 @@ class HostTensors:
         results = tuple(
             None if array is None else array.ctypes.data for array in (digests, sketches, squares)
         )
-        mine = [tensors[row] for row in self.rows]
-        scattered = [i for i, t in enumerate(mine) if not lies_as_it_reads(t)]
-        if not scattered:
-            self._addresses[:] = [t.data_ptr() for t in mine]
+        mine = tensors if len(tensors) == len(self.rows) else [tensors[row] for row in self.rows]
+        if all_lie_as_they_read(mine):
+            self._addresses[:] = list(map(torch.Tensor.data_ptr, mine))
             self._call(0, len(mine), results)
             return
+        scattered = [i for i, t in enumerate(mine) if not lies_as_it_reads(t)]
         for position, tensor in enumerate(mine):
             self._addresses[position] = (
                 self._copied(tensor) if position in scattered else tensor.data_ptr()

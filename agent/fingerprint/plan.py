@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -43,6 +44,9 @@ from rankscope.agent.fingerprint.constants import BUCKETS, tensor_key
 from rankscope.agent.fingerprint.device import DeviceRun, DeviceTensors
 from rankscope.agent.fingerprint.host import HostTensors
 from rankscope.agent.wire import Float64, UInt64
+
+_dtype, _device = attrgetter("dtype"), attrgetter("device")
+_is_cpu = attrgetter("is_cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class Pending:
 class FingerprintPlan:
     """Fingerprints of one list of tensors, again and again.
 
-    Shapes, dtypes and devices are those given at construction; a list that has changed needs a new
+    Sizes, dtypes and devices are those given at construction; a list that has changed needs a new
     plan. The tensors may be on several devices.
 
     Attributes:
@@ -98,9 +102,9 @@ class FingerprintPlan:
 
     def __init__(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
         self.names = tuple(names)
-        self._shapes = [t.shape for t in tensors]
-        self._dtypes = [t.dtype for t in tensors]
-        self._devices = [t.device for t in tensors]
+        self._sizes = list(map(torch.Tensor.numel, tensors))
+        self._dtypes = list(map(_dtype, tensors))
+        self._devices = list(map(_device, tensors))
         self._keys = np.array([tensor_key(n) for n in names], dtype=np.uint64)
         places: dict[torch.device, list[int]] = {}
         for index, tensor in enumerate(tensors):
@@ -114,13 +118,19 @@ class FingerprintPlan:
             else:
                 self._elsewhere.append(DeviceTensors(rows, tensors, device))
         self.on_host = not self._elsewhere
+        self._all_on_cpu = all(map(_is_cpu, tensors))
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the tensors still have the shapes, dtypes and devices of the plan."""
+        """Whether the tensors still have the sizes, dtypes and devices of the plan."""
+        # Loops that are not Python's: this is asked of all parameters, and at many looks.
         return (
-            [t.shape for t in tensors] == self._shapes
-            and [t.dtype for t in tensors] == self._dtypes
-            and [t.device for t in tensors] == self._devices
+            list(map(torch.Tensor.numel, tensors)) == self._sizes
+            and list(map(_dtype, tensors)) == self._dtypes
+            and (
+                all(map(_is_cpu, tensors))
+                if self._all_on_cpu
+                else list(map(_device, tensors)) == self._devices
+            )
         )
 
     def word(self, digests: UInt64) -> int:

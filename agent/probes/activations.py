@@ -151,14 +151,13 @@ class Activations(Probe):
                 calls[call] = calls[call] | found
         self._seconds += time.perf_counter() - began
 
-    @torch.no_grad()
     def after_step(self, facts: StepFacts) -> None:
         """Takes the hooks off and says what they have seen."""
         group = self._group
         if not self._hooks or group is None:
             return
         facts.charge("full", self._seconds)
-        with facts.charged("full"):
+        with facts.charged("full"), torch.no_grad():
             self._hooks.take_off()
             calls, self._calls = self._calls, []
             rows = [row for row, seen in enumerate(calls) if seen]

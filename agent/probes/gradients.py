@@ -12,6 +12,7 @@ from rankscope.agent.fingerprint import Pending, Prints
 from rankscope.agent.probes.base import Context, Probe, SharedPass, StepFacts
 from rankscope.agent.probes.norms import (
     gathered,
+    length_of,
     lie_here,
     norms_of,
     stored,
@@ -19,6 +20,7 @@ from rankscope.agent.probes.norms import (
     written_out,
 )
 from rankscope.agent.tensors import TensorGroup
+from rankscope.agent.wire import Float64
 
 
 class Gradients(Probe):
@@ -79,7 +81,17 @@ class Gradients(Probe):
     def _measure(
         self, facts: StepFacts, gradients: list[torch.Tensor | None], taken: Fingerprints | None
     ) -> None:
-        rows: list[int] = []
+        squares = None if taken is None else taken.squares
+        if squares is not None:
+            # They are plain tensors on the host: nothing has to be asked of each of them.
+            rows = [row for row, gradient in enumerate(gradients) if gradient is not None]
+            if len(rows) < len(squares):
+                squares = squares[rows]
+            facts.scalars["grad_norm"] = length_of(squares)
+            there = [gradient for gradient in gradients if gradient is not None]
+            facts.shared["gradient_norms"] = GradientNorms(rows, there, squares=squares)
+            return
+        rows = []
         tensors: list[torch.Tensor] = []
         for row, gradient in enumerate(gradients):
             if gradient is None:
@@ -96,13 +108,9 @@ class Gradients(Probe):
             rows.append(row)
             tensors.append(values)
         if tensors:
-            squares = None if taken is None else taken.squares
-            if squares is None:
-                norms = gathered(tensor_norms(tensors))
-            else:
-                norms = norms_of(squares[rows])
+            norms = gathered(tensor_norms(tensors))
             facts.scalars["grad_norm"] = torch.linalg.vector_norm(norms)
-            facts.shared["gradient_norms"] = GradientNorms(rows, tensors, norms)
+            facts.shared["gradient_norms"] = GradientNorms(rows, tensors, norms=norms)
 
     def _hand_over(
         self, facts: StepFacts, group: TensorGroup, taken: Fingerprints, *, posted: bool
@@ -122,15 +130,36 @@ class GradientNorms:
     Attributes:
         rows: positions of their parameters in the group, [n].
         tensors: what this rank holds of them (of sparse ones: the stored values), [n].
-        norms: [n], where the gradients are.
     """
 
-    __slots__ = ("norms", "rows", "tensors")
+    __slots__ = ("_norms", "_squares", "rows", "tensors")
 
-    def __init__(self, rows: list[int], tensors: list[torch.Tensor], norms: torch.Tensor) -> None:
+    def __init__(
+        self,
+        rows: list[int],
+        tensors: list[torch.Tensor],
+        *,
+        norms: torch.Tensor | None = None,
+        squares: Float64 | None = None,
+    ) -> None:
         self.rows = rows
         self.tensors = tensors
-        self.norms = norms
+        self._norms = norms
+        self._squares = squares
+
+    @property
+    def norms(self) -> torch.Tensor:
+        """[n], where the gradients are."""
+        if self._norms is None:
+            assert self._squares is not None
+            self._norms = norms_of(self._squares)
+        return self._norms
+
+    def nonzero(self) -> int | torch.Tensor:
+        """How many of them are not zero; one that is NaN is not."""
+        if self._squares is None:
+            return torch.count_nonzero(self.norms)
+        return int(np.count_nonzero(self._squares))
 
 
 class Fingerprints:
@@ -170,7 +199,6 @@ class GradientRows:
         self._plans = TensorGroup(of.table, of.names, ())
         self._none = torch.empty(0)
 
-    @torch.no_grad()
     def begin(
         self,
         gradients: Sequence[torch.Tensor | None],
@@ -185,17 +213,27 @@ class GradientRows:
             gradients: one a parameter of the group.
             digests: whether digests are wanted, where prints are.
             prints: whether anything but sums of squares is.
-            squares: whether these are, as far as the plan can give them.
+            squares: whether these are. Only of gradients that lie here (`lie_here`).
         """
-        tensors: list[torch.Tensor] = []
         unknown: list[int] = []
+        if squares:
+            tensors = [self._none if gradient is None else gradient for gradient in gradients]
+        else:
+            tensors = self._written_out(gradients, unknown)
+        pending = self._plans.plan(tensors).begin(
+            tensors, sketches=prints, digests=prints and digests, squares=squares
+        )
+        return Fingerprints(pending, unknown)
+
+    @torch.no_grad()
+    def _written_out(
+        self, gradients: Sequence[torch.Tensor | None], unknown: list[int]
+    ) -> list[torch.Tensor]:
+        tensors: list[torch.Tensor] = []
         for row, gradient in enumerate(gradients):
             values = self._none if gradient is None else written_out(gradient)
             if values is None:
                 unknown.append(row)
                 values = self._none
             tensors.append(values)
-        pending = self._plans.plan(tensors).begin(
-            tensors, sketches=prints, digests=prints and digests, squares=squares
-        )
-        return Fingerprints(pending, unknown)
+        return tensors

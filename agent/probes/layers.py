@@ -42,13 +42,12 @@ class LayerNorms(Probe):
         self._copies: _Copies | None = None
         self._copied = False
 
-    @torch.no_grad()
     def before_step(self, facts: StepFacts) -> None:
         """Copies the small tensors."""
         self._copied = self.context.full
         if not self._copied:
             return
-        with facts.charged("full"):
+        with facts.charged("full"), torch.no_grad():
             group = self.context.parameters
             tensors = [held(p) for p in group.tensors]
             copies = self._copies
@@ -56,7 +55,6 @@ class LayerNorms(Probe):
                 copies = self._copies = _Copies(group, tensors)
             copies.take(tensors)
 
-    @torch.no_grad()
     def after_step(self, facts: StepFacts) -> None:
         """Measures what the step did."""
         self._without_gradient(facts)
@@ -65,7 +63,7 @@ class LayerNorms(Probe):
         group = self.context.parameters
         if not copied or copies is None or copies.group is not group or not self.context.full:
             return
-        with facts.charged("full"):
+        with facts.charged("full"), torch.no_grad():
             tensors = [held(p) for p in group.tensors]
             found = _Found(
                 rows=copies.rows,
@@ -94,8 +92,7 @@ class LayerNorms(Probe):
         if made is not None:
             with facts.charged("signals"):
                 count = len(self.context.parameters.tensors)
-                # A norm that is NaN is one.
-                facts.scalars["tensors_without_gradient"] = count - torch.count_nonzero(made.norms)
+                facts.scalars["tensors_without_gradient"] = count - made.nonzero()
 
 
 def _stacked(norms: list[torch.Tensor]) -> list[torch.Tensor]:

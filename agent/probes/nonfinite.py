@@ -184,8 +184,7 @@ class NonFinite(Probe):
         if norms is None:
             return
         total = facts.scalars["grad_norm"]
-        assert isinstance(total, torch.Tensor)
-        if total.device.type == "cpu":
+        if not isinstance(total, torch.Tensor) or total.is_cpu:
             if math.isfinite(float(total)):
                 return
         elif facts.step > self._watch_until:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -17,9 +19,12 @@ ALL_SMALL = 1 << 22
 
 # A sparse gradient is written out for a moment where it has to be; not beyond this many elements.
 _MAX_WRITTEN_OUT = 16 * 2**20
+_LARGEST = float(np.finfo(np.float32).max)
 # What float32 holds without loss.
 _NARROW = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_STRIDED = frozenset((torch.strided,))
+_dtype, _layout, _is_cpu = attrgetter("dtype"), attrgetter("layout"), attrgetter("is_cpu")
 
 
 def small_enough(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -56,16 +61,15 @@ def lie_here(tensors: Sequence[torch.Tensor | None]) -> bool:
     It adds squares up in float64 while it reads them for their fingerprints; torch, in float32, is
     wrong by 1e-6 for a tensor of 2^18 elements, by 1e-4 for one of 2^22.
     """
-    for tensor in tensors:
-        if tensor is not None and not (
-            type(tensor) in _PLAIN
-            and tensor.is_cpu
-            and tensor.dtype in _NARROW
-            and tensor.layout is torch.strided
-            and tensor.is_contiguous()
-        ):
-            return False
-    return True
+    there = [tensor for tensor in tensors if tensor is not None]
+    # Loops that are not Python's: what is asked of every gradient is asked often.
+    return (
+        _PLAIN.issuperset(map(type, there))
+        and _NARROW.issuperset(map(_dtype, there))
+        and _STRIDED.issuperset(map(_layout, there))
+        and all(map(_is_cpu, there))
+        and all(map(torch.Tensor.is_contiguous, there))
+    )
 
 
 def norms_of(squares: Float64) -> torch.Tensor:
@@ -76,6 +80,16 @@ def norms_of(squares: Float64) -> torch.Tensor:
     """
     with np.errstate(over="ignore", under="ignore"):
         return torch.from_numpy(np.sqrt(squares.astype(np.float32)))
+
+
+def length_of(squares: Float64) -> float:
+    """Norm of all tensors together from sums of squares; overflows where it would in float32.
+
+    Args:
+        squares: float64 [n].
+    """
+    total = float(squares.sum())
+    return math.inf if total > _LARGEST else math.sqrt(total)
 
 
 def gathered(numbers: Sequence[torch.Tensor]) -> torch.Tensor:

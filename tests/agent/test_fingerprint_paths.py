@@ -287,11 +287,19 @@ def test_more_elements_than_31_bits_count():
     assert np.abs(found.sketches).sum() == 1
 
 
-def test_a_plan_fits_its_shapes_dtypes_and_devices():
+def test_a_plan_fits_its_sizes_dtypes_and_devices():
     tensors = [sample((3, 4))]
     plan = FingerprintPlan(["x"], tensors)
     assert plan.fits([sample((3, 4), seed=1)])
-    assert not plan.fits([sample((4, 3))])
+    assert not plan.fits([sample((3, 5))])
     assert not plan.fits([sample((3, 4), dtype=torch.float64)])
     assert not plan.fits([torch.empty((3, 4), device="meta")])
     assert not plan.fits([])
+    assert not plan.fits(tensors * 2)
+    # Of another shape, the same bits have the same digest.
+    other = tensors[0].reshape(4, 3)
+    assert plan.fits([other])
+    assert (
+        plan.compute([other], sketches=False).digests
+        == FingerprintPlan(["x"], [other]).compute([other], sketches=False).digests
+    )

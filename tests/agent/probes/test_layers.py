@@ -176,6 +176,46 @@ def test_what_is_written_between_two_steps_is_no_part_of_the_second():
     harness.close()
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 3e17, 3e18, 1e20, math.inf, math.nan])
+@pytest.mark.parametrize("look", ["full", "signals"])
+def test_the_norm_is_the_one_that_torch_clips_by(size, look):
+    """Also where its squares are too large for float32 (the clipped gradient is zeros then)."""
+    model = model_of()
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.0), probes=PROBES)
+    full = look == "full"
+    harness.context.schedule.plan = lambda step: (True, True, full, full, full)
+    for _ in range(2):
+        generator = torch.Generator().manual_seed(0)
+        for parameter in list(model.parameters())[:3]:
+            parameter.grad = size * torch.randn(parameter.shape, generator=generator)
+        harness.optimizer.step()
+    expected = float(torch.nn.utils.get_total_norm([p.grad for p in list(model.parameters())[:3]]))
+    if size < 1e-15:
+        # Squares that are too small for float32, which torch takes for zero, are none here.
+        expected = size * math.sqrt(300 * 256 + 256 + 256 * 8)
+    assert harness.value("grad_norm") == pytest.approx(expected, rel=1e-2, nan_ok=True)
+    assert harness.value("tensors_without_gradient") == 1
+    harness.close()
+
+
+def test_a_gradient_that_is_kept_negated_is_read_as_what_it_stands_for():
+    model = model_of()
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.0), probes=PROBES)
+    digests = []
+    for negated in (False, True):
+        for parameter in model.parameters():
+            gradient = torch.ones_like(parameter)
+            parameter.grad = torch._neg_view(-gradient) if negated else gradient
+        harness.optimizer.step()
+        (prints,) = (p for p in harness.steps[-1].prints if p.stage == "reduced_gradient")
+        digests.append(prints.digests.tolist())
+    assert model[0].weight.grad.is_neg()
+    assert digests[0] == digests[1]
+    count = sum(p.numel() for p in model.parameters())
+    assert harness.value("grad_norm") == pytest.approx(math.sqrt(count), rel=1e-6)
+    harness.close()
+
+
 def test_norms_of_large_tensors_are_right():
     """Added up in float32, the norm of four million numbers is wrong by 1e-4."""
     model = nn.Linear(2048, 2048, bias=False)
