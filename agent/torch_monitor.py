@@ -24,6 +24,7 @@ from rankscope.agent.probes.parameters import Parameters
 from rankscope.agent.probes.timing import Timing
 from rankscope.agent.probes.watched import WatchedModules
 from rankscope.agent.readout import Readout
+from rankscope.agent.tensors import number
 from rankscope.agent.tracked import Role, Tracked, is_inside
 from rankscope.agent.wire import Event
 
@@ -450,10 +451,12 @@ class TorchMonitor(Monitor):
         plain: dict[str, float] = {}
         tensors: dict[str, torch.Tensor] = {}
         for name, value in scalars.items():
-            if isinstance(value, torch.Tensor):
-                tensors[name] = value
+            # What is on the host arrives together: what is not finite is told of all at once.
+            known = number(value) if isinstance(value, torch.Tensor) else value
+            if isinstance(known, torch.Tensor):
+                tensors[name] = known
             else:
-                plain[name] = float(value)
+                plain[name] = float(known)
         if tensors:
             names = tuple(tensors)
             self._readout.push(

@@ -125,7 +125,7 @@ class Gradients(Probe):
 
 
 class GradientNorms:
-    """Norms of the gradients that there are.
+    """Norms of the gradients that there are, made of sums of squares where these are known.
 
     Attributes:
         rows: positions of their parameters in the group, [n].
@@ -156,7 +156,7 @@ class GradientNorms:
         return self._norms
 
     def nonzero(self) -> int | torch.Tensor:
-        """How many of them are not zero; one that is NaN is not."""
+        """How many of them are not zero; NaN counts as one that is not."""
         if self._squares is None:
             return torch.count_nonzero(self.norms)
         return int(np.count_nonzero(self._squares))

@@ -31,7 +31,7 @@ class LayerNorms(Probe):
     their gradient is not zero.
 
     `tensors_without_gradient`, tier `signals`: the number of tensors that got no gradient, or one
-    of zeros; two operations on the norms that are there.
+    of zeros; they are counted by the norms that are there.
     """
 
     name = "layers"

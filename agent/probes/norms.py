@@ -61,6 +61,9 @@ def lie_here(tensors: Sequence[torch.Tensor | None]) -> bool:
     It adds squares up in float64 while it reads them for their fingerprints; torch, in float32, is
     wrong by 1e-6 for a tensor of 2^18 elements, by 1e-4 for one of 2^22.
     """
+    first = next((tensor for tensor in tensors if tensor is not None), None)
+    if first is not None and not first.is_cpu:
+        return False  # all of a model are where the first one is, as a rule
     there = [tensor for tensor in tensors if tensor is not None]
     # Loops that are not Python's: what is asked of every gradient is asked often.
     return (
@@ -75,15 +78,20 @@ def lie_here(tensors: Sequence[torch.Tensor | None]) -> bool:
 def norms_of(squares: Float64) -> torch.Tensor:
     """Norms from sums of squares, float32 as `tensor_norms` has them: they overflow where it does.
 
+    They do not underflow: where a tensor is not all zeros its norm is not zero.
+
     Args:
         squares: float64 [n].
     """
-    with np.errstate(over="ignore", under="ignore"):
-        return torch.from_numpy(np.sqrt(squares.astype(np.float32)))
+    norms = np.sqrt(squares)
+    norms[squares > _LARGEST] = math.inf
+    with np.errstate(under="ignore"):
+        return torch.from_numpy(norms.astype(np.float32))
 
 
 def length_of(squares: Float64) -> float:
-    """Norm of all tensors together from sums of squares; overflows where it would in float32.
+    """Norm of all tensors together from sums of squares; overflows as `norms_of`, and as that does
+    not underflow.
 
     Args:
         squares: float64 [n].

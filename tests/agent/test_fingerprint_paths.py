@@ -296,6 +296,9 @@ def test_a_plan_fits_its_sizes_dtypes_and_devices():
     assert not plan.fits([torch.empty((3, 4), device="meta")])
     assert not plan.fits([])
     assert not plan.fits(tensors * 2)
+    elsewhere = FingerprintPlan(["x"], [torch.empty(0, device="meta")])
+    assert elsewhere.fits([torch.empty(0, device="meta")])
+    assert not elsewhere.fits([torch.empty(0)])
     # Of another shape, the same bits have the same digest.
     other = tensors[0].reshape(4, 3)
     assert plan.fits([other])

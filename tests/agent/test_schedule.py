@@ -134,6 +134,38 @@ def test_losses_come_although_they_are_felt():
     assert [s for s in due["full"] if s >= 4096] == [4096, 8192, 12_288, 16_384]
 
 
+@pytest.mark.parametrize(
+    ("step_seconds", "cost", "at_first", "later"),
+    [
+        (1.3e-3, 3e-4, 512, 1024),
+        (3e-3, 3.6e-4, 256, 512),  # once in two seconds at least
+        (1.3e-3, 1e-4, 128, 128),  # not felt
+    ],
+)
+def test_losses_that_are_felt_become_rarer_after_20_seconds(step_seconds, cost, at_first, later):
+    schedule = Schedule(overhead=0.01)
+    steps = int(60 / step_seconds)
+    looked = trained(schedule, steps, step_seconds=lambda step: step_seconds, costs={"basic": cost})
+    intervals = {
+        when: {1 << plan["basic"] for _, now, plan in looked if when[0] < now < when[1]}
+        for when in ((8, 19), (25, 60))
+    }
+    assert intervals == {(8, 19): {at_first}, (25, 60): {later}}
+
+
+def test_losses_at_the_edge_of_being_felt_do_not_jump():
+    schedule = Schedule(overhead=0.01)
+    costs = {"basic": 1.1e-4}
+    trained(schedule, 30_000, step_seconds=lambda step: 1e-3, costs=costs)
+    seen = set()
+    for turn in range(20):
+        costs["basic"] = 1.1e-4 if turn % 2 else 0.9e-4
+        first = 30_000 + 20_000 * turn
+        trained(schedule, 20_000, step_seconds=lambda step: 1e-3, costs=costs, first=first)
+        seen.add(schedule.exponents["basic"])
+    assert seen == {10}
+
+
 def test_under_way_a_tier_is_thinned_to_a_small_share_or_to_every_two_seconds():
     found = {}
     for step_seconds in (0.01, 0.04, 0.1, 0.5, 2.0):

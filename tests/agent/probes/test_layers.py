@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from support.probe_harness import Harness
@@ -9,6 +10,7 @@ from torch import nn
 
 from rankscope.agent.probes.gradients import Gradients
 from rankscope.agent.probes.layers import LayerNorms
+from rankscope.agent.probes.norms import length_of, norms_of
 from rankscope.agent.probes.parameters import Parameters
 
 PROBES = (Gradients, Parameters, LayerNorms)
@@ -176,7 +178,7 @@ def test_what_is_written_between_two_steps_is_no_part_of_the_second():
     harness.close()
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 3e17, 3e18, 1e20, math.inf, math.nan])
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 5e16, 3e17, 1e20, math.inf, math.nan])
 @pytest.mark.parametrize("look", ["full", "signals"])
 def test_the_norm_is_the_one_that_torch_clips_by(size, look):
     """Also where its squares are too large for float32 (the clipped gradient is zeros then)."""
@@ -190,12 +192,27 @@ def test_the_norm_is_the_one_that_torch_clips_by(size, look):
             parameter.grad = size * torch.randn(parameter.shape, generator=generator)
         harness.optimizer.step()
     expected = float(torch.nn.utils.get_total_norm([p.grad for p in list(model.parameters())[:3]]))
-    if size < 1e-15:
-        # Squares that are too small for float32, which torch takes for zero, are none here.
+    assert math.isfinite(expected) == (size < 1e17)
+    if size == 1e-30:
+        # Squares that are too small for float32, which torch takes for zero.
+        assert expected == 0
         expected = size * math.sqrt(300 * 256 + 256 + 256 * 8)
-    assert harness.value("grad_norm") == pytest.approx(expected, rel=1e-2, nan_ok=True)
+    assert harness.value("grad_norm") == pytest.approx(expected, rel=1e-2, abs=0, nan_ok=True)
     assert harness.value("tensors_without_gradient") == 1
+    if full:
+        norms = layers(harness.steps[-1])["grad_norm"].values
+        assert math.hypot(*norms[:3]) == pytest.approx(expected, rel=1e-2, abs=0, nan_ok=True)
+        assert (norms[:3] != 0).all()
     harness.close()
+
+
+def test_norms_overflow_in_sum_where_float32_does():
+    assert length_of(np.array([2e38, 2e38])) == math.inf
+    assert length_of(np.array([1.7e38, 1.7e38])) == pytest.approx(3.4e38**0.5)
+    assert math.isnan(length_of(np.array([1.0, math.nan])))
+    assert norms_of(np.array([3.5e38, 3.3e38, 0.0, 1e-60])).tolist() == pytest.approx(
+        [math.inf, 3.3e38**0.5, 0.0, 1e-30], rel=1e-6, abs=0
+    )
 
 
 def test_a_gradient_that_is_kept_negated_is_read_as_what_it_stands_for():

@@ -114,3 +114,20 @@ def test_everything_arrives_and_nothing_changes(collector, tmp_path, name, bad):
     told = next(b.hello.config for b in collector.batches if b.hello)
     assert told["optimizer_tensors"]["share_of_trainable"] == 1.0
     assert not [e for b in collector.batches for e in b.events if e.kind == "agent.fault"]
+
+
+def test_what_is_not_finite_at_a_step_is_told_in_one_event(collector, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with agent.attach(model, optimizer, server=collector.url, run="run", spool=tmp_path):
+        for step in range(4):
+            optimizer.zero_grad()
+            factor = float("inf") if step == 2 else 1.0
+            (factor * model(torch.ones(3, 4)).square().mean()).backward()
+            optimizer.step()
+    events = [e for b in collector.batches for e in b.events if e.kind == "nonfinite"]
+    assert (events[0].step, sorted(events[0].data["scalars"])) == (
+        2,
+        ["grad_norm", "grad_norm_local", "loss"],
+    )
