@@ -44,9 +44,11 @@ _WHOLE = 0.3
 # A look that takes 10 times `overhead` (a tenth of a step, at the usual one) is felt as a slow
 # step, however seldom. No more than one step in a thousand is to be one, and batches have their
 # part in these: once a run is under way, such looks come at one step in 4,096, or one in 48 s.
-# Losses and rates are what a run is followed by: where they are felt by themselves, they come at
-# one step in 1,024, or one in 2 s, and not before the run has lasted for 20 s.
 _PEAK, _PEAK_EXPONENT, _PEAK_SECONDS = 10.0, 12, 48.0
+# Losses and rates are what a run is followed by. A look at these alone, of which more is measured,
+# is felt later and comes more often: at one step in 2,048, or one in 4 s, as batches do; and not
+# before the run has lasted for 20 s.
+_BASIC_PEAK, _BASIC_PEAK_EXPONENT, _BASIC_PEAK_SECONDS = 15.0, 11, 4.0
 # What is felt is said of so many looks at least, and not of those of the start, with cold caches.
 _LEAST_LOOKS = 5
 _WINDOW = 15
@@ -82,8 +84,8 @@ class Schedule:
         steps_under_way: number of steps, or else 20 s, after which a tier that is due more often
             than every two seconds takes 0.08 of `overhead` at most, or 0.3 where it is due at every
             step, and a look that takes more than 10 times `overhead` of a step is taken at one step
-            in 4,096, but every 48 s at least; if it is one at losses and rates alone, at one step
-            in 1,024, but every 2 s at least, and from 20 s on.
+            in 4,096, but every 48 s at least. One at losses and rates alone that takes more than 15
+            times `overhead`, at one step in 2,048, but every 4 s at least, and from 20 s on.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Schedule:
         }
         self._closer: list[tuple[int, int]] = []  # first and last step of each closer look
         self._closer_until = -1  # the last of all
+        self._wanted = -1
         self._exponents = dict.fromkeys(TIERS, 0)
         self._costs: dict[str, deque[float]] = {t: deque(maxlen=_WINDOW) for t in TIERS}
         self._base: deque[float] = deque(maxlen=_WINDOW)
@@ -130,6 +133,10 @@ class Schedule:
             self._closer = [*self._closer, wanted][-_CLOSER_LOOKS:]
             self._closer_until = max(self._closer_until, until_step)
 
+    def look_at(self, step: int) -> None:
+        """Makes losses and rates due at a step: nothing was looked at for long."""
+        self._wanted = step
+
     def due(self, tier: str, step: int) -> bool:
         """Whether a tier is to be sampled at a step."""
         return self.plan(step)[TIERS.index(tier)]
@@ -140,7 +147,7 @@ class Schedule:
             return True, True, True, True, True
         basic, signals, word, full, state = self._masks
         return (
-            not step & basic or step < self._dense_basic_end,
+            not step & basic or step < self._dense_basic_end or step == self._wanted,
             not step & signals or (self._dense_signals and step < self._dense_basic_end),
             not step & word,
             not step & full,
@@ -254,7 +261,7 @@ class Schedule:
                 current -= 1
             if self._is_under_way:
                 current = self._thinned(tier, current, cost, step_seconds)
-            if self._is_under_way and self._is_felt(tier, _PEAK * budget):
+            if self._is_under_way and self._is_felt(tier, budget):
                 current = max(current, _seldom(tier, step_seconds))
             least = current = max(current, least)
             if current <= _OFTEN:
@@ -314,7 +321,8 @@ class Schedule:
                 dear += tiers[tier]
                 looks.append((look + dear, dear))
 
-    def _is_felt(self, tier: str, limit: float) -> bool:
+    def _is_felt(self, tier: str, budget: float) -> bool:
+        limit = (_PEAK if tier != TIERS[0] else _BASIC_PEAK) * budget
         if tier in self._felt:
             limit *= _ROOM
         if tier == TIERS[0]:
@@ -344,7 +352,7 @@ def _seldom(tier: str, step_seconds: float) -> int:
     """The exponent from which on a look that is felt may come."""
     most, seconds = _PEAK_EXPONENT, _PEAK_SECONDS
     if tier == TIERS[0]:
-        most, seconds = _MAX_EXPONENT, _OFTEN_ENOUGH
+        most, seconds = _BASIC_PEAK_EXPONENT, _BASIC_PEAK_SECONDS
     steps = seconds / max(step_seconds, 1e-9)
     return min(most, math.floor(math.log2(max(steps, 1.0))))
 

@@ -90,8 +90,9 @@ def norms_of(squares: Float64) -> torch.Tensor:
 
 
 def length_of(squares: Float64) -> float:
-    """Norm of all tensors together from sums of squares; overflows as `norms_of`, and as that does
-    not underflow.
+    """Norm of all tensors together from sums of squares.
+
+    As with `norms_of` it overflows as in float32, and does not underflow.
 
     Args:
         squares: float64 [n].
