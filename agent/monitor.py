@@ -133,7 +133,6 @@ class Monitor:
         now = time.monotonic()
         if step != self._count.step:
             self._stood, self._stalled_at = (self._count.step, now), ""
-            self._steps_pass()
         elif now - since >= _STALLED_SECONDS and not self.closed:
             place = place_of(self._thread)
             if place != self._stalled_at:
@@ -144,9 +143,6 @@ class Monitor:
                 self._records.event(Event(step=before, kind="stalled", text=place, data=data))
 
     # -------------------------------------------------------------------- for the kinds of monitor
-
-    def _steps_pass(self) -> None:
-        """Told by the sender's thread, every few seconds in which steps have ended."""
 
     def _step_of_log(self) -> int:
         """The step that something logged now belongs to."""

@@ -45,10 +45,6 @@ _WHOLE = 0.3
 # step, however seldom. No more than one step in a thousand is to be one, and batches have their
 # part in these: once a run is under way, such looks come at one step in 4,096, or one in 48 s.
 _PEAK, _PEAK_EXPONENT, _PEAK_SECONDS = 10.0, 12, 48.0
-# Losses and rates are what a run is followed by. A look at these alone, of which more is measured,
-# is felt later and comes more often: at one step in 2,048, or one in 4 s, as batches do; and not
-# before the run has lasted for 20 s.
-_BASIC_PEAK, _BASIC_PEAK_EXPONENT, _BASIC_PEAK_SECONDS = 15.0, 11, 4.0
 # What is felt is said of so many looks at least, and not of those of the start, with cold caches.
 _LEAST_LOOKS = 5
 _WINDOW = 15
@@ -84,8 +80,7 @@ class Schedule:
         steps_under_way: number of steps, or else 20 s, after which a tier that is due more often
             than every two seconds takes 0.08 of `overhead` at most, or 0.3 where it is due at every
             step, and a look that takes more than 10 times `overhead` of a step is taken at one step
-            in 4,096, but every 48 s at least. One at losses and rates alone that takes more than 15
-            times `overhead`, at one step in 2,048, but every 4 s at least, and from 20 s on.
+            in 4,096, but every 48 s at least.
     """
 
     def __init__(
@@ -102,7 +97,7 @@ class Schedule:
         self._dense_basic_end = first_step + dense_basic_steps
         self._dense_signals = True
         self._under_way = first_step + steps_under_way
-        self._is_under_way = self._has_lasted = False
+        self._is_under_way = False
         self._elapsed = 0.0  # seconds that the steps noted so far took, without pauses
         self._planned = 0.0  # seconds a step that the plan was made for
         self._off_pace = False  # whether the last step noted took another time
@@ -113,7 +108,6 @@ class Schedule:
         }
         self._closer: list[tuple[int, int]] = []  # first and last step of each closer look
         self._closer_until = -1  # the last of all
-        self._wanted = -1
         self._exponents = dict.fromkeys(TIERS, 0)
         self._costs: dict[str, deque[float]] = {t: deque(maxlen=_WINDOW) for t in TIERS}
         self._base: deque[float] = deque(maxlen=_WINDOW)
@@ -133,10 +127,6 @@ class Schedule:
             self._closer = [*self._closer, wanted][-_CLOSER_LOOKS:]
             self._closer_until = max(self._closer_until, until_step)
 
-    def look_at(self, step: int) -> None:
-        """Makes losses and rates due at a step: nothing was looked at for long."""
-        self._wanted = step
-
     def due(self, tier: str, step: int) -> bool:
         """Whether a tier is to be sampled at a step."""
         return self.plan(step)[TIERS.index(tier)]
@@ -147,7 +137,7 @@ class Schedule:
             return True, True, True, True, True
         basic, signals, word, full, state = self._masks
         return (
-            not step & basic or step < self._dense_basic_end or step == self._wanted,
+            not step & basic or step < self._dense_basic_end,
             not step & signals or (self._dense_signals and step < self._dense_basic_end),
             not step & word,
             not step & full,
@@ -189,7 +179,7 @@ class Schedule:
             since: seconds since the last step that was noted; `step_seconds` if not given.
         """
         since = step_seconds if since is None else since
-        other = self._another_part(step, step_seconds, since)
+        begins = self._begins(step, step_seconds, since)
         changed = since >= _PACE_STEPS * step_seconds and self._pace_has_changed(step_seconds)
         self._steps.append(step_seconds)
         self._base.append(base)
@@ -205,7 +195,7 @@ class Schedule:
             self._note_look(base, due)
         self._noted += 1
         regular = self._noted % (_NOTES if self._noted > _FEW_NOTES else _FIRST_NOTES) == 0
-        if other or changed or regular:
+        if begins or changed or regular:
             self._adapt()
 
     def wants(self, step: int, since: float) -> bool:
@@ -261,8 +251,11 @@ class Schedule:
                 current -= 1
             if self._is_under_way:
                 current = self._thinned(tier, current, cost, step_seconds)
-            if self._is_under_way and self._is_felt(tier, budget):
-                current = max(current, _seldom(tier, step_seconds))
+            # Losses are what a run is followed by: they come although they are felt.
+            if self._is_under_way and tier != "basic" and self._is_felt(tier, _PEAK * budget):
+                steps = _PEAK_SECONDS / max(step_seconds, 1e-9)
+                at_most = math.floor(math.log2(max(steps, 1.0)))
+                current = max(current, min(_PEAK_EXPONENT, at_most))
             least = current = max(current, least)
             if current <= _OFTEN:
                 every_step -= cost / (1 << current)
@@ -272,18 +265,16 @@ class Schedule:
                 self._dense_signals = cost <= dense * (1.0 if self._dense_signals else _ROOM)
         self._masks = self._as_masks()
 
-    def _another_part(self, step: int, step_seconds: float, since: float) -> bool:
-        """Whether from this step on the run is under way, or has lasted for 20 s."""
-        parts = self._is_under_way, self._has_lasted
-        if not self._has_lasted:
-            # Before there is a plan it is not known what a pause is.
-            self._elapsed += since * min(1.0, _PAUSE * self._planned / max(step_seconds, 1e-9))
-            self._has_lasted = self._elapsed >= _UNDER_WAY_SECONDS
-            if self._has_lasted:
-                self._dense_basic_end = min(self._dense_basic_end, step + 1)
-        if step >= self._under_way or self._has_lasted:
-            self._is_under_way = True
-        return parts != (self._is_under_way, self._has_lasted)
+    def _begins(self, step: int, step_seconds: float, since: float) -> bool:
+        """Whether the run is under way from this step on."""
+        if self._is_under_way:
+            return False
+        # Before there is a plan it is not known what a pause is.
+        self._elapsed += since * min(1.0, _PAUSE * self._planned / max(step_seconds, 1e-9))
+        if self._elapsed >= _UNDER_WAY_SECONDS:
+            self._dense_basic_end = min(self._dense_basic_end, step + 1)
+        self._is_under_way = step >= self._under_way or self._elapsed >= _UNDER_WAY_SECONDS
+        return self._is_under_way
 
     def _pace_has_changed(self, step_seconds: float) -> bool:
         """Whether steps take another time than the plan is for, here and at the note before."""
@@ -321,22 +312,17 @@ class Schedule:
                 dear += tiers[tier]
                 looks.append((look + dear, dear))
 
-    def _is_felt(self, tier: str, budget: float) -> bool:
-        limit = (_PEAK if tier != TIERS[0] else _BASIC_PEAK) * budget
+    def _is_felt(self, tier: str, limit: float) -> bool:
+        looks = self._looks[tier]
+        if len(looks) < _LEAST_LOOKS:
+            return False
         if tier in self._felt:
             limit *= _ROOM
-        if tier == TIERS[0]:
-            look = statistics.median(self._base) + statistics.median(self._costs[tier])
-            felt = self._has_lasted and look > limit
-        else:
-            looks = self._looks[tier]
-            if len(looks) < _LEAST_LOOKS:
-                return False
-            # What adds little to losses and rates that are felt themselves makes no step slow.
-            felt = (
-                statistics.median(look for look, _ in looks) > limit
-                and statistics.median(dear for _, dear in looks) > limit / 2
-            )
+        # What adds little to losses and rates that are felt themselves makes no step slow.
+        felt = (
+            statistics.median(look for look, _ in looks) > limit
+            and statistics.median(dear for _, dear in looks) > limit / 2
+        )
         (self._felt.add if felt else self._felt.discard)(tier)
         return felt
 
@@ -346,15 +332,6 @@ class Schedule:
     def _as_masks(self) -> tuple[int, int, int, int, int]:
         basic, signals, word, full, state = ((1 << self._exponents[t]) - 1 for t in TIERS)
         return basic, signals, word, full, state
-
-
-def _seldom(tier: str, step_seconds: float) -> int:
-    """The exponent from which on a look that is felt may come."""
-    most, seconds = _PEAK_EXPONENT, _PEAK_SECONDS
-    if tier == TIERS[0]:
-        most, seconds = _BASIC_PEAK_EXPONENT, _BASIC_PEAK_SECONDS
-    steps = seconds / max(step_seconds, 1e-9)
-    return min(most, math.floor(math.log2(max(steps, 1.0))))
 
 
 def _fits(cost: float, exponent: int, allowance: float, every_step: float) -> bool:

@@ -34,11 +34,6 @@ from rankscope.agent.wire import Event
 _UNSEEN = 8e-6
 _UNSEEN_BASIC = 200e-6
 
-# Where so many seconds pass without a look, steps have become slower than the plan is for: the next
-# one is looked at. Without that a training whose steps grow from a millisecond to a second would
-# not be looked at for half an hour.
-_LONGEST_WITHOUT_LOOK = 10.0
-
 # Names of frozen parameters that are told.
 _MOST_NAMES = 500
 
@@ -68,7 +63,6 @@ class TorchMonitor(Monitor):
         self._inner: weakref.WeakSet[Any] = weakref.WeakSet()
         self._spent = 0.0
         self._ended: tuple[int, float] | None = None  # the last step that was looked at, and when
-        self._overdue = False  # set by the sender's thread: the next step is to be looked at
         self._unseen_told = False
         self._root_hook: hooks.SwitchedHook | None = None
 
@@ -382,9 +376,6 @@ class TorchMonitor(Monitor):
     def _look_ahead(self, step: int) -> None:
         """Finds out what is due at the step that begins, and where something is due again."""
         context = self._context
-        if self._overdue:
-            self._overdue = False
-            self._schedule.look_at(step)
         again = context.word  # what was sampled now is looked at once more, one step later
         context.enter(step)
         self._sampled = again or context.signals or context.state
@@ -402,15 +393,6 @@ class TorchMonitor(Monitor):
             self._watch(watched)
         # Until then no tier is due, and nothing has to be asked.
         self._count.until = step + 1 if watched else next_due
-
-    def _steps_pass(self) -> None:
-        ended = self._ended
-        if ended is None or self._watched:
-            return
-        if time.perf_counter() - ended[1] >= _LONGEST_WITHOUT_LOOK:
-            self._overdue = True
-            # If the training thread writes it, too, just now, it is done some seconds later.
-            self._count.until = 0
 
     def _watch(self, watched: bool) -> None:
         """Where steps are too short to look at all of them: takes the root hook off in between."""

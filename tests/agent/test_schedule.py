@@ -13,8 +13,6 @@ from rankscope.agent.schedule import TIERS, Schedule
 def trained(schedule, steps, *, step_seconds, costs, first=0, jitter=None):
     """Plays steps as a monitor does, which looks at no step before one is due.
 
-    But where 10 s pass without a look, the next step is looked at.
-
     Args:
         step_seconds: what a step takes, of its number.
         costs: tier -> what a look costs.
@@ -27,9 +25,7 @@ def trained(schedule, steps, *, step_seconds, costs, first=0, jitter=None):
     for step in range(first, first + steps):
         now += step_seconds(step) * (jitter(step) if jitter else 1.0)
         if step < due_at:
-            if now - ended[1] < 10.0:
-                continue
-            schedule.look_at(step)
+            continue
         plan = dict(zip(TIERS, schedule.plan(step), strict=True))
         tiers = {t: costs[t] for t in TIERS if plan[t] and t in costs}
         dear = len(tiers) > 1
@@ -136,39 +132,6 @@ def test_losses_come_although_they_are_felt():
     # What adds little to a step that is slow already comes as often.
     assert len([s for s in due["word"] if s >= 4096]) > 30
     assert [s for s in due["full"] if s >= 4096] == [4096, 8192, 12_288, 16_384]
-
-
-@pytest.mark.parametrize(
-    ("step_seconds", "cost", "at_first", "later"),
-    [
-        (1.3e-3, 3e-4, 512, 2048),
-        (2e-3, 3.6e-4, 256, 1024),  # once in four seconds at least
-        (3e-3, 3.6e-4, 256, 256),  # not felt
-        (1.3e-3, 1e-4, 128, 128),  # not felt
-    ],
-)
-def test_losses_that_are_felt_become_rarer_after_20_seconds(step_seconds, cost, at_first, later):
-    schedule = Schedule(overhead=0.01)
-    steps = int(60 / step_seconds)
-    looked = trained(schedule, steps, step_seconds=lambda step: step_seconds, costs={"basic": cost})
-    intervals = {
-        when: {1 << plan["basic"] for _, now, plan in looked if when[0] < now < when[1]}
-        for when in ((8, 19), (25, 60))
-    }
-    assert intervals == {(8, 19): {at_first}, (25, 60): {later}}
-
-
-def test_losses_at_the_edge_of_being_felt_do_not_jump():
-    schedule = Schedule(overhead=0.01)
-    costs = {"basic": 1.7e-4}
-    trained(schedule, 30_000, step_seconds=lambda step: 1e-3, costs=costs)
-    seen = set()
-    for turn in range(20):
-        costs["basic"] = 1.7e-4 if turn % 2 else 1.2e-4
-        first = 30_000 + 20_000 * turn
-        trained(schedule, 20_000, step_seconds=lambda step: 1e-3, costs=costs, first=first)
-        seen.add(schedule.exponents["basic"])
-    assert seen == {11}
 
 
 def test_under_way_a_tier_is_thinned_to_a_small_share_or_to_every_two_seconds():

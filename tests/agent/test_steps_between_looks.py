@@ -405,19 +405,3 @@ def test_what_is_due_at_the_step_after_a_look_costs_what_it_costs(attach, model,
     assert "word" in noted[EVERY + 1]["again"]
     assert "basic" in noted[EVERY + 1]["tiers"]
     assert "basic" not in noted[EVERY + 1]["again"]
-
-
-def test_where_nothing_was_looked_at_for_long_the_next_step_is(
-    watching, attach, model, monkeypatch
-):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = attach(model, optimizer, every=64)
-    losses = trained(model, optimizer, range(70))
-    assert monitor.phase  # as the sender's thread asks: 6 steps after a look that was just now
-    losses += trained(model, optimizer, range(70, 80))
-    monkeypatch.setattr(torch_monitor, "_LONGEST_WITHOUT_LOOK", 0.0)
-    assert monitor.phase
-    losses += trained(model, optimizer, range(80, 140))
-    # The step that was in progress is counted, the one after it is looked at.
-    expected = {step: pytest.approx(losses[step]) for step in (0, 64, 81, 128)}
-    assert watching.points("loss") == expected
