@@ -61,7 +61,16 @@ def in_one_graph() -> bool:
         return True  # traced by something else than torch._dynamo: nothing may be called
 
 
+# Those of torch._dynamo, once they are there.
+_counters: Any = None
+
+
 def frames_traced() -> int:
     """Number of frames that torch.compile has traced in this process."""
-    utils: Any = sys.modules.get("torch._dynamo.utils")
-    return 0 if utils is None else int(utils.counters["frames"]["total"])
+    global _counters
+    if _counters is None:
+        utils: Any = sys.modules.get("torch._dynamo.utils")
+        if utils is None:
+            return 0
+        _counters = utils.counters
+    return int(_counters["frames"]["total"])

@@ -98,8 +98,16 @@ class TorchMonitor(Monitor):
         self._forward_plain = self._moments(every_step, "forward")
         self._before_plain = self._moments(every_step, "before_step")
         self._after_plain = self._moments(every_step, "after_step")
+        passing = tuple(p for p in every_step if not p.in_pairs)
+        self._after_passing = self._moments(passing, "after_step")
         self._watched = True  # whether anything is due at the step in progress
         self._sampled = True  # whether the sampled probes are asked at the step in progress
+        # Whether the step in progress is looked at in passing: losses and rates are due, nothing
+        # else is at this step nor anything at those beside it. Such looks are most of all, where
+        # steps are short. The optimizer does not tell that it begins to step.
+        self._passing = False
+        self._unsettled: tuple[StepFacts, float] | None = None  # the last such look, and its end
+        self._hooked = True  # whether the root hook is on
         self._moments(self._probes, "start")(self._facts)
         with self._bookkeeping:
             self._hand_over(self._facts)
@@ -175,7 +183,8 @@ class TorchMonitor(Monitor):
         if with_gradients and not self._forward_begun:
             if module.training or self._context.in_evaluation_mode:
                 self._forward_begun = True
-                self._training_goes_on()
+                if not self._passing:
+                    self._training_goes_on()
             else:
                 self._evaluation_mode_seen = True
         if self._sampled:
@@ -186,8 +195,8 @@ class TorchMonitor(Monitor):
     @contained
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer of the process (perhaps the one inside a wrapper) is about to step."""
-        if not self._watched:
-            return  # told because another monitor wants to be
+        if not self._watched or self._passing:
+            return  # told because another monitor wants to be, or because the step before was
         outermost = self._stepping
         # A step that raised was never told to have ended: when its optimizer steps again, that
         # one is over.
@@ -213,16 +222,18 @@ class TorchMonitor(Monitor):
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
         count = self._count
-        if self._watched:
+        watched = self._watched
+        if watched and not self._passing:
             if optimizer is not self._stepping:
                 self._other_stepped(optimizer)
                 return
             self._stepping = None
             count.optimizer = optimizer
-            # The steps must be counted on, or this rank's would no longer be those of the others.
-            self._end_watched_step()
         elif optimizer is not count.optimizer and not self._counts(optimizer):
             return
+        if watched:
+            # The steps must be counted on, or this rank's would no longer be those of the others.
+            self._end_watched_step(optimizer)
         count.step = step = count.step + 1
         count.nodes = nodes_made()
         self._traced = frames_traced()
@@ -310,10 +321,15 @@ class TorchMonitor(Monitor):
 
     @contained
     def _training_goes_on(self) -> None:
-        if self._loss is not None and self._loss.phase.seen:
+        if self._evaluates():
             self._end_evaluation()
-        # Nothing can be added to the step before any more.
-        done = self._count.step - 1
+        self._complete(self._count.step - 1)
+
+    def _evaluates(self) -> bool:
+        return self._loss is not None and self._loss.phase.seen
+
+    def _complete(self, done: int) -> None:
+        """Nothing can be added to the steps up to this one any more."""
         if self._readout.waiting:
             self._readout.after_all(lambda: self._records.complete(done))
         else:
@@ -344,18 +360,23 @@ class TorchMonitor(Monitor):
         self._event(self._count.step, "parameters.frozen", text, data)
 
     @contained
-    def _end_watched_step(self) -> None:
+    def _end_watched_step(self, optimizer: torch.optim.Optimizer) -> None:
         began = time.perf_counter()
+        if optimizer is not self._told:
+            self._told_by(optimizer)
         facts, context = self._facts, self._context
         if facts.step != self._count.step:
             return  # what is due was not found out, because something failed
+        if self._unsettled is not None:
+            self._settle()
         if not self._forward_begun:
             # The root module's forward was not seen (another module is called, or a compiled one).
-            self._training_goes_on()
             # Or it is trained in evaluation mode.
             context.in_evaluation_mode = self._evaluation_mode_seen
         elif context.in_evaluation_mode:
             context.in_evaluation_mode = not self._model.training
+        if self._evaluates() or not (self._forward_begun or self._passing):
+            self._training_goes_on()
         self._forward_begun = self._evaluation_mode_seen = False
         self._bare_passes = 0
         self._thread = get_ident()  # it may be another one than that of `attach`
@@ -363,7 +384,10 @@ class TorchMonitor(Monitor):
             self._after(facts)
             self._hand_over(facts)
         else:
-            self._after_plain(facts)
+            if self._passing:
+                self._after_passing(facts)
+            else:
+                self._after_plain(facts)
             if self._readout.waiting:
                 self._readout.poll()
             # Nothing but scalars was put into the facts.
@@ -371,37 +395,61 @@ class TorchMonitor(Monitor):
                 self._arrived(facts.step, facts.scalars)
             else:
                 self._scalars(facts.step, facts.scalars)
-        self._account(facts, began)
+        self._spent += time.perf_counter() - began
+        if self._passing:
+            self._unsettled = facts, began
+        else:
+            self._account(facts, began)
+
+    def _settle(self) -> None:
+        """What can wait of a look in passing, which is to be felt as little as may be."""
+        unsettled, self._unsettled = self._unsettled, None
+        if unsettled is not None:
+            facts, began = unsettled
+            self._account(facts, began, passing=True)
+            self._complete(facts.step)
 
     def _look_ahead(self, step: int) -> None:
         """Finds out what is due at the step that begins, and where something is due again."""
+        if self._unsettled is not None and not self._watched:
+            self._settle()
         context = self._context
         again = context.word  # what was sampled now is looked at once more, one step later
+        before = context.basic, context.signals
         context.enter(step)
         self._sampled = again or context.signals or context.state
         watched = self._sampled or context.basic
         next_due = self._schedule.next_due(step)
+        passing = False
         if watched:
             self._facts = StepFacts(step)
             # What was sampled is looked at once more.
             context.alone = not (self._watched or context.word or next_due == step + 1)
+            # What a closure does is known by when the step began.
+            passing = context.alone and not (
+                self._sampled or self._loss is None or self._loss.in_closures
+            )
         if self._sampled:
             began = time.perf_counter()
             self._prepare(self._facts)
             self._spent += time.perf_counter() - began
-        if watched is not self._watched:
-            self._watch(watched)
+        if before != (context.basic, context.signals):
+            loss_sources.wishes_changed()
+        self._listen(root=watched, beginnings=watched and not passing)
+        self._watched, self._passing, self._stepping = watched, passing, None
         # Until then no tier is due, and nothing has to be asked.
-        self._count.until = step + 1 if watched else next_due
+        self._count.until = next_due if not watched and self._unsettled is None else step + 1
 
-    def _watch(self, watched: bool) -> None:
-        """Where steps are too short to look at all of them: takes the root hook off in between."""
-        self._watched = watched
-        self._stepping = None
-        self._watching.only_count(None if watched else self._count)
-        loss_sources.wishes_changed()
+    def _listen(self, *, root: bool, beginnings: bool) -> None:
+        """Where steps are too short to look at all of them: takes hooks off in between."""
+        watching = self._watching
+        if beginnings is not (watching.count is None):
+            watching.only_count(None if beginnings else self._count)
+        if root is self._hooked:
+            return
+        self._hooked = root
         hook = self._root_hook
-        if watched:
+        if root:
             if hook is None or not hook.is_on:
                 self._hook()
         elif hook is not None and hook.is_on and not frames_traced():
@@ -474,14 +522,14 @@ class TorchMonitor(Monitor):
         if not math.isfinite(sum(values.values())):
             self._not_finite(step, [n for n, v in values.items() if not math.isfinite(v)])
 
-    def _account(self, facts: StepFacts, began: float) -> None:
+    def _account(self, facts: StepFacts, began: float, *, passing: bool = False) -> None:
         tiers, context = facts.tiers, self._context
-        spent, self._spent = self._spent + time.perf_counter() - began, 0.0
+        spent, self._spent = self._spent, 0.0
         ended = self._ended
         if (
             ended is not None
             and not tiers
-            and context.basic
+            and (passing or context.basic)
             and not self._schedule.wants(facts.step, began - ended[1])
         ):
             self._report_sampling(facts.step)
@@ -496,7 +544,8 @@ class TorchMonitor(Monitor):
                 since=began - ended[1],
                 base=_UNSEEN,
                 tiers=tiers,
-                again=[tier for tier in tiers if not getattr(context, tier)],
+                # Of a look in passing the step is over, and that was another one.
+                again=[tier for tier in tiers if not (passing or getattr(context, tier))],
             )
         self._report_sampling(facts.step)
 
@@ -507,7 +556,7 @@ class TorchMonitor(Monitor):
         return leave_alone(self._guard.probe(name)(call))
 
     def _end(self, state: str) -> None:
-        self._watched = self._sampled = False
+        self._watched = self._sampled = self._passing = False
         with self._bookkeeping:
             self._watching.end()
         with self._bookkeeping:

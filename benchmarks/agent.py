@@ -219,7 +219,8 @@ def show(results: dict[str, Any]) -> None:
                 f"(they ran in {alone['hit']['value']:.1f}, which are "
                 f"{interval(alone['hit_length'], 2)} times as long, and worked for more than a "
                 f"fifth of a step in {interval(alone['overworked'], 2)}), "
-                f"{interval(alone['felt'], 2)} by looks"
+                f"{interval(alone['felt'], 2)} by looks (with one at losses a step is "
+                f"{interval(alone['look_length'], 2)} times as long)"
             )
             print(f"  {'the agent alone':42}{alone['steps']:>7} {told}")
         processor = dict(figures["processor"])

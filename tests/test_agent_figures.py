@@ -119,3 +119,4 @@ def test_what_the_threads_do_to_a_step_is_told_apart_from_what_is_slow_anyway():
     assert found["overworked"]["value"] == pytest.approx(found["hit"]["value"] / 5, abs=0.5)
     # Looks of the first kind cost nothing, those beyond take 30 % of a step.
     assert found["felt"]["value"] == pytest.approx(2.0, abs=0.4)
+    assert found["look_length"]["value"] == pytest.approx(1.0, abs=0.01)

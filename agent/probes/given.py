@@ -30,7 +30,11 @@ def batch_size(args: tuple[Any, ...], kwargs: Any) -> int:
 
 def rows_of(tensor: torch.Tensor) -> int:
     """Length of the first dimension, which a tensor of tensors has, too; 1 without dimensions."""
-    return int(tensor.size(0)) if tensor.dim() else 1
+    try:
+        shape = tensor.shape  # had faster than by asking for the number of dimensions first
+    except RuntimeError:  # nested tensors have none
+        return int(tensor.size(0))
+    return int(shape[0]) if shape else 1
 
 
 def _found(value: Any, depth: int, left: list[int]) -> Iterator[torch.Tensor]:

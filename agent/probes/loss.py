@@ -62,6 +62,7 @@ class Loss(Probe):
     Attributes:
         phase: the evaluation under way.
         core: the model inside its wrappers; its mode tells training from evaluation.
+        in_closures: backward passes were seen in the midst of a step of the optimizer.
         mode, sentinels, sampling, passes, taken, owed, busy: as a `LossListener` has them.
     """
 
@@ -79,6 +80,7 @@ class Loss(Probe):
         self.taken: Pass | None = None
         self.owed = -1
         self.busy = False
+        self.in_closures = False
         self._before = -1  # passes there were when the step in progress began, where it was told
         self._accumulation = 0.0
         self.phase = Evaluation()
@@ -167,6 +169,8 @@ class Loss(Probe):
         if passes:
             value, divisor, _, _, judged, _ = passes[0]
             count = 1
+            if 0 <= self._before < len(passes):
+                self.in_closures = True
             if len(passes) > 1 or divisor != 1.0:
                 before = self._before
                 single = isinstance(self.context.optimizer, torch.optim.LBFGS)

@@ -233,14 +233,15 @@ def unlisten(listener: LossListener) -> None:
 
 
 def wishes_changed() -> None:
-    """To be called when a listener's `sampling.basic` has changed."""
+    """To be called when a listener's `sampling.basic` or `sampling.signals` has changed."""
     passes, unless_training = False, None
     for ref in _listeners:
         listener = ref()
         if listener is not None:
             if listener.sampling.basic or listener.busy:
                 passes = True
-            elif len(_listeners) == 1:  # of several one may evaluate while another trains
+            # Of several listeners one may evaluate while another trains.
+            if len(_listeners) == 1 and not (listener.sampling.signals or listener.busy):
                 unless_training = listener.mode
     _wishes.passes, _wishes.unless_training = passes, unless_training
 
@@ -346,7 +347,7 @@ def _backward_begins(tensors: Any, *others: Any) -> Any:
     if graph_task() != -1:
         return None
     root: Root | None = None
-    if type(tensors) is torch.Tensor and tensors.is_cpu and tensors.numel() == 1:
+    if type(tensors) is torch.Tensor and tensors.is_cpu and not tensors.shape:
         # The ordinary case, by itself: every look at a tensor counts here.
         made_by = tensors.grad_fn
         if made_by is not None and type(made_by) not in SCALINGS:

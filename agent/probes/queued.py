@@ -24,6 +24,7 @@ class Queued(Probe):
     """
 
     name = "queued"
+    in_pairs = True
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)

@@ -21,6 +21,7 @@ class Written(Probe):
     """
 
     name = "written"
+    in_pairs = True
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)

@@ -152,7 +152,8 @@ def slow_alone(
         on all ranks together: the others they cannot have lengthened so much, had they all worked
         one after the other while the training stood still. `hit_length`, the median of hit steps to
         that of those that are neither hit nor looked at: where times vary much, many of them are
-        slow that would nearly have been slow by themselves. And `steps`.
+        slow that would nearly have been slow by themselves. `look_length`, the same of steps with a
+        look at losses and rates alone; 1 where there is none. And `steps`.
     """
     parts: list[tuple[Floats, Bools, npt.NDArray[np.int64], Floats]] = []
     for steps, look in zip(stretches, looks, strict=True):
@@ -175,13 +176,15 @@ def slow_alone(
         more = float(is_slow[hit].mean() - is_slow[~hit].mean()) if 0 < share < 1 else 0.0
         kinds = [(look == k) & ~hit for k in range(1, 6)]
         felt = sum(int(k.sum()) for k in kinds if k.any() and np.median(relative[k]) > SLOW)
-        length = float(np.median(relative[hit])) if hit.any() else 1.0
+        lengths = (float(np.median(relative[k])) if k.any() else 1.0 for k in (hit, kinds[0]))
+        hit_length, look_length = lengths
         return {
             "hit": 1e3 * share,
             "slow": 1e3 * share * more,
             "felt": 1e3 * felt / len(look),
             "overworked": 1e3 * float((worked > SLOW - 1).mean()),
-            "hit_length": length,
+            "hit_length": hit_length,
+            "look_length": look_length,
         }
 
     count = sum(len(steps.seconds) for steps in stretches)
