@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.watching import fix_plan
 from torch import nn
 from torch.nn import functional
 from torch.optim import optimizer as optimizers
@@ -26,17 +27,12 @@ def model():
 
 
 @pytest.fixture
-def attach(watching, monkeypatch):
+def attach(watching):
     """Attaches a monitor for which something is due at every 16th step only."""
 
     def attached(model, optimizer, every=EVERY, **options):
         monitor = watching.attach(model, optimizer, **options)
-        schedule = monitor._schedule
-        monkeypatch.setattr(schedule, "_adapt", lambda: None)
-        schedule._closer, schedule._closer_until, schedule._dense_end = [], -1, -1
-        schedule._dense_basic_end = schedule._dense_signals_end = -1
-        schedule._exponents = dict.fromkeys(schedule._exponents, every.bit_length() - 1)
-        schedule._masks = schedule._as_masks()
+        fix_plan(monitor, every)
         return monitor
 
     return attached

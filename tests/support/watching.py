@@ -19,6 +19,22 @@ def net(seed=0):
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
+def fix_plan(monitor, every, beyond=None):
+    """From now on a monitor looks at one step in so many, whatever that costs.
+
+    Args:
+        every: a power of two.
+        beyond: likewise, of all that is beyond losses and rates; `every` if not given.
+    """
+    schedule = monitor._schedule
+    schedule._adapt = lambda: None
+    schedule._closer, schedule._closer_until = [], -1
+    schedule._dense_end = schedule._dense_basic_end = -1
+    schedule._exponents = dict.fromkeys(schedule._exponents, (beyond or every).bit_length() - 1)
+    schedule._exponents["basic"] = every.bit_length() - 1
+    schedule._masks = schedule._as_masks()
+
+
 class Watching:
     """Monitors that sample everything at every step, and their collector.
 

@@ -1,0 +1,277 @@
+"""Looks at losses and rates with nothing due at the steps beside: little is asked of them."""
+
+import pytest
+import torch
+from support.watching import fix_plan
+from torch import nn
+from torch.nn import functional
+from torch.optim import optimizer as optimizers
+
+from rankscope.agent import torch_monitor
+
+EVERY = 4
+# So seldom is anything beyond losses and rates due that it is not, after the first step.
+BEYOND = 2**10
+FEATURES, CLASSES = 6, 3
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Linear(FEATURES, CLASSES)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch):
+    """Other tests of this process have compiled something; then hooks stay where they are."""
+    monkeypatch.setattr(torch_monitor, "frames_traced", lambda: 0)
+
+
+@pytest.fixture
+def attach(watching):
+    def attached(model, optimizer, every=EVERY, **options):
+        monitor = watching.attach(model, optimizer, **options)
+        fix_plan(monitor, every, BEYOND)
+        return monitor
+
+    return attached
+
+
+def sgd(model, rate=0.1):
+    return torch.optim.SGD(model.parameters(), lr=rate)
+
+
+def loss_of(model, step, rows=5):
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(rows, FEATURES, generator=generator)
+    y = torch.randint(0, CLASSES, (rows,), generator=generator)
+    return functional.cross_entropy(model(x), y)
+
+
+def backward(model, step, rows=5):
+    model.zero_grad()
+    loss = loss_of(model, step, rows)
+    loss.backward()
+    return loss.item()
+
+
+def trained(model, optimizer, steps):
+    losses = []
+    for step in steps:
+        losses.append(backward(model, step))
+        optimizer.step()
+    return losses
+
+
+def looked_at(values, every=EVERY):
+    return {step: value for step, value in enumerate(values) if step % every == 0}
+
+
+def test_losses_rates_times_and_samples_are_told(watching, attach, model):
+    optimizer = sgd(model, 0.25)
+    attach(model, optimizer)
+    losses = trained(model, optimizer, range(30))
+    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    # What was sampled at the first step is looked at once more at the second.
+    steps = {0, 1, *looked_at(losses)}
+    assert watching.points("lr") == dict.fromkeys(steps, 0.25)
+    seconds, rates = watching.points("step_seconds"), watching.points("samples_per_second")
+    assert seconds.keys() == rates.keys() == steps - {0}
+    assert all(rates[step] * seconds[step] == pytest.approx(5.0) for step in rates)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_plan_of_short_intervals(watching, attach, model, every):
+    optimizer = sgd(model)
+    attach(model, optimizer, every=every)
+    losses = trained(model, optimizer, range(20))
+    assert watching.points("loss") == pytest.approx(looked_at(losses, every))
+    assert watching.points("samples_per_second").keys() >= looked_at(losses, every).keys() - {0}
+
+
+def test_beginnings_of_steps_are_not_told(attach, model):
+    optimizer = sgd(model)
+    monitor = attach(model, optimizer)
+    trained(model, optimizer, range(EVERY))
+    assert monitor._passing
+    assert model._forward_pre_hooks
+    assert not optimizers._global_optimizer_pre_hooks
+
+
+def test_of_closures_the_first_pass_counts_at_every_look(watching, attach, model):
+    """As in what `step` returns: sharpness-aware minimisation, say."""
+
+    class Twice(torch.optim.Optimizer):
+        def step(self, closure):
+            first = closure()
+            for rate in (0.5, -0.1):
+                with torch.no_grad():
+                    for p in self.param_groups[0]["params"]:
+                        p += rate * p.grad
+                closure()
+            return first
+
+    optimizer = Twice(model.parameters(), {})
+    attach(model, optimizer)
+    losses = []
+    for step in range(20):
+
+        def closure(step=step):
+            model.zero_grad()
+            loss = loss_of(model, step)
+            loss.backward()
+            return loss
+
+        losses.append(optimizer.step(closure).item())
+    assert watching.points("loss") == pytest.approx(looked_at(losses))
+
+
+def test_accumulated_losses_are_averaged(watching, attach, model):
+    optimizer = sgd(model)
+    attach(model, optimizer)
+    means = []
+    for step in range(20):
+        optimizer.zero_grad()
+        parts = [loss_of(model, 100 * step + part) for part in range(4)]
+        for part in parts:
+            (part / 4).backward()
+        optimizer.step()
+        means.append(sum(part.item() for part in parts) / 4)
+    assert watching.points("loss") == pytest.approx(looked_at(means))
+
+
+def test_what_is_clipped_is_told(watching, attach, model):
+    optimizer = sgd(model)
+    attach(model, optimizer)
+    norms = []
+    for step in range(20):
+        backward(model, step)
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.01).item())
+        optimizer.step()
+    assert watching.points("grad_norm_preclip") == pytest.approx(looked_at(norms))
+
+
+@pytest.mark.parametrize("at", [EVERY - 1, EVERY, EVERY + 1, EVERY + 2])
+def test_an_evaluation_beside_a_look(watching, attach, model, at):
+    optimizer = sgd(model)
+    attach(model, optimizer)
+    losses = trained(model, optimizer, range(at))
+    model.eval()
+    with torch.no_grad():
+        expected = loss_of(model, 1000).item()
+    model.train()
+    losses += trained(model, optimizer, range(at, 20))
+    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert list(watching.points("eval/loss").values()) == pytest.approx([expected])
+    # The look that ends the evaluation, or the one that it is in, cannot tell the time of a step.
+    after = EVERY if at <= EVERY else 2 * EVERY
+    assert after not in watching.points("step_seconds")
+    assert after + EVERY in watching.points("step_seconds")
+
+
+def test_a_training_in_evaluation_mode(watching, attach, model):
+    model.eval()
+    optimizer = sgd(model)
+    attach(model, optimizer)
+    losses = trained(model, optimizer, range(20))
+    # At the second step it was not known yet that no evaluation is under way.
+    assert watching.points("loss") == pytest.approx(looked_at(losses) | {1: losses[1]})
+    assert not watching.points("eval/loss")
+
+
+def test_another_optimizer_takes_over(watching, attach, model):
+    first = sgd(model)
+    attach(model, first)
+    losses = trained(model, first, range(EVERY))
+    losses += trained(model, sgd(model, 0.5), range(EVERY, 10))
+    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert watching.points("lr") == {0: 0.1, 1: 0.1, 4: 0.5, 8: 0.5}
+
+
+def test_a_step_inside_a_step_is_one(watching, attach, model):
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.inner = inner
+            super().__init__(inner.param_groups, {})
+
+        def step(self, closure=None):
+            return self.inner.step(closure)
+
+    optimizer = Outer(sgd(model))
+    attach(model, optimizer)
+    losses = trained(model, optimizer, range(20))
+    assert watching.points("loss") == pytest.approx(looked_at(losses))
+
+
+def test_a_step_that_raises_is_none(watching, attach, model):
+    optimizer = sgd(model)
+    attach(model, optimizer)
+    fails = []
+
+    def hook(*given):
+        if fails:
+            raise ValueError(fails.pop())
+
+    optimizer.register_step_pre_hook(hook)
+    losses = []
+    for step in range(20):
+        if step == EVERY:
+            backward(model, 1000)
+            fails.append("not now")
+            with pytest.raises(ValueError, match="not now"):
+                optimizer.step()
+        losses += trained(model, optimizer, [step])
+    assert watching.points("loss") == pytest.approx(looked_at(losses))
+
+
+def test_a_step_is_complete_when_nothing_can_be_logged_for_it_any_more(watching, attach, model):
+    optimizer = sgd(model)
+    monitor = attach(model, optimizer)
+    for step in range(3 * EVERY):
+        backward(model, step)
+        monitor.log(inside=float(step))
+        assert monitor._records._completed < step
+        optimizer.step()
+        assert monitor._records._completed < step
+        monitor.log(after=float(step))
+    # The last look but the step after it, which is in progress no more.
+    assert monitor._records._completed == 2 * EVERY
+    for name in ("inside", "after"):
+        assert watching.points(name) == {step: float(step) for step in range(3 * EVERY)}
+
+
+def test_a_wish_of_the_server_is_granted_from_the_step_after_next(watching, attach, model):
+    optimizer = sgd(model)
+    monitor = attach(model, optimizer)
+    trained(model, optimizer, range(EVERY))
+    monitor._connection.sender._delivery.dense_until = 200
+    trained(model, optimizer, range(EVERY, 300))
+    expected = {*range(EVERY + 2, EVERY + 65), *range(137, 201), *range(0, 300, EVERY)}
+    told = set(watching.points("loss"))
+    # What was sampled last is looked at once more.
+    assert told - {EVERY + 65, 201} == expected - {EVERY + 65, 201}
+
+
+def test_its_cost_is_noted_as_that_of_its_tier(attach, model, monkeypatch):
+    optimizer = sgd(model)
+    monitor = attach(model, optimizer)
+    trained(model, optimizer, range(EVERY))
+    noted = {}
+    monkeypatch.setattr(monitor._schedule, "wants", lambda *step: True)
+    monkeypatch.setattr(monitor._schedule, "note", lambda step, **more: noted.update({step: more}))
+    trained(model, optimizer, range(EVERY, 3 * EVERY + 1))
+    assert list(noted) == [EVERY, 2 * EVERY]
+    for one in noted.values():
+        assert one["tiers"].keys() == {"basic"}
+        assert not one["again"]
+        assert one["tiers"]["basic"] > torch_monitor._UNSEEN_BASIC
+    assert noted[2 * EVERY]["since"] == pytest.approx(EVERY * noted[2 * EVERY]["step_seconds"])
+
+
+@pytest.mark.parametrize("steps", range(EVERY, EVERY + 3))
+def test_a_run_may_end_at_any_step(watching, attach, model, steps):
+    optimizer = sgd(model)
+    attach(model, optimizer)
+    losses = trained(model, optimizer, range(steps))
+    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert watching.batches("run")[-1].through_step == steps - 1
