@@ -24,6 +24,7 @@ from rankscope.agent.probes.parameters import Parameters
 from rankscope.agent.probes.timing import Timing
 from rankscope.agent.probes.watched import WatchedModules
 from rankscope.agent.readout import Readout
+from rankscope.agent.repeated_ends import RepeatedEnds
 from rankscope.agent.tensors import number
 from rankscope.agent.tracked import Role, Tracked, is_inside
 from rankscope.agent.wire import Event
@@ -61,6 +62,7 @@ class TorchMonitor(Monitor):
         self._replaced: weakref.WeakSet[Any] = weakref.WeakSet()
         # Those that were seen to step inside another's step.
         self._inner: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._repeated = RepeatedEnds()
         self._spent = 0.0
         self._ended: tuple[int, float] | None = None  # the last step that was looked at, and when
         self._unseen_told = False
@@ -225,10 +227,13 @@ class TorchMonitor(Monitor):
         watched = self._watched
         if watched and not self._passing:
             if optimizer is not self._stepping:
-                self._other_stepped(optimizer)
+                if self._stepping is None and optimizer is self._told:
+                    self._repeated.seen(optimizer)
+                else:
+                    self._other_stepped(optimizer)
                 return
             self._stepping = None
-            count.optimizer = optimizer
+            count.optimizer = self._repeated.ended(optimizer)
         elif optimizer is not count.optimizer and not self._counts(optimizer):
             return
         if watched:
@@ -307,7 +312,9 @@ class TorchMonitor(Monitor):
         if self._is_not_counted(optimizer):
             self._other_stepped(optimizer)
             return False
-        self._count.optimizer = optimizer
+        if self._repeated.is_one(optimizer):
+            return False
+        self._count.optimizer = self._repeated.ended(optimizer)
         return True
 
     def _is_not_counted(self, optimizer: torch.optim.Optimizer) -> bool:

@@ -401,3 +401,29 @@ def test_what_is_due_at_the_step_after_a_look_costs_what_it_costs(attach, model,
     assert "word" in noted[EVERY + 1]["again"]
     assert "basic" in noted[EVERY + 1]["tiers"]
     assert "basic" not in noted[EVERY + 1]["again"]
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize("beyond", [EVERY, 2**10])
+def test_a_step_that_calls_the_hooked_step_of_its_base_is_one(watching, model, levels, beyond):
+    torch.optim.SGD(model.parameters(), lr=0.1)  # from now on the steps of its class are hooked
+
+    class Derived(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    class Further(Derived):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    Derived(model.parameters(), lr=0.1)
+    optimizer = (Derived, Further)[levels - 1](model.parameters(), lr=0.1)
+    monitor = watching.attach(model, optimizer)
+    monitor._schedule._closer, monitor._schedule._closer_until = [], -1
+    losses = trained(model, optimizer, range(EVERY))
+    fix_plan(monitor, EVERY, beyond)
+    losses += trained(model, optimizer, range(EVERY, 100))
+    assert monitor._count.step == 100
+    points = watching.points("loss")
+    assert points.keys() >= looked_at(losses).keys()
+    assert points == pytest.approx({step: losses[step] for step in points})
