@@ -52,7 +52,7 @@ class StepListener(ForwardListener, Protocol):
     """Is told of optimizer steps, too."""
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Some optimizer of the process is about to step; not told while steps are only counted."""
+        """Some optimizer of the process is about to step; not told where only ends are wanted."""
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped; perhaps not told where nothing but the count of steps is wanted."""
@@ -154,8 +154,8 @@ class Watching:
         """At most steps nothing is due but that they are counted.
 
         Args:
-            count: of the listener's steps. It is not told that steps begin; that they have ended,
-                where that takes more than to count on. None: it is told of everything again.
+            count: of the listener's steps. It is not told that steps begin, and told that they have
+                ended only where `count.until` says so. None: it is told of everything again.
         """
         self.count = count
         _settle()

@@ -63,6 +63,10 @@ class TorchMonitor(Monitor):
         # Those that were seen to step inside another's step.
         self._inner: weakref.WeakSet[Any] = weakref.WeakSet()
         self._repeated = RepeatedEnds()
+        # Those that were seen to begin a step of the run, and whether another one has ended one
+        # since: whether it does so inside another's step, and calls closures, is not known yet.
+        self._begun: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._is_another = True
         self._spent = 0.0
         self._ended: tuple[int, float] | None = None  # the last step that was looked at, and when
         self._unseen_told = False
@@ -105,10 +109,12 @@ class TorchMonitor(Monitor):
         self._watched = True  # whether anything is due at the step in progress
         self._sampled = True  # whether the sampled probes are asked at the step in progress
         # Whether the step in progress is looked at in passing: losses and rates are due, nothing
-        # else is at this step nor anything at those beside it. Such looks are most of all, where
-        # steps are short. The optimizer does not tell that it begins to step.
+        # else is at this step nor anything at those beside it. Most looks are such where steps are
+        # short, and they are to be felt as little as may be: the optimizer does not tell that it
+        # begins to step, and what can wait is done at the end of the step after.
         self._passing = False
-        self._unsettled: tuple[StepFacts, float] | None = None  # the last such look, and its end
+        # The last such look, when it ended, and the seconds spent on it.
+        self._unsettled: tuple[StepFacts, float, float] | None = None
         self._hooked = True  # whether the root hook is on
         self._moments(self._probes, "start")(self._facts)
         with self._bookkeeping:
@@ -185,7 +191,7 @@ class TorchMonitor(Monitor):
         if with_gradients and not self._forward_begun:
             if module.training or self._context.in_evaluation_mode:
                 self._forward_begun = True
-                if not self._passing:
+                if self._evaluates() or not self._passing:
                     self._training_goes_on()
             else:
                 self._evaluation_mode_seen = True
@@ -198,7 +204,7 @@ class TorchMonitor(Monitor):
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer of the process (perhaps the one inside a wrapper) is about to step."""
         if not self._watched or self._passing:
-            return  # told because another monitor wants to be, or because the step before was
+            return  # told because another monitor wants to be
         outermost = self._stepping
         # A step that raised was never told to have ended: when its optimizer steps again, that
         # one is over.
@@ -207,7 +213,9 @@ class TorchMonitor(Monitor):
             return
         if optimizer is not self._optimizer and self._role(optimizer) is not Role.OWN:
             return
-        if optimizer is not self._told:
+        if self._is_another or optimizer is not self._told:
+            self._begun.add(optimizer)
+            self._is_another = False
             with self._bookkeeping:
                 self._told_by(optimizer)
         self._stepping = optimizer
@@ -314,6 +322,8 @@ class TorchMonitor(Monitor):
             return False
         if self._repeated.is_one(optimizer):
             return False
+        if optimizer not in self._begun:
+            self._is_another = True
         self._count.optimizer = self._repeated.ended(optimizer)
         return True
 
@@ -378,12 +388,12 @@ class TorchMonitor(Monitor):
             self._settle()
         if not self._forward_begun:
             # The root module's forward was not seen (another module is called, or a compiled one).
+            if self._evaluates() or not self._passing:
+                self._training_goes_on()
             # Or it is trained in evaluation mode.
             context.in_evaluation_mode = self._evaluation_mode_seen
         elif context.in_evaluation_mode:
             context.in_evaluation_mode = not self._model.training
-        if self._evaluates() or not (self._forward_begun or self._passing):
-            self._training_goes_on()
         self._forward_begun = self._evaluation_mode_seen = False
         self._bare_passes = 0
         self._thread = get_ident()  # it may be another one than that of `attach`
@@ -402,18 +412,20 @@ class TorchMonitor(Monitor):
                 self._arrived(facts.step, facts.scalars)
             else:
                 self._scalars(facts.step, facts.scalars)
-        self._spent += time.perf_counter() - began
+        spent, self._spent = self._spent + time.perf_counter() - began, 0.0
         if self._passing:
-            self._unsettled = facts, began
+            self._unsettled = facts, began, spent
         else:
-            self._account(facts, began)
+            self._account(facts, began, spent)
+            self._report_sampling(facts.step)
 
     def _settle(self) -> None:
-        """What can wait of a look in passing, which is to be felt as little as may be."""
+        """Does what has waited since the last look in passing."""
         unsettled, self._unsettled = self._unsettled, None
         if unsettled is not None:
-            facts, began = unsettled
-            self._account(facts, began, passing=True)
+            facts, began, spent = unsettled
+            self._account(facts, began, spent, passing=True)
+            self._report_sampling(self._count.step - 1)
             self._complete(facts.step)
 
     def _look_ahead(self, step: int) -> None:
@@ -432,9 +444,9 @@ class TorchMonitor(Monitor):
             self._facts = StepFacts(step)
             # What was sampled is looked at once more.
             context.alone = not (self._watched or context.word or next_due == step + 1)
-            # What a closure does is known by when the step began.
+            # Which passes are a closure's is told by when the step began.
             passing = context.alone and not (
-                self._sampled or self._loss is None or self._loss.in_closures
+                self._sampled or self._is_another or self._loss is None or self._loss.in_closures
             )
         if self._sampled:
             began = time.perf_counter()
@@ -442,8 +454,8 @@ class TorchMonitor(Monitor):
             self._spent += time.perf_counter() - began
         if before != (context.basic, context.signals):
             loss_sources.wishes_changed()
-        self._listen(root=watched, beginnings=watched and not passing)
         self._watched, self._passing, self._stepping = watched, passing, None
+        self._listen(root=watched, beginnings=watched and not passing)
         # Until then no tier is due, and nothing has to be asked.
         self._count.until = next_due if not watched and self._unsettled is None else step + 1
 
@@ -529,9 +541,10 @@ class TorchMonitor(Monitor):
         if not math.isfinite(sum(values.values())):
             self._not_finite(step, [n for n, v in values.items() if not math.isfinite(v)])
 
-    def _account(self, facts: StepFacts, began: float, *, passing: bool = False) -> None:
+    def _account(
+        self, facts: StepFacts, began: float, spent: float, *, passing: bool = False
+    ) -> None:
         tiers, context = facts.tiers, self._context
-        spent, self._spent = self._spent, 0.0
         ended = self._ended
         if (
             ended is not None
@@ -539,7 +552,6 @@ class TorchMonitor(Monitor):
             and (passing or context.basic)
             and not self._schedule.wants(facts.step, began - ended[1])
         ):
-            self._report_sampling(facts.step)
             return
         # By a clock of its own: evaluations are in it, now and then, and medians are taken.
         self._ended = facts.step, began
@@ -551,10 +563,9 @@ class TorchMonitor(Monitor):
                 since=began - ended[1],
                 base=_UNSEEN,
                 tiers=tiers,
-                # Of a look in passing the step is over, and that was another one.
+                # After a look in passing the context is that of the step after.
                 again=[tier for tier in tiers if not (passing or getattr(context, tier))],
             )
-        self._report_sampling(facts.step)
 
     def _event(self, step: int, kind: str, text: str, data: dict[str, Any]) -> None:
         self._records.event(Event(step=step, kind=kind, text=text, data=data))

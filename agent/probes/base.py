@@ -188,8 +188,8 @@ class Probe:
 
     Attributes:
         name: as it stands in the report of a fault.
-        in_pairs: tells something only of a step beside which another one is looked at: not asked at
-            others where nothing but the tier `basic` is due.
+        in_pairs: tells something only of a step beside which another one is looked at: at most
+            others it is not asked.
         sampled: `forward`, `before_step` and `after_step` are wanted only at steps at which a tier
             beyond `basic` is due, and at the step after one at which `word` was. Without it they
             are called at steps at which `basic` is due.

@@ -347,7 +347,7 @@ def _backward_begins(tensors: Any, *others: Any) -> Any:
     if graph_task() != -1:
         return None
     root: Root | None = None
-    if type(tensors) is torch.Tensor and tensors.is_cpu and not tensors.shape:
+    if type(tensors) is torch.Tensor and tensors.is_cpu and tensors.numel() == 1:
         # The ordinary case, by itself: every look at a tensor counts here.
         made_by = tensors.grad_fn
         if made_by is not None and type(made_by) not in SCALINGS:

@@ -10,7 +10,8 @@ from rankscope.agent.probes.base import Context, Probe, StepFacts
 class Written(Probe):
     """`parameters_written`: 1 at steps before which something else has written parameters.
 
-    Costs two readings of a counter a step (tier `basic`).
+    Costs two readings of a counter a step (tier `basic`), where the step before or after is looked
+    at, too.
 
     Torch counts how often a tensor is written in place. The first trainable parameter stands for
     all of them: averages of whole models, weights that are swapped in, pulls from a server; where

@@ -175,6 +175,10 @@ class Agent:
         ended = getattr(self.monitor, "_ended", None)  # a disabled one has none
         if active and ended is not None:
             self.monitor._ended = ended[0], ended[1] + now - self._paused
+            waiting = self.monitor._unsettled
+            if waiting is not None:
+                facts, then, spent = waiting
+                self.monitor._unsettled = facts, then + now - self._paused, spent
         self._paused = now
         self._changes.switch(active)
 
@@ -183,10 +187,13 @@ class Agent:
         self.trainer.step()
 
     def tiers_due(self) -> int:
-        """How many sampling tiers are due at the step in progress."""
+        """How many sampling tiers are due at the step in progress.
+
+        -1 where none is but what the look before has left over is done at its end.
+        """
         # Known to the agent alone, and no user's business.
         if not getattr(self.monitor, "_watched", False):
-            return 0
+            return -1 if getattr(self.monitor, "_unsettled", None) is not None else 0
         context = self.monitor._context
         return 1 + sum((context.signals, context.word, context.full, context.state))
 

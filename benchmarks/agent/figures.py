@@ -141,7 +141,8 @@ def slow_alone(
 
     Args:
         stretches: steps of a training with the agent, one after the other.
-        looks: how closely it looked at each step of each stretch, 0 for not at all, [n].
+        looks: how closely it looked at each step of each stretch, 0 for not at all, -1 where it did
+            what a look before had left over, [n].
 
     Returns:
         With 95 % intervals, in a thousand steps: `hit`, those during which its threads or its
@@ -174,7 +175,7 @@ def slow_alone(
         )
         is_slow, share = relative > SLOW, float(hit.mean())
         more = float(is_slow[hit].mean() - is_slow[~hit].mean()) if 0 < share < 1 else 0.0
-        kinds = [(look == k) & ~hit for k in range(1, 6)]
+        kinds = [(look == k) & ~hit for k in (1, 2, 3, 4, 5, -1)]
         felt = sum(int(k.sum()) for k in kinds if k.any() and np.median(relative[k]) > SLOW)
         lengths = (float(np.median(relative[k])) if k.any() else 1.0 for k in (hit, kinds[0]))
         hit_length, look_length = lengths
@@ -208,8 +209,8 @@ def processor_share(
     Returns:
         `ratio` of the means; in microseconds by how much the two steps of a pair differ on the
         training thread where the agent does not look, in the median: for each of `phases` and, as
-        `step`, for all of them; `look`, the same where it looks, without what the step before it
-        does to prepare it; and `looks`, how many of its steps those are, in a thousand. None where
+        `step`, for all of them; `look`, the same where it looks, without what the steps before and
+        after do for it; and `looks`, how many of its steps those are, in a thousand. None where
         there are no such steps. A part that the agent has no business in tells how much of the
         others is noise, and whether the agent's memory is in the training's way.
     """

@@ -1,5 +1,9 @@
 """Looks at losses and rates with nothing due at the steps beside: little is asked of them."""
 
+import sys
+import warnings
+from pathlib import Path
+
 import pytest
 import torch
 from support.watching import fix_plan
@@ -98,23 +102,22 @@ def test_beginnings_of_steps_are_not_told(attach, model):
     assert not optimizers._global_optimizer_pre_hooks
 
 
-def test_of_closures_the_first_pass_counts_at_every_look(watching, attach, model):
-    """As in what `step` returns: sharpness-aware minimisation, say."""
+class Closures(torch.optim.Optimizer):
+    """Calls its closure several times, as sharpness-aware minimisation does."""
 
-    class Twice(torch.optim.Optimizer):
-        def step(self, closure):
-            first = closure()
-            for rate in (0.5, -0.1):
-                with torch.no_grad():
-                    for p in self.param_groups[0]["params"]:
-                        p += rate * p.grad
-                closure()
-            return first
+    def step(self, closure):
+        first = closure()
+        for rate in (0.5, -0.1):
+            with torch.no_grad():
+                for p in self.param_groups[0]["params"]:
+                    p += rate * p.grad
+            closure()
+        return first
 
-    optimizer = Twice(model.parameters(), {})
-    attach(model, optimizer)
+
+def trained_by_closures(model, optimizer, steps):
     losses = []
-    for step in range(20):
+    for step in steps:
 
         def closure(step=step):
             model.zero_grad()
@@ -123,6 +126,16 @@ def test_of_closures_the_first_pass_counts_at_every_look(watching, attach, model
             return loss
 
         losses.append(optimizer.step(closure).item())
+    return losses
+
+
+# Where it takes over late, its first step that is looked at shows that it calls closures.
+@pytest.mark.parametrize("after", [0, EVERY + 2, EVERY + 3])
+def test_of_closures_the_first_pass_counts_at_every_look(watching, attach, model, after):
+    optimizer = Closures(model.parameters(), {})
+    attach(model, sgd(model) if after else optimizer)
+    losses = trained(model, watching.monitors[0]._optimizer, range(after)) if after else []
+    losses += trained_by_closures(model, optimizer, range(after, 30))
     assert watching.points("loss") == pytest.approx(looked_at(losses))
 
 
@@ -169,6 +182,26 @@ def test_an_evaluation_beside_a_look(watching, attach, model, at):
     assert after + EVERY in watching.points("step_seconds")
 
 
+@pytest.mark.parametrize("every", [1, EVERY])
+@pytest.mark.parametrize("at", [EVERY - 1, EVERY, EVERY + 1])
+def test_an_evaluation_inside_a_step_belongs_to_it_until_training_goes_on(
+    watching, attach, model, at, every
+):
+    optimizer = sgd(model)
+    attach(model, optimizer, every=every)
+    trained(model, optimizer, range(at))
+    backward(model, at)
+    model.eval()
+    with torch.no_grad():
+        expected = loss_of(model, 1000).item()
+    model.train()
+    optimizer.step()
+    trained(model, optimizer, range(at + 1, 20))
+    # The last step that is over where the next one that is looked at runs forward.
+    step = next(s for s in range(at + 1, 20) if s % every == 0) - 1
+    assert watching.points("eval/loss") == {step: pytest.approx(expected)}
+
+
 def test_a_training_in_evaluation_mode(watching, attach, model):
     model.eval()
     optimizer = sgd(model)
@@ -188,19 +221,40 @@ def test_another_optimizer_takes_over(watching, attach, model):
     assert watching.points("lr") == {0: 0.1, 1: 0.1, 4: 0.5, 8: 0.5}
 
 
+class Outer(torch.optim.Optimizer):
+    """An optimizer that steps by another one."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
 def test_a_step_inside_a_step_is_one(watching, attach, model):
-    class Outer(torch.optim.Optimizer):
-        def __init__(self, inner):
-            self.inner = inner
-            super().__init__(inner.param_groups, {})
-
-        def step(self, closure=None):
-            return self.inner.step(closure)
-
     optimizer = Outer(sgd(model))
     attach(model, optimizer)
     losses = trained(model, optimizer, range(20))
     assert watching.points("loss") == pytest.approx(looked_at(losses))
+
+
+def test_a_wrapper_that_comes_late_is_known_at_the_next_look(attach, model):
+    inner = sgd(model)
+    monitor = attach(model, inner)
+    trained(model, inner, range(EVERY + 2))
+    trained(model, Outer(inner), range(EVERY + 2, 100))
+    assert 100 <= monitor._count.step <= 100 + EVERY
+
+
+def test_of_two_optimizers_that_take_turns_both_are_known(attach, model):
+    optimizers = sgd(model), sgd(model, 0.2)
+    monitor = attach(model, optimizers[0])
+    monitor._schedule.ask_dense(3)
+    for step in range(20):
+        trained(model, optimizers[step % 2], [step])
+    assert monitor._passing
+    assert monitor._count.step == 20
 
 
 def test_a_step_that_raises_is_none(watching, attach, model):
@@ -252,20 +306,24 @@ def test_a_wish_of_the_server_is_granted_from_the_step_after_next(watching, atta
     assert told - {EVERY + 65, 201} == expected - {EVERY + 65, 201}
 
 
-def test_its_cost_is_noted_as_that_of_its_tier(attach, model, monkeypatch):
+@pytest.mark.parametrize("wanted", [True, False])
+def test_its_cost_is_noted_as_that_of_its_tier(attach, model, monkeypatch, wanted):
     optimizer = sgd(model)
     monitor = attach(model, optimizer)
     trained(model, optimizer, range(EVERY))
     noted = {}
-    monkeypatch.setattr(monitor._schedule, "wants", lambda *step: True)
+    monkeypatch.setattr(monitor._schedule, "wants", lambda *step: wanted)
     monkeypatch.setattr(monitor._schedule, "note", lambda step, **more: noted.update({step: more}))
     trained(model, optimizer, range(EVERY, 3 * EVERY + 1))
-    assert list(noted) == [EVERY, 2 * EVERY]
+    assert monitor._spent == 0.0
+    assert list(noted) == ([EVERY, 2 * EVERY] if wanted else [])
     for one in noted.values():
         assert one["tiers"].keys() == {"basic"}
         assert not one["again"]
         assert one["tiers"]["basic"] > torch_monitor._UNSEEN_BASIC
-    assert noted[2 * EVERY]["since"] == pytest.approx(EVERY * noted[2 * EVERY]["step_seconds"])
+    # The note before the first one was of the second step.
+    since = [one["since"] / one["step_seconds"] for one in noted.values()]
+    assert since == pytest.approx([EVERY - 1, EVERY] if wanted else [])
 
 
 @pytest.mark.parametrize("steps", range(EVERY, EVERY + 3))
@@ -275,3 +333,52 @@ def test_a_run_may_end_at_any_step(watching, attach, model, steps):
     losses = trained(model, optimizer, range(steps))
     assert watching.points("loss") == pytest.approx(looked_at(losses))
     assert watching.batches("run")[-1].through_step == steps - 1
+
+
+def called(action):
+    """File and name of the Python functions that run."""
+    codes = []
+    sys.setprofile(lambda frame, event, argument: codes.append((event, frame.f_code)))
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return {(Path(c.co_filename).stem, c.co_name) for event, c in codes if event == "call"}
+
+
+def test_what_needs_the_step_beside_is_not_asked_nor_are_losses_told(attach, model):
+    optimizer = sgd(model)
+    attach(model, optimizer)
+    trained(model, optimizer, range(EVERY))
+    seen = called(lambda: trained(model, optimizer, [EVERY]))
+    assert ("loss", "after_step") in seen
+    assert ("timing", "after_step") in seen
+    assert ("loss_sources", "told") not in seen
+    for name in ("queued", "written"):
+        assert (name, "before_step") not in seen
+        assert (name, "after_step") not in seen
+
+
+def test_accuracies_are_told_where_gradient_norms_are_due(watching, attach, model):
+    optimizer = sgd(model)
+    monitor = attach(model, optimizer, every=1)
+    monitor._schedule._exponents["signals"] = 2
+    monitor._schedule._masks = monitor._schedule._as_masks()
+    trained(model, optimizer, range(20))
+    assert watching.points("accuracy").keys() == set(range(0, 20, EVERY))
+    assert watching.points("loss").keys() == set(range(20))
+
+
+def test_a_pass_that_starts_from_a_tensor_of_tensors_disables_nothing(watching, attach, model):
+    optimizer = sgd(model)
+    monitor = attach(model, optimizer)
+    trained(model, optimizer, range(EVERY))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # nested tensors are a prototype
+        parts = [torch.ones(2, 3, requires_grad=True), torch.ones(4, 3, requires_grad=True)]
+        nested = torch.nested.as_nested_tensor(parts)
+        nested.backward(torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)]))
+    losses = trained(model, optimizer, range(EVERY, 20))
+    assert watching.points("loss").keys() >= {EVERY, 2 * EVERY}
+    assert losses
+    assert not monitor._guard.faults

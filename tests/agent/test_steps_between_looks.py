@@ -263,10 +263,12 @@ def test_a_run_without_a_plan_tells_no_cost(watching, model, steps):
     assert not any(batch.dropped for batch in watching.batches("run"))
 
 
-def test_the_processor_is_asked_for_only_where_a_step_beside_is_looked_at(attach, model):
+@pytest.mark.parametrize("signals", [-1, EVERY - 1])
+def test_the_processor_is_asked_for_only_where_a_step_beside_is_looked_at(attach, model, signals):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = attach(model, optimizer)
-    monitor._schedule._masks = (EVERY - 1, *(-1 for _ in range(4)))  # losses and rates only
+    # Losses and rates only, or gradient norms as well.
+    monitor._schedule._masks = (EVERY - 1, signals, *(-1 for _ in range(3)))
     trained(model, optimizer, range(EVERY))
     asked = {}
     for step in range(EVERY, 3 * EVERY + 3):
