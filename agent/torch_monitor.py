@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +15,8 @@ from rankscope.agent.connection import Connection
 from rankscope.agent.dynamo import frames_traced, leave_alone, outside_graph
 from rankscope.agent.graph import graph_task, nodes_made
 from rankscope.agent.guard import Moments, contained
-from rankscope.agent.monitor import PLAIN, Monitor
+from rankscope.agent.handover import HandOver
+from rankscope.agent.monitor import Monitor
 from rankscope.agent.parts import part_of
 from rankscope.agent.probes import PROBES, Context, Probe, StepFacts, loss_sources
 from rankscope.agent.probes.loss import Loss
@@ -25,7 +25,6 @@ from rankscope.agent.probes.timing import Timing
 from rankscope.agent.probes.watched import WatchedModules
 from rankscope.agent.readout import Readout
 from rankscope.agent.repeated_ends import RepeatedEnds
-from rankscope.agent.tensors import number
 from rankscope.agent.tracked import Role, Tracked, is_inside
 from rankscope.agent.wire import Event
 
@@ -49,6 +48,7 @@ class TorchMonitor(Monitor):
     ) -> None:
         super().__init__(connection, step=step)
         self._readout = Readout()
+        self._hand_over = HandOver(self._records, self._readout, self._bookkeeping)
         self._model = model
         self._optimizer = optimizer
         self._forward_begun = False
@@ -83,7 +83,7 @@ class TorchMonitor(Monitor):
             note=self._note,
             count=self._count,
             event=self._event,
-            late=self._scalars,
+            late=self._hand_over.scalars,
         )
         self._announce(self._tracked.group)
         self._roles: weakref.WeakKeyDictionary[Any, Role] = weakref.WeakKeyDictionary()
@@ -97,7 +97,7 @@ class TorchMonitor(Monitor):
             self._evaluated = self._guarded(Loss.name, self._loss.evaluation)
         self._forward = self._moments(self._probes, "forward")
         self._prepare = self._moments(self._probes, "prepare")
-        self._not_finite = self._moments(self._probes, "not_finite")
+        self._hand_over.not_finite = self._moments(self._probes, "not_finite")
         self._before = self._moments(self._probes, "before_step")
         self._after = self._moments(self._probes, "after_step")
         every_step = tuple(p for p in self._probes if not p.sampled)
@@ -118,7 +118,7 @@ class TorchMonitor(Monitor):
         self._hooked = True  # whether the root hook is on
         self._moments(self._probes, "start")(self._facts)
         with self._bookkeeping:
-            self._hand_over(self._facts)
+            self._hand_over.everything(self._facts)
         self._facts = StepFacts(step)
         self._prepare(self._facts)
         self._hook()
@@ -357,7 +357,7 @@ class TorchMonitor(Monitor):
         if means:
             if self._timing is not None:
                 self._timing.interrupted()
-            self._scalars(max(self._count.step - 1, 0), means)
+            self._hand_over.scalars(max(self._count.step - 1, 0), means)
 
     def _look_for_parameters(self) -> None:
         # At sampled steps: ranks that sample at different intervals have all looked where they
@@ -399,19 +399,13 @@ class TorchMonitor(Monitor):
         self._thread = get_ident()  # it may be another one than that of `attach`
         if self._sampled:
             self._after(facts)
-            self._hand_over(facts)
+            self._hand_over.everything(facts)
         else:
             if self._passing:
                 self._after_passing(facts)
             else:
                 self._after_plain(facts)
-            if self._readout.waiting:
-                self._readout.poll()
-            # Nothing but scalars was put into the facts.
-            if PLAIN.issuperset(map(type, facts.scalars.values())):
-                self._arrived(facts.step, facts.scalars)
-            else:
-                self._scalars(facts.step, facts.scalars)
+            self._hand_over.scalars_alone(facts)
         spent, self._spent = self._spent + time.perf_counter() - began, 0.0
         if self._passing:
             self._unsettled = facts, began, spent
@@ -487,59 +481,8 @@ class TorchMonitor(Monitor):
                 model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
             )
 
-    def _hand_over(self, facts: StepFacts) -> None:
-        readout = self._readout
-        if readout.waiting:
-            with self._bookkeeping:
-                readout.poll()
-        self._scalars(facts.step, facts.scalars)
-        self._hand_over_prints(facts)
-        for pending, deliver in facts.later:
-            readout.when_ready(pending, deliver)
-        if facts.later:
-            # What is delivered late is in the facts by then.
-            facts.scalars, facts.words, facts.prints, facts.layers = {}, {}, [], []
-            facts.shared = {}
-            readout.when_ready(facts.later[-1][0], lambda: self._hand_over_late(facts))
-
-    def _hand_over_late(self, facts: StepFacts) -> None:
-        self._scalars(facts.step, facts.scalars)
-        self._hand_over_prints(facts)
-
-    def _hand_over_prints(self, facts: StepFacts) -> None:
-        if facts.words:
-            self._records.words(facts.step, facts.words)
-        for fingerprint in facts.prints:
-            self._records.fingerprint(fingerprint)
-        for layers in facts.layers:
-            self._records.layers(layers)
-
-    def _scalars(self, step: int, scalars: Mapping[str, float | torch.Tensor]) -> None:
-        plain: dict[str, float] = {}
-        tensors: dict[str, torch.Tensor] = {}
-        for name, value in scalars.items():
-            # What is on the host arrives together: what is not finite is told of all at once.
-            known = number(value) if isinstance(value, torch.Tensor) else value
-            if isinstance(known, torch.Tensor):
-                tensors[name] = known
-            else:
-                plain[name] = float(known)
-        if tensors:
-            names = tuple(tensors)
-            self._readout.push(
-                tuple(tensors.values()),
-                lambda values: self._arrived(step, dict(zip(names, values, strict=True))),
-            )
-        if plain:
-            self._arrived(step, plain)
-
-    def _arrived(self, step: int, values: dict[str, Any]) -> None:
-        if math.isnan(values.get("accuracy", 0.0)):
-            del values["accuracy"]  # no target of the batch was to be judged
-        self._records.scalars(step, values)
-        # One sum in place of a question for each: it is not finite if one of them is not.
-        if not math.isfinite(sum(values.values())):
-            self._not_finite(step, [n for n, v in values.items() if not math.isfinite(v)])
+    def _scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
+        self._hand_over.scalars(step, scalars)
 
     def _account(
         self, facts: StepFacts, began: float, spent: float, *, passing: bool = False

@@ -1,14 +1,21 @@
 """Looks at losses and rates with nothing due at the steps beside: little is asked of them."""
 
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
+from support.small_trainings import (
+    CLASSES,
+    FEATURES,
+    Outer,
+    backward,
+    called,
+    looked_at,
+    loss_of,
+    trained,
+)
 from support.watching import fix_plan
 from torch import nn
-from torch.nn import functional
 from torch.optim import optimizer as optimizers
 
 from rankscope.agent import torch_monitor
@@ -16,7 +23,6 @@ from rankscope.agent import torch_monitor
 EVERY = 4
 # So seldom is anything beyond losses and rates due that it is not, after the first step.
 BEYOND = 2**10
-FEATURES, CLASSES = 6, 3
 
 
 @pytest.fixture
@@ -45,39 +51,13 @@ def sgd(model, rate=0.1):
     return torch.optim.SGD(model.parameters(), lr=rate)
 
 
-def loss_of(model, step, rows=5):
-    generator = torch.Generator().manual_seed(step)
-    x = torch.randn(rows, FEATURES, generator=generator)
-    y = torch.randint(0, CLASSES, (rows,), generator=generator)
-    return functional.cross_entropy(model(x), y)
-
-
-def backward(model, step, rows=5):
-    model.zero_grad()
-    loss = loss_of(model, step, rows)
-    loss.backward()
-    return loss.item()
-
-
-def trained(model, optimizer, steps):
-    losses = []
-    for step in steps:
-        losses.append(backward(model, step))
-        optimizer.step()
-    return losses
-
-
-def looked_at(values, every=EVERY):
-    return {step: value for step, value in enumerate(values) if step % every == 0}
-
-
 def test_losses_rates_times_and_samples_are_told(watching, attach, model):
     optimizer = sgd(model, 0.25)
     attach(model, optimizer)
     losses = trained(model, optimizer, range(30))
-    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
     # What was sampled at the first step is looked at once more at the second.
-    steps = {0, 1, *looked_at(losses)}
+    steps = {0, 1, *looked_at(losses, EVERY)}
     assert watching.points("lr") == dict.fromkeys(steps, 0.25)
     seconds, rates = watching.points("step_seconds"), watching.points("samples_per_second")
     assert seconds.keys() == rates.keys() == steps - {0}
@@ -136,7 +116,7 @@ def test_of_closures_the_first_pass_counts_at_every_look(watching, attach, model
     attach(model, sgd(model) if after else optimizer)
     losses = trained(model, watching.monitors[0]._optimizer, range(after)) if after else []
     losses += trained_by_closures(model, optimizer, range(after, 30))
-    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
 
 
 def test_accumulated_losses_are_averaged(watching, attach, model):
@@ -150,7 +130,7 @@ def test_accumulated_losses_are_averaged(watching, attach, model):
             (part / 4).backward()
         optimizer.step()
         means.append(sum(part.item() for part in parts) / 4)
-    assert watching.points("loss") == pytest.approx(looked_at(means))
+    assert watching.points("loss") == pytest.approx(looked_at(means, EVERY))
 
 
 def test_what_is_clipped_is_told(watching, attach, model):
@@ -161,7 +141,7 @@ def test_what_is_clipped_is_told(watching, attach, model):
         backward(model, step)
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.01).item())
         optimizer.step()
-    assert watching.points("grad_norm_preclip") == pytest.approx(looked_at(norms))
+    assert watching.points("grad_norm_preclip") == pytest.approx(looked_at(norms, EVERY))
 
 
 @pytest.mark.parametrize("at", [EVERY - 1, EVERY, EVERY + 1, EVERY + 2])
@@ -174,7 +154,7 @@ def test_an_evaluation_beside_a_look(watching, attach, model, at):
         expected = loss_of(model, 1000).item()
     model.train()
     losses += trained(model, optimizer, range(at, 20))
-    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
     assert list(watching.points("eval/loss").values()) == pytest.approx([expected])
     # The look that ends the evaluation, or the one that it is in, cannot tell the time of a step.
     after = EVERY if at <= EVERY else 2 * EVERY
@@ -208,7 +188,7 @@ def test_a_training_in_evaluation_mode(watching, attach, model):
     attach(model, optimizer)
     losses = trained(model, optimizer, range(20))
     # At the second step it was not known yet that no evaluation is under way.
-    assert watching.points("loss") == pytest.approx(looked_at(losses) | {1: losses[1]})
+    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY) | {1: losses[1]})
     assert not watching.points("eval/loss")
 
 
@@ -217,26 +197,15 @@ def test_another_optimizer_takes_over(watching, attach, model):
     attach(model, first)
     losses = trained(model, first, range(EVERY))
     losses += trained(model, sgd(model, 0.5), range(EVERY, 10))
-    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
     assert watching.points("lr") == {0: 0.1, 1: 0.1, 4: 0.5, 8: 0.5}
-
-
-class Outer(torch.optim.Optimizer):
-    """An optimizer that steps by another one."""
-
-    def __init__(self, inner):
-        self.inner = inner
-        super().__init__(inner.param_groups, {})
-
-    def step(self, closure=None):
-        return self.inner.step(closure)
 
 
 def test_a_step_inside_a_step_is_one(watching, attach, model):
     optimizer = Outer(sgd(model))
     attach(model, optimizer)
     losses = trained(model, optimizer, range(20))
-    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
 
 
 def test_a_wrapper_that_comes_late_is_known_at_the_next_look(attach, model):
@@ -275,7 +244,7 @@ def test_a_step_that_raises_is_none(watching, attach, model):
             with pytest.raises(ValueError, match="not now"):
                 optimizer.step()
         losses += trained(model, optimizer, [step])
-    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
 
 
 def test_a_step_is_complete_when_nothing_can_be_logged_for_it_any_more(watching, attach, model):
@@ -331,19 +300,8 @@ def test_a_run_may_end_at_any_step(watching, attach, model, steps):
     optimizer = sgd(model)
     attach(model, optimizer)
     losses = trained(model, optimizer, range(steps))
-    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
     assert watching.batches("run")[-1].through_step == steps - 1
-
-
-def called(action):
-    """File and name of the Python functions that run."""
-    codes = []
-    sys.setprofile(lambda frame, event, argument: codes.append((event, frame.f_code)))
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return {(Path(c.co_filename).stem, c.co_name) for event, c in codes if event == "call"}
 
 
 def test_what_needs_the_step_beside_is_not_asked_nor_are_losses_told(attach, model):

@@ -499,7 +499,7 @@ def test_faults_of_what_it_calls_do_not_stop_it(
 
     everything_arrived(collector, one)
     told = " ".join(one.problems)
-    assert all(told.count("RuntimeError: boom") >= 1 for _ in range(1))
+    assert "RuntimeError: boom" in told
     events = [event for batch in collector.batches for event in batch.events]
     assert {e.text.split(":")[0] for e in events} == {"prepare", "hello", "phase", "connected"}
     assert {e.kind for e in events} == {"agent.fault"}

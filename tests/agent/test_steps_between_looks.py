@@ -1,12 +1,11 @@
 """Steps at which nothing is due: nearly nothing is done, and the steps are counted all the same."""
 
-import sys
 from collections import OrderedDict
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.small_trainings import CLASSES, FEATURES, Outer, backward, called, looked_at, trained
 from support.watching import fix_plan
 from torch import nn
 from torch.nn import functional
@@ -17,7 +16,6 @@ from rankscope.agent import monitor as monitors
 from rankscope.agent.torch_monitor import TorchMonitor
 
 EVERY = 16
-FEATURES, CLASSES = 6, 3
 
 
 @pytest.fixture
@@ -38,28 +36,6 @@ def attach(watching):
     return attached
 
 
-def backward(model, step):
-    generator = torch.Generator().manual_seed(step)
-    x = torch.randn(5, FEATURES, generator=generator)
-    y = torch.randint(0, CLASSES, (5,), generator=generator)
-    model.zero_grad()
-    loss = functional.cross_entropy(model(x), y)
-    loss.backward()
-    return loss.item()
-
-
-def trained(model, optimizer, steps):
-    losses = []
-    for step in steps:
-        losses.append(backward(model, step))
-        optimizer.step()
-    return losses
-
-
-def looked_at(losses):
-    return {step: loss for step, loss in enumerate(losses) if step % EVERY == 0}
-
-
 def test_a_wish_of_the_server_is_granted_at_once_and_at_its_end(watching, attach, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = attach(model, optimizer)
@@ -70,22 +46,11 @@ def test_a_wish_of_the_server_is_granted_at_once_and_at_its_end(watching, attach
     assert set(watching.digests("parameters")) >= set(range(137, 201))
 
 
-class Outer(torch.optim.Optimizer):
-    """An optimizer that steps by another one."""
-
-    def __init__(self, inner):
-        self.inner = inner
-        super().__init__(inner.param_groups, {})
-
-    def step(self, closure=None):
-        return self.inner.step(closure)
-
-
 def test_the_losses_stand_at_their_steps(watching, attach, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attach(model, optimizer)
     losses = trained(model, optimizer, range(50))
-    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
 
 
 def test_beginnings_of_steps_are_not_told(attach, model):
@@ -117,17 +82,6 @@ def test_steps_are_counted_without_a_call_of_the_monitor(attach, model, monkeypa
     assert hooks._sole_count is monitor._count
     monitor.close()
     assert hooks._sole_count is None
-
-
-def called(action):
-    """File and name of the Python functions that run."""
-    codes = []
-    sys.setprofile(lambda frame, event, argument: codes.append((event, frame.f_code)))
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return [(Path(c.co_filename).stem, c.co_name) for event, c in codes if event == "call"]
 
 
 TOLD = ("loss_sources", "told")
@@ -223,7 +177,7 @@ def test_a_model_that_gives_no_handle_of_torchs_is_watched_all_the_same(watching
     attach(model, optimizer)
     losses = trained(model, optimizer, range(50))
     assert len(model._forward_pre_hooks) == 1
-    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
 
 
 def test_what_the_agent_costs_is_told_now_and_then(watching, attach, model, monkeypatch):
@@ -315,7 +269,7 @@ def test_a_step_inside_a_step_is_one(watching, attach, model):
     optimizer = Outer(torch.optim.SGD(model.parameters(), lr=0.1))
     attach(model, optimizer)
     losses = trained(model, optimizer, range(50))
-    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
 
 
 def test_the_optimizer_inside_a_wrapper_that_has_no_hooks(watching, attach, model):
@@ -328,7 +282,7 @@ def test_the_optimizer_inside_a_wrapper_that_has_no_hooks(watching, attach, mode
     optimizer = Wrapper()
     attach(model, optimizer)
     losses = trained(model, optimizer, range(50))
-    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
 
 
 def test_another_optimizer_takes_over_in_between(watching, attach, model):
@@ -336,7 +290,7 @@ def test_another_optimizer_takes_over_in_between(watching, attach, model):
     attach(model, first)
     losses = trained(model, first, range(5))
     losses += trained(model, torch.optim.Adam(model.parameters()), range(5, 50))
-    assert watching.points("loss") == pytest.approx(looked_at(losses))
+    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
 
 
 def test_two_models_that_are_looked_at_at_different_steps(watching, attach, model):
@@ -350,7 +304,7 @@ def test_two_models_that_are_looked_at_at_different_steps(watching, attach, mode
             losses[m] += trained(m, optimizer, [step])
     # What is seen for the other one's sake may be told as well.
     told = watching.points("loss", run="one")
-    assert told.keys() >= looked_at(losses[model]).keys()
+    assert told.keys() >= looked_at(losses[model], EVERY).keys()
     assert told == pytest.approx({step: losses[model][step] for step in told})
     assert watching.points("loss", run="two") == pytest.approx(dict(enumerate(losses[other])))
 
@@ -427,5 +381,5 @@ def test_a_step_that_calls_the_hooked_step_of_its_base_is_one(watching, model, l
     losses += trained(model, optimizer, range(EVERY, 100))
     assert monitor._count.step == 100
     points = watching.points("loss")
-    assert points.keys() >= looked_at(losses).keys()
+    assert points.keys() >= looked_at(losses, EVERY).keys()
     assert points == pytest.approx({step: losses[step] for step in points})
