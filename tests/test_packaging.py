@@ -1,6 +1,7 @@
 """What is installed elsewhere is what is here: the wheel, its extras, its command, the pins."""
 
 import configparser
+import platform
 import subprocess
 import sys
 import tomllib
@@ -9,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -101,10 +103,16 @@ def test_the_agent_alone_is_light(wheel):
 
 
 def pins():
-    """Pinned version of each package in constraints.txt."""
-    lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    return {canonicalize_name(name): version for name, version in pinned.items()}
+    """Pinned versions in constraints.txt: of every package, and of those for CUDA alone."""
+    text = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8")
+    always, heading, for_cuda = text.partition("# Needed by torch's CUDA build alone")
+    assert heading
+
+    def read(part):
+        lines = [line for line in part.splitlines()[1:] if line and not line.startswith("#")]
+        return {canonicalize_name(n): v for n, v in (line.split("==") for line in lines)}
+
+    return {**read(always), **read(for_cuda)}, read(for_cuda)
 
 
 def needed(name, extras, found):
@@ -141,13 +149,25 @@ def test_development_packages_are_pinned_and_nothing_else_is():
                     needed(other.name, other.extras, found)
     missing = sorted(name for (name, _), installed in found.items() if installed is None)
     assert missing == [], "not installed: run `make install`"
-    pinned = pins()
-    assert {name for name, _ in found} - set(pinned) == set(), "not pinned in constraints.txt"
+    pinned, for_cuda = pins()
+    names = {name for name, _ in found}
+    assert names - set(pinned) == set(), "not pinned in constraints.txt"
     # On other systems fewer are needed: what is only pinned is told where all of them apply.
-    if sys.platform == "linux" and sys.version_info[:2] == (3, 11):
-        extra_pins = set(pinned) - {name for name, _ in found}
-        assert extra_pins == set(), "pinned in constraints.txt, and nobody needs it"
+    if (sys.platform, platform.machine(), sys.version_info[:2]) == ("linux", "x86_64", (3, 11)):
+        if torch.version.cuda is None:
+            assert names & set(for_cuda) == set(), "pinned as of CUDA alone, and needed without"
+            names |= set(for_cuda)
+        assert set(pinned) - names == set(), "pinned in constraints.txt, and nobody needs it"
 
 
 def test_torch_is_the_one_that_everything_was_measured_with():
-    assert pins()["torch"] == "2.13.0"
+    assert pins()[0]["torch"] == "2.13.0"
+
+
+def test_the_triton_of_development_is_that_of_the_cuda_build():
+    """So that what passes beside the CPU build of torch passes beside the other one."""
+    if torch.version.cuda is None:
+        pytest.skip("the CPU build of torch names no Triton")
+    needed_by_torch = [Requirement(line) for line in distribution("torch").requires]
+    (triton,) = [r for r in needed_by_torch if r.name == "triton"]
+    assert triton.specifier.contains(pins()[0]["triton"])
