@@ -248,21 +248,43 @@ def alerts(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     def show(answer: Any) -> None:
-        if not answer["items"]:
+        items = answer["items"]
+        if not items:
             print("No alerts.")
-        for alert in answer["items"]:
-            who = f", {ranks(alert['ranks'])}" if alert["ranks"] else ""
-            print(
-                f"{alert['severity'].upper()} {alert['kind']} ({alert['state']}): {alert['title']}"
-            )
-            print(f"  since step {alert['first_step']}{who}")
-            if alert["tensors"]:
-                print(f"  tensors: {listing(alert['tensors'], most=6)}")
-            print(f"  cause: {alert['cause']}\n  remedy: {alert['remedy']}\n")
+        shown = {alert["id"] for alert in items}
+        below: dict[str, list[Any]] = {}
+        for alert in items:
+            if alert["parent"] in shown:
+                below.setdefault(alert["parent"], []).append(alert)
+        for alert in items:
+            if alert["parent"] not in shown:
+                _show_alert(alert, below.get(alert["id"], []))
         _tell_of_more(answer)
 
     path = f"/runs/{quote(options.run, safe='')}/alerts"
-    return _read(options, path, {"state": options.state, "limit": "100"}, show)
+    query = {"state": options.state, "limit": "100"}
+    if not options.json:
+        query["consequences"] = "true"
+    return _read(options, path, query, show)
+
+
+def _show_alert(alert: Any, below: Sequence[Any]) -> None:
+    """Prints an alert, and under it a line for each of those that follow from it."""
+    who = f", {ranks(alert['ranks'])}" if alert["ranks"] else ""
+    print(f"{alert['severity'].upper()} {alert['kind']} ({alert['state']}): {alert['title']}")
+    print(f"  since step {alert['first_step']}{who}")
+    if alert["parent"] is not None:
+        print(f"  a consequence of alert {alert['parent']}, which is not listed here")
+    if alert["tensors"]:
+        print(f"  tensors: {listing(alert['tensors'], most=6)}")
+    print(f"  cause: {alert['cause']}\n  remedy: {alert['remedy']}")
+    if below:
+        print(f"  consequences: {len(below)}")
+    for other in sorted(below, key=lambda a: (a["first_step"], a["kind"])):
+        print(
+            f"    {other['severity'].upper()} {other['kind']} ({other['state']}): {other['title']}"
+        )
+    print()
 
 
 def _reader(name: str, text: str) -> argparse.ArgumentParser:

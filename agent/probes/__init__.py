@@ -15,6 +15,7 @@ from rankscope.agent.probes.loss import Loss
 from rankscope.agent.probes.nonfinite import NonFinite
 from rankscope.agent.probes.optimizer import LearningRate
 from rankscope.agent.probes.optimizer_state import OptimizerState
+from rankscope.agent.probes.outside import OutsideOptimizer
 from rankscope.agent.probes.parameters import Parameters
 from rankscope.agent.probes.queued import Queued
 from rankscope.agent.probes.rng import RandomState
@@ -43,6 +44,7 @@ PROBES: tuple[type[Probe], ...] = (
     GradientCosine,
     Parameters,
     LayerNorms,
+    OutsideOptimizer,
     NonFinite,
     Activations,
     OptimizerState,

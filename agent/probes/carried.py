@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.outside import outside_optimizer
 from rankscope.agent.tensors import TensorGroup
 
 # Of so many parameters at each end of the model, none of them large: a norm of each is taken.
@@ -22,6 +23,9 @@ class CarriedGradients(Probe):
     where they are not. Tier `word`; about 5 microseconds for each of four small parameters, and
     where they hold something a norm of them.
 
+    Only of parameters that the optimizer holds: its `zero_grad` reaches no others. Of those that it
+    does not hold `gradient_carried_outside` is the same, posted where there are any.
+
     A hook on the parameter sees its gradient before it is added. Of several passes backward in a
     step (micro-batches, another network's loss that reaches these parameters before they are set
     to zero) the least counts: where gradients are set to zero before any of them, nothing is
@@ -33,9 +37,10 @@ class CarriedGradients(Probe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._group: TensorGroup | None = None
+        self._met: tuple[Any, ...] = ()
         self._hooks: list[tuple[torch.Tensor, Any]] = []
         self._handles: list[Any] = []
+        self._outside: frozenset[int] = frozenset()  # rows that the optimizer does not hold
         self._least: dict[int, torch.Tensor | None] = {}
         self._seconds = 0.0
 
@@ -45,9 +50,11 @@ class CarriedGradients(Probe):
             return
         with facts.charged("word"):
             self.close()
-            group = self.context.parameters
-            if group is not self._group:
-                self._meet(group)
+            context = self.context
+            met = (context.parameters, context.optimizer)
+            if not self._met or met[0] is not self._met[0] or met[1] is not self._met[1]:
+                self._met = met
+                self._meet(context.parameters)
             self._least, self._seconds = {}, 0.0
             self._handles = [p.register_hook(hook) for p, hook in self._hooks if p.requires_grad]
 
@@ -60,11 +67,14 @@ class CarriedGradients(Probe):
             self.close()
             if not self._least:
                 return
-            held = [norm for norm in self._least.values() if norm is not None]
-            facts.scalars["gradient_carried"] = (
-                torch.linalg.vector_norm(torch.stack(held)) if held else 0.0
-            )
-            self._least = {}
+            least, self._least = self._least, {}
+            for name, outside in (("gradient_carried", False), ("gradient_carried_outside", True)):
+                seen = [norm for row, norm in least.items() if (row in self._outside) is outside]
+                found = [norm for norm in seen if norm is not None]
+                if seen:
+                    facts.scalars[name] = (
+                        torch.linalg.vector_norm(torch.stack(found)) if found else 0.0
+                    )
 
     def close(self) -> None:
         """Takes the hooks off."""
@@ -86,17 +96,21 @@ class CarriedGradients(Probe):
         self._seconds += time.perf_counter() - began
 
     def _meet(self, group: TensorGroup) -> None:
-        self._group = group
-        small = [
-            p
-            for p in group.tensors
+        rows = outside_optimizer(group, self.context.optimizer)
+        small: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        for row, p in enumerate(group.tensors):
             # Where a framework adds gradients up in memory of its own, `grad` tells nothing.
-            if 0 < p.numel() <= _MAX_ELEMENTS and not hasattr(p, "main_grad") and p.is_leaf
+            if 0 < p.numel() <= _MAX_ELEMENTS and not hasattr(p, "main_grad") and p.is_leaf:
+                small[row in rows].append(p)
+        chosen = [
+            list({id(p): p for p in (*s[:_AT_EACH_END], *s[-_AT_EACH_END:])}.values())
+            for s in small
         ]
-        chosen = {id(p): p for p in (*small[:_AT_EACH_END], *small[-_AT_EACH_END:])}
+        held = len(chosen[0])
+        self._outside = frozenset(range(held, held + len(chosen[1])))
         self._hooks = [
             (p, self.context.guarded(self.name, _Hook(self, row, p)))
-            for row, p in enumerate(chosen.values())
+            for row, p in enumerate((*chosen[0], *chosen[1]))
         ]
 
 

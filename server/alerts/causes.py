@@ -106,7 +106,7 @@ def _fits(rule: Rule, root: Alert, consequence: Alert) -> bool:
     if root.severity == "info" and consequence.severity != "info":
         # Drift, or a synchronisation now and then, explains nothing, and must not hide anything.
         return False
-    if not consequence.key.startswith(rule.key):
+    if not (consequence.key.startswith(rule.key) and root.key.startswith(rule.root_key)):
         return False
     if rule.stages and root.stage not in rule.stages:
         return False

@@ -25,6 +25,7 @@ class Rule:
             resolved.
         same_ranks: whether they have to have a rank in common, where both name ranks.
         key: what the consequence's key begins with, where a kind has findings of several sorts.
+        root_key: the same of the root's key.
     """
 
     root: tuple[str, ...]
@@ -35,6 +36,7 @@ class Rule:
     latest: int | None = None
     same_ranks: bool = True
     key: str = ""
+    root_key: str = ""
 
 
 # Where several lines fit, the upper one holds.
@@ -83,6 +85,24 @@ RULES = (
         consequence=("desync.", "rank.loss_outlier", "rank.gradient_outlier", "reduction.wrong"),
         same_ranks=False,
         why="ranks that compute one result together had the parts of different batches",
+    ),
+    Rule(
+        root=("update.missing",),
+        root_key="held",
+        consequence=(
+            "gradient.accumulating",
+            "reduction.wrong",
+            "clipping.saturated",
+            "gradient.exploding",
+            "gradient.oscillating",
+            "lr.too_high",
+            "loss.plateau",
+            "accuracy.stalled",
+            "lr.too_low",
+            "layer.dead",
+        ),
+        same_ranks=False,
+        why="no optimizer holds these tensors: they learn nothing, and their gradients add up",
     ),
     Rule(
         root=("gradient.accumulating",),

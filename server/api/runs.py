@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query
 from sqlalchemy import Connection
 
 from rankscope.agent.wire import SEVERITIES
+from rankscope.server.alerts.lifecycle import severest
 from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.models import (
     Agent,
@@ -137,7 +138,12 @@ def _worst(found: Findings) -> OpenAlert | None:
     ]
     if not told:
         return None
-    worst = max(told, key=lambda a: (SEVERITIES.index(a.severity), -a.first_step))
+    # A root is as grave as the worst that follows from it.
+    below = {a.id: a.severity for a in found.alerts if a.parent is not None}
+    shown = {
+        a.id: severest(a.severity, *(below[c] for c in a.consequences if c in below)) for a in told
+    }
+    worst = max(told, key=lambda a: (SEVERITIES.index(shown[a.id]), -a.first_step))
     return OpenAlert.model_validate(
-        {"id": worst.id, "kind": worst.kind, "severity": worst.severity, "title": worst.title}
+        {"id": worst.id, "kind": worst.kind, "severity": shown[worst.id], "title": worst.title}
     )

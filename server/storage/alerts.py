@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import Connection, insert, or_, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    case,
+    func,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
+from rankscope.agent import wire
 from rankscope.server.alerts.model import Alert
 from rankscope.server.detectors.base import Check, Status
 from rankscope.server.storage import schema
@@ -41,6 +52,32 @@ def alert_to_row(alert: Alert, run: int) -> dict[str, Any]:
         "parent": alert.parent,
         "consequences": list(alert.consequences),
     }
+
+
+def _grade(severity: Any) -> ColumnElement[int]:
+    """A severity as its place in `wire.SEVERITIES`."""
+    return case({name: place for place, name in enumerate(wire.SEVERITIES)}, value=severity)
+
+
+def _shown() -> ColumnElement[int]:
+    """The grade that an alert is shown with: a root is as grave as the worst that follows from it.
+
+    To be selected beside the columns of `schema.alert`.
+    """
+    a = schema.alert
+    below = a.alias("below")
+    own = _grade(a.c.severity)
+    worst = (
+        select(func.max(_grade(below.c.severity)))
+        .where(below.c.run == a.c.run, below.c.parent == a.c.id)
+        .correlate(a)
+        .scalar_subquery()
+    )
+    return case((worst > own, worst), else_=own)
+
+
+def _as_shown(row: Any, run: str) -> Alert:
+    return replace(alert_from_row(row, run), severity=wire.SEVERITIES[row.shown])
 
 
 def alert_from_row(row: Any, run: str) -> Alert:
@@ -86,13 +123,16 @@ def list_alerts(
 ) -> tuple[list[Alert], tuple[float, str] | None]:
     """A page of alerts, newest first, and where the next one begins.
 
+    A root has the highest severity among itself and what follows from it.
+
     Args:
         after: what the page before ended with: (opened_at, id).
         consequences: whether alerts that follow from others are listed too.
     """
     a, r = schema.alert, schema.run
+    shown = _shown()
     query = (
-        select(a, r.c.id.label("run_id"))
+        select(a, r.c.id.label("run_id"), shown.label("shown"))
         .join(r, r.c.key == a.c.run)
         .order_by(a.c.opened_at.desc(), a.c.id.desc())
     )
@@ -100,7 +140,7 @@ def list_alerts(
         (a.c.run, run),
         (r.c.project, project),
         (a.c.state, state),
-        (a.c.severity, severity),
+        (shown, None if severity is None else wire.SEVERITIES.index(severity)),
         (a.c.kind, kind),
     ):
         if value is not None:
@@ -119,16 +159,18 @@ def list_alerts(
     more = len(found) > limit
     found = found[:limit]
     next_after = (found[-1].opened_at, found[-1].id) if more else None
-    return [alert_from_row(row, row.run_id) for row in found], next_after
+    return [_as_shown(row, row.run_id) for row in found], next_after
 
 
 def get_alert(connection: Connection, alert_id: str) -> tuple[int, Alert] | None:
-    """Key of its run and the alert, by its id alone."""
+    """Key of its run and the alert, by its id alone; its severity as `list_alerts` has it."""
     a, r = schema.alert, schema.run
     row = connection.execute(
-        select(a, r.c.id.label("run_id")).join(r, r.c.key == a.c.run).where(a.c.id == alert_id)
+        select(a, r.c.id.label("run_id"), _shown().label("shown"))
+        .join(r, r.c.key == a.c.run)
+        .where(a.c.id == alert_id)
     ).first()
-    return None if row is None else (row.run, alert_from_row(row, row.run_id))
+    return None if row is None else (row.run, _as_shown(row, row.run_id))
 
 
 def alert_history(connection: Connection, *, run: int, alert_id: str) -> list[dict[str, Any]]:
@@ -212,12 +254,17 @@ def _silences(connection: Connection, runs: Collection[int], now: float) -> list
 
 
 def roots(connection: Connection, *, run: int, run_id: str) -> list[Alert]:
-    """The alerts of a run that are no consequences of others, oldest first."""
+    """The alerts of a run that are no consequences of others, oldest first.
+
+    Their severities are as `list_alerts` has them.
+    """
     a = schema.alert
     rows = connection.execute(
-        select(a).where(a.c.run == run, a.c.parent.is_(None)).order_by(a.c.opened_at, a.c.id)
+        select(a, _shown().label("shown"))
+        .where(a.c.run == run, a.c.parent.is_(None))
+        .order_by(a.c.opened_at, a.c.id)
     )
-    return [alert_from_row(row, run_id) for row in rows]
+    return [_as_shown(row, run_id) for row in rows]
 
 
 def silences(connection: Connection, *, now: float) -> frozenset[tuple[str, str]]:

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import pytest
+from support.incidents import RUN, alert
 from support.serve_app import serve_app
 from support.service import eventually
 
@@ -15,8 +16,8 @@ from rankscope.agent import wire
 from rankscope.server import cli
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
-from rankscope.server.storage import migrate
-from rankscope.server.storage.engine import open_engine
+from rankscope.server.storage import evaluation, migrate, runs
+from rankscope.server.storage.engine import open_engine, writing
 
 
 def url(path):
@@ -121,6 +122,50 @@ def test_alerts_name_their_ranks_in_short(capsys, address):
 
     eventually(found, timeout_s=60)
     assert told[1] == "  since step 7, ranks 0-2"
+
+
+def test_what_follows_is_shown_with_its_root_which_is_as_grave(capsys, tmp_path):
+    database = url(tmp_path / "r.db")
+    with serve_app(create_app(Settings(database=database, evaluate=False))) as client:
+        loss = {"loss": {"steps": [0], "values": [1.0]}}
+        batch = {"run": RUN, "rank": 0, "seq": 0, "columns": loss}
+        assert client.post("/api/v1/ingest", json=batch).status_code == 200
+        engine = open_engine(database)
+        with writing(engine) as connection:
+            alerts = (
+                alert("update.missing", 0, id="root", key="held", consequences=("a", "b")),
+                alert("gradient.accumulating", 1, id="b", severity="critical", parent="root"),
+                alert("clipping.saturated", 0, id="a", severity="info", parent="root"),
+                alert("loss.spike", 5, id="other"),
+            )
+            key = runs.find_run(connection, RUN).key
+            evaluation.save_alerts(connection, run=key, alerts=alerts)
+        engine.dispose()
+        asked = (RUN, "--server", str(client.base_url).rstrip("/"))
+        assert called(cli.alerts, *asked) == cli.OK
+        told = capsys.readouterr().out.splitlines()
+        roots = [line.split()[:2] for line in told if line and not line.startswith(" ")]
+        assert sorted(roots) == [["CRITICAL", "update.missing"], ["WARNING", "loss.spike"]]
+        place = told.index("  consequences: 2")
+        assert [line.split()[:2] for line in told[place + 1 : place + 3]] == [
+            ["INFO", "clipping.saturated"],
+            ["CRITICAL", "gradient.accumulating"],
+        ]
+        # Scripts read root causes, one an item.
+        assert called(cli.alerts, *asked, "--json") == cli.OK
+        items = json.loads(capsys.readouterr().out)["items"]
+        assert {a["id"]: a["severity"] for a in items} == {"root": "critical", "other": "warning"}
+        path = f"/api/v1/runs/{RUN}/alerts"
+        for severity, expected in (("critical", ["root"]), ("warning", ["other"]), ("info", [])):
+            found = client.get(path, params={"severity": severity}).json()["items"]
+            assert [a["id"] for a in found] == expected
+        assert client.get("/api/v1/alerts/root").json()["severity"] == "critical"
+        assert client.get("/api/v1/runs").json()["items"][0]["worst_alert"] == {
+            "id": "root",
+            "kind": "update.missing",
+            "severity": "critical",
+            "title": "update.missing seen at 0",
+        }
 
 
 def test_no_run_is_told(capsys, address):

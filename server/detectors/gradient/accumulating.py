@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -43,10 +44,13 @@ class Adding:
 
     Attributes:
         certain: by sums or by what was there before, and not by direction and growth.
+        emptied: whether the gradients were seen to be empty when the step's own were added; None
+            where that was not seen.
         cosine, grown: of the last gradient to the one before; its norm over that at the onset.
     """
 
     certain: bool
+    emptied: bool | None
     cosine: float
     grown: float
 
@@ -89,10 +93,12 @@ class GradientAccumulating(Detector[AddingState]):
         norm grows to twice its size. Over after 16 steps.
 
     Severity:
-        Critical by what was there and by sums, warning by direction.
+        Critical by what was there and by sums, warning by direction; direction says nothing where
+        the optimizer does not hold all of the model, since the others' gradients add up.
 
     Evidence:
-        `certain`, `cosine`, `grown` (times the norm at the onset), `observed`.
+        `certain`, `emptied` (whether the gradients were empty when a step's own were added to them;
+        null: not seen), `cosine`, `grown` (times the norm at the onset), `observed`.
 
     Source:
         Linear sketches: sketch(g_k) = sketch(g_(k-1)) + mean of sketches(local g_k).
@@ -118,6 +124,9 @@ class GradientAccumulating(Detector[AddingState]):
         norms = dict(zip(*(a.tolist() for a in mean_over_ranks(window, "grad_norm")), strict=True))
         held, rows = rank_rows(window, "gradient_carried")
         carried = dict(zip(held.tolist(), np.fmin.reduce(rows, axis=1).tolist(), strict=True))
+        whole = all(_holds_all(config) for config in (window.config, *window.configs.values()))
+        if not whole:
+            cosines = {}
         for step in sorted({*patterns, *cosines, *carried}):
             norm = norms.get(step, float("nan"))
             state.judged += 1
@@ -149,7 +158,9 @@ class GradientAccumulating(Detector[AddingState]):
         return Outcome({"gradient.accumulating": _check(window, state)}, findings)
 
     def _carried(self, state: AddingState, step: int, size: float, norm: float) -> None:
-        if not size > 0:
+        if np.isnan(size):
+            return  # something that is not finite: nobody can say that it was added
+        if size <= 0:
             state.carried = -1
             return
         if state.carried <= 0:
@@ -166,7 +177,7 @@ class GradientAccumulating(Detector[AddingState]):
             state.last_norm = norm
             return
         if not state.alike:
-            state.alike_since, state.start_norm = step, max(state.last_norm, 1e-300)
+            state.alike_since, state.start_norm = step, state.last_norm or norm
         state.alike += 1
         state.last_norm = norm
         if state.alike >= self.policy.alike and norm >= self.policy.grown * state.start_norm:
@@ -179,17 +190,49 @@ class GradientAccumulating(Detector[AddingState]):
         since = state.since if certain else state.alike_since
         if state.carried >= self.policy.certain:
             since = min(state.carried_since, since) if state.sums else state.carried_since
-        facts = state.watch.bad(step, Adding(certain, cosine, grown), first_step=since).facts
+        emptied = None if not state.carried else state.carried < 0
+        found = Adding(certain, emptied, cosine, grown)
+        facts = state.watch.bad(step, found, first_step=since).facts
         facts.cosine, facts.grown, facts.certain = cosine, grown, facts.certain or certain
+        facts.emptied = emptied
+
+
+def _holds_all(config: Mapping[str, Any] | None) -> bool:
+    """Whether the optimizer holds all that is trained, as far as a rank has said."""
+    told = (config or {}).get("optimizer_tensors")
+    return not (isinstance(told, Mapping) and told.get("missing_count") and told.get("count"))
 
 
 def _finding(episode: Episode[Adding], window: Window) -> Finding:
     adding, step = episode.facts, episode.first_step
-    if adding.certain:
+    remedy = (
+        "Call `optimizer.zero_grad()` once after each `optimizer.step()` (under accumulation: "
+        "after the last micro-batch's step), on the optimizer that holds these parameters, "
+        f"and go back to a checkpoint from before step {step}."
+    )
+    if adding.emptied:
         cause = (
             f"Since step {step}, what is applied is the gradient of the step before plus this "
-            f"step's own, at {count(episode.seen + 1, 'checked step')}: gradients are not set to "
-            "zero between steps, so that old gradients are applied again and the steps grow."
+            f"step's own, at {count(episode.seen + 1, 'checked step')}, although the gradients "
+            "were set to zero: they were empty when the step's own were added. So what adds them "
+            "up comes after the backward pass: the reduction, or code that keeps gradients."
+        )
+        remedy = (
+            "Look at what handles gradients between the backward pass and the step: a "
+            "communication hook, a buffer that is reduced and not emptied, gradients that are kept "
+            f"and added. Go back to a checkpoint from before step {step}."
+        )
+    elif adding.certain:
+        cause = (
+            f"Since step {step}, what is applied is the gradient of the step before plus this "
+            f"step's own, at {count(episode.seen + 1, 'checked step')}: "
+            + (
+                "gradients are not set to zero between steps, so that old gradients are applied "
+                "again and the steps grow."
+                if adding.emptied is False
+                else "as it is when gradients are not set to zero between steps. Whether they were "
+                "was not seen."
+            )
         )
     else:
         cause = (
@@ -208,14 +251,11 @@ def _finding(episode: Episode[Adding], window: Window) -> Finding:
         ranks=tuple(int(r) for r in window.ranks),
         stage="local_gradient",
         cause=cause,
-        remedy=(
-            "Call `optimizer.zero_grad()` once after each `optimizer.step()` (under accumulation: "
-            "after the last micro-batch's step), on the optimizer that holds these parameters, "
-            f"and go back to a checkpoint from before step {step}."
-        ),
+        remedy=remedy,
         clear_after=episode.clear_after,
         evidence={
             "certain": adding.certain,
+            "emptied": adding.emptied,
             "cosine": adding.cosine,
             "grown": adding.grown,
             "observed": episode.seen,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,11 +28,17 @@ class MissingPolicy(Policy):
         some: on end in which a tensor was left as it was.
         everything: on end in which the whole model was.
         small_rate: share of the highest rate below which tensors may well stand still.
+        never: looks on end, over as many steps at least, at which what the optimizer does not hold
+            was as at first: another optimizer that moves it now and then has done so by then.
+        forgotten: share of the trained tensors up to which what is left out was forgotten, as it
+            seems; who trains a part of a model on purpose leaves out most of it.
     """
 
     some: Observations = 4
     everything: Observations = 2
     small_rate: Share = 1e-3
+    never: Observations = 8
+    forgotten: Share = 0.5
 
 
 @dataclass(slots=True)
@@ -45,6 +51,10 @@ class Still:
         whole: whether nothing moves at all.
         names: of the tensors, where they are known.
         held_elsewhere: whether the optimizer was known to hold other tensors from the start.
+        never: looks at which they had a gradient and were as at first, from `never_since` on;
+            0 where one of them was seen to move, or too few were looked at.
+        forgotten: they are few beside those that the optimizer holds.
+        adds_up: their gradients were never set to zero, at every look.
     """
 
     ranks: tuple[int, ...]
@@ -53,6 +63,10 @@ class Still:
     whole: bool
     names: tuple[str, ...] = ()
     held_elsewhere: bool = False
+    never: int = 0
+    never_since: int = 0
+    forgotten: bool = False
+    adds_up: bool = False
 
 
 @dataclass(slots=True)
@@ -84,7 +98,11 @@ class MissingState:
         some: the same for single tensors, all ranks together.
         highest: largest learning rate so far.
         skipped: skipped steps so far, by rank.
-        held: the optimizer's coverage, as a finding; None where it covers the model.
+        uncovered: what the optimizer leaves out of the model; None where it covers it.
+        elsewhere: that it holds none of the model.
+        never: looks at which the tensors outside the optimizer were as at first, since
+            `never_since`; `moved` once one of them was not.
+        carried: looks at which their gradients were not set to zero; -1 once they were.
         frozen: what was trained at first and is no longer.
     """
 
@@ -98,6 +116,10 @@ class MissingState:
     skipped: dict[int, float] = field(default_factory=dict)
     known: Mapping[int, Mapping[str, Any]] | None = None
     uncovered: Still | None = None
+    never: int = 0
+    never_since: int = 0
+    moved: bool = False
+    carried: int = 0
     elsewhere: Still | None = None
     begun: int = 0
     watch: Watch[Still] = field(default_factory=lambda: Watch(clear_after=16))
@@ -119,11 +141,14 @@ class UpdateMissing(Detector[MissingState]):
     Severity:
         Critical where nothing moves, warning for some of the tensors (frozen on the way, too), info
         where the optimizer leaves out a part of the model from the start, or where it is frozen
-        before the first step (which may be meant).
+        before the first step (which may be meant). Warning where it leaves out less than half of
+        the trained tensors, and these were seen to get gradients and to stay as they were at 8
+        looks: no optimizer holds them.
 
     Evidence:
         `tensors` (that did not move) `of` so many, `whole`, `missing` (names that the optimizer
-        does not hold), `observed`.
+        does not hold), `observed`; of what it leaves out also `never_updated` (looks at which it
+        had gradients and was as at first) and `adds_up` (its gradients are never set to zero).
 
     Source:
         huggingface/accelerate#2665: an optimizer built before the model was wrapped or moved.
@@ -131,7 +156,14 @@ class UpdateMissing(Detector[MissingState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("update.missing",)
     policies: ClassVar[type[Policy]] = MissingPolicy
-    wants: ClassVar[tuple[str, ...]] = ("tensors_unchanged", "grad_norm", "lr", "steps_skipped")
+    wants: ClassVar[tuple[str, ...]] = (
+        "tensors_unchanged",
+        "grad_norm",
+        "lr",
+        "steps_skipped",
+        "tensors_never_updated",
+        "gradient_carried_outside",
+    )
 
     policy: MissingPolicy
 
@@ -168,15 +200,55 @@ class UpdateMissing(Detector[MissingState]):
             present = words.present[:, column] if words is not None else due & False
             values = words.values[:, column] if words is not None else np.zeros(len(due), np.uint64)
             self._step(window, state, step, due, left, present, values)
+            self._outside(
+                state,
+                step,
+                rows["tensors_never_updated"].get(step),
+                rows["gradient_carried_outside"].get(step),
+            )
         self._frozen(window, state)
         findings = [_finding(e, window) for e in state.watch.take(window.last_step)]
         findings += [_stopped(e, window) for e in state.frozen.take(window.last_step)]
-        known = state.elsewhere or state.uncovered
+        known = state.elsewhere or self._seen_of(state)
         if state.elsewhere is not None:
             findings = []  # that nothing moves follows from it
         if known is not None:
             findings.append(_held(known, state.begun, max(window.last_step, state.begun)))
         return Outcome({"update.missing": _check(window, state)}, tuple(findings))
+
+    def _outside(
+        self,
+        state: MissingState,
+        step: int,
+        never: np.ndarray[Any, np.dtype[np.float64]] | None,
+        carried: np.ndarray[Any, np.dtype[np.float64]] | None,
+    ) -> None:
+        """What is seen of tensors that the optimizer does not hold."""
+        if never is not None and not np.isnan(never).all():
+            # All of them: where one moves, there may be another optimizer that moves them all.
+            most = state.uncovered.tensors if state.uncovered is not None else 0
+            if np.nanmin(never) < most or not most:
+                state.moved = True
+            state.never_since = state.never_since if state.never else step
+            state.never = 0 if state.moved else state.never + 1
+        if carried is not None and not np.isnan(carried).all() and state.carried >= 0:
+            if np.nanmin(carried) > 0:
+                state.carried += 1
+            elif state.carried:
+                state.carried = -1
+
+    def _seen_of(self, state: MissingState) -> Still | None:
+        """What the optimizer leaves out, with what was seen of it."""
+        still = state.uncovered
+        if still is None or state.moved or state.never < self.policy.never:
+            return still
+        return replace(
+            still,
+            never=state.never,
+            never_since=state.never_since,
+            forgotten=still.of > 0 and still.tensors < self.policy.forgotten * still.of,
+            adds_up=state.carried >= self.policy.some,
+        )
 
     def _step(
         self,
@@ -260,6 +332,7 @@ class UpdateMissing(Detector[MissingState]):
             return
         state.known = configs
         state.elsewhere = state.uncovered = None
+        state.never, state.moved, state.carried = 0, False, 0
         newest = [begins[-1] for begins in window.begins.values() if begins]
         state.begun = min(newest, default=int(window.steps[0]))
         elsewhere, partly, names, most, of = [], [], [], 0, 0
@@ -386,18 +459,44 @@ def _held(still: Still, step: int, last_step: int) -> Finding:
             "built before the model was wrapped, moved to a device or replaced."
         )
     else:
-        left = "tensor is" if still.tensors == 1 else "tensors are"
-        title = f"{still.tensors} of {still.of} trained {left} not in the optimizer"
+        left = "is" if still.tensors == 1 else "are"
+        title = (
+            f"{still.tensors} of {count(still.of, 'trained tensor')} {left} not in the optimizer"
+        )
+        one = still.tensors == 1
         cause = (
             f"When the monitor was attached, the optimizer did not hold {names}, which "
-            f"{'requires' if still.tensors == 1 else 'require'} a gradient: no step changes "
-            f"{'it' if still.tensors == 1 else 'them'}. Another optimizer may do so; if none "
-            "does, they were added or replaced after it was built."
+            f"{'requires' if one else 'require'} a gradient: no step of it changes "
+            f"{'it' if one else 'them'}."
         )
+        if still.never:
+            cause = sentences(
+                cause,
+                f"{'It has' if one else 'They have'} got gradients at "
+                f"{count(still.never, 'checked step')} since step {still.never_since}, and "
+                f"{'is' if one else 'are'} bit for bit what {'it was' if one else 'they were'}: no "
+                "other optimizer has changed anything either.",
+                f"{'Its gradient is' if one else 'Their gradients are'} never set to zero, since "
+                "`optimizer.zero_grad()` reaches what the optimizer holds only: so "
+                f"{'it adds' if one else 'they add'} up from step to step, and "
+                f"{'is' if one else 'are'} part of the norm that clipping all parameters divides "
+                "by."
+                if still.adds_up
+                else "",
+                "It may be meant, since most of the model is left out."
+                if not still.forgotten
+                else "",
+            )
+        else:
+            cause += (
+                " Another optimizer may do so; if none does, "
+                f"{'it was' if one else 'they were'} possibly added or replaced after this one was "
+                "built."
+            )
     return Finding(
         kind="update.missing",
         key="held",
-        severity="critical" if still.whole else "info",
+        severity="critical" if still.whole else "warning" if still.forgotten else "info",
         title=title,
         seen_step=step,
         last_step=last_step,
@@ -417,6 +516,8 @@ def _held(still: Still, step: int, last_step: int) -> Finding:
             "of": still.of,
             "whole": still.whole,
             "missing": list(still.names),
+            "never_updated": still.never,
+            "adds_up": still.adds_up,
         },
     )
 

@@ -48,6 +48,16 @@ CASES = {
         alert("loss.diverging", 57),
         False,
     ),
+    "tensors that no optimizer holds, and gradients that add up for it": (
+        forever("update.missing", 0, key="held"),
+        alert("gradient.accumulating", 1, severity="critical"),
+        True,
+    ),
+    "a rank that does not move, and gradients that add up": (
+        forever("update.missing", 0),
+        alert("gradient.accumulating", 1, severity="critical"),
+        False,
+    ),
     "desync, then a spike": (forever("desync.parameters", 50), alert("loss.spike", 50), True),
     "a spike, then desync": (forever("desync.parameters", 50), alert("loss.spike", 49), False),
     "desync and the loss of the same rank": (
