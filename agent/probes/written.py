@@ -6,6 +6,11 @@ import torch
 
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 
+# Rounds that are looked at closely at first, one after the other.
+_FIRST_ROUNDS = 8
+# Of later ones a closer look is taken at one in so many times the interval of the rarest tier.
+_RARER = 4
+
 
 class Written(Probe):
     """`parameters_written`: 1 at steps before which something else has written parameters.
@@ -19,6 +24,12 @@ class Written(Probe):
     written cannot be seen so, only that it is; nothing is posted at all other steps, nor at the
     first one after a step that was not looked at. With such a mark at every step it can be told
     which rank missed an average that was made good at the next one, between two looks.
+
+    Where marks come at one interval (ranks that average their parameters now and then), both steps
+    around the next ones are looked at closely, eight times at first and then at one round in four
+    times the interval of the rarest tier: whether an average has made the ranks equal is seen
+    before the step after it and never again, and steps divisible by a power of two may all lie
+    between two averages. Ranks that see the same marks look at the same steps.
     """
 
     name = "written"
@@ -29,12 +40,22 @@ class Written(Probe):
         self._of: torch.Tensor | None = None
         self._version = 0
         self._step = -2
+        self._rounds = _Rounds()
 
     def before_step(self, facts: StepFacts) -> None:
         """Whether the counter has moved since the end of the step before."""
-        of = self._of
-        if of is not None and self._step == facts.step - 1 and of._version != self._version:
+        of, rounds = self._of, self._rounds
+        if of is None or self._step != facts.step - 1:
+            return
+        written = of._version != self._version
+        if written:
             facts.scalars["parameters_written"] = 1.0
+        if written or facts.step == rounds.looked_for:
+            schedule = self.context.schedule
+            rarest = _RARER << max(schedule.exponents.values())
+            following = rounds.following(facts.step, written=written, rarest=rarest)
+            if following >= 0:
+                schedule.ask_dense(following, following - 1)
 
     def after_step(self, facts: StepFacts) -> None:
         """Where the optimizer has left the counter."""
@@ -42,3 +63,41 @@ class Written(Probe):
         self._of = of = group.tensors[group.foremost] if group.tensors else None
         if of is not None:
             self._version, self._step = of._version, facts.step
+
+
+class _Rounds:
+    """Steps before which parameters are written at one interval.
+
+    Attributes:
+        looked_for: the next one that is looked at closely; -1 for none.
+    """
+
+    def __init__(self) -> None:
+        self.looked_for = -1
+        self._last: int | None = None
+        self._period = 0
+        self._looks = 0
+
+    def following(self, step: int, *, written: bool, rarest: int) -> int:
+        """The next round to look at, where two intervals in a row are the same; else -1.
+
+        Args:
+            written: whether parameters were written before this step, or it was only looked for.
+            rarest: of later rounds one in so many is looked at.
+        """
+        if not written:
+            # They have averaged for the last time, or do so at other intervals from now on.
+            self._period, self.looked_for = 0, -1
+            return -1
+        since = 0 if self._last is None else step - self._last
+        self._last = step
+        if self._period == 0 or since % self._period:
+            self._period, self.looked_for = since, -1
+            return -1
+        if step < self.looked_for:
+            return -1
+        # Counted over the whole run: intervals that change do not make all of it dense.
+        self._looks += 1
+        ahead = 1 if self._looks <= _FIRST_ROUNDS else rarest - (step // self._period) % rarest
+        self.looked_for = step + ahead * self._period
+        return self.looked_for

@@ -46,6 +46,11 @@ def count(amount: int, thing: str) -> str:
     return f"{amount:,} {thing}{'' if amount == 1 else 's'}"
 
 
+def every(period: int) -> str:
+    """`every step`, `every 8 steps`."""
+    return "every step" if period == 1 else f"every {count(period, 'step')}"
+
+
 def duration(seconds: float) -> str:
     """`51.2 ms`, `1.2 s`."""
     return f"{number(1000 * seconds)} ms" if seconds < 1 else f"{number(seconds)} s"

@@ -8,7 +8,7 @@ from rankscope.server.detectors.base import Check, Status
 from rankscope.server.detectors.desync.explain import finding_of
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.state import KIND_OF_STAGE, DesyncPolicy, DesyncState
-from rankscope.server.detectors.wording import count, ranks
+from rankscope.server.detectors.wording import count, every, ranks
 
 # What has to be posted for each kind to be judged.
 SUBJECTS = {
@@ -56,9 +56,7 @@ def _check(state: DesyncState, policy: DesyncPolicy, kind: str) -> Check:
             f"{who} hold versions of one model, the oldest {count(oldest, 'step')} old.",
         )
     if state.period and (kind == "desync.parameters" or _apart(state, stages)):
-        return Check(
-            Status.OK, f"{who} are made equal every {state.period} steps, as synchronised."
-        )
+        return Check(Status.OK, f"{who} are made equal {every(state.period)}, as synchronised.")
     alone = _alone(state)
     differed = max(state.differed.get(stage, 0) for stage in stages)
     how = "bit for bit" if kind == "desync.parameters" else "with each other"

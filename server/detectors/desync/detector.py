@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +18,7 @@ from rankscope.server.detectors.desync.explain import (
     versions_finding,
 )
 from rankscope.server.detectors.desync.incident import Apart, groups_of
-from rankscope.server.detectors.desync.meetings import MARK
+from rankscope.server.detectors.desync.meetings import MARK, Meeting
 from rankscope.server.detectors.desync.order import (
     SETTINGS,
     differing_setting,
@@ -54,8 +56,9 @@ class Desync(Detector[DesyncState]):
         groups of one size, all are named and nothing tells which one is wrong. That ranks agree
         again counts where those that were apart are among them. The tensors come from the first
         look tensor by tensor after the onset, ordered by relative distance. Where the parameters
-        return to equality four times at one interval, the ranks are taken to be synchronised every
-        so many steps on purpose, and only a missed synchronisation is a desync. Where ranks that
+        return to equality four times at one interval, or twice where all ranks write them at one
+        interval, they are taken to be synchronised every so many steps on purpose, and only a
+        missed synchronisation that was sampled is a desync. Where ranks that
         were all by themselves have come together before, one that is left out when most of them do
         again has missed it. Where ranks hold versions of one model of which one rank makes the new
         ones (a parameter server) and were never all equal for four steps, it is the age of their
@@ -102,6 +105,7 @@ class Desync(Detector[DesyncState]):
         state.known_ranks = len(window.ranks)
         members = max(window.replicas, key=len)
         state.own_copies = not window.own_copies.isdisjoint(members)
+        met = deque(state.meetings.found(window, members))
         relevant = (c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1)
         for step, group in groupby(relevant, key=lambda c: c.step):
             if step <= state.last_step:
@@ -123,6 +127,7 @@ class Desync(Detector[DesyncState]):
             for comparison in broken:
                 stage = comparison.stage
                 state.differed[stage] = state.differed.get(stage, 0) + 1
+            findings += self._meet(state, met, step)
             look = state.versions.take(window, step, members)
             if broken or state.incident is not None or state.period or state.workers is not None:
                 self._step(window, state, step, comparisons, broken, findings, look)
@@ -145,10 +150,20 @@ class Desync(Detector[DesyncState]):
             if not differing.agreeing:
                 differing.stands(window.last_step, window.lives)
             findings += self._told(differing)
-        findings += state.meetings.take(window, members)
+        findings += self._meet(state, met, window.last_step)
         return Outcome(checks_of(state, self.policy), tuple(findings))
 
     # ------------------------------------------------------------------------------ one step
+
+    def _meet(self, state: DesyncState, met: deque[Meeting], until: int) -> list[Finding]:
+        """Takes what the ranks said of writing their parameters, up to a step."""
+        missed = []
+        while met and met[0].step <= until:
+            meeting = met.popleft()
+            missed.append(state.meetings.take(meeting))
+            if state.incident is not None and not meeting.absent:
+                state.incident.meets(meeting.step)
+        return [finding for finding in missed if finding is not None]
 
     def _step(
         self,
@@ -164,7 +179,7 @@ class Desync(Detector[DesyncState]):
         if look.joined:
             # The synchronisation itself, by which each changed in its own way.
             broken = [c for c in broken if c.stage != "outside_optimizer"]
-        together = parameters is not None and (parameters.equal or look.joined)
+        together = look.joined or (parameters is not None and parameters.equal)
         incident = state.incident
         if incident is not None and (
             (incident.missed and together) or (incident.agreeing and incident.over(step))
@@ -172,20 +187,26 @@ class Desync(Detector[DesyncState]):
             if not incident.agreeing:
                 incident.last_step = max(incident.seen_step, step - 1)
             self._close(state, findings)
+        seen = parameters is not None or look.between
+        if seen and not together:
+            state.unequal.append((step, look.between))
+            if incident is not None and look.between and state.meetings.at == step:
+                incident.unmet = True
         if state.period and not self._still_periodic(state, step, parameters, look):
             findings.append(self._periodic(state, step - 1))
             period, state.period = state.period, 0
             state.returns.clear()
-            if parameters is not None and not parameters.equal:
+            if parameters is not None and not together and not look.nobody:
                 self._miss(window, state, parameters, comparisons, look, period)
                 state.parameters_equal = False
                 return
-        if parameters is not None:
+        if seen:
             if together and not state.parameters_equal:
                 state.returns.append(step)
-                state.between = parameters is not None and not parameters.equal
-                self._recognise(window, state, parameters, comparisons, findings)
-            state.parameters_equal = together
+                state.between = look.joined and (parameters is None or not parameters.equal)
+                self._recognise(window, state, step, comparisons, findings)
+            # Made equal between two steps, they part with the next one at once.
+            state.parameters_equal = parameters is not None and parameters.equal
         if state.period or self._are_workers(state, step, broken, look, findings):
             return
         incident = state.incident
@@ -361,40 +382,57 @@ class Desync(Detector[DesyncState]):
         self,
         window: Window,
         state: DesyncState,
-        parameters: Comparison,
+        step: int,
         comparisons: Sequence[Comparison],
         findings: list[Finding],
     ) -> None:
         """Takes regular returns to equality for synchronisation on purpose."""
-        incident, needed, step = state.incident, self.policy.returns, parameters.step
-        if state.period or incident is None or len(state.returns) < needed:
+        incident, needed, returns = state.incident, self.policy.returns, list(state.returns)
+        if state.period or incident is None:
             return
-        intervals = np.diff(list(state.returns))
-        period = int(intervals[-1])
-        if period < 2 or (intervals[1 - needed :] != period).any():
+        intervals = np.diff(returns)
+        # Where ranks say at every step whether they write, it is known that no round was between.
+        rounds = state.meetings.period
+        if rounds and len(returns) > 1 and not (intervals % rounds).any():
+            period = rounds
+        elif len(returns) >= needed and not (intervals[1 - needed :] != intervals[-1]).any():
+            period = int(intervals[-1])
+        else:
+            return
+        if period < 2 and not state.between:
             return
         state.period = period
         state.periodic_since, state.periodic_seen = incident.first_step, step
         self._close(state, findings, last_step=step - 1)
-        # One that was left out before it was known that there would be one.
-        for index, interval in enumerate(intervals.tolist()):
-            regular = index and interval % period == 0 and period in intervals[:index]
-            if regular and interval > period and len(parameters.ranks) == 2:
-                missed = self._open(window, state, [parameters], comparisons)
-                missed.missed, missed.tentative = period, False
-                missed.first_step = state.returns[index] + period
-                missed.last_step = step
-                missed.ranks = tuple(int(r) for r in parameters.ranks)
-                findings.append(finding_of(missed, self.policy.drift, self.policy.critical))
+        # One that was left out before it was known that there would be one: where that was seen. A
+        # round between two returns that nobody looked at is none that was missed.
+        seen = {at for at, before in state.unequal if before or not state.between}
+        everyone = next((c for c in comparisons if len(c.ranks) == 2), None)
+        for last, following in pairwise(returns[1:] if everyone is not None else ()):
+            due = range(last + period, following, period)
+            if (at := next((s for s in due if s in seen), None)) is None:
+                continue
+            assert everyone is not None
+            missed = self._open(window, state, [everyone], comparisons)
+            missed.kind, missed.stage = KIND_OF_STAGE["parameters"], "parameters"
+            missed.missed, missed.tentative = period, False
+            missed.first_step, missed.last_step = at, step
+            missed.ranks = tuple(int(r) for r in everyone.ranks)
+            findings.append(finding_of(missed, self.policy.drift, self.policy.critical))
 
     def _still_periodic(
         self, state: DesyncState, step: int, parameters: Comparison | None, look: Look
     ) -> bool:
+        since = step - state.returns[-1]
+        if look.joined and since % state.period:
+            # There are more rounds than the ones at which they had been looked at.
+            period = math.gcd(state.period, since)
+            state.period = period if period > 1 else state.period
+            return period > 1
         if parameters is None or (state.between and not look.between and not parameters.equal):
             return True
-        due = (step - state.returns[-1]) % state.period == 0
         # Equal between two synchronisations: they are equal all the time now.
-        return (parameters.equal or look.joined) == due
+        return (parameters.equal or look.joined) == (since % state.period == 0)
 
     def _periodic(self, state: DesyncState, last_step: int) -> Finding:
         return periodic_finding(

@@ -9,7 +9,7 @@ from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.desync.incident import Apart, Growth
 from rankscope.server.detectors.desync.links import broken_link, shown_groups, stage_of
 from rankscope.server.detectors.incident import AGREED_UNTIL
-from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
+from rankscope.server.detectors.wording import count, every, listing, number, ranks, sentences
 from rankscope.server.window import TensorDifference
 
 _MAX_DETAILS = 16
@@ -78,15 +78,15 @@ def periodic_finding(*, period: int, since: int, seen: int, last_step: int) -> F
         kind="desync.parameters",
         key="synchronised",
         severity="info",
-        title=f"The ranks are apart between synchronisations, every {period} steps",
+        title=f"The ranks are apart between synchronisations, {every(period)}",
         seen_step=seen,
         last_step=last_step,
         first_step=since,
         stage="parameters",
         cause=(
-            f"The parameters are equal at every {period}th step and differ in between: local SGD, "
-            "DiLoCo or another periodic averaging. A synchronisation that does not make all ranks "
-            "equal is reported as a desync."
+            f"The parameters are made equal {every(period)} and differ in between: "
+            "local SGD, DiLoCo or another periodic averaging. A synchronisation that does not make "
+            "all ranks equal is reported as a desync."
         ),
         remedy=(
             "Nothing, if this is meant. If it is not, look for gradients that are not reduced in "
@@ -152,6 +152,9 @@ def _may_be_meant(incident: Apart) -> bool:
         return False  # ranks that go their own ways differ in nearly all of their tensors
     if incident.last_step - incident.first_step <= _PATIENCE:
         return True
+    if incident.met >= 0 and not incident.unmet:
+        # All of them write their parameters now and then, and nobody saw that it is no average.
+        return incident.last_step - incident.met <= max(_PATIENCE, incident.met_after)
     return incident.bounded or incident.growth in (Growth.CONSTANT, Growth.SHRINKING)
 
 

@@ -56,6 +56,9 @@ class Apart(Incident):
             and by which others were at most; (0, 0) for none.
         tentative: whether every rank was alone from the first comparison on, and nothing was seen
             that would keep them equal: they may be made equal later, on purpose.
+        met: last step before which all ranks wrote their parameters; -1 for none.
+        met_after: steps from the one before, or from the beginning, to that.
+        unmet: whether such a step was looked at that did not make them equal.
         at_start: whether it was there at the first step of a process.
         agreeing: whether the last comparison of the parameters found them equal.
         behind: of parameters, the optimizer's state that was seen later and must have been first.
@@ -87,6 +90,9 @@ class Apart(Incident):
     agreeing: bool = False
     at_start: bool = False
     tentative: bool = False
+    met: int = -1
+    met_after: int = 0
+    unmet: bool = False
     behind: Apart | None = None
     shown_by: int | None = None
     _stride: int = 1
@@ -109,6 +115,12 @@ class Apart(Incident):
         """
         there = max((life.last_step for life in lives if life.rank in self.ranks), default=-1)
         self.last_step = max(self.last_step, step if there < 0 else min(step, there))
+
+    def meets(self, step: int) -> None:
+        """All ranks wrote their parameters before this step, as where these are averaged."""
+        if step > self.met:
+            self.met_after = step - (self.met if self.met >= 0 else self.first_step)
+            self.met = step
 
     def widen(self, comparison: Comparison) -> None:
         """Learns who is apart from whom, once more ranks have looked than when it began.

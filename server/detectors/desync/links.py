@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankscope.server.detectors.desync.incident import Apart
-from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
+from rankscope.server.detectors.wording import count, every, listing, number, ranks, sentences
 
 _LINK = {
     "start": "parameters before the first step",
@@ -427,7 +427,7 @@ def _update(incident: Apart) -> tuple[str, str]:
 
 def _missed(incident: Apart) -> tuple[str, str]:
     return (
-        f"The ranks were made equal every {incident.missed} steps, and at step "
+        f"The ranks were made equal {every(incident.missed)}, and at step "
         f"{incident.first_step} they were not: {_who_missed(incident)}.",
         f"Check that every rank takes part in every averaging. {_restore(incident)}",
     )

@@ -49,31 +49,45 @@ class Meetings:
 
     last: deque[Meeting] = field(default_factory=lambda: deque(maxlen=4))
 
-    def take(self, window: Window, members: Sequence[int]) -> list[Finding]:
-        """Goes through the marks of a window; tells of an average when the next one has come."""
+    @property
+    def at(self) -> int:
+        """The last step before which all wrote; -1 for none."""
+        return next((m.step for m in reversed(self.last) if not m.absent), -1)
+
+    @property
+    def period(self) -> int:
+        """Steps from one average to the next, of the last three in which all took part; else 0."""
+        whole = [meeting.step for meeting in self.last if not meeting.absent]
+        intervals = {after - before for before, after in pairwise(whole[-3:])}
+        return intervals.pop() if len(whole) > 2 and len(intervals) == 1 else 0
+
+    def found(self, window: Window, members: Sequence[int]) -> list[Meeting]:
+        """The steps of a window before which any of the ranks wrote its parameters."""
         marks, alive = window.series.get(MARK), window.series.get(_ALIVE)
         if marks is None or alive is None:
             return []
-        told = []
         rows = np.flatnonzero(np.isin(window.ranks, members))
         # Where what was written was looked at, it is known who holds what.
         looked = {c.step for c in window.comparisons if c.stage == "outside_optimizer"}
         if not window.own_copies.isdisjoint(members):
             # It is copies of their own that they write, and nobody compares these.
             looked.clear()
+        met = []
         for column in np.flatnonzero(marks.present[rows].any(axis=0)).tolist():
             step = int(window.steps[column])
             if len(rows) < 2 or not alive.present[rows, column].all():
                 continue
             wrote = marks.present[rows, column]
             absent, present = window.ranks[rows[~wrote]], window.ranks[rows[wrote]]
-            self.last.append(
+            met.append(
                 Meeting(step, tuple(absent.tolist()), tuple(present.tolist()), step in looked)
             )
-            missed = self._missed()
-            if missed is not None:
-                told.append(missed)
-        return told
+        return met
+
+    def take(self, meeting: Meeting) -> Finding | None:
+        """Takes one step after the other; tells of an average when the next one has come."""
+        self.last.append(meeting)
+        return self._missed()
 
     def _missed(self) -> Finding | None:
         if len(self.last) < 4:

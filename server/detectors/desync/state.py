@@ -11,6 +11,9 @@ from rankscope.server.detectors.desync.settings import Settings
 from rankscope.server.detectors.desync.versions import Versions
 from rankscope.server.detectors.policy import Count, Policy, Steps, Times
 
+# Comparisons of the parameters that are remembered: what they did not see, they do not tell.
+_LOOKS = 1024
+
 # Which kind a desync is follows from the first link that broke.
 KIND_OF_STAGE = {
     "start": "desync.parameters",
@@ -84,6 +87,7 @@ class DesyncState:
         own_copies: whether ranks train copies of their own of some tensors.
         periodic_seen: step at which the period was recognised.
         between: whether the parameters were made equal between two steps, and not within one.
+        unequal: steps at which they were seen to differ, and whether before the step, too.
         versions: which version of the parameters each rank holds.
         workers: where these are versions of one model, by design.
         meetings: when the ranks wrote their parameters together.
@@ -109,6 +113,7 @@ class DesyncState:
     own_copies: bool = False
     known_ranks: int = 0
     between: bool = False
+    unequal: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=_LOOKS))
     versions: Versions = field(default_factory=Versions)
     workers: Asynchronous | None = None
     meetings: Meetings = field(default_factory=Meetings)

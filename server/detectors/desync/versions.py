@@ -33,6 +33,7 @@ class Look:
         lags: steps by which what each rank holds is old, where all of it is versions of one model
             and one rank at most has made a new one; None where that is not so.
         between: whether it is known what the ranks held before the step, after the one before it.
+        nobody: whether it is known that none of them wrote anything in between.
         known: whether every version that a rank may hold was seen, as far back as it matters.
     """
 
@@ -41,6 +42,7 @@ class Look:
     lags: dict[int, int] | None = None
     known: bool = False
     between: bool = False
+    nobody: bool = False
 
 
 @dataclass(slots=True)
@@ -71,10 +73,10 @@ class Versions:
             self.since, self.started = step, True
             self._bear(start, step - 1)
         after = _words_at(window, "parameters", step, members)
-        if len(after) < 2:
-            return Look()
         changes = _words_at(window, "outside_optimizer", step, members)
         held = self.held if self.step == step - 1 else {}
+        if len(after) < 2:
+            return _before_alone(held, changes)
         if not held:
             self.since, self.started = step, False
         before = {
@@ -95,7 +97,8 @@ class Versions:
         if len(new) <= 1:
             lags = {rank: step - self.born[word] for rank, word in after.items()}
         known = self.started or step - self.since >= _LONG
-        return Look(joined, outside, lags, known, bool(together))
+        nobody = bool(together) and not any(changes.values())
+        return Look(joined, outside, lags, known, bool(together), nobody)
 
     def _bear(self, words: dict[int, int], step: int) -> set[int]:
         """Takes words; returns those that nobody had before."""
@@ -107,6 +110,16 @@ class Versions:
             self.born.popitem(last=False)
             self.started = False
         return new
+
+
+def _before_alone(held: dict[int, int], changes: dict[int, int]) -> Look:
+    """What is known before a step after which nobody has looked."""
+    if len(held) < 2 or not held.keys() <= changes.keys():
+        return Look()
+    before = {(word + changes[rank]) % 2**64 for rank, word in held.items()}
+    apart = len(set(held.values())) > 1
+    nobody = not any(changes[rank] for rank in held)
+    return Look(apart and len(before) == 1, between=True, nobody=nobody)
 
 
 def _words_at(window: Window, name: str, step: int, members: Sequence[int]) -> dict[int, int]:

@@ -57,3 +57,33 @@ def test_steps_that_were_not_looked_at_are_no_change(job):
     # What a step without a look has done is the optimizer's work, as far as is known.
     job.probes[0]._step -= 1
     assert train(job, 1) == [None, None, None]
+
+
+@pytest.fixture
+def asked(job):
+    """Steps that are asked to be looked at closely."""
+    asked = []
+    job.context.schedule.ask_dense = lambda until, since: asked.append((since, until))
+    return asked
+
+
+def test_the_steps_around_the_next_write_are_looked_at_where_they_come_at_one_interval(job, asked):
+    train(job, 24, written_before=range(4, 24, 4))
+    assert asked == [(15, 16), (19, 20), (23, 24)]
+
+
+def test_writes_at_no_interval_ask_for_nothing(job, asked):
+    train(job, 24, written_before=(2, 5, 9, 14, 16, 23))
+    assert asked == []
+
+
+def test_after_the_first_rounds_few_are_looked_at(job, asked):
+    train(job, 200, written_before=range(1, 200))
+    # Without a plan every tier is due at every step: one in four of later rounds.
+    assert asked[:8] == [(step, step + 1) for step in range(3, 11)]
+    assert asked[8:] == [(step - 1, step) for step in range(12, 204, 4)]
+
+
+def test_a_round_that_does_not_come_ends_it(job, asked):
+    train(job, 24, written_before=(4, 8, 12))
+    assert asked == [(15, 16)]

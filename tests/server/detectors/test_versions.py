@@ -24,6 +24,8 @@ class Words:
     before: np.ndarray = field(init=False)
     start: int = 1
     unseen: set[int] = field(default_factory=set)
+    # Whether what was written after a sampled step is told where the next one is not sampled.
+    alone: bool = False
 
     def __post_init__(self):
         self.after = np.zeros((self.ranks, STEPS), np.uint64)
@@ -36,9 +38,12 @@ class Words:
         changed = self.before - last
         for low, high in zip(edges, edges[1:], strict=False):
             found = []
-            for step in sorted(set(range(low, high)) - self.unseen):
+            for step in range(low, high):
                 for stage, words in (("outside_optimizer", changed), ("parameters", self.after)):
-                    if stage == "outside_optimizer" and step - 1 in self.unseen:
+                    outside = stage == "outside_optimizer"
+                    if outside and (step - 1 in self.unseen or step == 0):
+                        continue
+                    if step in self.unseen and not (outside and self.alone):
                         continue
                     found.append(compare.compare_words(step, stage, everyone, words[:, step]))
             first = np.full((self.ranks, high - low), self.start, np.uint64)
@@ -46,7 +51,8 @@ class Words:
             there[:, 0] = low == 0
             seen = np.array([step not in self.unseen for step in range(low, high)])
             after = np.tile(seen, (self.ranks, 1))
-            since = after & [step - 1 not in self.unseen for step in range(low, high)]
+            before = [step - 1 not in self.unseen for step in range(low, high)]
+            since = np.tile(before, (self.ranks, 1)) & (after | self.alone)
             yield Window(
                 world_size=self.ranks,
                 ranks=everyone,
@@ -160,6 +166,46 @@ def test_where_the_averaging_is_not_seen_nobody_is_said_to_have_missed_it():
     job.unseen = {step for step in range(60, STEPS) if step % 4}
     alerts, _ = serious(job, ())
     assert alerts == []
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_an_average_between_two_samples_is_none_that_was_missed(every, cuts):
+    job = averaged(2, every=every)
+    job.unseen = set(range(9, 15))
+    alerts, found = serious(job, cuts)
+    assert alerts == []
+    assert "are made equal every" in found.checks["desync.parameters"].why
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+def test_more_averages_than_were_sampled_at_first_are_no_desync(cuts):
+    job = averaged(2, every=4)
+    # The steps around every other average are sampled, and then all of them.
+    job.unseen = {step for step in range(1, 60) if step % 8 not in (7, 0)}
+    alerts, found = serious(job, cuts)
+    assert alerts == []
+    assert found.checks["desync.parameters"].why.endswith("every 4 steps, as synchronised.")
+
+
+@pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
+def test_what_was_written_after_a_sampled_step_is_known_without_a_sample_of_the_next(cuts):
+    job = averaged(2, every=4)
+    job.alone = True
+    # The last step before each average, and none after it.
+    job.unseen = {step for step in range(STEPS) if step % 4 != 3}
+    alerts, found = serious(job, cuts)
+    assert alerts == []
+    assert found.checks["desync.parameters"].why.endswith("every 4 steps, as synchronised.")
+
+
+def test_averages_that_end_for_all_are_none_that_one_missed():
+    job = averaged(2, every=4)
+    random = np.random.default_rng(4)
+    for step in range(42, STEPS):
+        job.before[:, step] = job.after[:, step - 1]
+        job.after[:, step] = random.integers(1, 2**63, 2)
+    assert [alert for alert in serious(job, ())[0] if "missed" in alert.cause] == []
 
 
 def test_a_zero_of_another_sign_is_no_desync():
