@@ -74,9 +74,10 @@ class Schedule:
         overhead: largest share of the step time that all probes together may take, in (0, 1].
         first_step: first step of this attempt.
         dense_steps: number of steps from there at which everything is due, whatever it costs.
-        dense_basic_steps: the same for the tier `basic`, in the first 20 s: a short run is recorded
-            whole. Its tier `signals`, too, while it takes no more than 2 % of the step, or half of
-            `overhead`: it tells at which step the ranks' gradients parted.
+        dense_basic_steps: the same for the tier `basic`, however long they take: a short run is
+            recorded whole, and so is what a gate asks of it, on a busy machine as on a quiet one.
+            In the first 20 s its tier `signals`, too, while it takes no more than 2 % of the step,
+            or half of `overhead`: it tells at which step the ranks' gradients parted.
         steps_under_way: number of steps, or else 20 s, after which a tier that is due more often
             than every two seconds takes 0.08 of `overhead` at most, or 0.3 where it is due at every
             step, and a look that takes more than 10 times `overhead` of a step is taken at one step
@@ -94,7 +95,7 @@ class Schedule:
     ) -> None:
         self._overhead = overhead
         self._dense_end = first_step + dense_steps
-        self._dense_basic_end = first_step + dense_basic_steps
+        self._dense_basic_end = self._dense_signals_end = first_step + dense_basic_steps
         self._dense_signals = True
         self._under_way = first_step + steps_under_way
         self._is_under_way = False
@@ -138,7 +139,7 @@ class Schedule:
         basic, signals, word, full, state = self._masks
         return (
             not step & basic or step < self._dense_basic_end,
-            not step & signals or (self._dense_signals and step < self._dense_basic_end),
+            not step & signals or (self._dense_signals and step < self._dense_signals_end),
             not step & word,
             not step & full,
             not step & state,
@@ -272,7 +273,8 @@ class Schedule:
         # Before there is a plan it is not known what a pause is.
         self._elapsed += since * min(1.0, _PAUSE * self._planned / max(step_seconds, 1e-9))
         if self._elapsed >= _UNDER_WAY_SECONDS:
-            self._dense_basic_end = min(self._dense_basic_end, step + 1)
+            # Losses alone cost a fraction of a second for all of these steps, whatever they take.
+            self._dense_signals_end = min(self._dense_signals_end, step + 1)
         self._is_under_way = step >= self._under_way or self._elapsed >= _UNDER_WAY_SECONDS
         return self._is_under_way
 

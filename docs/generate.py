@@ -83,7 +83,7 @@ def signals() -> str:
         "before it. The agent measures what each tier costs and chooses the intervals so that all",
         "of them together stay within `overhead` of the step time, and what is done at every step",
         "within 45 % of that. The first 8 steps of a process are sampled whole; losses and rates",
-        "of the first 1,024 steps, but not of more than 20 s, are recorded whatever the interval;",
+        "of the first 1,024 steps are recorded whatever the interval and however long they take;",
         "and the server asks for everything where it has found something. After 2,048 steps or",
         "20 s a run is under way: then a tier takes at most 8 % of `overhead`, or 30 % where that",
         "is enough for every step, unless it is due every two to six seconds only; and a look",

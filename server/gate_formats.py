@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 from xml.etree import ElementTree
 
 from rankscope.agent import wire
+from rankscope.server.detectors.wording import count
 
 Json = dict[str, Any]
 
@@ -29,6 +31,9 @@ class Report:
     Attributes:
         address: of the run's page.
         alerts: of the run, consequences too, newest first.
+        required: what has to be judged for a pass: name, state, by, why.
+        state: of the run; empty where an older server does not tell.
+        evaluated: whether the server has evaluated all that it has of the run.
         kinds: kinds that were asked for; empty: all.
     """
 
@@ -38,9 +43,27 @@ class Report:
     reasons: tuple[str, ...]
     checks: tuple[Mapping[str, str], ...]
     alerts: tuple[Mapping[str, Any], ...]
+    required: tuple[Mapping[str, Any], ...] = ()
+    state: str = ""
+    evaluated: bool = True
     fail_on: str = "warning"
     kinds: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()
+
+    @property
+    def is_being_evaluated(self) -> bool:
+        """Whether the run has ended and its verdict waits for the server alone."""
+        return not self.evaluated and self.state not in ("", "running")
+
+    def coverage(self) -> list[str]:
+        """What was required and what was not checked: sentences."""
+        told = [_required(self.required)] if self.required else []
+        if left_out := self.checks_in("not_run"):
+            reasons = Counter(_reason(check["why"]) for check in left_out)
+            why = "; ".join(f"{reason}: {number}" for reason, number in reasons.most_common())
+            of = count(len(self.checks), "kind")
+            told.append(f"Not checked: {len(left_out)} of {of} of alert ({why}).")
+        return told
 
     def shown(self) -> list[Mapping[str, Any]]:
         """The alerts to tell about: roots, and whatever is of a kind that was asked for."""
@@ -75,6 +98,26 @@ class Report:
         return [check for check in self.checks if check["state"] == state]
 
 
+def _required(required: Sequence[Mapping[str, Any]]) -> str:
+    named = []
+    for one in required:
+        name, by = one["name"], one.get("by")
+        if one["state"] == "not_applicable":
+            named.append(f"{name} (does not apply)")
+        elif by is None:
+            named.append(f"{name} (not judged)")
+        else:
+            named.append(name if by == name else f"{name} (judged by {by} in its place)")
+    missing = sum(one["state"] == "not_judged" for one in required)
+    whole = "all judged" if not missing else f"{missing} of {len(required)} not judged"
+    return f"Required for a pass, {whole}: {', '.join(named)}."
+
+
+def _reason(why: str) -> str:
+    """What a check was not made for, without the particulars."""
+    return why.partition(":")[0].strip()
+
+
 def text(report: Report) -> str:
     """For a person who reads a log."""
     head = f"{report.verdict.upper()}  run {_line(report.run)}  {report.address}"
@@ -85,6 +128,8 @@ def _text_lines(report: Report) -> Iterator[str]:
     alerts = report.shown()
     for reason in _untold(report):
         yield from _wrapped(reason, "  ", "- ")
+    for sentence in report.coverage():
+        yield from _wrapped(sentence, "  ", "")
     for alert in alerts:
         notes = [alert["state"], *(["silenced"] if alert.get("silenced") else [])]
         yield ""
@@ -146,12 +191,15 @@ def _wrapped(value: str, indent: str, label: str) -> list[str]:
 
 
 def as_json(report: Report) -> str:
-    """One object: run, address, verdict, reasons, checks and alerts."""
+    """One object: run, address, verdict, reasons, what was required, checks and alerts."""
     body = {
         "run": report.run,
         "address": report.address,
         "verdict": report.verdict,
         "reasons": report.reasons,
+        "required": report.required,
+        "not_checked": [{"name": c["name"], "why": c["why"]} for c in report.checks_in("not_run")],
+        "coverage": report.coverage(),
         "checks": report.checks,
         "alerts": report.shown(),
     }
@@ -162,7 +210,11 @@ def junit(report: Report) -> str:
     """JUnit XML: the run as a whole is a test case, and so is every check."""
     suites = ElementTree.Element("testsuites", name="rankscope")
     suite = ElementTree.SubElement(suites, "testsuite", name=_clean(report.run))
-    whole = "\n".join([*report.reasons, report.address])
+    if coverage := report.coverage():
+        properties = ElementTree.SubElement(suite, "properties")
+        for name, value in _properties(report).items():
+            ElementTree.SubElement(properties, "property", name=name, value=_clean(value))
+    whole = "\n".join([*report.reasons, *coverage, report.address])
     _case(suite, report, "verdict", _WHOLE[report.verdict], whole)
     details: dict[str, list[str]] = {}
     for alert in report.shown():
@@ -178,6 +230,17 @@ def junit(report: Report) -> str:
     ElementTree.indent(suites)
     written = ElementTree.tostring(suites, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{written}'
+
+
+def _properties(report: Report) -> dict[str, str]:
+    """What was required and what was not checked, by name."""
+    return {
+        "verdict": report.verdict,
+        "required": ", ".join(one["name"] for one in report.required),
+        "judged": ", ".join(one["by"] for one in report.required if one.get("by")),
+        "not_checked": ", ".join(check["name"] for check in report.checks_in("not_run")),
+        "coverage": " ".join(report.coverage()),
+    }
 
 
 _WHOLE = {"pass": None, "fail": "failure", "pending": "error"}
@@ -207,6 +270,7 @@ def sarif(report: Report) -> str:
         {"level": "note", "message": {"text": f"{check['name']} was not run: {check['why']}"}}
         for check in report.checks_in("not_run")
     ]
+    notifications += [{"level": "note", "message": {"text": s}} for s in report.coverage()]
     notifications += [{"level": "warning", "message": {"text": r}} for r in report.reasons]
     run: Json = {
         "tool": {
@@ -223,7 +287,12 @@ def sarif(report: Report) -> str:
             }
         ],
         "automationDetails": {"id": f"rankscope/{report.run}"},
-        "properties": {"verdict": report.verdict, "address": report.address},
+        "properties": {
+            "verdict": report.verdict,
+            "address": report.address,
+            "required": report.required,
+            "notChecked": [check["name"] for check in report.checks_in("not_run")],
+        },
         "results": [_result(report, alert, kinds.index(alert["kind"])) for alert in alerts],
     }
     return json.dumps({"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
@@ -262,6 +331,10 @@ def github(report: Report) -> str:
         level = "error" if report.verdict == "fail" else "warning"
         title = _property(f"run {report.run}: {report.verdict}")
         lines.append(f"::{level} title={title}::{_data(untold)}")
+    if coverage := report.coverage():
+        left_out = [f"{check['name']}: {check['why']}" for check in report.checks_in("not_run")]
+        title = _property(f"run {report.run}: what was checked")
+        lines.append(f"::notice title={title}::{_data(chr(10).join([*coverage, *left_out]))}")
     # A run's id at the start of a line must not be a workflow command.
     lines.append(f"{report.verdict.upper()}  run {_line(report.run)}  {report.address}")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Pass, fail or pending: what a run's alerts and checks come to. Pure.
 
 What was not checked never reads as passed: a run passes when nothing was found *and* what has to be
-judged could be judged.
+judged could be judged. What has to be is part of the answer, and so is what was not checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STATES_THAT_FAIL = {
     "lost": "the run was lost: no rank was heard of any more, and none had said that it was done",
 }
 _NOT_JUDGED = {
-    Status.INSUFFICIENT_DATA: "too short to judge",
+    Status.INSUFFICIENT_DATA: "too little data to judge",
     Status.MISSING_INPUT: "cannot be judged without its input",
     Status.NOT_APPLICABLE: "does not apply",
     Status.SUSPENDED: "suspended",
@@ -44,6 +44,24 @@ class CheckLine:
 
 
 @dataclass(frozen=True, slots=True)
+class Requirement:
+    """A kind without which the run cannot pass, and what stands for it.
+
+    Attributes:
+        name: the kind.
+        state: `judged`; `not_judged`, which stands against a pass; or `not_applicable`, where
+            there is nothing that it could be about, which does not.
+        by: the kind that was judged: itself, or the one that takes its place; empty for none.
+        why: one sentence.
+    """
+
+    name: str
+    state: str
+    by: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The answer to whether a run is healthy.
 
@@ -52,11 +70,13 @@ class Verdict:
         reasons: of a fail or of a pending; empty for a pass.
         checks: one for each kind that was or should have been judged, in the order of `wire.KINDS`,
             then those of other packages.
+        required: what has to be judged for a pass, without what was set aside.
     """
 
     verdict: str
     reasons: tuple[str, ...]
     checks: tuple[CheckLine, ...]
+    required: tuple[Requirement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +89,12 @@ def required(world_size: int) -> tuple[str, ...]:
     """Kinds without which a run of that size cannot pass."""
     always = ("loss.nonfinite", "loss.spike")
     return ("desync.parameters", *always) if world_size > 1 else always
+
+
+# Of a long run of short steps a share of the losses is recorded, as the overhead allows: a jump
+# between two of them is not seen, and `loss.spike` says so. Which runs these are is a matter of the
+# machine, and whether the course of the loss is sound must not be: there, what stays is looked for.
+_IN_PLACE_OF = {"loss.spike": "loss.diverging"}
 
 
 def judge(
@@ -110,12 +136,17 @@ def judge(
     if run_state in _STATES_THAT_FAIL:
         reasons.insert(0, _STATES_THAT_FAIL[run_state])
     lines = tuple(_lines(alerts, failures, checks, set_aside, kinds, fail_on))
+    needed = [k for k in (sorted(kinds) or required(world_size)) if k not in set_aside]
+    # What was asked for by name is judged itself, or the answer is none.
+    in_place_of = {} if kinds else {k: v for k, v in _IN_PLACE_OF.items() if v not in set_aside}
+    wanted = tuple(_requirement(kind, checks, in_place_of.get(kind)) for kind in needed)
     if reasons:
-        return Verdict("fail", tuple(reasons), lines)
+        return Verdict("fail", tuple(reasons), lines, wanted)
     waiting = [] if run_state == "finished" else ["the run is still running"]
-    needed = [k for k in (kinds or required(world_size)) if k not in set_aside]
-    waiting += _unjudged(needed, checks, asked_for=bool(kinds))
-    return Verdict("pending" if waiting else "pass", tuple(waiting), lines)
+    waiting += [f"{one.name}: {one.why}" for one in wanted if one.state == "not_judged"]
+    if all(one.state == "not_applicable" for one in wanted):
+        waiting.append("nothing is left that could be judged")
+    return Verdict("pending" if waiting else "pass", tuple(waiting), lines, wanted)
 
 
 def _failures(
@@ -183,23 +214,28 @@ def _lines(
             yield CheckLine(kind, "passed", check.why)
 
 
-def _unjudged(
-    needed: Sequence[str], checks: Mapping[str, Check], *, asked_for: bool
-) -> Iterator[str]:
-    """What stands against a pass: all that was needed has to have been judged, and something."""
-    judged = 0
-    for kind in needed:
-        check = checks.get(kind)
-        if check is None:
-            yield f"{kind}: no detector has answered for it"
-        elif check.status in _JUDGED:
-            judged += 1
-        elif not (asked_for and check.status is Status.NOT_APPLICABLE):
-            yield f"{kind}: {_not_judged(check)}"
-    if not judged and all(kind in checks for kind in needed):
-        applicable = [k for k in needed if checks[k].status is not Status.NOT_APPLICABLE]
-        if not applicable:
-            yield "nothing is left that could be judged"
+def _requirement(kind: str, checks: Mapping[str, Check], other: str | None) -> Requirement:
+    """What stands for a kind that has to be judged.
+
+    Args:
+        other: the kind that takes its place where the data are too few for it.
+    """
+    check = checks.get(kind)
+    if check is None:
+        return Requirement(kind, "not_judged", "", "no detector has answered for it")
+    if check.status in _JUDGED:
+        return Requirement(kind, "judged", kind, check.why)
+    why = _not_judged(check)
+    if check.status is Status.NOT_APPLICABLE:
+        return Requirement(kind, "not_applicable", "", why)
+    instead = checks.get(other or "")
+    if check.status is Status.INSUFFICIENT_DATA and other and instead is not None:
+        if instead.status in _JUDGED:
+            return Requirement(kind, "judged", other, f"{why} In its place, {other}: {instead.why}")
+        if instead.status is Status.NOT_APPLICABLE:
+            # By the run's profile; there, this kind is information, which fails no run.
+            return Requirement(kind, "not_applicable", "", f"{why} {other}: {_not_judged(instead)}")
+    return Requirement(kind, "not_judged", "", why)
 
 
 def _not_judged(check: Check) -> str:

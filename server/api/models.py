@@ -388,11 +388,27 @@ class CheckLine(BaseModel):
     why: str
 
 
+class Requirement(BaseModel):
+    """A kind that has to be judged for a pass; `by` is the one that was, itself or another."""
+
+    name: str
+    state: Literal["judged", "not_judged", "not_applicable"]
+    by: str | None
+    why: str
+
+
 class Verdict(BaseModel):
-    """Pass, fail or pending, and why; `so_far` is what it would be if the run ended now."""
+    """Pass, fail or pending, and why; `so_far` is what it would be if the run ended now.
+
+    What was not checked is in `checks` as `not_run`. `evaluated` is false while data that the
+    server has wait for its detectors.
+    """
 
     verdict: VerdictName
     so_far: VerdictName
     reasons: list[str]
     checks: list[CheckLine]
+    required: list[Requirement]
+    state: RunState
+    evaluated: bool
     settings: VerdictSettings

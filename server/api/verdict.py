@@ -48,15 +48,22 @@ def get_verdict(
         "ignored": frozenset(ignore or ()),
     }
     verdict = _judge(row.state, row, found, **options)
+    unevaluated = _unevaluated(row)
     so_far = "finished" if row.state == "running" else row.state
     return models.Verdict(
         verdict=_name(verdict, row),
         so_far=cast(models.VerdictName, _judge(so_far, row, found, **options).verdict),
-        reasons=[*verdict.reasons, *_unevaluated(row)],
+        reasons=[*verdict.reasons, *unevaluated],
         checks=[
             models.CheckLine.model_validate({"name": c.name, "state": c.state, "why": c.why})
             for c in verdict.checks
         ],
+        required=[
+            models.Requirement(name=r.name, state=cast(Any, r.state), by=r.by or None, why=r.why)
+            for r in verdict.required
+        ],
+        state=row.state,
+        evaluated=not unevaluated,
         settings=_settings(row, judged_by),
     )
 

@@ -10,6 +10,8 @@ OK = Check(Status.OK, "Nothing in 300 steps.")
 OPEN = Check(Status.OPEN, "There is an alert.")
 SHORT = Check(Status.INSUFFICIENT_DATA, "32 steps are needed, 12 are there.")
 ALONE = Check(Status.NOT_APPLICABLE, "There is one rank.")
+SELDOM = Check(Status.INSUFFICIENT_DATA, "`loss` is recorded at one of 8 steps.")
+OTHER_PROFILE = Check(Status.NOT_APPLICABLE, "Profile reinforcement.")
 BROKEN = Check(Status.ERROR, "It raised.")
 
 GOOD = dict.fromkeys(("desync.parameters", "loss.nonfinite", "loss.spike", "rank.loss_outlier"), OK)
@@ -105,6 +107,62 @@ TABLE = {
         GOOD | {"rank.loss_outlier": SHORT},
         {"kinds": {"rank.loss_outlier"}},
     ),
+    "losses are recorded too seldom for a jump, and have not left what they had reached": (
+        "pass",
+        "finished",
+        4,
+        [],
+        GOOD | {"loss.spike": SELDOM, "loss.diverging": OK},
+        {},
+    ),
+    "... and nobody has looked whether they have": (
+        "pending",
+        "finished",
+        4,
+        [],
+        GOOD | {"loss.spike": SELDOM, "loss.diverging": SHORT},
+        {},
+    ),
+    "... and whether they have is ignored": (
+        "pending",
+        "finished",
+        4,
+        [],
+        GOOD | {"loss.spike": SELDOM, "loss.diverging": OK},
+        {"ignored": {"loss.diverging"}},
+    ),
+    "... and a jump was asked for": (
+        "pending",
+        "finished",
+        4,
+        [],
+        GOOD | {"loss.spike": SELDOM, "loss.diverging": OK},
+        {"kinds": {"loss.spike"}},
+    ),
+    "... of a loss that need not fall": (
+        "pass",
+        "finished",
+        4,
+        [],
+        GOOD | {"loss.spike": SELDOM, "loss.diverging": OTHER_PROFILE},
+        {},
+    ),
+    "nothing takes the place of a detector that failed": (
+        "pending",
+        "finished",
+        4,
+        [],
+        GOOD | {"loss.spike": BROKEN, "loss.diverging": OK},
+        {},
+    ),
+    "no two ranks hold the same": (
+        "pass",
+        "finished",
+        4,
+        [],
+        GOOD | {"desync.parameters": ALONE},
+        {},
+    ),
     "open, but not severe": ("pass", "finished", 4, [INFO], GOOD | {"loss.spike": OPEN}, {}),
     "a detector that failed": ("pending", "finished", 4, [], GOOD | {"loss.spike": BROKEN}, {}),
     "not a single check": ("pending", "finished", 4, [], {}, {}),
@@ -159,7 +217,7 @@ def test_reasons_tell_what_is_the_matter():
     short = GOOD | {"loss.spike": SHORT}
     assert judge("running", 4, [], short).reasons == (
         "the run is still running",
-        "loss.spike: too short to judge: 32 steps are needed, 12 are there.",
+        "loss.spike: too little data to judge: 32 steps are needed, 12 are there.",
     )
     assert judge("finished", 4, [DESYNC], GOOD).reasons == (
         "desync.parameters (critical): desync.parameters seen at 50",
@@ -184,6 +242,19 @@ def test_what_was_not_run_does_not_read_as_passed():
         "loss.spike": ("failed", "since step 60, as a consequence of desync.parameters"),
         "rank.loss_outlier": ("not_run", "does not apply: There is one rank."),
     }
+
+
+def test_a_pass_says_what_was_required_and_what_stood_for_it():
+    checks = GOOD | {"loss.spike": SELDOM, "loss.diverging": OK, "desync.parameters": ALONE}
+    verdict = judge("finished", 4, [], checks)
+    assert [(r.name, r.state, r.by) for r in verdict.required] == [
+        ("desync.parameters", "not_applicable", ""),
+        ("loss.nonfinite", "judged", "loss.nonfinite"),
+        ("loss.spike", "judged", "loss.diverging"),
+    ]
+    assert "recorded at one of 8 steps" in verdict.required[2].why
+    # What took its place does not make it checked.
+    assert {c.name: c.state for c in verdict.checks}["loss.spike"] == "not_run"
 
 
 def test_kinds_that_were_asked_for_are_listed_even_without_a_detector():

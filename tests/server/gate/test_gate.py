@@ -51,13 +51,26 @@ CHECKS = [
     {"name": "loss.nonfinite", "state": "passed", "why": "300 steps were finite."},
     {"name": "rank.loss_outlier", "state": "not_run", "why": "does not apply: 2 ranks"},
 ]
+REQUIRED = [
+    {"name": "loss.nonfinite", "state": "judged", "by": "loss.nonfinite", "why": "All finite."},
+    {"name": "loss.spike", "state": "judged", "by": "loss.diverging", "why": "Seldom recorded."},
+]
+UNJUDGED = {"name": "loss.spike", "state": "not_judged", "by": None, "why": "12 of 32 needed."}
 FAIL = {
     "verdict": "fail",
     "reasons": [f"desync.gradients (critical): {DESYNC['title']}"],
     "checks": CHECKS,
+    "required": REQUIRED,
 }
-PASS = {"verdict": "pass", "reasons": [], "checks": CHECKS[2:]}
-PENDING = {"verdict": "pending", "reasons": ["the run is still running"], "checks": CHECKS[2:]}
+PASS = {"verdict": "pass", "reasons": [], "checks": CHECKS[2:], "required": REQUIRED}
+PENDING = {
+    "verdict": "pending",
+    "reasons": ["the run is still running"],
+    "checks": CHECKS[2:],
+    "required": [REQUIRED[0], UNJUDGED],
+    "state": "running",
+    "evaluated": True,
+}
 
 
 class Recorded(ThreadingHTTPServer):
@@ -223,6 +236,20 @@ def test_waits_no_longer_than_told(server, monkeypatch):
     assert len(server.asked) > 2
 
 
+def test_the_evaluation_of_a_run_that_has_ended_is_waited_for_anyway(server, monkeypatch):
+    # How long the server takes for it is a matter of the machine's load.
+    monkeypatch.setattr("rankscope.server.gate._POLL_SECONDS", 0.01)
+    behind = PENDING | {"state": "finished", "evaluated": False}
+    server.verdicts = [*[(200, behind)] * 5, (200, PASS)]
+    assert gate(["digits", "--server", server.url]) == 0
+
+
+@pytest.mark.parametrize("state", [{"state": "running", "evaluated": False}, {"state": "finished"}])
+def test_what_does_not_come_of_an_evaluation_is_not_waited_for(server, state):
+    server.verdicts = [(200, PENDING | state), (200, PASS)]
+    assert gate(["digits", "--server", server.url]) == 4
+
+
 def test_does_not_wait_when_it_is_decided(server):
     assert gate(["digits", "--server", server.url, "--wait", "3600"]) == 1
 
@@ -236,6 +263,9 @@ def test_text(server, capsys):
     assert printed(server, capsys, "text") == (
         f"""\
 FAIL  run digits  {server.url}/runs/digits
+  Required for a pass, all judged: loss.nonfinite, loss.spike (judged by loss.diverging in its
+    place).
+  Not checked: 1 of 4 kinds of alert (does not apply: 1).
 
   desync.gradients  critical  (open)
     Rank 2 goes on with another gradient than the others
@@ -263,6 +293,26 @@ def test_text_of_a_run_that_cannot_be_judged_yet(server, capsys):
     lines = printed(server, capsys, "text").splitlines()
     assert lines[0].startswith("PENDING  run digits")
     assert lines[1] == "  - the run is still running"
+
+
+def test_a_server_that_does_not_tell_what_it_requires(server, capsys):
+    server.verdicts = [(200, {k: v for k, v in PASS.items() if k != "required"})]
+    server.pages = [[]]
+    assert "Required" not in printed(server, capsys, "text")
+
+
+@pytest.mark.parametrize("form", ["text", "json", "junit", "sarif", "github"])
+@pytest.mark.parametrize("answer", [PASS, PENDING, FAIL])
+def test_every_format_says_what_was_required_and_what_was_not_checked(server, capsys, form, answer):
+    server.verdicts, server.pages = [(200, answer)], [[]]
+    told = " ".join(printed(server, capsys, form).split())
+    assert "Not checked: 1 of " in told
+    assert "rank.loss_outlier" in told
+    assert "2 ranks" in told
+    if answer is PENDING:
+        assert "1 of 2 not judged: loss.nonfinite, loss.spike (not judged)." in told
+    else:
+        assert "loss.spike (judged by loss.diverging in its place)." in told
 
 
 def test_text_tells_of_a_failed_run_besides_its_alerts(server, capsys):
@@ -298,6 +348,7 @@ def test_json(server, capsys):
     assert told["run"] == "digits"
     assert told["address"] == f"{server.url}/runs/digits"
     assert {k: told[k] for k in FAIL} == FAIL
+    assert told["not_checked"] == [{"name": "rank.loss_outlier", "why": "does not apply: 2 ranks"}]
     assert told["alerts"] == [DESYNC]
 
 
@@ -307,7 +358,7 @@ def test_junit(server, capsys):
     (suite,) = suites
     counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
     assert counts == {"tests": "5", "failures": "3", "errors": "0", "skipped": "1"}
-    cases = {case.get("name"): [child.tag for child in case] for case in suite}
+    cases = {case.get("name"): [child.tag for child in case] for case in suite.iter("testcase")}
     assert cases == {
         "verdict": ["failure"],
         "desync.gradients": ["failure"],
@@ -318,6 +369,10 @@ def test_junit(server, capsys):
     failure = suite.find("testcase[@name='desync.gradients']/failure")
     assert failure is not None
     assert "conv2.weight" in (failure.text or "")
+    properties = {p.get("name"): p.get("value") for p in suite.iter("property")}
+    assert properties["required"] == "loss.nonfinite, loss.spike"
+    assert properties["judged"] == "loss.nonfinite, loss.diverging"
+    assert properties["not_checked"] == "rank.loss_outlier"
 
 
 def test_junit_counts_a_pending_run_as_an_error(server, capsys):
@@ -349,6 +404,8 @@ def test_sarif(server, capsys):
     assert invocation["executionSuccessful"] is True
     told = [n["message"]["text"] for n in invocation["toolExecutionNotifications"]]
     assert "rank.loss_outlier was not run: does not apply: 2 ranks" in told
+    assert run["properties"]["required"] == REQUIRED
+    assert run["properties"]["notChecked"] == ["rank.loss_outlier"]
 
 
 def test_sarif_of_a_pending_run_is_no_success(server, capsys):
@@ -361,7 +418,9 @@ def test_github(server, capsys):
     lines = printed(server, capsys, "github").splitlines()
     assert lines[0].startswith("::error title=desync.gradients in run digits::Rank 2 goes on")
     assert "cause: 100 %25 of it:%0Athe all-reduce" in lines[0]
-    assert lines[1:] == [f"FAIL  run digits  {server.url}/runs/digits"]
+    assert lines[1].startswith("::notice title=run digits%3A what was checked::Required for a pass")
+    assert lines[1].endswith("%0Arank.loss_outlier: does not apply: 2 ranks")
+    assert lines[2:] == [f"FAIL  run digits  {server.url}/runs/digits"]
 
 
 def test_github_tells_why_a_run_is_pending(server, capsys):
@@ -386,7 +445,7 @@ def test_github_levels(server, capsys, alert, arguments, level):
 def test_a_name_cannot_be_a_workflow_command(server, capsys):
     gate(["x\n::error::no, y: z", "--server", server.url, "--format", "github"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" ")[0] for line in lines] == ["::error", "FAIL"]
+    assert [line.partition(" ")[0] for line in lines] == ["::error", "::notice", "FAIL"]
     assert "title=desync.gradients in run x%0A%3A%3Aerror%3A%3Ano%2C y%3A z::" in lines[0]
 
 
