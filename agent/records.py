@@ -14,7 +14,7 @@ from rankscope.agent import wire
 
 _WORD = 2**64 - 1
 _FLOAT = {float}
-_LARGEST_STEP = 2**63 - 1
+_LARGEST_STEP = wire.limits.STEP.most
 
 # An entry is (kind, step, content).
 _Entry = tuple[str, int, Any]

@@ -14,6 +14,7 @@ from rankscope.agent.cli import COMMANDS
 from rankscope.agent.options import OPTIONS
 from rankscope.agent.probes import PROBES
 from rankscope.agent.schedule import TIERS
+from rankscope.agent.wire import LIMITS
 from rankscope.server.demo.faults import DEFAULT_FAULT, FAULTS
 from rankscope.server.detectors import DETECTORS
 from rankscope.server.detectors.policy import thresholds
@@ -144,6 +145,39 @@ def reference() -> str:
     )
 
 
+def limits() -> str:
+    """The table of what a batch may be at most."""
+    return "\n".join(
+        [
+            "# Limits of a batch",
+            "",
+            _NOTICE,
+            "",
+            "What `POST /api/v1/ingest` takes at most. What is over a limit is refused before",
+            "anything is built of it, with status 422 (413 for a body that is too long) and a",
+            "problem that names the field in `errors[].where`. The agent keeps to the limits by",
+            "itself: it cuts texts, and leaves out the longest values of a configuration and the",
+            "largest tables where they do not fit, which `config.left_out` then names.",
+            "",
+            "The table is `agent/wire/limits.py`.",
+            "",
+            *_table(
+                ("fields", "at most", "unit", "because"),
+                (
+                    (
+                        ", ".join(f"`{field}`" for field in limit.fields),
+                        f"{limit.most:,}",
+                        limit.unit or "-",
+                        limit.because,
+                    )
+                    for limit in LIMITS
+                ),
+            ),
+            "",
+        ]
+    )
+
+
 def profiles() -> str:
     """The page of the detectors' settings with its table of profiles as it has to be."""
     return _between(SETTINGS.read_text(encoding="utf-8"), "profiles", _profiles())
@@ -181,6 +215,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     SETTINGS: profiles,
     DOCS / "reference.md": reference,
     DOCS / "signals.md": signals,
+    DOCS / "limits.md": limits,
 }
 
 

@@ -11,6 +11,7 @@ bytes. JSON is for people and scripts: arrays are lists, the three non-finite nu
 strings `"NaN"`, `"Infinity"`, `"-Infinity"`, and 64-bit words are hexadecimal strings.
 """
 
+from rankscope.agent.wire import limits
 from rankscope.agent.wire.batch import (
     Answer,
     Array,
@@ -31,12 +32,14 @@ from rankscope.agent.wire.codec import (
     MAX_BODY_BYTES,
     VERSION,
     decode,
+    decode_json,
     encode,
     from_json,
     table_to_json,
     to_json,
 )
 from rankscope.agent.wire.fields import MAX_COLUMNS, MAX_NAME_LENGTH, WireError
+from rankscope.agent.wire.limits import LIMITS, Limit
 from rankscope.agent.wire.names import (
     KINDS,
     NO_SAMPLE,
@@ -54,6 +57,7 @@ from rankscope.agent.wire.rows import columns_of, in_columns
 __all__ = [
     "CONTENT_TYPE",
     "KINDS",
+    "LIMITS",
     "MAX_BODY_BYTES",
     "MAX_COLUMNS",
     "MAX_NAME_LENGTH",
@@ -75,6 +79,7 @@ __all__ = [
     "Hello",
     "Int64",
     "Layers",
+    "Limit",
     "Print",
     "Row",
     "TensorTable",
@@ -82,9 +87,11 @@ __all__ = [
     "WireError",
     "columns_of",
     "decode",
+    "decode_json",
     "encode",
     "from_json",
     "in_columns",
+    "limits",
     "number_to_json",
     "numbers_to_json",
     "table_to_json",

@@ -1,7 +1,12 @@
-"""A batch as bytes (msgpack) and as plain JSON values, and back, with every field checked."""
+"""A batch as bytes (msgpack) and as plain JSON values, and back, with every field checked.
+
+Nothing is built of a field before its limit has been looked at (`limits.py`), and no values at all
+of bytes that hold too many (`counting.py`).
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +14,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from rankscope.agent.wire import limits
 from rankscope.agent.wire.batch import (
     Array,
     Batch,
@@ -20,10 +26,13 @@ from rankscope.agent.wire.batch import (
     Print,
     TensorTable,
 )
+from rankscope.agent.wire.counting import check_json, check_msgpack, check_plain, check_sharding
 from rankscope.agent.wire.fields import (
     MAX_COLUMNS,
     WireError,
     array_of,
+    check_count,
+    check_length,
     check_name,
     flat_array,
     integer_of,
@@ -32,6 +41,7 @@ from rankscope.agent.wire.fields import (
     mapping_of,
     name_of,
     optional_mapping_of,
+    quoted,
     real_of,
     rows_of,
     shape_of,
@@ -40,6 +50,8 @@ from rankscope.agent.wire.fields import (
     text_of,
     texts_of,
 )
+from rankscope.agent.wire.fitting import fitted
+from rankscope.agent.wire.limits import Limit
 from rankscope.agent.wire.names import RANK_STATES, STAGES
 from rankscope.agent.wire.plain import clean, numbers_to_json, to_plain
 from rankscope.agent.wire.rows import columns_of, in_columns
@@ -51,11 +63,12 @@ CONTENT_TYPE = "application/msgpack"
 
 _LITTLE_ENDIAN = {np.dtype(name): name for name in ("<f8", "<f4", "<u8", "<i8")}
 
-MAX_BODY_BYTES = 32 * 2**20
+MAX_BODY_BYTES = limits.BODY.most
 
 
 def encode(batch: Batch) -> bytes:
-    """Bytes (msgpack) of a batch."""
+    """Bytes (msgpack) of a batch, which keeps to the limits; see `fitting.fitted`."""
+    batch = fitted(batch)
     # Text may hold what is no Unicode (file names in error messages): better a `?` than no batch.
     packed: bytes = msgpack.packb(
         _to_plain(batch, _pack_array, _PackedSteps()), use_bin_type=True, unicode_errors="replace"
@@ -69,16 +82,31 @@ def decode(data: bytes) -> Batch:
     Raises:
         WireError: the bytes are no batch, or one of a version that is not known here.
     """
+    check_msgpack(data)
     try:
         plain = msgpack.unpackb(data, raw=False)
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
+    except (ValueError, OverflowError, msgpack.exceptions.UnpackException) as error:
         raise WireError("body", f"is not msgpack: {error}") from error
     return _from_plain(plain)
 
 
+def decode_json(data: bytes) -> Batch:
+    """The batch of a body of JSON.
+
+    Raises:
+        WireError: the bytes are no batch.
+    """
+    check_json(data)
+    try:
+        plain = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise WireError("body", f"is not JSON: {error}") from error
+    return _from_plain(plain)
+
+
 def to_json(batch: Batch) -> dict[str, Any]:
-    """The batch as plain JSON values."""
-    return _to_plain(in_columns(batch), _list_array, lambda steps: steps.tolist())
+    """The batch as plain JSON values; see `encode`."""
+    return _to_plain(in_columns(fitted(batch)), _list_array, lambda steps: steps.tolist())
 
 
 def from_json(plain: Any) -> Batch:
@@ -215,47 +243,61 @@ def _from_plain(plain: Any) -> Batch:
     version = fields.get("v", VERSION)
     if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= VERSION:
         raise WireError(
-            "v", f"version {version!r} is not known here (up to {VERSION}): update the server"
+            "v",
+            f"version {quoted(version)} is not known here (up to {VERSION}): update the server",
         )
     state = text_of(fields, "state", "running")
     if state not in RANK_STATES:
         raise WireError("state", f"{state!r} is none of {', '.join(RANK_STATES)}")
     attempt = fields.get("attempt")
-    rank = integer_of(fields, "rank", minimum=0)
+    rank = integer_of(fields, "rank", minimum=0, limit=limits.RANK)
     hello = fields.get("hello")
+    dropped = optional_mapping_of(fields, "dropped")
+    check_count(dropped, "dropped", limits.REASONS)
     return Batch(
         project=name_of(fields, "project", "default"),
         run=name_of(fields, "run"),
         rank=rank,
-        session=text_of(fields, "session", ""),
-        attempt=None if attempt is None else integer_of(fields, "attempt", minimum=0),
-        seq=integer_of(fields, "seq", minimum=0),
-        world_size=integer_of(fields, "world_size", 1, minimum=1),
+        session=text_of(fields, "session", "", limit=limits.LABEL),
+        attempt=(
+            None
+            if attempt is None
+            else integer_of(fields, "attempt", minimum=0, limit=limits.ATTEMPT)
+        ),
+        seq=integer_of(fields, "seq", minimum=0, limit=limits.SEQ),
+        world_size=integer_of(fields, "world_size", 1, minimum=1, limit=limits.RANKS),
         sent_at=real_of(fields, "sent_at", 0.0),
-        through_step=integer_of(fields, "through_step", -1, minimum=-1),
+        through_step=integer_of(fields, "through_step", -1, minimum=-1, limit=limits.STEP),
         state=state,
         phase=text_of(fields, "phase", ""),
-        error=text_of(fields, "error", ""),
+        error=text_of(fields, "error", "", limit=limits.TEXT),
         hello=None if hello is None else _hello(mapping_of(hello, "hello")),
         columns=_columns(fields, "columns", np.float64) | _rows(fields, "rows", np.float64),
         words=_columns(fields, "words", np.uint64) | _rows(fields, "word_rows", np.uint64),
         prints=tuple(
             _print(mapping_of(p, f"prints[{i}]"), f"prints[{i}]")
-            for i, p in enumerate(items_of(fields, "prints"))
+            for i, p in enumerate(items_of(fields, "prints", limit=limits.ITEMS))
         ),
         layers=tuple(
             _layers(mapping_of(m, f"layers[{i}]"), f"layers[{i}]")
-            for i, m in enumerate(items_of(fields, "layers"))
+            for i, m in enumerate(items_of(fields, "layers", limit=limits.ITEMS))
         ),
         events=tuple(
             _event(mapping_of(e, f"events[{i}]"), f"events[{i}]")
-            for i, e in enumerate(items_of(fields, "events"))
+            for i, e in enumerate(items_of(fields, "events", limit=limits.ITEMS))
         ),
         dropped={
-            clean(str(k)): size_of(v, f"dropped.{k}")
-            for k, v in optional_mapping_of(fields, "dropped").items()
+            _key(k, "dropped", limits.WORD): size_of(v, f"dropped.{k}", limits.COUNT)
+            for k, v in dropped.items()
         },
     )
+
+
+def _key(key: Any, where: str, limit: Limit) -> str:
+    """A key of an object as text."""
+    text = str(key)
+    check_length(text, f"{where}.{text[:100]}", limit)
+    return clean(text)
 
 
 def _columns(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> dict[str, Column]:
@@ -300,6 +342,7 @@ def _print(fields: Mapping[str, Any], where: str) -> Print:
     stage = text_of(fields, "stage", where=where)
     if stage not in STAGES:
         raise WireError(f"{where}.stage", f"{stage!r} is none of {', '.join(STAGES)}")
+    table = text_of(fields, "table", "parameters", where=where, limit=limits.LABEL)
     digests = array_of(fields.get("digests"), np.uint64, f"{where}.digests")
     if digests.ndim != 1:
         raise WireError(f"{where}.digests", "must be one word a tensor")
@@ -309,23 +352,23 @@ def _print(fields: Mapping[str, Any], where: str) -> Print:
         if sketches.ndim != 2 or len(sketches) != len(digests):
             raise WireError(f"{where}.sketches", "must be one row for each digest")
     return Print(
-        step=integer_of(fields, "step", minimum=-1, where=where),
+        step=integer_of(fields, "step", minimum=-1, limit=limits.STEP, where=where),
         stage=stage,
-        table=text_of(fields, "table", "parameters", where=where),
+        table=table,
         digests=digests,
         sketches=sketches,
     )
 
 
 def _layers(fields: Mapping[str, Any], where: str) -> Layers:
-    metric = text_of(fields, "metric", where=where)
+    metric = text_of(fields, "metric", where=where, limit=limits.TENSOR_NAME)
     check_name(metric, f"{where}.metric")
     values = array_of(fields.get("values"), np.float64, f"{where}.values")
     if values.ndim != 1:
         raise WireError(f"{where}.values", "must be one number a tensor")
     return Layers(
-        step=integer_of(fields, "step", minimum=0, where=where),
-        table=text_of(fields, "table", "parameters", where=where),
+        step=integer_of(fields, "step", minimum=0, limit=limits.STEP, where=where),
+        table=text_of(fields, "table", "parameters", where=where, limit=limits.LABEL),
         metric=metric,
         values=values,
     )
@@ -333,38 +376,51 @@ def _layers(fields: Mapping[str, Any], where: str) -> Layers:
 
 def _event(fields: Mapping[str, Any], where: str) -> Event:
     return Event(
-        step=integer_of(fields, "step", -1, minimum=-1, where=where),
+        step=integer_of(fields, "step", -1, minimum=-1, limit=limits.STEP, where=where),
         kind=text_of(fields, "kind", where=where),
-        text=text_of(fields, "text", "", where=where),
-        data=to_plain(optional_mapping_of(fields, "data", where)),
+        text=text_of(fields, "text", "", where=where, limit=limits.TEXT),
+        data=_plain_of(fields, "data", where),
     )
+
+
+def _plain_of(fields: Mapping[str, Any], key: str, where: str) -> Any:
+    """An object of whatever values, which are neither too many nor too deep."""
+    given = optional_mapping_of(fields, key, where)
+    check_plain(given, f"{where}.{key}")
+    return to_plain(given, limits.DEPTH.most)
 
 
 def _hello(fields: Mapping[str, Any]) -> Hello:
     tables = {}
-    for name, item in optional_mapping_of(fields, "tables", "hello").items():
+    given = optional_mapping_of(fields, "tables", "hello")
+    check_count(given, "hello.tables", limits.TABLES)
+    for name, item in given.items():
         where = f"hello.tables.{name}"
         parts = mapping_of(item, where)
-        names = texts_of(parts, "names", where)
+        names = texts_of(parts, "names", where, limits.TENSOR_NAME)
         table = TensorTable(
             names=names,
             shapes=tuple(shape_of(s, f"{where}.shapes") for s in items_of(parts, "shapes", where)),
-            dtypes=texts_of(parts, "dtypes", where),
-            shards=texts_of(parts, "shards", where) or ("",) * len(names),
+            dtypes=texts_of(parts, "dtypes", where, limits.WORD),
+            shards=texts_of(parts, "shards", where, limits.TENSOR_NAME) or ("",) * len(names),
         )
         if not len(names) == len(table.shapes) == len(table.dtypes) == len(table.shards):
             raise WireError(where, "names, shapes, dtypes and shards must be of one length")
-        tables[clean(str(name))] = table
+        tables[_key(name, "hello.tables", limits.TENSOR_NAME)] = table
+    config = _plain_of(fields, "config", "hello")
+    check_sharding(config)
     return Hello(
         started_at=(
             real_of(fields, "started_at", 0.0, "hello") if "started_at" in fields else math.nan
         ),
         host=text_of(fields, "host", "", "hello"),
-        pid=integer_of(fields, "pid", 0, minimum=0, where="hello"),
-        local_rank=integer_of(fields, "local_rank", 0, minimum=0, where="hello"),
+        pid=integer_of(fields, "pid", 0, minimum=0, limit=limits.PID, where="hello"),
+        local_rank=integer_of(fields, "local_rank", 0, minimum=0, limit=limits.RANK, where="hello"),
         launcher=text_of(fields, "launcher", "", "hello"),
         wrapper=text_of(fields, "wrapper", "", "hello"),
-        heartbeat_seconds=real_of(fields, "heartbeat_seconds", 5.0, "hello"),
+        heartbeat_seconds=real_of(
+            fields, "heartbeat_seconds", 5.0, "hello", minimum=0.0, most=limits.HEARTBEAT.most
+        ),
         tables=tables,
-        config=to_plain(optional_mapping_of(fields, "config", "hello")),
+        config=config,
     )

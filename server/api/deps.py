@@ -17,11 +17,15 @@ from typing import Annotated, Any
 from fastapi import Depends, Path, Query, Request
 from sqlalchemy import Connection, Engine
 
+from rankscope.agent import wire
 from rankscope.server.api.problems import Problem
 from rankscope.server.storage import runs
 
-MAX_STEP = 2**63 - 1
-MAX_RANK = 2**31 - 1
+MAX_STEP = wire.limits.STEP.most
+MAX_RANK = wire.limits.RANK.most
+# A cursor has numbers, or a name: that of a series and a tensor, six characters for each as JSON.
+_MAX_CURSOR = 8 * (wire.limits.NAME.most + wire.limits.TENSOR_NAME.most)
+_MAX_INTEGER = 2**63 - 1
 
 RunId = Annotated[str, Path(description="run id")]
 Step = Annotated[int | None, Query(ge=0, le=MAX_STEP)]
@@ -63,7 +67,8 @@ def paging(*types: type, usual: int = 100, most: int = 1000) -> Callable[..., Pa
     def page(
         limit: Annotated[int, Query(ge=1, description="longest page")] = usual,
         cursor: Annotated[
-            str | None, Query(description="next_cursor of the page before; opaque")
+            str | None,
+            Query(description="next_cursor of the page before; opaque", max_length=_MAX_CURSOR),
         ] = None,
     ) -> Page:
         if limit > most:
@@ -74,8 +79,11 @@ def paging(*types: type, usual: int = 100, most: int = 1000) -> Callable[..., Pa
             after = json.loads(base64.urlsafe_b64decode(cursor.encode()))
             if [type(part) for part in after] != list(types):
                 raise ValueError("not of our making")
-            if any(isinstance(part, int) and abs(part) > MAX_STEP for part in after):
+            if any(isinstance(part, int) and abs(part) > _MAX_INTEGER for part in after):
                 raise ValueError("too large")
+            for part in after:
+                if isinstance(part, str):
+                    part.encode()  # halves of surrogate pairs are no text to a database
         except (ValueError, TypeError, binascii.Error, RecursionError) as error:
             raise Problem(422, "cursor: is no next_cursor of an answer of this list") from error
         return Page(limit, tuple(after))

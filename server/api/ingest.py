@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
 from starlette.datastructures import State
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,6 +26,8 @@ router = APIRouter(tags=["ingest"])
 _FAILED = "rankscope.failed"
 # Bytes of a body that are decoded in no time.
 _LARGE = 2**20
+# Of larger ones, and of packed ones, so many at a time.
+_DECODED_AT_ONCE = 2
 
 _BODY = {
     "requestBody": {
@@ -111,7 +113,8 @@ async def _take(scope: Scope, receive: Receive, state: State) -> dict[str, Any]:
         batch: wire.Batch
         if packed or len(body) > _LARGE or "json" in kind:
             # What takes long must not hold up all others.
-            batch = await run_in_threadpool(_decode, kind, body, packed)
+            # A few at a time: each may take a hundred megabytes while it is decoded.
+            batch = await to_thread.run_sync(_decode, kind, body, packed, limiter=_limiter(state))
         else:
             batch = _decode(kind, body, packed)
         answer: wire.Answer = await state.writer.store(batch)
@@ -137,6 +140,14 @@ async def _take(scope: Scope, receive: Receive, state: State) -> dict[str, Any]:
     }
 
 
+def _limiter(state: State) -> CapacityLimiter:
+    """That of an application, which belongs to its event loop."""
+    if not hasattr(state, "decoding"):
+        state.decoding = CapacityLimiter(_DECODED_AT_ONCE)
+    limiter: CapacityLimiter = state.decoding
+    return limiter
+
+
 def _decode(content_type: str, body: bytes, packed: bool) -> wire.Batch:
     if packed:
         body = _unpack(body)
@@ -144,11 +155,7 @@ def _decode(content_type: str, body: bytes, packed: bool) -> wire.Batch:
     if kind in (wire.CONTENT_TYPE, "application/x-msgpack", "application/octet-stream"):
         return wire.decode(body)
     if kind == "application/json":
-        try:
-            plain: Any = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise wire.WireError("body", f"is not JSON: {error}") from error
-        return wire.from_json(plain)
+        return wire.decode_json(body)
     raise Problem(
         415, f"Content-Type {kind or '(none)'!r} is not taken; send {wire.CONTENT_TYPE} or JSON"
     )

@@ -43,6 +43,8 @@ def answer(
     if len(detail) > _MAX_DETAIL:
         # What was sent is quoted, and may be long.
         detail = f"{detail[: _MAX_DETAIL // 2]} ... {detail[-_MAX_DETAIL // 2 :]}"
+    # Nor need it be text that an answer can carry.
+    detail = detail.encode("utf-8", "replace").decode()
     body = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,

@@ -13,12 +13,15 @@ from typing import NamedTuple
 import numpy as np
 from sqlalchemy import Connection, insert, select
 
+from rankscope.agent import wire
 from rankscope.server.storage import schema
 from rankscope.server.storage.packing import pack, unpack
 
 # Sets of series that a run may have. A job that logs ever other sets has each series apart from
 # then on: a set that comes once would cost more than it saves.
 _MAX_SETS = 64
+# Where a batch has the series of each kind.
+_FIELDS = {"scalar": "columns", "word": "words", "layers": "layers"}
 _MAX_RUNS = 1024
 
 
@@ -51,6 +54,9 @@ class RunDictionary:
         """Numbers of series, given now where there is none yet.
 
         The caller holds the run's row, so one transaction at a time gives numbers.
+
+        Raises:
+            wire.WireError: the run has as many series as it can have.
         """
         if all(series in self.metrics for series in wanted):
             return self.metrics
@@ -60,6 +66,13 @@ class RunDictionary:
             self.metrics[Series(row.kind, row.name, row.table, row.version)] = row.id
         missing = [series for series in dict.fromkeys(wanted) if series not in self.metrics]
         if missing:
+            if len(self.metrics) + len(missing) > wire.limits.SERIES_OF_RUN.most:
+                most = wire.limits.SERIES_OF_RUN.most
+                what = missing[0]
+                raise wire.WireError(
+                    f"{_FIELDS.get(what.kind, 'columns')}.{what.name}",
+                    f"the run has {len(self.metrics)} series already; it can have {most}",
+                )
             first = max(self.metrics.values(), default=-1) + 1
             new = {series: first + n for n, series in enumerate(missing)}
             connection.execute(

@@ -25,9 +25,8 @@ from rankscope.server.storage.plain import plain
 from rankscope.server.storage.prints import Content, content_of
 from rankscope.server.storage.run_names import give_key, run_key
 
-_MAX_INTEGER = 2**31 - 1
-# As long as their columns are.
-_MAX_SESSION = _MAX_TABLE = _MAX_KIND = 64
+# As long as its column is.
+_MAX_KIND = 64
 
 
 def store_batch(connection: Connection, batch: wire.Batch, *, received_at: float) -> wire.Answer:
@@ -130,20 +129,26 @@ def _unstorable(batch: wire.Batch) -> Iterator[tuple[str, str]]:
     for where, name in (("run", batch.run), ("project", batch.project)):
         if name != name.strip():
             yield where, "has spaces at its begin or end, which nobody would see"
-    numbers = {"rank": batch.rank, "world_size": batch.world_size, "attempt": batch.attempt or 0}
+    # Whoever makes a batch in this process has not come by the wire, which looks at all of them.
+    numbers = {
+        "rank": (batch.rank, wire.limits.RANK),
+        "world_size": (batch.world_size, wire.limits.RANKS),
+        "attempt": (batch.attempt or 0, wire.limits.ATTEMPT),
+        "seq": (batch.seq, wire.limits.SEQ),
+        "through_step": (batch.through_step, wire.limits.STEP),
+    }
     if batch.hello is not None:
-        numbers |= {"hello.pid": batch.hello.pid, "hello.local_rank": batch.hello.local_rank}
-    for where, value in numbers.items():
-        if value > _MAX_INTEGER:
-            yield where, f"must be at most {_MAX_INTEGER}, not {value}"
-    if len(batch.session) > _MAX_SESSION:
-        yield "session", f"has at most {_MAX_SESSION} characters"
-    for n, made in enumerate(batch.prints):
-        if len(made.table) > _MAX_TABLE:
-            yield f"prints[{n}].table", f"has at most {_MAX_TABLE} characters"
-    for n, layers in enumerate(batch.layers):
-        if len(layers.table) > _MAX_TABLE:
-            yield f"layers[{n}].table", f"has at most {_MAX_TABLE} characters"
+        numbers["hello.pid"] = (batch.hello.pid, wire.limits.PID)
+        numbers["hello.local_rank"] = (batch.hello.local_rank, wire.limits.RANK)
+    for where, (value, limit) in numbers.items():
+        if value > limit.most:
+            yield where, f"must be at most {limit.most}, not {value}"
+    labels = {"session": batch.session}
+    labels |= {f"prints[{n}].table": made.table for n, made in enumerate(batch.prints)}
+    labels |= {f"layers[{n}].table": made.table for n, made in enumerate(batch.layers)}
+    for where, label in labels.items():
+        if len(label) > wire.limits.LABEL.most:
+            yield where, f"has at most {wire.limits.LABEL.most} characters"
 
 
 def _hold(connection: Connection, batch: wire.Batch, received_at: float) -> Any:

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rankscope.agent import wire
+from rankscope.agent.wire import limits
 
 names = st.text("ab/%. é漢🦉", min_size=1, max_size=6).filter(str.isprintable)
 # Without what no database takes, and is replaced on the way.
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6)
 finite = st.floats(allow_nan=False, allow_infinity=False)
-steps = st.integers(0, 2**63 - 1)
+steps = st.integers(0, limits.STEP.most)
 # Every float there is: NaN and the infinities are data.
 floats = st.floats(width=64)
 words = st.integers(0, 2**64 - 1)
@@ -51,7 +52,7 @@ def prints(draw: st.DrawFn) -> wire.Print:
     tensors, buckets = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
     sketches = st.none() | hnp.arrays(np.float64, (tensors, buckets), elements=floats)
     return wire.Print(
-        step=draw(st.integers(-1, 2**63 - 1)),
+        step=draw(st.integers(-1, limits.STEP.most)),
         stage=draw(st.sampled_from(wire.STAGES)),
         table=draw(names),
         digests=np.array(draw(st.lists(words, min_size=tensors, max_size=tensors)), np.uint64),
@@ -77,7 +78,7 @@ def tables(draw: st.DrawFn) -> wire.TensorTable:
 
     return wire.TensorTable(
         names=some(names),
-        shapes=some(st.lists(st.integers(0, 2**40), max_size=4).map(tuple)),
+        shapes=some(st.lists(st.integers(0, 2**13), max_size=4).map(tuple)),
         dtypes=some(names),
         shards=some(names),
     )
@@ -87,18 +88,18 @@ hellos = st.builds(
     wire.Hello,
     started_at=finite,
     host=names,
-    pid=st.integers(0, 2**31),
+    pid=st.integers(0, limits.PID.most),
     local_rank=st.integers(0, 10**4),
     launcher=names,
     wrapper=names,
-    heartbeat_seconds=finite,
+    heartbeat_seconds=st.floats(0, limits.HEARTBEAT.most),
     tables=st.dictionaries(names, tables(), max_size=2),
     config=st.dictionaries(names, json_values, max_size=3),
 )
 
 events = st.builds(
     wire.Event,
-    step=st.integers(-1, 2**63 - 1),
+    step=st.integers(-1, limits.STEP.most),
     kind=names,
     text=texts,
     data=st.dictionaries(names, json_values, max_size=3),
@@ -108,13 +109,13 @@ batches = st.builds(
     wire.Batch,
     project=names,
     run=names,
-    rank=st.integers(0, 10**6),
+    rank=st.integers(0, limits.RANK.most),
     session=names,
-    attempt=st.none() | st.integers(0, 10**6),
-    seq=st.integers(0, 2**63 - 1),
-    world_size=st.integers(1, 10**6),
+    attempt=st.none() | st.integers(0, limits.ATTEMPT.most),
+    seq=st.integers(0, limits.SEQ.most),
+    world_size=st.integers(1, limits.RANKS.most),
     sent_at=finite,
-    through_step=st.integers(-1, 2**63 - 1),
+    through_step=st.integers(-1, limits.STEP.most),
     state=st.sampled_from(wire.RANK_STATES),
     phase=texts,
     error=texts,
@@ -126,7 +127,7 @@ batches = st.builds(
     prints=st.lists(prints(), max_size=2).map(tuple),
     layers=st.lists(layers, max_size=2).map(tuple),
     events=st.lists(events, max_size=2).map(tuple),
-    dropped=st.dictionaries(names, st.integers(0, 2**62), max_size=2),
+    dropped=st.dictionaries(names, st.integers(0, limits.COUNT.most), max_size=2),
 )
 
 

@@ -55,6 +55,12 @@ class Service:
             self.stop()
             raise
 
+    @property
+    def pid(self) -> int:
+        """Number of the server's process."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """Ends it as a power cut would."""
         assert self._process is not None

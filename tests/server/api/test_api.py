@@ -380,7 +380,7 @@ def test_ranks_that_do_not_know_how_many_they_are_are_compared(client):
 
 
 def test_the_last_step_there_is_is_one_like_others(client):
-    last = 2**63 - 1
+    last = wire.limits.STEP.most
     loss = {"steps": [0, last - 1, last], "values": [3.0, 2.0, 1.0]}
     sent = {"run": "otter", "rank": 0, "seq": 0, "through_step": last, "columns": {"loss": loss}}
     assert client.post("/api/v1/ingest", json=sent).status_code == 200
