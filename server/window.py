@@ -10,6 +10,7 @@ step by step or is replayed in one go (a property test holds every detector to i
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -333,16 +334,25 @@ class Window:
         if not any(dealt.values()):
             return self.replicas
         sets = {rank: set(group) for group in self.replicas for rank in group}
+        said: dict[tuple[int, int, int], list[int]] = defaultdict(list)
         for rank, told in dealt.items():
             if not isinstance(told, Mapping) or rank not in sets:
                 continue
             first, step, count = (told.get(key) for key in ("first", "step", "count"))
             if not (isinstance(first, int) and isinstance(step, int) and isinstance(count, int)):
                 continue
-            for other in range(first, first + step * count, step) if step > 0 else ():
-                if other in sets and sets[other] is not sets[rank]:
-                    sets[rank] |= sets[other]
-                    sets.update(dict.fromkeys(sets[other], sets[rank]))
+            if step > 0 < count:
+                said[first, step, count].append(rank)
+        for (first, step, count), tellers in said.items():
+            # A few bytes can name more ranks than anybody could count: only those that there are
+            # are gone through, or those that are named, whichever are fewer.
+            named = range(first, first + step * count, step)
+            there = named if count < len(sets) else sets
+            members = [*tellers, *(r for r in there if r in named and r in sets)]
+            together: set[int] = set()
+            for part in {id(sets[r]): sets[r] for r in members}.values():
+                together |= part
+            sets.update(dict.fromkeys(together, together))
         distinct = {id(group): group for group in sets.values()}
         return tuple(sorted((tuple(sorted(g)) for g in distinct.values()), key=_largest_first))
 

@@ -15,11 +15,11 @@ rolled up anew, and until then read raw.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Engine, and_, delete, func, insert, or_, select
+from sqlalchemy import Connection, Engine, and_, delete, insert, or_, select
 
 from rankscope.agent.wire import Float64, Int64
 from rankscope.server.storage import marks, merging, rollups, schema
@@ -35,6 +35,9 @@ _MAX_POINTS = 400_000
 # Each costs the same for a few steps as for some thousand.
 _MAX_WAITING = 16
 _MAX_STEPS = 1024
+# Behind the last whole bucket whose end is a number of the database; what lies there stays as it
+# came.
+_LAST_END = 2**63 - rollups.BASE
 
 
 def runs_to_compact(connection: Connection) -> list[int]:
@@ -132,8 +135,13 @@ def _look(connection: Connection, run: int, mark: marks.Mark) -> bool:
 
 
 def _due(mark: marks.RankMark) -> bool:
-    steps = _whole(mark.last + 1) - mark.end
+    steps = _final(mark) - mark.end
     return steps > 0 and (mark.waiting >= _MAX_WAITING or steps >= _MAX_STEPS)
+
+
+def _final(mark: marks.RankMark) -> int:
+    """Up to before which step a rank can be rolled up."""
+    return min(_whole(mark.last + 1), _LAST_END)
 
 
 def _whole(step: int) -> int:
@@ -161,16 +169,17 @@ def _roll(
 ) -> _Rolled:
     """Rolls up the steps from `mark.end` on, as many as there is room for, and moves it on."""
     made = _Rolled(rank)
-    begin, end = mark.end, _whole(mark.last + 1)
+    begin, final = mark.end, _final(mark)
     metrics = sorted({metric for of in scalars.values() for metric in of.values()})
     row_steps = rollups.ROW * rollups.BASE
     room = max(1, max_points // (max(len(metrics), 1) * row_steps))
-    end = min(end, (begin // row_steps + room) * row_steps)
+    end = (begin // row_steps + room) * row_steps
+    if end >= final:
+        end = final
+    else:
+        # Steps may be far apart, or be those of words only: no need to crawl from one to the next.
+        end = _reach(connection, run, rank, scalars, begin, final, mark.longest, max_points)
     series = _points(connection, run, rank, scalars, begin, end, mark.longest)
-    if not series:
-        # Words only, or a gap: no need to crawl through it.
-        layouts = list(scalars)
-        end = _next_step(connection, run, rank, layouts, end, _whole(mark.last + 1), mark.longest)
     made.points = sum(values.size for _, values in series.values())
     starts = [rollups.level_end(level, begin) for level in range(rollups.LEVELS)]
     old = _old_rows(connection, run, rank, metrics, starts)
@@ -203,7 +212,7 @@ def _roll(
                 above = starts[level + 1] // step
                 levels[metric] = rollups.coarser(whole.part(above, stop // step), rollups.FANOUT)
     mark.end = end
-    mark.waiting = 0 if end == _whole(mark.last + 1) else mark.waiting
+    mark.waiting = 0 if end == final else mark.waiting
     return made
 
 
@@ -266,24 +275,61 @@ def _places(of: Mapping[int, int], metrics: Sequence[int]) -> list[int]:
     return [at[metric] for metric in metrics]
 
 
-def _next_step(
+def _reach(
     connection: Connection,
     run: int,
     rank: int,
-    layouts: Collection[int],
-    end: int,
-    last: int,
+    scalars: Mapping[int, Mapping[int, int]],
+    begin: int,
+    final: int,
     longest: int,
+    max_points: int,
 ) -> int:
-    """Where the next row of `chunk` begins that has points from `end` on, at most `last`."""
+    """Up to before which step there are about so many points from `begin` on; at most `final`.
+
+    The work is that of the points there are, however far apart their steps.
+    """
     c = schema.chunk.c
-    found = connection.scalar(
-        select(func.min(c.first_step)).where(
-            *(c.run == run, c.layout.in_(layouts), c.rank == rank),
-            *(c.first_step >= end - longest, c.last_step >= end),
+    rows = connection.execute(
+        select(c.layout, c.first_step, c.points, c.steps)
+        .where(
+            *(c.run == run, c.layout.in_(list(scalars)), c.rank == rank),
+            *(c.first_step >= begin - longest, c.first_step < final, c.last_step >= begin),
         )
+        .order_by(c.first_step)
+        .execution_options(yield_per=256)
     )
-    return last if found is None else max(end, min(last, _whole(found)))
+    held: list[Int64] = []
+    weights: list[int] = []
+    count, enough = 0, max_points
+    beyond = final
+    with rows:
+        for row in rows:
+            if count > enough:
+                # All rows from here on have later steps only; are there enough before these?
+                end = int(row.first_step)
+                before = sum(
+                    weight * int(np.searchsorted(steps, end))
+                    for steps, weight in zip(held, weights, strict=True)
+                )
+                if before > max_points:
+                    beyond = end
+                    break
+                enough = 2 * count
+            steps = unpack_steps(row.steps, row.first_step, row.points)
+            steps = steps[np.searchsorted(steps, begin) :]
+            held.append(steps)
+            weights.append(len(scalars[row.layout]))
+            count += len(steps) * weights[-1]
+    if not count:
+        return beyond
+    every, weight = np.concatenate(held), np.repeat(weights, [len(steps) for steps in held])
+    order = np.argsort(every, kind="stable")
+    every = every[order]
+    over = int(np.searchsorted(np.cumsum(weight[order]), max_points, side="right"))
+    end = min(beyond, int(every[over]) if over < len(every) else final)
+    # One bucket at least: the first one that there is anything in.
+    return min(max(_whole(end), _whole(int(every[0])) + rollups.BASE), final)
 
 
 def _old_rows(

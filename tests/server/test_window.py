@@ -43,3 +43,15 @@ ALONE = ((0,), (1,), (2,), (3,))
 )
 def test_sets_of_ranks_with_batches_of_their_own(classes, configs, expected):
     assert sets(classes, configs) == expected
+
+
+def test_ranks_that_nobody_could_count_are_not_counted():
+    many = {rank: over(0, 1, 10**15) for rank in range(4)}
+    assert sets(ALONE, many) == ((0, 1, 2, 3),)
+    assert sets(ALONE, {0: over(1, 2, 10**30)}) == ((0, 1, 3), (2,))
+    assert sets(ALONE, {0: over(-(10**18), 10**9, 10**15)}) == ALONE
+    # As many sayings as ranks.
+    ranks = 2000
+    alone = tuple((rank,) for rank in range(ranks))
+    found = sets(alone, {rank: over(rank % 2, 2, 10**12 + rank) for rank in range(ranks)})
+    assert found == (tuple(range(0, ranks, 2)), tuple(range(1, ranks, 2)))

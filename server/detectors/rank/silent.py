@@ -13,6 +13,9 @@ from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import RankLife, Window
 
+# Of the ranks that never came, so many are named.
+_MOST_NAMED = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class SilentPolicy(Policy):
@@ -176,7 +179,9 @@ class RankSilent(Detector[SilentState]):
         if not any(self._heard(life, state) for life in window.lives):
             return ()
         seen = {life.rank for life in window.lives}
-        return tuple(rank for rank in range(window.world_size) if rank not in seen)
+        # A number of ranks is quickly said: not all that never came are made up to be named.
+        looked_at = range(min(window.world_size, _MOST_NAMED + len(seen)))
+        return tuple(rank for rank in looked_at if rank not in seen)[:_MOST_NAMED]
 
     def _check(self, window: Window, silent: Sequence[RankLife], unseen: tuple[int, ...]) -> Check:
         if silent or unseen:
@@ -264,7 +269,8 @@ class RankSilent(Detector[SilentState]):
         )
 
     def _never_seen(self, unseen: tuple[int, ...], window: Window, state: SilentState) -> Finding:
-        named = ranks(unseen)
+        missing = window.world_size - len(window.lives)
+        named = ranks(unseen) if missing <= len(unseen) else f"{missing:,} ranks"
         seen = [life.rank for life in window.lives]
         return Finding(
             kind="rank.silent",

@@ -11,8 +11,9 @@ from sqlalchemy import func, select
 
 from rankscope.agent import wire
 from rankscope.server.storage import compaction, marks, rollups, runs, schema, series, zoom
+from rankscope.server.storage.dictionary import Dictionaries
 from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.ingest import store_batch
+from rankscope.server.storage.ingest import store_batch, store_batches
 
 _names = itertools.count()
 _ALL = 100_000
@@ -303,3 +304,55 @@ def test_rows_give_back_their_buckets(values, gaps):
         strange = ~np.isfinite(theirs)
         np.testing.assert_array_equal(ours[strange], theirs[strange])
         np.testing.assert_allclose(ours[~strange], theirs[~strange], rtol=0, atol=atol)
+
+
+_FAR = 2**52
+_LAST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [0, _FAR],
+        [*range(5000), *range(_FAR, _FAR + 5000)],
+        [n * 2**39 + n for n in range(3000)],
+        # What came before steps had a limit is in the database still.
+        [0, _LAST - 20, _LAST - 1, _LAST],
+        [n * (_LAST // 2000) for n in range(2000)],
+    ],
+    ids=["two", "two parts", "evenly", "last", "to the last"],
+)
+@pytest.mark.parametrize("batches", [1, 3])
+def test_steps_that_are_far_apart_cost_no_more_than_others(sqlite, monkeypatch, steps, batches):
+    monkeypatch.setattr(compaction, "_MAX_POINTS", 20_000)
+    parts = [steps[n::batches] for n in range(batches)]
+    for seq, part in enumerate(parts):
+        sent = batch("r", part, np.arange(len(part)) / 7, seq=seq)
+        with writing(sqlite) as connection:
+            store_batches(connection, [(sent, 1000.0)], Dictionaries())
+    compact(sqlite, "r")
+    key = key_of(sqlite, "r")
+    with reading(sqlite) as connection:
+        assert compaction.runs_to_compact(connection) == []
+        assert marks.load(connection, run=key).ranks[0].end > steps[-1] - 2 * rollups.BASE
+    raw = read(sqlite, "r", max_points=_ALL)[0]
+    assert raw.steps.tolist() == sorted(steps)
+    found = read(sqlite, "r", max_points=50)[0]
+    assert len(found.steps) <= 50
+    assert (found.low.min(), found.high.max()) == (raw.values.min(), raw.values.max())
+
+
+def test_many_points_far_apart_are_rolled_up_in_parts(sqlite):
+    # More than are looked at at once, of series of different lengths.
+    steps = [n * 2**36 for n in range(4000)]
+    other = wire.Column(np.array(steps[::3]), np.arange(len(steps[::3]), dtype=float))
+    store(sqlite, batch("r", steps, np.sin(steps), seq=0, other=other))
+    compact(sqlite, "r", max_points=500)
+    for metric in ("loss", "other"):
+        raw = read(sqlite, "r", metric, max_points=_ALL)[0]
+        for points in (3, 40):
+            found = read(sqlite, "r", metric, max_points=points)[0]
+            table = expected(raw, found.width)
+            assert found.steps.tolist() == table[0].tolist()
+            np.testing.assert_allclose(found.low, table[2], atol=2e-3)
+            np.testing.assert_allclose(found.high, table[3], atol=2e-3)
