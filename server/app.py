@@ -26,6 +26,7 @@ from rankscope.server.api import (
 )
 from rankscope.server.background import background
 from rankscope.server.dashboard_data import DatabaseSource
+from rankscope.server.health import Health
 from rankscope.server.news import Counters, News
 from rankscope.server.notify import Messenger
 from rankscope.server.settings import Settings
@@ -49,9 +50,9 @@ def create_app(settings: Settings) -> FastAPI:
         migrate.upgrade(engine)
         news: News = app.state.news
         app.state.writer.start()
-        messenger = Messenger(engine, news)
+        messenger = Messenger(engine, news, app.state.health)
         messenger.start()
-        work = background(settings, engine, news)
+        work = background(settings, engine, news, app.state.health)
         work.start()
         try:
             yield
@@ -72,7 +73,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.engine = engine
     app.state.given = settings.detectors
-    app.state.writer = Writer(engine)
+    app.state.health = Health()
+    app.state.writer = Writer(engine, app.state.health)
     app.state.news = News()
     app.state.counters = Counters()
     problems.install(app)

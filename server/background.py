@@ -14,15 +14,17 @@ import multiprocessing
 import signal
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import make_url
 
 from rankscope.server.compactor import Compactor
+from rankscope.server.health import Health, Kept
 from rankscope.server.news import News
 from rankscope.server.notify import Messenger
 from rankscope.server.settings import Settings
@@ -31,6 +33,8 @@ from rankscope.server.worker import Worker
 
 _logger = logging.getLogger(__name__)
 
+# What it is called where it is missing.
+_PROCESS = "evaluation"
 # News wait for others that long: of many ranks' posts one message is made.
 _GATHER_S = 0.005
 # Longer than a worker takes to keep what it knows.
@@ -49,25 +53,26 @@ class Background(Protocol):
         """Ends what is under way, and keeps what it knows."""
 
 
-def background(settings: Settings, engine: Engine, news: News) -> Background:
+def background(settings: Settings, engine: Engine, news: News, health: Health) -> Background:
     """The background work of a server with these settings, where they say that it is done.
 
     Args:
         engine: the server's database.
         news: is told of what the work has changed, and tells it what has come.
+        health: is told what fails of it, and what is missing.
     """
     if settings.background == "process":
-        return BackgroundProcess(settings, news)
-    return BackgroundThreads(settings, engine, news)
+        return BackgroundProcess(settings, news, health)
+    return BackgroundThreads(settings, engine, news, health)
 
 
 class BackgroundThreads:
     """In threads of this process."""
 
-    def __init__(self, settings: Settings, engine: Engine, news: News) -> None:
-        self._compactor = Compactor(engine)
+    def __init__(self, settings: Settings, engine: Engine, news: News, health: Health) -> None:
+        self._compactor = Compactor(engine, health=health)
         self._worker = (
-            Worker(engine, news.wake, tell=news.changed, given=settings.detectors)
+            Worker(engine, news.wake, tell=news.changed, given=settings.detectors, health=health)
             if settings.evaluate
             else None
         )
@@ -88,11 +93,12 @@ class BackgroundThreads:
 class BackgroundProcess:
     """In a process of its own, which ends with this one."""
 
-    def __init__(self, settings: Settings, news: News) -> None:
+    def __init__(self, settings: Settings, news: News, health: Health) -> None:
         self._settings = settings
         self._news = news
+        self._health = health
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="rankscope-background", daemon=True)
+        self._thread = Kept("background", self._keep, health=health, stopping=self._stopping)
         # A fresh interpreter: a copy of this one would have its locks in whatever state.
         self._context = multiprocessing.get_context("spawn")
 
@@ -104,8 +110,7 @@ class BackgroundProcess:
         """Has it end."""
         self._stopping.set()
         self._news.outgoing.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout=2 * _STOP_S)
+        self._thread.join(2 * _STOP_S)
 
     def _keep(self) -> None:
         pause = _FIRST_PAUSE_S
@@ -117,10 +122,16 @@ class BackgroundProcess:
                 link.end()
                 _bury(process)
                 return
+            self._health.missing(_PROCESS, "the process has ended")
+            self._health.told({})
             process.join(_STOP_S)
             # Who ends a group of processes ends this one a moment later.
-            if self._stopping.wait(pause) or self._news.stopping.is_set():
+            if self._stopping.wait(pause):
                 return
+            if self._news.stopping.is_set():
+                self._stopping.wait()
+                return
+            self._health.count("background_restarts")
             _logger.error(
                 "the evaluation's process %s has ended (exit code %s); another one takes its place",
                 process.pid,
@@ -136,7 +147,13 @@ class BackgroundProcess:
         )
         process.start()
         theirs.close()  # so that its death is the end of the pipe
-        return process, _Link(ours, self._news, tells=_by_pipe(self._settings))
+        link = _Link(ours, self._news, tells=_by_pipe(self._settings), heard=self._heard)
+        return process, link
+
+    def _heard(self, report: dict[str, Any]) -> None:
+        """The process tells of itself: first, that it works."""
+        self._health.told(report)
+        self._health.there(_PROCESS)
 
 
 def _bury(process: SpawnProcess) -> None:
@@ -152,13 +169,29 @@ class _Link:
 
     Args:
         pipe: to the other one.
-        tells: whether news go through it; if not, its end is all that is told.
+        tells: whether news go through it; if not, its end and its health are all that is told.
+        health: told to the other one, now and with each change.
+        heard: called with what the other one tells of its health.
     """
 
-    def __init__(self, pipe: Connection, news: News, *, tells: bool) -> None:
+    def __init__(
+        self,
+        pipe: Connection,
+        news: News,
+        *,
+        tells: bool,
+        health: Health | None = None,
+        heard: Callable[[dict[str, Any]], None] = lambda report: None,
+    ) -> None:
         self._pipe = pipe
         self._news = news
         self._tells = tells
+        self._health = health
+        self._heard = heard
+        self._unwell = threading.Event()
+        if health is not None:
+            health.changed = self._health_changed
+            self._unwell.set()
         self._over = threading.Event()
         if self._tells:
             news.telling = True
@@ -168,6 +201,9 @@ class _Link:
     def tell_until(self, stopping: threading.Event) -> None:
         """Tells what there is to tell, until `stopping` is set or nobody listens any more."""
         while not (stopping.is_set() or self._over.is_set()):
+            if self._health is not None and self._unwell.is_set():
+                self._unwell.clear()
+                self._send({"health": self._health.report()})
             if not self._tells:
                 # Looked at now and then: neither of the two can be waited for together.
                 self._over.wait(0.2)
@@ -181,7 +217,11 @@ class _Link:
         self._send(None)
         self._thread.join(_STOP_S)
 
-    def _send(self, told: list[str] | None) -> None:
+    def _health_changed(self) -> None:
+        self._unwell.set()
+        self._news.outgoing.set()
+
+    def _send(self, told: list[str] | dict[str, Any] | None) -> None:
         if told == []:
             return
         try:
@@ -192,6 +232,9 @@ class _Link:
     def _listen(self) -> None:
         try:
             while (told := json.loads(self._pipe.recv_bytes())) is not None:
+                if isinstance(told, dict):
+                    self._heard(told["health"])
+                    continue
                 for run in told:
                     self._news.heard(run)
         except (EOFError, OSError):
@@ -223,11 +266,13 @@ def _work(settings: Settings, pipe: Connection) -> None:
     news = News()
     messenger = Messenger(engine, news)
     messenger.start()
-    threads = BackgroundThreads(settings, engine, news)
+    health = Health()
+    threads = BackgroundThreads(settings, engine, news, health)
     threads.start()
     try:
         signal.signal(signal.SIGTERM, _end)
-        _Link(pipe, news, tells=_by_pipe(settings)).tell_until(threading.Event())
+        link = _Link(pipe, news, tells=_by_pipe(settings), health=health)
+        link.tell_until(threading.Event())
     except _Ended:
         _logger.debug("told to end by a signal")
     threads.stop()

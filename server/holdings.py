@@ -12,6 +12,7 @@ from collections.abc import Collection
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from rankscope.server.health import Health, Kept
 from rankscope.server.storage import leases
 from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.leases import Lease
@@ -31,8 +32,9 @@ class Holdings:
         server: its random name.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, health: Health | None = None) -> None:
         self._engine = engine
+        self._health = health or Health()
         self.server = secrets.token_hex(8)
         self._leases: dict[int, Lease] = {}
         # Runs of others, and since when they have been free; 0 while they are not.
@@ -42,20 +44,20 @@ class Holdings:
         self._wanted_at = -math.inf
         self._beating = threading.Lock()
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Kept | None = None
         # On SQLite there are no others to share with: an idle server writes nothing.
         self._shares = engine.dialect.name != "sqlite"
 
     def start(self) -> None:
         """Starts to say that this server lives, in a thread: evaluations may take long."""
-        self._thread = threading.Thread(target=self._loop, name="rankscope-lease", daemon=True)
+        self._thread = Kept("lease", self._loop, health=self._health, stopping=self._stopping)
         self._thread.start()
 
     def stop(self) -> None:
         """Gives everything back, for others to take at once."""
         self._stopping.set()
         if self._thread is not None:
-            self._thread.join(timeout=10)
+            self._thread.join(10)
         with self._beating:
             if self._beaten_at:
                 with writing(self._engine) as connection:

@@ -13,11 +13,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from rankscope.server.health import Health, Kept
 from rankscope.server.news import News
 
 _logger = logging.getLogger(__name__)
@@ -38,12 +40,13 @@ class Messenger:
         engine: on PostgreSQL; on anything else nothing is started, as there are no others.
     """
 
-    def __init__(self, engine: Engine, news: News) -> None:
+    def __init__(self, engine: Engine, news: News, health: Health | None = None) -> None:
+        self._health = health or Health()
         self._engine = engine
         self._news = news
         self._name = secrets.token_hex(8)
         self._stopping = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Kept] = []
 
     def start(self) -> None:
         """Starts the threads."""
@@ -51,8 +54,11 @@ class Messenger:
             return
         self._news.telling = True
         for name, work in (("listen", self._listen), ("tell", self._tell)):
-            thread = threading.Thread(
-                target=self._again_and_again, args=(work,), name=f"rankscope-{name}", daemon=True
+            thread = Kept(
+                name,
+                partial(self._again_and_again, work),
+                health=self._health,
+                stopping=self._stopping,
             )
             thread.start()
             self._threads.append(thread)
@@ -62,7 +68,7 @@ class Messenger:
         self._stopping.set()
         self._news.outgoing.set()
         for thread in self._threads:
-            thread.join(timeout=5)
+            thread.join(5)
 
     def _again_and_again(self, work: Callable[[], None]) -> None:
         import psycopg

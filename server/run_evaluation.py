@@ -127,14 +127,23 @@ class RunEvaluation:
         self._work = self._cost = 0.0
         self._since = time.perf_counter()
 
-    def evaluate(self, row: RunRow, now: float, listening_since: float) -> None:
-        """Evaluates what is new.
+    def evaluate(
+        self, row: RunRow, now: float, listening_since: float, slice_s: float = math.inf
+    ) -> bool:
+        """Evaluates what is new, as much as there is time for.
+
+        Args:
+            slice_s: seconds after which it returns with what is done.
+
+        Returns:
+            Whether there is more.
 
         Raises:
             Renumbered: what is in memory is of no use any more; begin again without a snapshot.
             leases.Lost: another server evaluates the run.
         """
         self._since = time.perf_counter()
+        deadline = self._since + slice_s
         more = True
         while more and not self._stopping.is_set():
             with reading(self._engine) as connection:
@@ -157,6 +166,9 @@ class RunEvaluation:
                     raise Renumbered
             self._page(row, data, now, listening_since)
             self._count_work()
+            if self._since >= deadline:
+                break
+        return more
 
     def save(self) -> None:
         """Makes a snapshot, if there has been work since the last one: this process ends.

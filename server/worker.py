@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -11,7 +12,9 @@ from collections.abc import Callable
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from rankscope.server.budget import Budget, Overdue
 from rankscope.server.detector_settings import Given
+from rankscope.server.health import Failures, Health, Kept
 from rankscope.server.holdings import Holdings
 from rankscope.server.run_evaluation import Renumbered, RunEvaluation
 from rankscope.server.storage import evaluation, partitions
@@ -33,7 +36,10 @@ _QUIET_S = 0.5
 _PAUSE_S = 5.0
 # Runs kept in memory; one more goes on from its snapshot when it has news.
 _MAX_RUNS = 256
-_MAX_BACKOFF_S = 60.0
+# Of a run that has much to catch up with, so much is done before it is the others' turn; and a run
+# that has not got through the next part of it after so much of the processor's time never will.
+_SLICE_S = 2.0
+_BUDGET_S = 60.0
 # How often partitions are made for the runs to come, where tables have any.
 _EXTEND_S = 3600.0
 # At the end, snapshots are made for so long; the runs that are left are replayed.
@@ -49,6 +55,8 @@ class Worker:
         strict: a fault of a detector is raised instead of contained; for tests.
         tell: called with the id of a run whose alerts or state have changed.
         given: what the server was told of the detectors' settings.
+        health: told of failures, and that the threads are there.
+        budget: seconds of the processor after which a run's evaluation is ended.
     """
 
     def __init__(
@@ -60,6 +68,8 @@ class Worker:
         strict: bool = False,
         tell: Callable[[str], None] = lambda run: None,
         given: Given | None = None,
+        health: Health | None = None,
+        budget: float = _BUDGET_S,
     ) -> None:
         self._given = given or Given()
         self._engine = engine
@@ -67,30 +77,39 @@ class Worker:
         self._now = now
         self._strict = strict
         self._tell = tell
-        self._holdings = Holdings(engine)
+        health = health or Health()
+        self._health = health
+        self._holdings = Holdings(engine, health)
         self._runs: OrderedDict[int, RunEvaluation] = OrderedDict()
-        self._retries: dict[int, tuple[float, float]] = {}
+        self._failures = Failures("evaluation", health, clock=now)
+        self._budget = Budget(budget)
         # When each run was last looked at, and since when it is this server's.
         self._seen_at: dict[int, float] = {}
         self._taken_at: dict[int, float] = {}
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Kept | None = None
         # Nobody could be heard before now.
         self._listening_since = self._looked_at = now()
 
     def start(self) -> None:
         """Starts the thread."""
         self._holdings.start()
-        self._thread = threading.Thread(target=self._loop, name="rankscope-worker", daemon=True)
-        self._thread.start()
+
+        def kept(name: str, work: Callable[[], None]) -> Kept:
+            thread = Kept(name, work, health=self._health, stopping=self._stopping)
+            thread.start()
+            return thread
+
+        kept("watchdog", lambda: self._budget.watch(self._stopping))
+        self._thread = kept("worker", self._loop)
 
     def stop(self) -> None:
         """Ends the thread, keeps what it knows, and leaves the runs to others at once."""
         self._stopping.set()
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(timeout=30)
-            if self._thread.is_alive():
+            self._thread.join(30)
+            if self._thread.alive:
                 return  # what it is at goes on until the process ends; its lease then lapses
         try:
             self._save()
@@ -127,15 +146,24 @@ class Worker:
             self._wake.clear()
             began = time.monotonic()
             try:
-                self.look()
+                if self.look(_SLICE_S):
+                    self._wake.set()
                 self._stopping.wait(min(_REST * (time.monotonic() - began), _MAX_REST_S))
             except Exception:
                 # One bad moment of the database must not end the loop.
                 _logger.exception("evaluation failed; trying again")
                 self._stopping.wait(_INTERVAL_S)
 
-    def look(self) -> None:
-        """Evaluates every run of this server's that has news or still runs, once."""
+    def look(self, slice_s: float = math.inf) -> bool:
+        """Evaluates every run of this server's that has news or still runs, once.
+
+        Args:
+            slice_s: seconds after which it is the next run's turn.
+
+        Returns:
+            Whether a run has more to catch up with.
+        """
+        more = False
         now = self._now()
         if now - self._looked_at > _PAUSE_S:
             self._listening_since = now
@@ -145,40 +173,42 @@ class Worker:
         held = self._holdings.of([row.key for row in rows])
         for row in rows:
             lease = held.get(row.key)
-            retry_at, backoff = self._retries.get(row.key, (0.0, 1.0))
-            if lease is None or self._stopping.is_set() or now < retry_at:
+            if lease is None or self._stopping.is_set() or not self._failures.due(row.key):
                 continue
             if (
                 row.arrivals == row.evaluated
                 and 0 <= now - self._seen_at.get(row.key, 0) < _QUIET_S
             ):
                 continue
+            began = time.monotonic()
             try:
-                self._evaluate(row, lease, now)
+                with self._budget.spent():
+                    more |= self._evaluate(row, lease, now, slice_s)
                 self._seen_at[row.key] = now
-                self._retries.pop(row.key, None)
+                self._failures.succeeded(row.key)
             except Lost:
                 self._runs.pop(row.key, None)
                 self._holdings.lost(row.key)
                 _logger.warning("run %s: another server has taken it over", row.id)
-            except Exception:
+            except (Exception, Overdue) as error:
                 if self._strict:
                     raise
                 # What is in memory may be half done: it is built again from the database.
                 self._runs.pop(row.key, None)
-                self._retries[row.key] = (now + backoff, min(2 * backoff, _MAX_BACKOFF_S))
-                _logger.exception("run %s: evaluation failed, again in %.0f s", row.id, backoff)
+                took = time.monotonic() - began
+                self._failures.failed(row.key, f"run {row.id}", error, took=took)
         self._forget({row.key for row in rows})
         self._looked_at = self._now()
+        return more
 
-    def _evaluate(self, row: RunRow, lease: Lease, now: float) -> None:
+    def _evaluate(self, row: RunRow, lease: Lease, now: float, slice_s: float) -> bool:
         # Whoever posted to a server that died could not be heard until another took over.
         since = max(self._listening_since, self._taken_at.get(row.key, 0.0))
         try:
-            self._run(row, lease, now).evaluate(row, now, since)
+            return self._run(row, lease, now).evaluate(row, now, since, slice_s)
         except Renumbered:
             self._runs.pop(row.key)
-            self._run(row, lease, now, resume=False).evaluate(row, now, since)
+            return self._run(row, lease, now, resume=False).evaluate(row, now, since, slice_s)
 
     def _run(self, row: RunRow, lease: Lease, now: float, *, resume: bool = True) -> RunEvaluation:
         run = self._runs.get(row.key)
@@ -204,6 +234,7 @@ class Worker:
 
     def _forget(self, wanted: set[int]) -> None:
         """What is noted of runs that need no evaluation goes, but for those in memory."""
-        for noted in (self._seen_at, self._taken_at, self._retries):
+        for noted in (self._seen_at, self._taken_at):
             for key in [key for key in noted if key not in wanted]:
                 del noted[key]
+        self._failures.keep(wanted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 from sqlalchemy.exc import SQLAlchemyError
@@ -13,6 +15,8 @@ from rankscope.server.storage.engine import reading
 
 router = APIRouter(tags=["health"])
 
+_WORK = ("evaluation", "compaction")
+
 
 @router.get("/healthz")
 def healthz() -> dict[str, str]:
@@ -21,8 +25,11 @@ def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz")
-def readyz(engine: Database) -> dict[str, str]:
-    """The database answers and has the schema that this server works with."""
+def readyz(request: Request, engine: Database) -> dict[str, str]:
+    """The database answers, has the schema that this server works with, and all threads are there.
+
+    One that has ended unexpectedly is started again; the server is not ready until then.
+    """
     try:
         have = migrate.current(engine)
     except SQLAlchemyError as error:
@@ -30,6 +37,12 @@ def readyz(engine: Database) -> dict[str, str]:
     if have != migrate.head():
         raise Problem(
             503, f"the database has schema {have}, not {migrate.head()}: rankscope db upgrade"
+        )
+    missing = request.app.state.health.report()["missing"]
+    if missing:
+        what = "; ".join(f"{name}: {why}" for name, why in sorted(missing.items()))
+        raise Problem(
+            503, f"part of the server has ended and is started again: {what}", missing=[*missing]
         )
     return {"status": "ready"}
 
@@ -47,6 +60,7 @@ def metrics(request: Request, engine: Database) -> PlainTextResponse:
         *_metric("points_total", "counter", "Points stored.", counters.points),
         *_metric("duplicates_total", "counter", "Batches that were there.", counters.duplicates),
         *_metric("refused_total", "counter", "Batches that were refused.", counters.refused),
+        *_health(request.app.state.health.report()),
         *_metric("unevaluated_runs", "gauge", "Runs with new data.", unevaluated),
         "# HELP rankscope_runs Runs by state.",
         "# TYPE rankscope_runs gauge",
@@ -59,6 +73,26 @@ def metrics(request: Request, engine: Database) -> PlainTextResponse:
         ),
     ]
     return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+
+def _health(report: dict[str, Any]) -> list[str]:
+    counts = report["counts"]
+    lines = [
+        "# HELP rankscope_failures_total Work on single runs that failed; the others went on.",
+        "# TYPE rankscope_failures_total counter",
+    ]
+    for work in _WORK:
+        count = counts.get(f"{work}_failures", 0)
+        lines.append(f'rankscope_failures_total{{work="{work}"}} {count}')
+    lines += [
+        "# HELP rankscope_failing_runs Runs whose last attempt at this work failed.",
+        "# TYPE rankscope_failing_runs gauge",
+    ]
+    for work in _WORK:
+        lines.append(f'rankscope_failing_runs{{work="{work}"}} {report["failing"].get(work, 0)}')
+    restarts = counts.get("background_restarts", 0)
+    text = "Threads and processes that ended unexpectedly and were started again."
+    return [*lines, *_metric("background_restarts_total", "counter", text, restarts)]
 
 
 def _metric(name: str, kind: str, text: str, value: int) -> list[str]:

@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import InterfaceError, OperationalError
 
 from rankscope.agent import wire
+from rankscope.server.health import Health, Kept
 from rankscope.server.storage.dictionary import Dictionaries
 from rankscope.server.storage.engine import writing
 from rankscope.server.storage.ingest import check, store_batches
@@ -46,13 +47,16 @@ class Writer:
     One batch alone is stored at once; under load the transactions grow by themselves.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, health: Health | None = None) -> None:
         self._engine = engine
         self._known = Dictionaries()
         self._queue: deque[_Waiting] = deque()
         self._news = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="rankscope-writer", daemon=True)
+        self._stopping = threading.Event()
+        self._thread = Kept(
+            "writer", self._work, health=health or Health(), stopping=self._stopping
+        )
 
     def start(self) -> None:
         """Starts the thread."""
@@ -62,9 +66,9 @@ class Writer:
         """Takes no more, and ends when all that was taken is stored."""
         with self._news:
             self._closed = True
+            self._stopping.set()
             self._news.notify()
-        if self._thread.ident is not None:
-            self._thread.join(timeout=30)
+        self._thread.join(30)
 
     async def store(self, batch: wire.Batch) -> wire.Answer:
         """Stores a batch; returns when it is committed.
@@ -85,16 +89,25 @@ class Writer:
 
     def _work(self) -> None:
         while group := self._next():
-            outcomes = self._outcomes(group)
-            by_loop: dict[asyncio.AbstractEventLoop, list[_Told]] = {}
-            for waiting, outcome in zip(group, outcomes, strict=True):
-                by_loop.setdefault(waiting.loop, []).append((waiting.answer, outcome))
-            for loop, told in by_loop.items():
-                try:
-                    loop.call_soon_threadsafe(_tell, told)
-                except RuntimeError:
-                    # Its loop has ended, and with it all who waited: the batches are stored.
-                    _logger.debug("nobody waits for %d answers any more", len(told))
+            outcomes: Sequence[wire.Answer | Exception]
+            try:
+                outcomes = self._outcomes(group)
+            except BaseException:
+                # The thread ends, and another one goes on: nobody is to wait for this one's answer.
+                self._answer(group, [RuntimeError("the writer has ended")] * len(group))
+                raise
+            self._answer(group, outcomes)
+
+    def _answer(self, group: list[_Waiting], outcomes: Sequence[wire.Answer | Exception]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Told]] = {}
+        for waiting, outcome in zip(group, outcomes, strict=True):
+            by_loop.setdefault(waiting.loop, []).append((waiting.answer, outcome))
+        for loop, told in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_tell, told)
+            except RuntimeError:
+                # Its loop has ended, and with it all who waited: the batches are stored.
+                _logger.debug("nobody waits for %d answers any more", len(told))
 
     def _next(self) -> list[_Waiting]:
         """What waits, as much as a transaction takes; empty at the end."""
@@ -115,6 +128,9 @@ class Writer:
             # The database is away, or its disk full: for each of them.
             _logger.exception("%d batches could not be stored", len(group))
             return [error] * len(group)
+        except wire.WireError as error:
+            # Refused for what is in the database already: no fault of this server's.
+            return [error] if len(group) == 1 else [self._outcomes([one])[0] for one in group]
         except Exception as error:
             _logger.exception("a transaction with %d batches failed", len(group))
             # One that cannot be stored must not take the others with it.

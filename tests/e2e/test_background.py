@@ -104,3 +104,17 @@ def test_told_to_end_by_itself_it_keeps_what_it_knows(server):
     first.terminate()
     assert first.wait(20) in (0, None)
     eventually(lambda: (server.evaluating() or first).pid != first.pid, timeout_s=30)
+
+
+def test_a_server_without_its_evaluation_is_not_ready(server):
+    server.evaluating().kill()
+
+    def missed():
+        answer = httpx.get(f"{server.url}/readyz")
+        return answer.status_code == 503 and answer.json()
+
+    problem = eventually(missed, timeout_s=30)
+    assert problem["missing"] == ["evaluation"]
+    eventually(server.ready, timeout_s=60)
+    metrics = httpx.get(f"{server.url}/metrics").text
+    assert "rankscope_background_restarts_total 1\n" in metrics

@@ -1,0 +1,157 @@
+"""What ends unexpectedly is started again, and the server is not ready meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+from support.api import check_problem
+from support.serve_app import serve_app
+from support.service import eventually
+
+from rankscope.server import health
+from rankscope.server.app import create_app
+from rankscope.server.budget import Budget, Overdue
+from rankscope.server.health import Failures, Health, Kept
+from rankscope.server.settings import Settings
+
+PARTS = ("writer", "worker", "compactor", "lease", "watchdog")
+
+
+class Boom(BaseException):
+    """What nobody expects."""
+
+
+@pytest.fixture
+def in_threads(tmp_path):
+    """An application whose background work is in threads of its process."""
+    return create_app(Settings(database=f"sqlite:///{tmp_path / 'test.db'}", background="threads"))
+
+
+class Held:
+    """Ends each part of a server once, and keeps it from being started again until told to."""
+
+    def __init__(self, monkeypatch, parts):
+        self.left = {*parts}
+        self.go_on = threading.Event()
+        made = Kept.__init__
+
+        def spoilt(kept, name, work, *, health, stopping):
+            def once():
+                if name in self.left:
+                    self.left.discard(name)
+                    raise Boom(f"no {name} today")
+                work()
+
+            class Patient:
+                """`stopping`, but a pause lasts until the test says so."""
+
+                is_set = stopping.is_set
+
+                @staticmethod
+                def wait(timeout=None):
+                    self.go_on.wait(60)
+                    return stopping.is_set()
+
+            made(kept, name, once, health=health, stopping=Patient())
+
+        monkeypatch.setattr(Kept, "__init__", spoilt)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_thread_that_ends_is_started_again_and_missed_meanwhile(
+    tmp_path, monkeypatch, part, caplog
+):
+    held = Held(monkeypatch, [part])
+    app = create_app(Settings(database=f"sqlite:///{tmp_path / 'a.db'}", background="threads"))
+    with serve_app(app) as client:
+        problem = eventually(
+            lambda: (a := client.get("/readyz")).status_code == 503 and check_problem(a, 503),
+            timeout_s=30,
+        )
+        assert problem["missing"] == [part]
+        assert f"{part}: Boom: no {part} today" in problem["detail"]
+        # It answers, and says what it knows.
+        assert client.get("/healthz").status_code == 200
+        assert "rankscope_background_restarts_total 1\n" in client.get("/metrics").text
+        held.go_on.set()
+        eventually(lambda: client.get("/readyz").status_code == 200, timeout_s=30)
+        sent = {"run": "r", "rank": 0, "seq": 0}
+        assert client.post("/api/v1/ingest", json=sent).status_code == 200
+    said = [r for r in caplog.records if f"the {part} has ended unexpectedly" in r.message]
+    assert len(said) == 1
+    assert said[0].exc_info
+
+
+def test_one_that_was_told_to_end_is_not_started_again():
+    stopping, told, ran = threading.Event(), Health(), []
+    kept = Kept("x", lambda: ran.append(stopping.wait(30)), health=told, stopping=stopping)
+    kept.start()
+    stopping.set()
+    kept.join(30)
+    assert not kept.alive
+    assert ran == [True]
+    assert told.report() == {"missing": {}, "counts": {}, "failing": {}}
+
+
+def test_failures_are_counted_and_logged_once(caplog):
+    time, told = [0.0], Health()
+    failures = Failures("evaluation", told, clock=lambda: time[0])
+    pauses = []
+    with caplog.at_level(logging.INFO):
+        for _ in range(9):
+            assert failures.due(7)
+            failures.failed(7, "run otter", ValueError("bad"))
+            begin = time[0]
+            while not failures.due(7):
+                time[0] += 0.5
+            pauses.append(time[0] - begin)
+        failures.failed(8, "run seal", ValueError("bad"))
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert [r.message.partition(":")[0] for r in caplog.records] == ["run otter", "run seal"]
+    assert told.report()["counts"] == {"evaluation_failures": 10}
+    assert told.report()["failing"] == {"evaluation": 2}
+    # One that took long is waited for longer.
+    failures.failed(8, "run seal", Overdue(), took=60.0)
+    time[0] += 1199.0
+    assert not failures.due(8)
+    time[0] += 1.0
+    assert failures.due(8)
+    failures.succeeded(8)
+    failures.keep([])
+    assert told.report()["failing"] == {"evaluation": 0}
+
+
+def test_reports_of_two_processes_are_one():
+    inside, outside = Health(), Health()
+    inside.count("evaluation_failures")
+    inside.missing("compactor", "why not")
+    inside.failing("compaction", 2)
+    outside.count("evaluation_failures")
+    outside.told(inside.report())
+    assert outside.report() == {
+        "missing": {"compactor": "why not"},
+        "counts": {"evaluation_failures": 2},
+        "failing": {"compaction": 2},
+    }
+    inside.there("compactor")
+    outside.told(inside.report())
+    assert outside.report()["missing"] == {}
+
+
+def test_what_never_returns_is_ended_and_what_does_is_not():
+    budget, stopping = Budget(0.3), threading.Event()
+    watching = threading.Thread(target=budget.watch, args=(stopping,))
+    watching.start()
+    try:
+        with pytest.raises(Overdue), budget.spent():
+            sum(1 for _ in iter(int, 1))
+        # Time in which nothing is computed does not count.
+        with budget.spent():
+            threading.Event().wait(2 * health._FIRST_PAUSE_S)
+        with budget.spent():
+            assert sum(range(1000)) == 499_500
+    finally:
+        stopping.set()
+        watching.join(30)
