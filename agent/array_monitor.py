@@ -16,10 +16,12 @@ from rankscope.agent.fingerprint.array_plan import HostArray, numbers
 from rankscope.agent.monitor import Monitor
 from rankscope.agent.parts import part_of
 from rankscope.agent.schedule import TIERS
-from rankscope.agent.wire import Print
+from rankscope.agent.wire import Event, Print
 
 # Kinds of arrays that one table name is used for, in turn.
 _GROUPS = 4
+# Names of arrays that are reported; and steps after such a report without another one.
+_MOST_NAMES, _QUIET = 20, 64
 
 
 class ArrayMonitor(Monitor):
@@ -34,6 +36,7 @@ class ArrayMonitor(Monitor):
         self._versions: dict[str, int] = {}
         self._parts: list[tuple[str, str]] = []
         self._ended: float | None = None
+        self._bad_step = -_QUIET - 1
         if parameters is not None:
             with self._guard.probe("parameters"):
                 self._take(step, "start", "parameters", parameters, sketches=True)
@@ -129,8 +132,32 @@ class ArrayMonitor(Monitor):
             held = self._take(step, stage, "gradients", arrays, sketches=True)
         else:
             held = read(arrays)
-        squares = sum(float(np.square(numbers(a)).sum()) for a in held.values())
+        with np.errstate(all="ignore"):  # what is not finite is data here
+            squares = sum(float(np.square(numbers(a)).sum()) for a in held.values())
         self._scalars(step, {metric: math.sqrt(squares)})
+        if not math.isfinite(squares):
+            self._not_finite(step, metric, held)
+
+    def _not_finite(self, step: int, metric: str, held: Mapping[str, HostArray]) -> None:
+        """Reports which gradients hold values that are not finite, once for each incident."""
+        before, self._bad_step = self._bad_step, step
+        if before < step <= before + _QUIET:
+            return
+        counts = {name: int((~np.isfinite(numbers(a))).sum()) for name, a in held.items()}
+        bad = {name: count for name, count in counts.items() if count}
+        if bad:
+            text = f"{metric} not finite; {len(bad)} gradients hold such values"
+            data = {
+                "scalars": [metric],
+                "gradients": dict(list(bad.items())[:_MOST_NAMES]),
+                "tensors": len(bad),
+            }
+            self._records.event(Event(step=step, kind="nonfinite", text=text, data=data))
+
+    def _bad_at_start(self, step: int, names: list[str]) -> None:
+        text = f"{len(names)} parameters are not finite before the first step"
+        data = {"at_start": names[:_MOST_NAMES], "count": len(names)}
+        self._records.event(Event(step=step, kind="nonfinite", text=text, data=data))
 
     def _take(
         self, step: int, stage: str, table: str, arrays: Arrays, *, sketches: bool
@@ -140,6 +167,10 @@ class ArrayMonitor(Monitor):
         digests, sketched = group.plan.compute(tuple(held.values()), sketches=sketches)
         if table == "parameters":
             self._records.words(step, {stage: group.plan.word(digests)})
+        if stage == "start" and sketched is not None:
+            lost = np.flatnonzero(~np.isfinite(sketched).all(axis=1))
+            if len(lost):
+                self._bad_at_start(step, [group.table.names[row] for row in lost])
         if sketches:
             fingerprint = Print(
                 step=step, stage=stage, table=group.name, digests=digests, sketches=sketched

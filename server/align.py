@@ -298,7 +298,11 @@ class Aligner:
             )
             self._prints |= {(step, "start"): made for step, made in self._restarted.items()}
             self._restarted.clear()
-            comparisons = self._compared(series, words, ranks, steps, through, now)
+            comparisons = tuple(
+                c
+                for c in self._compared(series, words, ranks, steps, through, now)
+                if not _is_lost(c, series, ranks, steps)
+            )
         self.last_step = max(self.last_step, through)
         events = sorted(
             (e for e in self._events if e.step <= self.last_step), key=lambda e: (e.step, e.rank)
@@ -398,3 +402,23 @@ def _is_awaited(life: RankLife, heard: float, now: float) -> bool:
 def _bytes_of(made: PrintPart) -> int:
     sketches = made.print.sketches
     return int(made.print.digests.nbytes) + (0 if sketches is None else int(sketches.nbytes))
+
+
+def _is_lost(
+    comparison: Comparison, series: Mapping[str, Series], ranks: Int64, steps: Int64
+) -> bool:
+    """Whether words alone differ, of ranks none of which has finite numbers any more.
+
+    NaN has many bit patterns, and words tell no more than that some bits differ.
+    """
+    if comparison.equal or comparison.tensors or comparison.stage in ("start", "batch"):
+        return False
+    column = np.flatnonzero(steps == comparison.step)
+    if not len(column):
+        return False
+    lost = np.zeros(len(ranks), dtype=bool)
+    for name in ("loss", "grad_norm"):
+        if name in series:
+            one = series[name]
+            lost |= one.present[:, column[0]] & ~np.isfinite(one.values[:, column[0]])
+    return bool(lost[np.isin(ranks, comparison.ranks)].all())

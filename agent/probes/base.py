@@ -127,6 +127,11 @@ class Context:
         event: reports something that happened at a step: (step, kind, text, data), the data being
             JSON-able.
         count: has the number of the step in progress, which is also `step`.
+        loss_not_finite: called when a backward pass begins from a loss that is known not to be
+            finite: before anything has been updated by it. Only where that is known without waiting
+            for a device.
+        loss_function_not_finite: called with its name and all it was given when a loss function has
+            returned such a loss in training, on a host.
         in_evaluation_mode: training passes are in evaluation mode (dropout and batch norm off).
         alone: neither the step before the one in progress nor the one after it is looked at.
         basic, signals, word, full, state: whether these sampling tiers are due at the step in
@@ -157,6 +162,8 @@ class Context:
         self.event = event
         self.late = late
         self.count = count
+        self.loss_not_finite: Callable[[], None] = _nothing
+        self.loss_function_not_finite: Callable[[str, dict[str, Any]], None] = _nothing
         self.in_evaluation_mode = False
         self.alone = False
         self.enter(count.step)
@@ -178,6 +185,10 @@ class Context:
     def due(self, tier: str) -> bool:
         """Whether a sampling tier is due at the step in progress."""
         return bool(getattr(self, tier))
+
+
+def _nothing(*args: Any) -> None:
+    return None
 
 
 class Probe:

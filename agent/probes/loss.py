@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -119,6 +120,8 @@ class Loss(Probe):
             self._computed.append(_Computed(name, sequence(output.grad_fn), summed, judged))
             self.busy = True
         if self.core.training:
+            if output.is_cpu and output.numel() == 1 and not math.isfinite(output.item()):
+                self.context.loss_function_not_finite(name, given)
             self._seconds += time.perf_counter() - began
         else:
             self.phase.add(name, loss_sources.call_site(), given, output, judged)

@@ -18,6 +18,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
+from math import isfinite
 from types import CodeType, FunctionType, GeneratorType
 from typing import Any, Protocol
 
@@ -356,6 +357,12 @@ def _backward_begins(tensors: Any, *others: Any) -> Any:
         root = read_root(tensors, _scaled)
     if root is None:
         return None
+    value = root[0]
+    if type(value) is float and not isfinite(value):
+        for ref in _listeners:
+            listener = ref()
+            if listener is not None:
+                listener.sampling.loss_not_finite()
     states = None
     for ref in _listeners:
         listener = ref()

@@ -1,9 +1,11 @@
-"""Where infinities and NaN come from: which gradients hold them, which module made the first."""
+"""Where infinities and NaN come from: the batch, the parameters, a module, the backward pass."""
 
 from __future__ import annotations
 
 import math
+import time
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from rankscope.agent.graph import graph_task
 from rankscope.agent.model_facts import plain_name
 from rankscope.agent.probes.arrival import Arrival
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.given import tensors_in
 from rankscope.agent.probes.module_hook import ModuleHooks, is_compiled
 from rankscope.agent.probes.norms import gathered, stored
+from rankscope.agent.probes.tables import readable
 from rankscope.agent.wire import Layers
 
 # What makes a closer look worth it.
@@ -25,6 +30,12 @@ _WATCHED = 3
 # After so many finite steps the next one that is not is looked into again; so often in one run.
 _QUIET = 64
 _MOST_INCIDENTS = 16
+# Micro-batches of a step whose inputs are kept until it ends.
+_MOST_INPUTS = 64
+# On a device: looks at a batch whose answers are under way.
+_MOST_ANSWERS = 16
+# Rows of a batch that are told.
+_MOST_ROWS = 5
 # Checks of one step; what runs longer than that is looked at in its first part.
 _MOST_CHECKS = 20_000
 _MOST_NAMES = 20
@@ -35,7 +46,17 @@ class NonFinite(Probe):
 
     Costs nothing as long as loss and gradient norm are finite but a question or two a step. At a
     step where one was not, the gradients' elements that are not finite are counted (on a device,
-    where that is known a step or two late: at the next steps). The three steps after it are sampled
+    where that is known a step or two late: at the next steps).
+
+    An update by such a gradient makes everything else not finite, too: where it came from is seen
+    before that or never. On a CPU the loss is known when its backward pass begins; what the model
+    was given is held until the step ends, and looked at then, as are the parameters. At sampled
+    steps (tier `full`) hooks on all modules hold what they gave, until the model has returned:
+    where that is not finite the first module that gave such values is found. On a device, where
+    nothing may wait, batches are looked at where tier `word` is due. What is not finite at attach
+    is reported at once, read off the sketches of the parameters.
+
+    The three steps after such a step are sampled
     whatever they cost, and hooks on all modules of a model that is not compiled check inputs,
     outputs, parameters and the gradients that come back, two operations each: the first that was
     not finite is reported. The hooks come off with the step. At most 16 times in a run, and not
@@ -43,7 +64,6 @@ class NonFinite(Probe):
     """
 
     name = "nonfinite"
-    sampled = True
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -55,7 +75,37 @@ class NonFinite(Probe):
         self._bad_step = -_QUIET - 1
         self._watch_until = -1
         self._incidents = 0
+        self._inputs: list[tuple[Any, Any]] = []
+        self._answers: deque[tuple[int, Arrival]] = deque(maxlen=_MOST_ANSWERS)
+        self._returned = False  # whether the root module has
+        self._held: list[_Call] | None = None  # where outputs are held and not checked at once
+        self._origin: dict[str, Any] = {}
+        self._origin_step = -1
+        self._seconds = 0.0
+        self._on_host: tuple[Any, bool] = (None, False)
         self.module_called = context.guarded(self.name, self._module_called)
+        context.loss_not_finite = context.guarded(self.name, self._loss_not_finite)
+        context.loss_function_not_finite = context.guarded(self.name, self._loss_function)
+
+    def start(self, facts: StepFacts) -> None:
+        """Reports what is not finite before the first step."""
+        pending = facts.shared.get("start")
+        if pending is None:
+            return
+        names, step = self.context.parameters.names, self.context.step
+
+        def deliver() -> None:
+            sketches = pending.result().sketches
+            if sketches is None:
+                return
+            bad = [names[row] for row in np.flatnonzero(~np.isfinite(sketches).all(axis=1))]
+            if bad:
+                text = f"{len(bad)} parameters are not finite before the first step: "
+                text += ", ".join(bad[:5]) + (", ..." if len(bad) > 5 else "")
+                data = {"at_start": bad[:_MOST_NAMES], "count": len(bad)}
+                self.context.event(step, "nonfinite", text, data)
+
+        facts.when_ready(pending, deliver)
 
     def not_finite(self, step: int, names: list[str]) -> None:
         """Has the next steps watched, and counts what is still there."""
@@ -78,7 +128,114 @@ class NonFinite(Probe):
             data["tensors"] = len(counts)
             text += f"; {len(counts)} gradients hold such values: {', '.join(list(counts)[:5])}"
             text += ", ..." if len(counts) > 5 else ""
+        text = self._with_origin(step, data, text)
         self.context.event(step, "nonfinite", text, data)
+
+    def _with_origin(self, step: int, data: dict[str, Any], text: str) -> str:
+        """Adds what was seen of the batch, the parameters and the modules at that step."""
+        if step == self._origin_step:
+            data |= self._origin
+        for then, answer in self._answers:
+            if then == step and answer.ready():
+                data["batch_finite"] = bool(answer.result().all())
+        if data.get("batch_finite") is False:
+            text += "; the inputs of the model are not finite"
+        elif data.get("model_finite") is False:
+            text += "; the parameters were not finite before the step"
+        elif "module" in data:
+            text += f"; {data['origin']}"
+        return text
+
+    def _host(self) -> bool:
+        """Whether all parameters are on the host, where nothing waits for a device."""
+        group = self.context.parameters
+        if self._on_host[0] is not group:
+            self._on_host = group, all(p.device.type == "cpu" for p in group.tensors)
+        return self._on_host[1]
+
+    def _now(self) -> dict[str, Any]:
+        """What is known of the step in progress."""
+        if self._origin_step != self.context.step:
+            self._origin_step, self._origin = self.context.step, {}
+        return self._origin
+
+    @torch.no_grad()
+    def _loss_not_finite(self) -> None:
+        """A backward pass begins from such a loss, on a host: nothing has been updated by it."""
+        found = self._now()
+        if self._is_quiet() or "model_finite" in found or not self._host():
+            return
+        bad: list[int] = []
+        seen = False
+        for args, kwargs in self._inputs:
+            for tensor in tensors_in(args, kwargs):
+                if not (tensor.is_cpu and tensor.is_floating_point()):
+                    continue
+                values = stored(tensor)
+                if values is None or not values.numel():
+                    continue
+                seen = True
+                wrong = ~torch.isfinite(values)
+                if wrong.any():
+                    rows = wrong.reshape(len(wrong), -1).any(dim=1) if wrong.dim() else wrong
+                    bad += torch.nonzero(rows).flatten().tolist()[:_MOST_ROWS]
+                    found["batch_values"] = found.get("batch_values", 0) + int(wrong.sum())
+        if seen:
+            found["batch_finite"] = "batch_values" not in found
+            if bad:
+                found["batch_rows"] = sorted(set(bad))[:_MOST_ROWS]
+        group = self.context.parameters
+        names = [
+            name
+            for name, tensor in zip(group.names, group.held(), strict=True)
+            if tensor.numel() and not bool(torch.isfinite(tensor).all())
+        ]
+        found["model_finite"] = not names
+        if names:
+            found["model_not_finite"] = names[:_MOST_NAMES]
+        self._look_at_held()
+
+    def _is_quiet(self) -> bool:
+        """Whether what is not finite now is nothing new, or was looked into often enough."""
+        too_soon = self.context.step <= self._bad_step + _QUIET
+        return too_soon or self._incidents >= _MOST_INCIDENTS
+
+    @torch.no_grad()
+    def _loss_function(self, name: str, given: dict[str, Any]) -> None:
+        """A loss function has given no finite number: was it given any other?"""
+        found = self._now()
+        if self._is_quiet() or "loss_function" in found:
+            return
+        found["loss_function"] = name
+        for key, names in (
+            ("prediction_finite", ("input", "input1", "anchor", "log_probs")),
+            ("target_finite", ("target", "targets")),
+        ):
+            there = [given[n] for n in names if isinstance(given.get(n), torch.Tensor)]
+            numbers = [t for t in there if t.is_cpu and t.is_floating_point()]
+            if numbers:
+                found[key] = _all_finite(numbers)
+
+    @torch.no_grad()
+    def _look_at_held(self) -> None:
+        """Of what modules have given at this step, finds the first that was not finite."""
+        calls, self._held = self._held, None if self._held is None else []
+        if not calls:
+            return
+        bad = [call for call in calls if not _all_finite(call.outputs)]
+        # Masks are infinite on purpose: what is no number tells more.
+        first = next((c for c in bad if any(t.isnan().any() for t in c.outputs)), None)
+        first = first or next(iter(bad), None)
+        found = self._now()
+        if first is None or "module" in found:
+            return
+        own = [p for p in first.module._parameters.values() if p is not None]
+        check = _Check(self._names[first.place], "forward", None)
+        text, data = check.told(
+            inputs_finite=_all_finite(first.inputs), parameters_finite=_all_finite(own)
+        )
+        found |= data
+        found["origin"] = text
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """Puts the hooks in place where the step is watched.
@@ -86,11 +243,26 @@ class NonFinite(Probe):
         Not before: of a compiled model no forward pass is seen, and to find hooks on its modules
         would have it compiled anew.
         """
-        if self.context.step > self._watch_until or self._hooks or not self.context.trains(module):
+        context = self.context
+        if not torch.is_grad_enabled() or not context.trains(module):
             return
-        model = self.context.model
+        self._keep_inputs(args, kwargs)
+        self._returned = False
+        watched = context.step <= self._watch_until
+        if self._hooks or not (watched or (context.full and self._host())):
+            return
+        model = context.model
         if is_compiled(model):
             return
+        if not watched:
+            began = time.perf_counter()
+            self._held = []
+            named = list(model.named_modules())
+            self._names = [plain_name(n) or type(m).__name__ for n, m in named]
+            self._hooks.put_on(self, [m for _, m in named])
+            self._seconds += time.perf_counter() - began
+            return
+        self._held = None
         found = list(model.named_modules())
         self._names = [plain_name(n) or type(m).__name__ for n, m in found]
         self._hooks.put_on(self, [m for _, m in found])
@@ -101,9 +273,49 @@ class NonFinite(Probe):
             if p is not None and p.requires_grad and p.is_leaf
         ]
 
+    def _keep_inputs(self, args: Any, kwargs: Any) -> None:
+        if self._host():
+            if len(self._inputs) < _MOST_INPUTS:
+                self._inputs.append((args, kwargs))
+        elif self.context.word:
+            began = time.perf_counter()
+            with torch.no_grad():
+                given = [
+                    t for t in tensors_in(args, kwargs) if t.is_floating_point() and readable(t)
+                ]
+                flag = _finite(given)
+            if flag is not None:
+                self._answers.append((self.context.step, Arrival(flag)))
+            self._seconds += time.perf_counter() - began
+
+    def _hold(self, held: list[_Call], place: int, module: torch.nn.Module, call: Any) -> None:
+        """Holds what a module took and gave until the root module has returned."""
+        # What runs again inside a backward pass (checkpointing) or after the model is not held: it
+        # would live longer for it.
+        if self._returned or graph_task() != -1:
+            return
+        began = time.perf_counter()
+        args, output = call
+        outputs = [t.detach() for t in _tensors(output) if t.is_cpu]
+        if place == 0:
+            # The root module comes last. Where it gave finite numbers nothing is looked at.
+            finite = _all_finite(outputs)
+            if outputs and self._now().get("output_finite") is not False:
+                self._now()["output_finite"] = finite
+            if not finite:
+                held.append(_Call(place, module, list(_tensors(args)), outputs))
+                self._look_at_held()
+            self._held, self._returned = [], True
+        elif outputs and len(held) < _MOST_CHECKS:
+            held.append(_Call(place, module, list(_tensors(args)), outputs))
+        self._seconds += time.perf_counter() - began
+
     @torch.no_grad()
     def _module_called(self, place: int, module: torch.nn.Module, args: Any, output: Any) -> None:
         if not self.context.trains(module) or len(self._checks) >= _MOST_CHECKS:
+            return
+        if self._held is not None:
+            self._hold(self._held, place, module, (args, output))
             return
         name = self._names[place]
         inputs, outputs = list(_tensors(args)), list(_tensors(output))
@@ -133,6 +345,10 @@ class NonFinite(Probe):
 
     def after_step(self, facts: StepFacts) -> None:
         """Counts at sampled steps; says what the hooks have seen, and takes them off."""
+        self._inputs = []
+        if self._seconds:
+            facts.charge("full" if self._hooks else "word", self._seconds)
+            self._seconds = 0.0
         if self._hooks:
             with facts.charged("full"):
                 checks = self._checks
@@ -145,6 +361,7 @@ class NonFinite(Probe):
     def close(self) -> None:
         """Takes the hooks off."""
         self._let_go()
+        self._inputs = []
 
     def _let_go(self) -> None:
         self._hooks.take_off()
@@ -152,6 +369,7 @@ class NonFinite(Probe):
             handle.remove()
         # A new list: hooks in graphs that live on write into the old one.
         self._parameter_hooks, self._checks, self._outputs = [], [], {}
+        self._held = None
 
     def _report(self, facts: StepFacts, checks: list[_Check]) -> None:
         there = [
@@ -215,6 +433,16 @@ class NonFinite(Probe):
                 if count:
                     counts[name] = count
         return counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What a module took and gave; references, and no copies."""
+
+    place: int
+    module: torch.nn.Module
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -298,6 +526,12 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
+
+
+def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether all elements are finite, of tensors on the host."""
+    flag = _finite(tensors)
+    return flag is None or bool(flag)
 
 
 def _finite(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

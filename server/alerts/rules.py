@@ -145,8 +145,15 @@ RULES = (
         why="without a learning rate nothing moves",
     ),
     Rule(
+        root=("loss.nonfinite",),
+        consequence=("amp.scale_collapse",),
+        earliest=-BLUR,
+        same_ranks=False,
+        why="every step of a loss that is not finite overflows, at any scale",
+    ),
+    Rule(
         root=("amp.scale_collapse",),
-        consequence=("update.missing", "loss.nonfinite", "gradient.nonfinite"),
+        consequence=("update.missing", "gradient.nonfinite"),
         earliest=-BLUR,
         same_ranks=False,
         why="steps are skipped or spoilt by overflows",

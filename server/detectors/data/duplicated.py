@@ -125,7 +125,7 @@ class Duplicated(Detector[DuplicatedState]):
                 self._step(window, state, column, classes, _told(window, words, column))
             if before >= 0:
                 state.last = _told(window, words, before)
-        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
         return Outcome({"data.duplicated": _check(window, state, bool(classes))}, findings)
 
     def _step(
@@ -204,12 +204,27 @@ def _losses(window: Window, column: int, groups: Groups) -> bool | None:
         held = [rows[r] for r in group]
         if not losses.present[held, column].all():
             return None
-        if len(set(losses.values[held, column].tolist())) > 1:
+        values = losses.values[held, column]
+        if not np.isfinite(values).all():
+            return None  # of what is no number nobody can say that it differs
+        if len(set(values.tolist())) > 1:
             return False
     return True
 
 
-def _finding(episode: Episode[Same]) -> Finding:
+def _drawn(window: Window) -> str:
+    """What makes losses of one batch differ, as far as the model's modules tell."""
+    modules = window.config.get("modules")
+    names = sorted(str(n) for n in modules if "Drop" in str(n)) if isinstance(modules, dict) else []
+    if names:
+        return f"the model has {listing(names, most=3)}, whose masks are each rank's own"
+    return (
+        "the ranks hold different parameters or buffers, possibly, or something random is in the "
+        "forward pass or between the digest and the loss"
+    )
+
+
+def _finding(episode: Episode[Same], window: Window) -> Finding:
     same = episode.facts
     guilty = tuple(sorted(r for group in same.groups for r in group))
     whole = all(len(group) == same.size for group in same.groups)
@@ -217,7 +232,7 @@ def _finding(episode: Episode[Same]) -> Finding:
     shared = listing([ranks(group) for group in same.groups], most=4)
     losses = {
         True: "Their losses are the same to the last bit as well.",
-        False: "Their losses differ all the same: dropout or augmentation is each rank's own.",
+        False: f"Their losses differ all the same: {_drawn(window)}.",
     }
     return Finding(
         kind="data.duplicated",
@@ -253,7 +268,7 @@ def _finding(episode: Episode[Same]) -> Finding:
 def _check(window: Window, state: DuplicatedState, replicas: bool) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
+        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
     if not replicas:
         return Check(
             Status.NOT_APPLICABLE,

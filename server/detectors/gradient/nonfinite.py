@@ -9,12 +9,10 @@ import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.origin import FOLLOWS, Origin, go_back, reports
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
 from rankscope.server.window import Occurrence, Window
-
-# How long after the step what the ranks looked into afterwards belongs to it.
-_FOLLOWS = 8
 
 
 @dataclass(slots=True)
@@ -25,19 +23,21 @@ class Broken:
         value: how it was first seen, `NaN` or `infinite`.
         ranks: whose own gradient it was; all that applied it, where that is not known.
         own: whether they are those whose own gradient it was.
-        tensors: gradients that hold such values -> how many elements.
-        module, direction, text: where a value that is not finite was first made, as a rank told.
-        teller: that rank, or -1.
+        begins: whether it was the first step of a process.
+        world: number of ranks.
+        loss: whether the loss of all ranks was finite at that step; None: not posted.
+        of: tensors that are trained; 0 where that is not known.
+        origin: what the ranks reported.
     """
 
     value: str
     ranks: tuple[int, ...]
     own: bool
-    tensors: dict[str, int] = field(default_factory=dict)
-    module: str = ""
-    direction: str = ""
-    text: str = ""
-    teller: int = -1
+    begins: bool
+    world: int
+    loss: bool | None
+    of: int
+    origin: Origin = field(default_factory=Origin)
 
 
 @dataclass(slots=True)
@@ -65,12 +65,13 @@ class GradientNonFinite(Detector[BrokenState]):
         (forward or backward), `told_by` (rank).
 
     Source:
-        The ranks look for themselves, at the steps after the first one (`nonfinite` events).
+        The ranks look for themselves, before the update spreads it and at the steps after
+        (`nonfinite` events).
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.nonfinite",)
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
-    wants: ClassVar[tuple[str, ...]] = ("grad_norm_local", "steps_skipped")
+    wants: ClassVar[tuple[str, ...]] = ("grad_norm_local", "steps_skipped", "loss")
 
     def start(self) -> BrokenState:
         """Nothing seen yet."""
@@ -78,10 +79,11 @@ class GradientNonFinite(Detector[BrokenState]):
 
     def advance(self, window: Window, state: BrokenState) -> Outcome:
         """Looks at every norm."""
-        state.events += [event for event in window.events if event.kind == "nonfinite"]
+        state.events += reports(window.events)
         steps, norms = rank_rows(window, "grad_norm")
         local = dict(zip(*_listed(*rank_rows(window, "grad_norm_local")), strict=True))
         skipped = dict(zip(*_listed(*rank_rows(window, "steps_skipped")), strict=True))
+        losses = dict(zip(*_listed(*rank_rows(window, "loss")), strict=True))
         missing = window.series["grad_norm"].present if "grad_norm" in window.series else None
         columns = {int(s): c for c, s in enumerate(window.steps)}
         for step, row in zip(steps.tolist(), norms, strict=True):
@@ -103,11 +105,28 @@ class GradientNonFinite(Detector[BrokenState]):
             guilty = own if own.any() else bad
             value = "NaN" if np.isnan(row[bad]).any() else "infinite"
             who = tuple(int(r) for r in window.ranks[guilty])
-            state.watch.bad(step, Broken(value, who, bool(own.any())))
+            loss = None
+            if step in losses:
+                posted = window.series["loss"].present[:, columns[step]]
+                loss = bool(np.isfinite(losses[step][posted]).all())
+            broken = Broken(
+                value,
+                who,
+                bool(own.any()),
+                begins=any(step in begins for begins in window.begins.values()),
+                world=len(row),
+                loss=loss,
+                of=int(window.config.get("parameter_tensors") or 0),
+            )
+            state.watch.bad(step, broken)
         episodes = list(state.watch.take(window.last_step))
         for episode in episodes:
-            _learn(episode, state.events)
-        state.events = [e for e in state.events if e.step > window.last_step - 64]
+            episode.facts.origin.learn(state.events, episode.first_step)
+        state.events = [
+            e
+            for e in state.events
+            if "at_start" in e.data or e.step > window.last_step - 8 * FOLLOWS
+        ]
         check = _check(window, state)
         return Outcome({"gradient.nonfinite": check}, tuple(_finding(e) for e in episodes))
 
@@ -126,39 +145,32 @@ def _listed(steps: Any, rows: Any) -> tuple[list[int], list[Any]]:
     return steps.tolist(), list(rows)
 
 
-def _learn(episode: Episode[Broken], events: list[Occurrence]) -> None:
-    broken = episode.facts
-    for event in events:
-        if not episode.first_step <= event.step <= episode.first_step + _FOLLOWS:
-            continue
-        gradients = event.data.get("gradients")
-        if isinstance(gradients, dict):
-            for name, amount in gradients.items():
-                broken.tensors[str(name)] = max(broken.tensors.get(str(name), 0), int(amount))
-        module = str(event.data.get("module", ""))
-        # The rank that was given only finite numbers, and made others of them, knows best.
-        made = bool(event.data.get("input_finite", True)) and bool(
-            event.data.get("parameters_finite", True)
-        )
-        if module and (not broken.module or (made and broken.teller < 0)):
-            broken.module, broken.direction = module, str(event.data.get("pass", ""))
-            broken.text = event.text
-            broken.teller = event.rank if made else -1
-
-
 def _finding(episode: Episode[Broken]) -> Finding:
     broken, step = episode.facts, episode.first_step
-    names = list(broken.tensors)
-    where = f", first in {broken.module}" if broken.module else ""
-    whose = (
-        f"The gradient that {ranks(broken.ranks)} computed is not finite, and the reduction "
-        "carries it to every rank."
-        if broken.own
-        else ""
-    )
+    origin = broken.origin
+    names = list(origin.tensors)
+    where = f", first in {origin.module}" if origin.module else ""
+    whose = ""
+    if broken.own and broken.world > 1:
+        whose = (
+            f"The gradient that {ranks(broken.ranks)} computed is not finite, and the reduction "
+            "carries it to every rank."
+        )
+    seen = origin.explained(step, begins=broken.begins)
     held = ""
-    if names:
+    if names and broken.loss and len(names) >= broken.of > 0:
+        held = (
+            f"The gradients of all {count(broken.of, 'tensor')} hold such values while the loss is "
+            "finite: they arose where the backward pass begins, in the loss or what follows the "
+            "last of these tensors."
+        )
+    elif names:
         held = f"Elements that are not finite are in {listing(names, most=4)}."
+    remedy = (
+        "Look for what makes such values: possibly a division by zero, a logarithm or root of what "
+        "may be 0 or negative (their derivative at 0 is infinite), an overflow in 16 bits. "
+        + go_back(step, begins=broken.begins)
+    )
     return Finding(
         kind="gradient.nonfinite",
         severity="critical",
@@ -170,25 +182,20 @@ def _finding(episode: Episode[Broken]) -> Finding:
         tensors=tuple(names),
         stage="local_gradient" if broken.own else "reduced_gradient",
         cause=sentences(
-            f"At step {step} the norm of the gradient is {broken.value}, and it was applied: "
-            "parameters are not finite after it.",
+            f"At step {step} the norm of the gradient is {broken.value}, and it was applied: what "
+            "it reaches is not finite after that step.",
             whose,
-            f"{broken.text[:1].upper()}{broken.text[1:]}." if broken.text else "",
+            seen[0] if seen is not None else "",
             held,
         ),
-        remedy=(
-            (f"Look at {broken.module}: " if broken.module else "Look for ")
-            + "a division by zero, a logarithm or root of what may be 0 or negative, an overflow "
-            "in 16 bits. Lower the rate or warm up longer if the loss had grown before; "
-            f"go on from a checkpoint before step {step}."
-        ),
+        remedy=seen[1] if seen is not None else remedy,
         clear_after=episode.clear_after,
         evidence={
             "value": broken.value,
-            "tensors": dict(broken.tensors),
-            "module": broken.module,
-            "pass": broken.direction,
-            "told_by": broken.teller,
+            "tensors": dict(origin.tensors),
+            "module": origin.module,
+            "pass": origin.direction,
+            "told_by": origin.teller,
         },
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.origin import FOLLOWS, Origin, go_back, reports
 from rankscope.server.detectors.policy import Observations, Policy, RisePolicy, Times
 from rankscope.server.detectors.statistics import (
     Progress,
@@ -20,7 +21,7 @@ from rankscope.server.detectors.statistics import (
     rank_rows,
 )
 from rankscope.server.detectors.wording import count, number, ranks, sentences
-from rankscope.server.window import Window
+from rankscope.server.window import Occurrence, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,9 @@ class _NonFinite(Incident):
     gradient_step: int | None
     ran_away: bool
     start: float
+    begins: bool
+    world: int
+    origin: Origin = field(default_factory=Origin)
     points: int = 0
     later_ranks: set[int] = field(default_factory=set)
 
@@ -63,6 +67,7 @@ class NonFiniteState:
     ranks: int = 0
     last_mean: float = math.nan
     incident: _NonFinite | None = None
+    events: list[Occurrence] = field(default_factory=list)
 
 
 class LossNonFinite(Detector[NonFiniteState]):
@@ -82,7 +87,10 @@ class LossNonFinite(Detector[NonFiniteState]):
     Evidence:
         `value` (the first one), `points` (how many there were), `loss_before` (the last mean that
         was finite), `ranks_later` (those that followed), and where they apply `grad_norm_step`
-        (the gradient norm was not finite before the loss was), `lr_before`, `lr_after`, `lr_step`.
+        (the gradient norm was not finite before the loss was), `lr_before`, `lr_after`, `lr_step`,
+        `inputs` (rank: elements of the model's inputs that were not finite), `parameters` (those
+        that were not finite before the update), `module` (the first to make such a value of finite
+        ones), `loss_function`.
 
     Source:
         SageMaker Debugger `ExplodingTensor`, Megatron-LM's rerun state machine; transformers#13619
@@ -104,11 +112,13 @@ class LossNonFinite(Detector[NonFiniteState]):
         """Looks at every rank's loss at every step of the window."""
         findings: list[Finding] = []
         state.companions.take(window)
+        state.events += reports(window.events)
         state.ranks = max(state.ranks, len(window.ranks))
         steps, means = mean_over_ranks(window, "loss")
         for index, (step, mean) in enumerate(zip(steps.tolist(), means.tolist(), strict=True)):
             state.spacing.push(step)
             if state.incident is not None and state.incident.over(step):
+                state.incident.origin.learn(state.events, state.incident.first_step)
                 findings.append(self._finding(state.incident))
                 state.incident = None
             if math.isfinite(mean):
@@ -122,7 +132,14 @@ class LossNonFinite(Detector[NonFiniteState]):
         if len(steps):
             state.points += int(window.series["loss"].present.sum())
         if state.incident is not None:
+            state.incident.origin.learn(state.events, state.incident.first_step)
             findings.append(self._finding(state.incident))
+        # What was not finite at attach explains whatever comes later.
+        state.events = [
+            e
+            for e in state.events
+            if "at_start" in e.data or e.step > window.last_step - 8 * FOLLOWS
+        ]
         return Outcome({"loss.nonfinite": self._check(state)}, tuple(findings))
 
     def _take(self, state: NonFiniteState, window: Window, index: int) -> bool:
@@ -163,6 +180,8 @@ class LossNonFinite(Detector[NonFiniteState]):
                 gradient_step=earlier[0] if earlier else None,
                 ran_away=ran_away,
                 start=state.progress.start,
+                begins=any(step in begins for begins in window.begins.values()),
+                world=len(window.ranks),
             )
         incident.last_step = step
         incident.clear_after = state.spacing.steps(self.policy.clear_observations)
@@ -186,62 +205,22 @@ class LossNonFinite(Detector[NonFiniteState]):
     def _finding(self, incident: _NonFinite) -> Finding:
         what = "NaN" if math.isnan(incident.value) else "infinite"
         step, who = incident.first_step, incident.ranks
-        whose = f" of {ranks(who)}" if who else "" if incident.ran_away else " of every rank"
-        rate = rate_sentence(incident.rise)
-        if incident.gradient_step is not None:
-            cause = sentences(
-                f"The gradient norm was not finite already at step {incident.gradient_step}, while "
-                "the loss still was: the backward pass overflowed, and the optimizer wrote it into "
-                "the parameters.",
-                rate,
-            )
-            remedy = (
-                f"Restart from a checkpoint before step {incident.gradient_step}. Skip steps whose "
-                "gradient norm is not finite, clip gradients, train in bfloat16 instead of "
-                "float16, or lower the learning rate."
-            )
-        elif incident.ran_away:
-            cause = sentences(
-                f"The loss had run away before, from {number(incident.start)} at the start to "
-                f"{number(incident.before)} at the step before. The steps were too large, and "
-                "which rank overflowed first is chance.",
-                rate,
-            )
-            remedy = (
-                "Lower the learning rate, warm up for longer or clip gradients; restart from a "
-                "checkpoint from before the loss began to rise."
-            )
-        elif who:
-            rest = incident.posting - len(who)
-            cause = sentences(
-                f"Only {ranks(who)} had it; the loss of the other {count(rest, 'rank')} was still "
-                "finite at that step. So it came from what this rank alone has: its batch (a NaN "
-                "in the inputs, a label out of range, an empty or fully masked sequence) or its "
-                "device.",
-                rate,
-            )
-            remedy = (
-                f"Look at the batch of {ranks(who)} at step {step}; restart from a checkpoint "
-                f"before it, since the all-reduce has spread it to all ranks. If the batch is "
-                "sound, repeat the step on another device."
-            )
-        else:
-            cause = sentences(
-                f"All {count(incident.posting, 'rank')} had it at the same step, so it came "
-                "through the parameters that they share: the step before it was too large, or an "
-                "operation overflowed (exp, log of 0, division by 0).",
-                rate,
-            )
-            remedy = (
-                f"Restart from a checkpoint well before step {step} with a lower learning rate, a "
-                "longer warm-up or gradient clipping; `torch.autograd.set_detect_anomaly(True)` "
-                "names the operation."
-            )
+        whose = f" of {ranks(who)}" if who else " of every rank"
+        if not who and (incident.ran_away or incident.world == 1):
+            whose = ""
+        cause, remedy = _explained(incident, rate_sentence(incident.rise))
+        origin = incident.origin
         evidence: dict[str, object] = {
             "value": incident.value,
             "points": incident.points,
             "loss_before": incident.before,
             "ranks_later": sorted(incident.later_ranks),
+            "inputs": {str(rank): amount for rank, amount in sorted(origin.batch.items())},
+            "parameters": sorted(
+                {n for held in (origin.at_start or origin.before).values() for n in held}
+            ),
+            "module": origin.module,
+            "loss_function": origin.function,
             **(incident.rise or {}),
         }
         if incident.gradient_step is not None:
@@ -259,3 +238,85 @@ class LossNonFinite(Detector[NonFiniteState]):
             clear_after=incident.clear_after,
             evidence=evidence,
         )
+
+
+def _explained(incident: _NonFinite, rate: str) -> tuple[str, str]:
+    """Cause and remedy: what was seen, and else what it can be."""
+    step, who, origin = incident.first_step, incident.ranks, incident.origin
+    back = go_back(step, begins=incident.begins)
+    if incident.gradient_step is not None:
+        return (
+            sentences(
+                f"The gradient norm was not finite already at step {incident.gradient_step}, while "
+                "the loss still was: the values arose in the backward pass, and the optimizer "
+                "wrote them into the parameters.",
+                rate,
+            ),
+            f"Restart from a checkpoint before step {incident.gradient_step}. Skip steps whose "
+            "gradient norm is not finite, clip gradients, train in bfloat16 instead of "
+            "float16, or lower the learning rate.",
+        )
+    seen = origin.explained(step, begins=incident.begins)
+    if incident.ran_away and not (origin.at_start or origin.batch):
+        shared = ", and which rank overflowed first may be chance" if incident.world > 1 else ""
+        return (
+            sentences(
+                f"The loss had run away before, from {number(incident.start)} at the start to "
+                f"{number(incident.before)} at the step before: the steps were too large{shared}.",
+                seen[0] if seen is not None else "",
+                rate,
+            ),
+            "Lower the learning rate, warm up for longer or clip gradients; restart from a "
+            "checkpoint from before the loss began to rise.",
+        )
+    if seen is not None:
+        return sentences(seen[0], rate), seen[1]
+    first = (
+        "It was the first step: no update came before it, so the data, the initial parameters or "
+        "an operation in the model or the loss must have made it; which of them was not seen."
+        if incident.begins
+        else ""
+    )
+    if who:
+        rest = incident.posting - len(who)
+        whose = "this rank alone has" if len(who) == 1 else "they alone have"
+        batch = (
+            "its batch (a label out of range, an empty or fully masked sequence)"
+            if origin.clean.issuperset(who)
+            else "its batch (a NaN in the inputs, a label out of range, an empty or fully masked "
+            "sequence)"
+        )
+        return (
+            sentences(
+                f"Only {ranks(who)} had it; the loss of the other {count(rest, 'rank')} was still "
+                f"finite at that step. So it came from what {whose}: possibly {batch}, or a "
+                "device.",
+                origin.ruled_out,
+                rate,
+            ),
+            f"Look at the batch of {ranks(who)} at step {step}. {back} If the batch is "
+            "sound, repeat the step on another device.",
+        )
+    if incident.world == 1:
+        place = "What made it was not seen: the step was not sampled in full, or not on a host."
+    else:
+        place = (
+            f"All {count(incident.posting, 'rank')} had it at the same step, so it probably came "
+            "through the parameters that they share."
+        )
+    what = (
+        ""
+        if incident.begins
+        else "Possibly the step before it was too large, or an operation overflowed (exp, log of "
+        "0, division by 0)."
+    )
+    return (
+        sentences(first or place, what, origin.ruled_out, rate),
+        f"`torch.autograd.set_detect_anomaly(True)` names the operation. {back}"
+        + (
+            ""
+            if incident.begins
+            else " If the loss had grown before: a lower learning rate, a longer warm-up or "
+            "gradient clipping."
+        ),
+    )

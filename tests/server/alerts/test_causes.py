@@ -163,6 +163,16 @@ CASES = {
         alert("rank.loss_outlier", 60, ranks=(1,)),
         True,
     ),
+    "a loss that is no number, and the scale that falls for it": (
+        alert("loss.nonfinite", 50, clear_after=50),
+        alert("amp.scale_collapse", 52),
+        True,
+    ),
+    "a scale that falls before the loss is no number": (
+        alert("loss.nonfinite", 80, clear_after=50),
+        alert("amp.scale_collapse", 20),
+        False,
+    ),
     "one rank's labels move the mean": (
         alert("rank.loss_outlier", 50, ranks=(2,)),
         alert("loss.spike", 30),
