@@ -17,6 +17,7 @@ from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.classification import Hits, hits_of
 from rankscope.agent.probes.evaluation import Evaluation, OutputHook
 from rankscope.agent.probes.loss_sources import Pass
+from rankscope.agent.tensors import number
 
 # Losses may be computed and never trained on, and `backward` called without a step ever.
 _MAX_COMPUTED = 16
@@ -120,7 +121,8 @@ class Loss(Probe):
             self._computed.append(_Computed(name, sequence(output.grad_fn), summed, judged))
             self.busy = True
         if self.core.training:
-            if output.is_cpu and output.numel() == 1 and not math.isfinite(output.item()):
+            known = number(output.detach()) if output.numel() == 1 else None
+            if isinstance(known, float) and not math.isfinite(known):
                 self.context.loss_function_not_finite(name, given)
             self._seconds += time.perf_counter() - began
         else:
