@@ -1,8 +1,6 @@
-"""The framework's own hooks, in a form that is silent on copies and cannot keep a monitor alive.
+"""The framework's own hooks, in a form that no copy has and that cannot keep a monitor alive.
 
-A hook on a module is copied, pickled and saved with it: a bound method there would break
-`copy.deepcopy(model)` and `torch.save(model)`, and a copied model would report as the first. So
-what is hooked is an object that knows its monitor weakly and turns into a silent one when copied.
+A hook on a module is hidden from whatever copies, pickles and saves the module: see `hook_tables`.
 
 Optimizer steps are seen through the process-wide hooks, which also fire for an optimizer inside a
 wrapper that has no hooks of its own. They are set once a process and find the monitors weakly.
@@ -10,7 +8,6 @@ wrapper that has no hooks of its own. They are set once a process and find the m
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -31,6 +28,7 @@ from rankscope.agent.dynamo import (
     traced_as_constant,
 )
 from rankscope.agent.graph import nodes_made
+from rankscope.agent.hook_tables import ModuleHook, hide, unhide
 from rankscope.agent.step_count import StepCount
 
 # Under a transformation of `torch.func` (`vmap`, `grad`) what a model is given stands for something
@@ -61,12 +59,8 @@ class StepListener(ForwardListener, Protocol):
         """Some optimizer's step is compiled in such a way that it will not be told of."""
 
 
-class RootHook:
+class RootHook(ModuleHook):
     """Forward pre-hook of the root module."""
-
-    # torch.jit looks at the names of a module's hooks.
-    __name__ = "rankscope_root_hook"
-    of_rankscope = True
 
     def __init__(self, listener: ForwardListener | None = None) -> None:
         self._listener = None if listener is None else weakref.ref(listener)
@@ -83,14 +77,6 @@ class RootHook:
         if listener is not None and not (is_compiling() or _is_tracing() or _level() is not None):
             listener.root_forward(module, args, kwargs or {})
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> RootHook:
-        return RootHook()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Saved with the model as a hook of the standard library that does nothing, so that the
-        # file loads where Rankscope is not installed.
-        return (getattr, (contextlib.nullcontext(), "__exit__"))
-
 
 class SwitchedHook:
     """A hook of torch that is taken off and put on again many times.
@@ -105,9 +91,11 @@ class SwitchedHook:
         is_on: whether it is.
     """
 
-    __slots__ = ("_key", "_places", "is_on")
+    __slots__ = ("_handle", "_key", "_places", "is_on")
 
     def __init__(self, handle: RemovableHandle) -> None:
+        hide(handle)
+        self._handle = handle
         self._places: list[tuple[Any, Any]] = []
         self._key = -1
         self.is_on = True
@@ -128,6 +116,11 @@ class SwitchedHook:
         for table, _ in self._places:
             table.pop(self._key, None)
         self.is_on = not self._places
+
+    def remove(self) -> None:
+        """Takes it off for good."""
+        self.take_off()
+        unhide(self._handle)
 
     def belongs_to(self, *tables: Any) -> bool:
         """Whether these are the tables of hooks that it is put into."""

@@ -9,6 +9,7 @@ import torch
 from torch.jit import _recursive
 
 from rankscope.agent.guard import process_wide
+from rankscope.agent.hook_tables import is_ours
 
 # A place where a module keeps hooks, and all that was in it.
 _Taken = list[tuple[dict[int, Any], dict[int, Any]]]
@@ -46,7 +47,7 @@ def _take_off(model: torch.nn.Module) -> _Taken:
     taken: _Taken = []
     for module in model.modules():
         for place in (module._forward_pre_hooks, module._forward_hooks):
-            ours = [key for key, hook in place.items() if hasattr(hook, "of_rankscope")]
+            ours = [key for key, hook in place.items() if is_ours(hook)]
             if ours:
                 taken.append((place, dict(place)))
                 for key in ours:

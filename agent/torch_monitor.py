@@ -514,7 +514,10 @@ class TorchMonitor(Monitor):
         self._records.event(Event(step=step, kind=kind, text=text, data=data))
 
     def _guarded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        return leave_alone(self._guard.probe(name)(call))
+        made = leave_alone(self._guard.probe(name)(call))
+        # As the hook of a tensor: torch warns whoever pickles the tensor that it is left out.
+        made.__torch_unserializable__ = True  # type: ignore[attr-defined]
+        return made
 
     def _end(self, state: str) -> None:
         self._watched = self._sampled = self._passing = False
@@ -522,7 +525,7 @@ class TorchMonitor(Monitor):
             self._watching.end()
         with self._bookkeeping:
             if self._root_hook is not None:
-                self._root_hook.take_off()
+                self._root_hook.remove()
         with self._bookkeeping:
             self._end_evaluation()
         with self._bookkeeping:

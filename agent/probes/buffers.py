@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from rankscope.agent.hook_tables import HiddenHook
 from rankscope.agent.hooks import RootHook
 from rankscope.agent.model_facts import core, held, plain_name
 from rankscope.agent.probes.base import Context, Probe, StepFacts
@@ -54,7 +55,9 @@ class Buffers(Probe):
         if inner is None or not module.broadcast_buffers or _compiled(inner):
             self._take()
         elif self._handle is None:
-            self._handle = inner.register_forward_pre_hook(RootHook(self), with_kwargs=True)
+            self._handle = HiddenHook(
+                inner.register_forward_pre_hook(RootHook(self), with_kwargs=True)
+            )
 
     def after_step(self, facts: StepFacts) -> None:
         """Hands over what was seen; looks now, where the root module's forward was not seen."""

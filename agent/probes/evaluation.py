@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from rankscope.agent.dynamo import leave_alone
+from rankscope.agent.hook_tables import HiddenHook, ModuleHook
 from rankscope.agent.probes.classification import CLASS_INDEX_LOSSES, Hits
 from rankscope.agent.probes.given import batch_size
 
@@ -176,18 +176,14 @@ class Evaluation:
         return sites[0] if sites else None
 
 
-class OutputHook:
-    """Forward hook of the root module during evaluation: silent on copies, and harmless saved."""
-
-    # torch.jit looks at the names of a module's hooks.
-    __name__ = "rankscope_output_hook"
-    of_rankscope = True
+class OutputHook(ModuleHook):
+    """Forward hook of the root module during evaluation."""
 
     def __init__(self, listener: Any = None, module: torch.nn.Module | None = None) -> None:
         self._listener = None if listener is None else weakref.ref(listener)
-        self._handle: Any = None
+        self._handle: HiddenHook | None = None
         if module is not None:
-            self._handle = module.register_forward_hook(self, with_kwargs=True)
+            self._handle = HiddenHook(module.register_forward_hook(self, with_kwargs=True))
 
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any
@@ -203,12 +199,6 @@ class OutputHook:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> OutputHook:
-        return OutputHook()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
 leave_alone(OutputHook.__call__)

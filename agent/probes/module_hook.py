@@ -1,8 +1,7 @@
-"""Forward hooks on modules: silent on copies, no tie to the monitor, off when done."""
+"""Forward hooks on modules: on no copy, no tie to the monitor, off when done."""
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from rankscope.agent.dynamo import leave_alone
+from rankscope.agent.hook_tables import HiddenHook, ModuleHook
 
 
 class CallListener(Protocol):
@@ -19,15 +19,8 @@ class CallListener(Protocol):
         """The module registered as number `place` has run forward."""
 
 
-class ModuleHook:
-    """Forward hook of one module.
-
-    A hook is copied and saved with its module: see `rankscope.agent.hooks`.
-    """
-
-    # torch.jit looks at the names of a module's hooks.
-    __name__ = "rankscope_module_hook"
-    of_rankscope = True
+class CallHook(ModuleHook):
+    """Forward hook of one module."""
 
     def __init__(self, listener: CallListener | None = None, place: int = 0) -> None:
         self._listener = None if listener is None else weakref.ref(listener)
@@ -41,21 +34,15 @@ class ModuleHook:
         if listener is not None:
             listener.module_called(self._place, module, args, output)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleHook:
-        return ModuleHook()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (getattr, (contextlib.nullcontext(), "__exit__"))
-
-
-leave_alone(ModuleHook.__call__)
+leave_alone(CallHook.__call__)
 
 
 class ModuleHooks:
     """Forward hooks on some modules, all on or all off."""
 
     def __init__(self) -> None:
-        self._handles: list[Any] = []
+        self._handles: list[HiddenHook] = []
 
     def __bool__(self) -> bool:
         return bool(self._handles)
@@ -64,7 +51,7 @@ class ModuleHooks:
         """Hooks modules; their places count from 0."""
         self.take_off()
         self._handles = [
-            module.register_forward_hook(ModuleHook(listener, place))
+            HiddenHook(module.register_forward_hook(CallHook(listener, place)))
             for place, module in enumerate(modules)
         ]
 

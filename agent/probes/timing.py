@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from rankscope.agent.hook_tables import HiddenHook
 from rankscope.agent.hooks import RootHook
 from rankscope.agent.model_facts import core
 from rankscope.agent.probes.base import Context, Probe, StepFacts
@@ -136,7 +137,7 @@ class CollectiveWait(Probe):
                 self._met = 0
                 # After FSDP's own hook, which was there before and gathers the parameters.
                 self._handles = [
-                    m.register_forward_pre_hook(RootHook(self), with_kwargs=True)
+                    HiddenHook(m.register_forward_pre_hook(RootHook(self), with_kwargs=True))
                     for m in self._dealt_out
                 ]
                 return

@@ -38,7 +38,7 @@ DOORS = {
     "probes/clipping.py:_telling.<locals>.clip",
     "probes/evaluation.py:OutputHook.__call__",
     "probes/scheduler.py:_telling.<locals>.step",
-    "probes/module_hook.py:ModuleHook.__call__",
+    "probes/module_hook.py:CallHook.__call__",
     # Goes through the user's own iterator: what fails there is the user's.
     "probes/clipping.py:_listed",
     # How a fault is told. See `test_monitor_faults.py` for what happens when that fails.
