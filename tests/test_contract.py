@@ -101,6 +101,7 @@ def test_kinds():
         "lr.batch_mismatch",
         "accuracy.mismatch",
         "update.drift",
+        "mode.evaluation",
     )
     assert sorted(wire.KINDS) == sorted((*KINDS, *since))
     assert len(set(wire.KINDS)) == len(wire.KINDS)

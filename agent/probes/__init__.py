@@ -12,6 +12,7 @@ from rankscope.agent.probes.gradients import Gradients
 from rankscope.agent.probes.layers import LayerNorms
 from rankscope.agent.probes.local_gradients import LocalGradients
 from rankscope.agent.probes.loss import Loss
+from rankscope.agent.probes.mode import Mode
 from rankscope.agent.probes.nonfinite import NonFinite
 from rankscope.agent.probes.optimizer import LearningRate
 from rankscope.agent.probes.optimizer_state import OptimizerState
@@ -32,6 +33,7 @@ PROBES: tuple[type[Probe], ...] = (
     Written,
     Batch,
     Loss,
+    Mode,
     LearningRate,
     Scheduler,
     Settings,

@@ -61,6 +61,7 @@ KINDS = (
     "lr.too_low",
     "lr.batch_mismatch",
     "batch.noise",
+    "mode.evaluation",
     "push.stale",
     "push.lost",
     "rng.shared",

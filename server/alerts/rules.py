@@ -76,9 +76,21 @@ RULES = (
     ),
     Rule(
         root=("desync.config",),
-        consequence=("desync.", "rank.loss_outlier"),
+        consequence=("desync.", "rank.loss_outlier", "mode.evaluation"),
         same_ranks=False,
         why="ranks that were started differently do not train the same",
+    ),
+    Rule(
+        root=("mode.evaluation",),
+        consequence=(
+            "desync.buffers",
+            "desync.rng",
+            "rank.loss_outlier",
+            "rank.gradient_outlier",
+            "accuracy.mismatch",
+        ),
+        earliest=-BLUR,
+        why="a rank in evaluation mode computes another function than the others",
     ),
     Rule(
         root=("desync.batch",),

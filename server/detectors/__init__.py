@@ -41,6 +41,7 @@ from rankscope.server.detectors.loss import (
     LossPlateau,
     LossSpike,
 )
+from rankscope.server.detectors.mode import EvaluationMode
 from rankscope.server.detectors.policy import thresholds
 from rankscope.server.detectors.push import PushLost, PushStale
 from rankscope.server.detectors.rank import (
@@ -87,6 +88,7 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     Imbalanced,
     UpdateMissing,
     ScheduleMismatch,
+    EvaluationMode,
     Config,
     Progress,
     GradientNonFinite,

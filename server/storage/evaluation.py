@@ -24,7 +24,7 @@ from rankscope.server.window import Occurrence
 # A run that says nothing for this long is looked at no more, until a rank posts again.
 _FORGET_SECONDS = 24 * 3600.0
 # Events that detectors look at.
-_EVENTS = ("nonfinite", "parameters.frozen", "scheduler.wrapped", "stalled")
+_EVENTS = ("mode.changed", "nonfinite", "parameters.frozen", "scheduler.wrapped", "stalled")
 # Fingerprints of large models are large: a page has no more than this of them, and a batch.
 _PAGE_BYTES = 64 * 2**20
 

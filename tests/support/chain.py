@@ -305,6 +305,8 @@ def chain(
                 if names or fault == "freezes-for-a-while":
                     told = {"names": names, "count": len(names)}
                     said.events.append(("parameters.frozen", "trained no longer", told))
+            if fault.startswith("mode-"):
+                _tell_mode(said, fault.removeprefix("mode-"), step, at, concerned=r == rank)
             if fault.endswith("-batches") or fault == "more-tokens":
                 size = np.random.default_rng((seed, step, r)).lognormal(4.0, 0.7)
                 said.scalars["samples"] = {
@@ -400,3 +402,48 @@ def chain(
     began = (0, at) if fault in ("restart-replays", "restarts") else (0,)
     made = Posted(run, configs, tables, began)
     return made.without(*without) if without else made
+
+
+_NORMS, _DROPS = ("first.norm", "second.norm"), ("embed.drop", "head.drop")
+
+
+def _tell_mode(said: Said, fault: str, step: int, at: int, *, concerned: bool) -> None:
+    """Scalar and events of a model with two norms and two dropouts."""
+    everything = (*_NORMS, *_DROPS)
+    before: tuple[str, ...] = ()
+    after: dict[int, tuple[str, ...]] = {at: everything}
+    if fault == "forgotten-by-one" and not concerned:
+        after = {}
+    elif fault == "remembered-by-one":
+        after = {} if concerned else after
+    elif fault == "forgotten-for-a-while":
+        after[at + 30] = ()
+    elif fault == "forgotten-once":
+        after[at + 1] = ()
+    elif fault == "from-the-start":
+        before, after = everything, {}
+    elif fault == "norms-from-the-start":
+        before, after = _NORMS, {}
+    elif fault == "norms-frozen":
+        after = {at: _NORMS}
+    elif fault == "dropout-forgotten":
+        before, after = _NORMS, {at: (_NORMS[0], _NORMS[1], _DROPS[0])}
+    elif fault == "none":
+        after = {}
+    told = {0: before, **after}
+    names = told[max(s for s in told if s <= step)]
+    of = 0 if fault == "without-modules" else len(everything)
+    names = names if of else ()
+    if of:
+        said.scalars["modules_in_eval"] = len(names) / of
+    if step in told:
+        data = {
+            "whole": bool(told[step] == everything),
+            "names": list(names),
+            "count": len(names),
+            "of": of,
+            "normalization": sum(n in _NORMS for n in names),
+            "dropout": sum(n in _DROPS for n in names),
+            "own": 0,
+        }
+        said.events.append(("mode.changed", "modes", data))

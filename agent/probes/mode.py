@@ -1,0 +1,151 @@
+"""The mode of the modules at a training step: training or evaluation."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from rankscope.agent.model_facts import core, plain_name
+from rankscope.agent.probes.base import Context, Probe, StepFacts
+
+_EVENT = "mode.changed"
+# Names that an event lists, and events of one process: a trainer may change modes at every step.
+_MOST_NAMES, _MOST_EVENTS = 200, 64
+_ROOT = "(the whole model)"
+
+
+class ModeDependent(NamedTuple):
+    """A module that computes something else in evaluation mode.
+
+    Attributes:
+        sort: `normalization`, `dropout` (whatever draws random numbers in training mode only), or
+            `own`: code of the user's that asks for the mode, to whatever end.
+    """
+
+    name: str
+    module: torch.nn.Module
+    sort: str
+
+
+class Mode(Probe):
+    """`modules_in_eval`: the share of mode-dependent modules that a step was taken with in eval.
+
+    Costs one attribute a step, and one a mode-dependent module (tier `signals`).
+
+    Counted are the modules that compute something else in evaluation mode: dropout with a rate
+    above 0, normalization with running statistics, and modules of the user's own classes whose code
+    asks for `self.training`. 0 is a step in which all of them train, 1 one in which all evaluate.
+    Posted where `signals` is due and where the mode of the whole model has changed; at each step
+    looked at while the model is in evaluation mode. Nothing is posted of a model without such
+    modules.
+
+    The event `mode.changed` says which they are: at the first step and at each change, 64 times at
+    most.
+    """
+
+    name = "mode"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._core = core(context.model)
+        self._group = context.parameters
+        self._dependent: tuple[ModeDependent, ...] | None = None
+        self._evaluates = False  # the whole model, at the last look
+        self._told: tuple[bool, tuple[str, ...], int] | None = None
+        self._events = 0
+
+    def after_step(self, facts: StepFacts) -> None:
+        """The mode in which the step was taken."""
+        context = self.context
+        evaluates = not self._core.training
+        if not (context.signals or evaluates or evaluates is not self._evaluates):
+            return
+        with facts.charged("signals" if context.signals else "basic"):
+            self._evaluates = evaluates
+            if self._dependent is None or context.parameters is not self._group or context.full:
+                self._group = context.parameters
+                self._dependent = mode_dependent(context.model)
+            dependent = self._dependent
+            off = [one for one in dependent if not one.module.training]
+            if dependent:
+                facts.scalars["modules_in_eval"] = len(off) / len(dependent)
+            now = evaluates, tuple(one.name for one in off), len(dependent)
+            if now != self._told and self._events < _MOST_EVENTS:
+                self._told = now
+                self._events += 1
+                context.event(facts.step, _EVENT, *_described(evaluates, off, dependent))
+
+
+def mode_dependent(model: torch.nn.Module) -> tuple[ModeDependent, ...]:
+    """The modules of a model that compute something else in evaluation mode, in its order."""
+    found = ((plain_name(name), m, _sort_of(m)) for name, m in model.named_modules())
+    return tuple(ModeDependent(name or _ROOT, m, sort) for name, m, sort in found if sort)
+
+
+def _described(
+    evaluates: bool, off: list[ModeDependent], dependent: tuple[ModeDependent, ...]
+) -> tuple[str, dict[str, Any]]:
+    names = [one.name for one in off]
+    sorts = [one.sort for one in off]
+    text = f"{len(off)} of {len(dependent)} mode-dependent modules are in evaluation mode"
+    return text, {
+        "whole": evaluates,
+        "names": names[:_MOST_NAMES],
+        "count": len(names),
+        "of": len(dependent),
+        **{sort: sorts.count(sort) for sort in ("normalization", "dropout", "own")},
+    }
+
+
+def _sort_of(module: torch.nn.Module) -> str:
+    if isinstance(module, _NormBase):
+        # Without running statistics it takes those of the batch in both modes.
+        return "normalization" if module.running_mean is not None else ""
+    if isinstance(module, torch.nn.RReLU):
+        return "dropout"
+    rates = _dropout_rates(module)
+    kind = type(module)
+    if isinstance(module, _DropoutNd) or kind.__module__.startswith("torch."):
+        # Of torch's others (attention, recurrent layers) the rest is about speed alone.
+        return "dropout" if any(rates) else ""
+    if not _asks_for_mode(kind):
+        return ""
+    if rates:
+        return "dropout" if any(rates) else ""
+    return "own"
+
+
+def _dropout_rates(module: torch.nn.Module) -> list[float]:
+    """Plain numbers that are called `p`, or dropout, drop_prob, attention_dropout and the like."""
+    return [
+        value
+        for name, value in vars(module).items()
+        if type(value) in (int, float) and (name == "p" or "drop" in name)
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _asks_for_mode(kind: type[torch.nn.Module]) -> bool:
+    """Whether a method of a class of the user's reads `training`."""
+    for owner in kind.__mro__:
+        if owner is torch.nn.Module:
+            return False
+        for name, function in vars(owner).items():
+            code = getattr(function, "__code__", None)
+            if code is not None and name not in ("train", "eval", "__init__"):
+                if any("training" in c.co_names for c in _codes(code)):
+                    return True
+    return False
+
+
+def _codes(code: types.CodeType) -> Iterable[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
