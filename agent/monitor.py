@@ -91,6 +91,7 @@ class Monitor:
                 device.
         """
         step = self._step_of_log()
+        self._logged(step, scalars)
         # What needs no reading is sorted out where it is sent.
         if PLAIN.issuperset(map(type, scalars.values())):
             self._records.scalars(step, scalars)
@@ -147,6 +148,9 @@ class Monitor:
     def _step_of_log(self) -> int:
         """The step that something logged now belongs to."""
         return self._count.step
+
+    def _logged(self, step: int, scalars: Mapping[str, Any]) -> None:
+        """The user has logged these: nothing recorded by itself may take their place."""
 
     def _scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Hands over scalars of which some have to be read."""
@@ -257,6 +261,9 @@ class NullMonitor:
         """Does nothing."""
 
     def replicas(self, key: str | None, tensors: str = "*") -> None:
+        """Does nothing."""
+
+    def accumulation(self, *, divided_by: int = 0, summed: bool = False) -> None:
         """Does nothing."""
 
     def step(self, **facts: Any) -> None:

@@ -34,6 +34,9 @@ from rankscope.agent.wire import Event
 _UNSEEN = 8e-6
 _UNSEEN_BASIC = 200e-6
 
+# Of so many steps it is known what the user has logged: it may be the step in progress, or the one
+# before.
+_STEPS_LOGGED = 4
 # Names of frozen parameters that are told.
 _MOST_NAMES = 500
 
@@ -54,6 +57,8 @@ class TorchMonitor(Monitor):
         self._forward_begun = False
         self._evaluation_mode_seen = False  # a pass in evaluation mode, with gradients
         self._bare_passes = 0  # forward passes of the step in progress without gradients
+        # Step -> names that the user has logged, of the last few steps.
+        self._by_user: dict[int, frozenset[str]] = {}
         self._facts = StepFacts(step)
         self._count.nodes = nodes_made()
         self._traced = frames_traced()
@@ -169,6 +174,21 @@ class TorchMonitor(Monitor):
             self._tracked.declare(part_of(key, self.rank), tensors)
             self._context.parameters = self._tracked.group
             self._announce(self._tracked.group)
+
+    def accumulation(self, *, divided_by: int = 0, summed: bool = False) -> None:
+        """Says what the trainer does to the losses of micro-batches, where it is known exactly.
+
+        For adapters of frameworks. Without it, it is read off the graphs of the losses.
+
+        Args:
+            divided_by: the number by which it divides them before `backward`; 0 for none.
+            summed: what `backward` is called on adds up to the loss of the step as the trainer
+                reports it.
+        """
+        with self._guard.probe(Loss.name):
+            if self._loss is not None:
+                self._loss.divided_by = float(divided_by) if divided_by > 1 else 0.0
+                self._loss.summed = summed
 
     # ---------------------------------------------------------------------- what the hooks call
 
@@ -354,10 +374,13 @@ class TorchMonitor(Monitor):
 
     def _end_evaluation(self) -> None:
         means = self._evaluated()
+        step = max(self._count.step - 1, 0)
         if means:
+            means = dict(means)
+            self._leave_to_user(step, means)
             if self._timing is not None:
                 self._timing.interrupted()
-            self._hand_over.scalars(max(self._count.step - 1, 0), means)
+            self._hand_over.scalars(step, means)
 
     def _look_for_parameters(self) -> None:
         # At sampled steps: ranks that sample at different intervals have all looked where they
@@ -399,12 +422,15 @@ class TorchMonitor(Monitor):
         self._thread = get_ident()  # it may be another one than that of `attach`
         if self._sampled:
             self._after(facts)
+        elif self._passing:
+            self._after_passing(facts)
+        else:
+            self._after_plain(facts)
+        if self._by_user:
+            self._leave_to_user(facts.step, facts.scalars)
+        if self._sampled:
             self._hand_over.everything(facts)
         else:
-            if self._passing:
-                self._after_passing(facts)
-            else:
-                self._after_plain(facts)
             self._hand_over.scalars_alone(facts)
         spent, self._spent = self._spent + time.perf_counter() - began, 0.0
         if self._passing:
@@ -483,6 +509,17 @@ class TorchMonitor(Monitor):
 
     def _scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
         self._hand_over.scalars(step, scalars)
+
+    def _logged(self, step: int, scalars: Mapping[str, Any]) -> None:
+        known = self._by_user
+        known[step] = known.get(step, frozenset()).union(scalars)
+        if len(known) > _STEPS_LOGGED:
+            del known[next(iter(known))]
+
+    def _leave_to_user(self, step: int, scalars: dict[str, Any]) -> None:
+        """Takes out what the user has logged for a step before it was known here."""
+        for name in self._by_user.get(step, ()):
+            scalars.pop(name, None)
 
     def _account(
         self, facts: StepFacts, began: float, spent: float, *, passing: bool = False

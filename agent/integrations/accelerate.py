@@ -37,4 +37,7 @@ def attach(accelerator: Accelerator, **options: Any) -> Any:
             "optimizer, ...)"
         )
     # What Accelerate puts around the optimizer has its interface and nothing of its state.
-    return attach_to(models[-1], optimizers[-1].optimizer, **options)
+    monitor = attach_to(models[-1], optimizers[-1].optimizer, **options)
+    # `accelerator.backward` divides by it, in a smaller last group too.
+    monitor.accumulation(divided_by=accelerator.gradient_accumulation_steps)
+    return monitor

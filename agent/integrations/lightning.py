@@ -43,6 +43,12 @@ class RankscopeCallback(Callback):
         # The optimizer itself says how many steps were taken before: Lightning's `global_step`
         # counts those of all optimizers together.
         self.monitor = attach(trainer.model or pl_module, chosen, **self._options)
+        self.on_train_epoch_start(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Takes over by what losses are divided: a scheduler may change it between epochs."""
+        if self.monitor is not None:
+            self.monitor.accumulation(divided_by=int(trainer.accumulate_grad_batches))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Ends the monitor with the error."""

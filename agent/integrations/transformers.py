@@ -36,6 +36,9 @@ class RankscopeCallback(TrainerCallback):
         # Accelerate wraps it in what has the interface of an optimizer and nothing of its state.
         inner = getattr(optimizer, "optimizer", optimizer)
         self.monitor = attach(kwargs["model"], inner, step=state.global_step, **self._options)
+        # Of each micro-batch the trainer differentiates its part of what it reports: the loss over
+        # their number, or the sum over tokens by the number of tokens in all of them.
+        self.monitor.accumulation(summed=True)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """What `compute_metrics` came to: the agent sees losses by itself."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.graph import graph_task, sequence
 from rankscope.agent.model_facts import core
@@ -49,12 +50,23 @@ class Loss(Probe):
 
     In training the tensor that `backward` starts from is the loss: it is what is minimised. What
     accumulation divided it by and mixed precision multiplied it with is taken back; a weight that
-    the trainer gave it stays. A step's loss is the mean over its backward passes, without those
-    that left this optimizer's gradients alone (another model's) and those whose gradients were
-    thrown away again: of these, `passes_discarded` is the number, posted where there are any. Of a
-    closure that is called several times the first call counts, as in what `step` returns. Where no
-    `backward` is called it is what `torch.autograd.grad` was first asked to differentiate by the
-    parameters, and where the optimizer steps in the middle of `backward`, what that started from.
+    the trainer gave it, also beside it (`loss.backward(weight)`), stays.
+
+    Of several backward passes of a step: those that start from losses divided by their number, and
+    sums that are divided by the number of elements of all of them together, add up. Otherwise
+    passes that are called from one place in the source are micro-batches, of which the mean is
+    taken, and those from several places are objectives that are minimised together and add up (a
+    discriminator's on what is real and on what is made), as do those after a single forward pass
+    of the model; under `no_sync` all are micro-batches. Objectives that one loop goes through with
+    a forward pass each cannot be told from micro-batches: log what is meant,
+    `monitor.log(loss=...)`, which wins.
+
+    Passes that left this optimizer's gradients alone (another model's) and those whose gradients
+    were thrown away again do not count: of these, `passes_discarded` is the number, posted where
+    there are any. Of a closure that is called several times the first call counts, as in what
+    `step` returns. Where no `backward` is called it is what `torch.autograd.grad` was first asked
+    to differentiate by the parameters, and where the optimizer steps in the middle of `backward`,
+    what that started from.
 
     Leaves `micro_steps`: the number of those backward passes.
 
@@ -64,8 +76,13 @@ class Loss(Probe):
     Attributes:
         phase: the evaluation under way.
         core: the model inside its wrappers; its mode tells training from evaluation.
+        divided_by: the number of micro-batches by which the trainer divides losses, as far as it is
+            known; 0 for none.
+        summed: what backward passes start from adds up to the loss of the step, as the trainer
+            divides it itself by whatever it sees fit.
         in_closures: backward passes were seen in the midst of a step of the optimizer.
-        mode, sentinels, sampling, passes, taken, owed, busy: as a `LossListener` has them.
+        mode, sentinels, sampling, passes, taken, owed, busy, forwards, wrapper: as a
+            `LossListener` has them.
     """
 
     name = "loss"
@@ -82,9 +99,12 @@ class Loss(Probe):
         self.taken: Pass | None = None
         self.owed = -1
         self.busy = False
+        self.forwards = 0
+        self.wrapper = context.model if isinstance(context.model, DistributedDataParallel) else None
+        self.divided_by = 0.0
+        self.summed = False
         self.in_closures = False
         self._before = -1  # passes there were when the step in progress began, where it was told
-        self._accumulation = 0.0
         self.phase = Evaluation()
         self._hook: OutputHook | None = None
         self._seconds = 0.0
@@ -100,6 +120,8 @@ class Loss(Probe):
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """What was computed before and not trained on is no training loss any more."""
         training = self.core.training
+        if training:
+            self.forwards += torch.is_grad_enabled()
         if training and not self.busy and self._hook is None:
             return
         self._computed.clear()
@@ -172,7 +194,7 @@ class Loss(Probe):
             elif graph_task() != -1:
                 self.owed = facts.step
         if passes:
-            value, divisor, _, _, judged, _ = passes[0]
+            value, divisor, judged = passes[0][0], passes[0][1], passes[0][4]
             count = 1
             if 0 <= self._before < len(passes):
                 self.in_closures = True
@@ -192,6 +214,7 @@ class Loss(Probe):
                 facts.scalars["accuracy"] = ratio
             passes.clear()
         self._before = -1
+        self.forwards = 0
         if self._seconds:
             facts.charge("signals", self._seconds)
             self._seconds = 0.0
@@ -214,19 +237,14 @@ class Loss(Probe):
 
     def _mean(self, passes: list[Pass]) -> tuple[float | torch.Tensor, Hits | None]:
         count = len(passes)
-        divisor = passes[0][1]
-        factor = 1.0
-        if divisor != 1.0 and all(p[1] == divisor for p in passes):
-            if divisor == count:
-                self._accumulation = divisor
-            # The last group of an epoch may be smaller; it is divided by the same number.
-            if divisor == self._accumulation:
-                factor = divisor
-        value: Any = passes[0][0] if count == 1 else sum(_double(p[0]) for p in passes)
         found = [p[4] for p in passes if p[4] is not None]
         # With a due tier reached in the middle of a step not all passes were judged.
         judged = sum(found[1:], found[0]) if len(found) == count else None
-        return value if factor == count == 1 else value * factor / count, judged
+        if self.summed:
+            return _sum(passes), judged
+        value, divided_by = loss_of(passes, self.divided_by)
+        self.divided_by = divided_by
+        return value, judged
 
     @property
     def evaluated(self) -> bool:
@@ -272,6 +290,89 @@ def own_passes(passes: Sequence[Pass], before: int, single: bool) -> list[Pass]:
         own.append(one)
         inside += closure
     return own
+
+
+def loss_of(passes: Sequence[Pass], divided_by: float = 0.0) -> tuple[float | torch.Tensor, float]:
+    """The loss of a step out of its backward passes: what the trainer would print.
+
+    Args:
+        passes: those whose gradients the optimizer has stepped with, in order, at least one.
+        divided_by: the number of micro-batches that the trainer divides losses by, as far as
+            earlier steps have shown it; 0 for none.
+
+    Returns:
+        The loss, and `divided_by` as this step has shown it.
+    """
+    count = len(passes)
+    divisor = _common([p[1] for p in passes])
+    if count == 1:
+        # The last group of an epoch may be smaller; it is divided by the same number.
+        one = passes[0][0]
+        known = _same(divisor, divided_by) and divisor != 1.0
+        return (one * round(divisor) if known else one), divided_by
+    if divisor != 1.0:
+        if _same(divisor, count):
+            return _sum(passes), float(count)
+        if _same(divisor, divided_by):
+            return _sum(passes) * round(divisor) / count, divided_by
+    shares: list[Any] = [p[8] for p in passes if p[8] is not None]
+    if len(shares) == count:
+        # Sums over elements, each divided by a number: where that is how many all of them have
+        # together they add up to the mean, and where each has its own they are means of their own.
+        whole = sum(shares)
+        bound = math.sqrt(count)
+        if isinstance(whole, torch.Tensor):
+            return _sum(passes) * torch.where(whole.double() < bound, 1.0, 1.0 / count), divided_by
+        if whole < bound:
+            return _sum(passes), divided_by
+    means: Any = 0.0
+    for objective in _objectives(passes):
+        parts = len(objective)
+        total: Any = sum(_sum(group) for group in objective)
+        own = _common([p[1] for group in objective for p in group])
+        more = own > parts > 1 and _same(own, round(own))
+        if own != 1.0 and (_same(own, parts) or _same(own, divided_by) or more):
+            total = total * round(own)
+        means = means + total / parts
+    return means, divided_by
+
+
+def _objectives(passes: Sequence[Pass]) -> list[list[list[Pass]]]:
+    """The passes by what they are about; of each, its micro-batches; of these, their passes.
+
+    Passes from one place in the source are micro-batches of one objective, a loop over them; those
+    from several places are objectives that are minimised together, like a discriminator's for what
+    is real and what is made. So are those after one and the same forward pass of the model.
+    """
+    groups: list[list[Pass]] = []
+    # Forward passes may all come first, each with a backward pass of its own. None was seen where
+    # something else than the root module is called.
+    several = 0 < passes[-1][7] < len(passes)
+    for one in passes:
+        if several and groups and groups[-1][-1][7] == one[7]:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    if any(p[6] == 0 for p in passes):
+        return [groups]
+    found: dict[tuple[int, ...], list[list[Pass]]] = {}
+    for group in groups:
+        found.setdefault(tuple(p[6] for p in group), []).append(group)
+    return list(found.values())
+
+
+def _common(numbers: list[float]) -> float:
+    """The number that all of them are; 1 where they are not the same."""
+    return numbers[0] if all(n == numbers[0] for n in numbers) else 1.0
+
+
+def _same(one: float, other: float) -> bool:
+    # The reciprocal of a whole number, rounded to 32 bits.
+    return abs(one - other) <= 1e-6 * abs(other)
+
+
+def _sum(passes: Sequence[Pass]) -> Any:
+    return sum(_double(p[0]) for p in passes)
 
 
 def _double(value: float | torch.Tensor) -> float | torch.Tensor:

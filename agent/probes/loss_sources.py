@@ -31,7 +31,7 @@ from rankscope.agent.graph import graph_task, sequence
 from rankscope.agent.guard import process_wide
 from rankscope.agent.probes.base import Context
 from rankscope.agent.probes.classification import Hits
-from rankscope.agent.probes.scaling import SCALINGS, Root, read_root
+from rankscope.agent.probes.scaling import COMPOSED, Root, read_root, weighted
 
 _FUNCTIONS = (
     "binary_cross_entropy",
@@ -61,14 +61,31 @@ _FUNCTIONS = (
 _backward: Any = torch.autograd.backward
 _grad: Any = torch.autograd.grad
 
+# Modules whose frames are not the trainer's.
+_INSIDE = ("torch.", "rankscope.agent.")
 # Losses that a GradScaler has scaled and whose `backward` is still to come; they may never come.
 _MAX_SCALED = 16
 
 
+# Frames of the trainer's that tell from where `backward` is called.
+_SITE_FRAMES = 6
+
 # A backward pass: what it started from (value and divisor as in `scaling.Root`), whether no
 # sentinel had a gradient before, whether the gradient of one is another now, the hits that go with
-# it, and the step.
-Pass = tuple[float | torch.Tensor, float, bool, bool, Hits | None, int]
+# it, the step, from where `backward` was called (0 where gradients were only to be added up, which
+# says that it is one of several micro-batches), forward passes of the model in the step until then,
+# and of a sum the share as in `scaling.Root`.
+Pass = tuple[
+    float | torch.Tensor,
+    float,
+    bool,
+    bool,
+    Hits | None,
+    int,
+    int,
+    int,
+    "float | torch.Tensor | None",
+]
 
 
 class LossListener(Protocol):
@@ -86,6 +103,8 @@ class LossListener(Protocol):
             gradients of a sentinel: whoever does so writes them into the parameters himself.
         owed: the step that has ended in the middle of the backward pass under way, -1 for none.
         busy: wants to be asked for the hits of a backward pass.
+        forwards: of the model, with gradients, since the last step that was looked at.
+        wrapper: has `require_backward_grad_sync`, false while gradients are only added up; or None.
     """
 
     core: torch.nn.Module
@@ -96,6 +115,8 @@ class LossListener(Protocol):
     taken: Pass | None
     owed: int
     busy: bool
+    forwards: int
+    wrapper: Any
 
     def loss_computed(self, name: str, given: dict[str, Any], output: torch.Tensor) -> None:
         """The loss function of that name has been called with `given`."""
@@ -351,12 +372,14 @@ def _backward_begins(tensors: Any, *others: Any) -> Any:
     if type(tensors) is torch.Tensor and tensors.is_cpu and tensors.numel() == 1:
         # The ordinary case, by itself: every look at a tensor counts here.
         made_by = tensors.grad_fn
-        if made_by is not None and type(made_by) not in SCALINGS:
-            root = (tensors.item(), 1.0, made_by)
+        if made_by is not None and type(made_by) not in COMPOSED:
+            root = (tensors.item(), 1.0, made_by, None)
     if root is None:
         root = read_root(tensors, _scaled)
     if root is None:
         return None
+    if others and others[0] is not None:
+        root = weighted(root, others[0])
     value = root[0]
     if type(value) is float and not isfinite(value):
         for ref in _listeners:
@@ -378,7 +401,8 @@ def _backward_begins(tensors: Any, *others: Any) -> Any:
 
 @process_wide("loss")
 def _backward_ended(seen: Any) -> None:
-    (value, divisor, node), states = seen
+    (value, divisor, node, share), states = seen
+    site = _site()
     for ref in _listeners:
         listener = ref()
         if listener is None:
@@ -393,7 +417,19 @@ def _backward_ended(seen: Any) -> None:
                     break
         else:
             moved = _state(listener.sentinels) != state
-        one = (value, divisor, state is None, moved, found, listener.sampling.step)
+        wrapper = listener.wrapper
+        only_added = wrapper is not None and not wrapper.require_backward_grad_sync
+        one = (
+            value,
+            divisor,
+            state is None,
+            moved,
+            found,
+            listener.sampling.step,
+            0 if only_added else site,
+            listener.forwards,
+            share,
+        )
         if listener.owed < 0:
             listener.passes.append(one)
         else:
@@ -421,10 +457,11 @@ def _gradients_asked(outputs: Any, inputs: Any, *others: Any) -> Any:
 
 @process_wide("loss")
 def _gradients_taken(seen: Any) -> None:
-    (value, divisor, node), askers = seen
+    (value, divisor, node, share), askers = seen
     for listener in askers:
         found = listener.hits_of_pass(sequence(node)) if listener.busy else None
-        listener.taken = (value, divisor, True, True, found, listener.sampling.step)
+        step, forwards = listener.sampling.step, listener.forwards
+        listener.taken = (value, divisor, True, True, found, step, 0, forwards, share)
 
 
 # All that `process_wide` makes: what is put into torch is called below compiled functions, too.
@@ -437,12 +474,24 @@ def _state(sentinels: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:
     return [(0, 0) if g is None else (id(g), g._version) for g in gradients]
 
 
+def _site() -> int:
+    """Tells apart the places in the trainer's source that `backward` is called from."""
+    frame = sys._getframe(1)
+    site, left = 1, _SITE_FRAMES
+    while left and frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(_INSIDE):
+            site = hash((site, id(frame.f_code), frame.f_lasti))
+            left -= 1
+        frame = frame.f_back  # type: ignore[assignment]
+    return site or 1
+
+
 def call_site() -> tuple[Any, int]:
     """Where in the trainer's source the loss function under way was called from."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "")
-        if not module.startswith(("torch.", "rankscope.agent.")):
+        if not module.startswith(_INSIDE):
             break
         frame = frame.f_back
     return frame.f_code, frame.f_lasti

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,8 @@ _EVENT = "mode.changed"
 # Names that an event lists, and events of one process: a trainer may change modes at every step.
 _MOST_NAMES, _MOST_EVENTS = 200, 64
 _ROOT = "(the whole model)"
+# Class -> whether its code asks for its mode.
+_asking: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
 class ModeDependent(NamedTuple):
@@ -130,8 +132,14 @@ def _dropout_rates(module: torch.nn.Module) -> list[float]:
     ]
 
 
-@lru_cache(maxsize=4096)
 def _asks_for_mode(kind: type[torch.nn.Module]) -> bool:
+    known = _asking.get(kind)
+    if known is None:
+        known = _asking[kind] = _reads_training(kind)
+    return known
+
+
+def _reads_training(kind: type[torch.nn.Module]) -> bool:
     """Whether a method of a class of the user's reads `training`."""
     for owner in kind.__mro__:
         if owner is torch.nn.Module:

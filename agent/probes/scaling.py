@@ -17,17 +17,23 @@ _one = torch.ones((), requires_grad=True, device="cpu")
 with torch.enable_grad():
     _QUOTIENT, _PRODUCT = type((_one / 1).grad_fn), type((_one * 1).grad_fn)
     _SUMS = frozenset((type(_one.sum().grad_fn), type(_one.sum(()).grad_fn)))
+    _ADDITION = type((_one + _one).grad_fn)
     _HOOKS_ARE_SHOWN = hasattr((_one * 1).grad_fn._raw_saved_other, "unpack_hook")  # type: ignore[union-attr]
 # By class: that is had faster than a node's name.
 SCALINGS = frozenset((_QUOTIENT, _PRODUCT))
+# What a loss may be made of on the way from its parts.
+COMPOSED = SCALINGS | {_ADDITION}
 _REDUCTION_SUM = 2
+# Additions below which common divisors are looked for.
+_DEEPEST = 4
 
 
 # What `backward` started from: its value without a loss scale (a detached copy where it is on a
-# device), what the trainer divided the loss by, as far as that can be read, and the graph's node
-# under divisions and scales. A plain tuple: there is one a step, and a named one takes a
-# microsecond more.
-Root = tuple[float | torch.Tensor, float, Any]
+# device), what the trainer divided the loss by, as far as that can be read, the graph's node under
+# divisions and scales, and where the loss is a sum over elements, how many these are over what it
+# was first divided by: 1 for a mean, less for a part of one over several micro-batches; None where
+# that is not known. A plain tuple: there is one a step, and a named one takes a microsecond more.
+Root = tuple[float | torch.Tensor, float, Any, "float | torch.Tensor | None"]
 
 
 def read_root(
@@ -51,7 +57,8 @@ def read_root(
         return None
     if type(node) in SCALINGS:
         return _unscaled(tensors, scaled)
-    return _value(tensors), 1.0, node
+    divisor = _common_divisor(node, _DEEPEST) if type(node) is _ADDITION else 1.0
+    return _value(tensors), divisor, node, None
 
 
 def _read_unusual(
@@ -67,7 +74,7 @@ def _read_unusual(
         if tensors.numel() != 1 or not all(p.is_replicate() for p in placements):
             return None
         held: torch.Tensor = getattr(tensors, "_local_tensor")  # noqa: B009 - not known to torch
-        return _value(held), 1.0, tensors.grad_fn
+        return _value(held), 1.0, tensors.grad_fn, None
     if not isinstance(tensors, list | tuple):
         return None
     roots = [read_root(t, scaled) if isinstance(t, torch.Tensor) else None for t in tensors]
@@ -76,7 +83,7 @@ def _read_unusual(
         return None
     if len(known) == 1:
         return known[0]
-    return sum(value for value, _, _ in known), 1.0, known[0][2]
+    return sum(value for value, _, _, _ in known), 1.0, known[0][2], None
 
 
 def _value(tensor: torch.Tensor) -> float | torch.Tensor:
@@ -121,9 +128,74 @@ def _unscaled(root: torch.Tensor, scaled: Collection[tuple[int, float | torch.Te
                 else:
                     outer, divisor = divisor, divisor / factor
         node = below
-    summed = type(node) in _SUMS or getattr(node, "_saved_reduction", 1) == _REDUCTION_SUM
-    # A sum is first divided by the number of what it is the sum of: that is a mean.
-    return value, outer if summed else divisor, node
+    if type(node) is _ADDITION:
+        divisor *= _common_divisor(node, _DEEPEST)
+    elif type(node) in _SUMS or getattr(node, "_saved_reduction", 1) == _REDUCTION_SUM:
+        # A sum is first divided by the number of what it is the sum of: that is a mean.
+        elements = _elements(node)
+        first = divisor / outer
+        return value, outer, node, elements / first if elements is not None else None
+    return value, divisor, node, None
+
+
+def weighted(root: Root, gradients: Any) -> Root:
+    """A root with the weight that `backward` was given beside it: what is minimised.
+
+    Args:
+        gradients: its `grad_tensors`. Those that are large are loss scales and are left out.
+    """
+    given = gradients
+    if isinstance(given, list | tuple):
+        given = given[0] if len(given) == 1 else None
+    if type(given) is not torch.Tensor or given.numel() != 1 or given.is_complex():
+        return root
+    value, divisor, node, share = root
+    if not given.is_cpu:
+        weight = given.detach().reshape(()).double()
+        return value * torch.where(weight > _LARGEST_WEIGHT, 1.0, weight), divisor, node, share
+    number = given.item()
+    if number == 1.0 or number > _LARGEST_WEIGHT or not number or not math.isfinite(number):
+        return root
+    return value * number, divisor / number if 0.0 < number < 1.0 else divisor, node, share
+
+
+def _common_divisor(addition: Any, depth: int) -> float:
+    """What all summands were divided by alike; 1 where that is not so."""
+    divisors = set()
+    for below, _ in addition.next_functions:
+        if below is None:
+            continue  # a constant
+        kind = type(below)
+        if kind is _ADDITION and depth:
+            divisors.add(_common_divisor(below, depth - 1))
+            continue
+        number = 1.0
+        if kind in SCALINGS and below.next_functions[1][0] is None:
+            operand = _operand(below, mirrored=False)
+            number = operand.item() if operand is not None and operand.is_cpu else 1.0
+            if not number or not math.isfinite(number):
+                return 1.0
+            number = number if kind is _QUOTIENT else 1.0 / number
+        divisors.add(number)
+    found = divisors.pop() if len(divisors) == 1 else 1.0
+    return found if found > 0 else 1.0
+
+
+def _elements(node: Any) -> float | torch.Tensor | None:
+    """How many elements a sum is of, without those that a class index loss ignores."""
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    if sizes is not None:
+        return float(math.prod(int(size) for size in sizes))
+    for name in ("_raw_saved_total_weight", "_raw_saved_self"):
+        saved = getattr(node, name, None)
+        if saved is not None:
+            if saved.unpack_hook is not None or not isinstance(saved.data, torch.Tensor):
+                return None
+            if name == "_raw_saved_self":
+                return float(saved.data.numel())
+            total = saved.data.detach()
+            return float(total.item()) if total.is_cpu else total.double()
+    return None
 
 
 def _operand(node: Any, mirrored: bool) -> torch.Tensor | None:

@@ -323,8 +323,8 @@ def _of_ranks(
             for r, m in sorted(found.by_rank.items())[:4]
         )
         cause = (
-            f"The ranks differ in the mode of {what}: {told}. {effect}, so the ranks do not compute "
-            "gradients of the same function. Nothing tells which mode is meant."
+            f"The ranks differ in the mode of {what}: {told}. {effect}, so the ranks do not "
+            "compute gradients of the same function. Nothing tells which mode is meant."
         )
         return title, cause
     one = len(suspects) == 1

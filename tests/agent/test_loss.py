@@ -114,7 +114,7 @@ def test_each_of_a_gans_two_has_its_own_loss(watch, freeze, together):
         third.backward()
         optimizers[0].step()
         judge.requires_grad_(True)
-        assert of_d.value("loss") == pytest.approx((first.item() + second.item()) / 2)
+        assert of_d.value("loss") == pytest.approx(first.item() + second.item())
         assert of_g.value("loss") == third.item()
 
 
