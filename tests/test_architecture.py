@@ -51,6 +51,8 @@ NAMED_WAITING = {
     ("agent/probes/loss_sources.py", "tensors.item()"): "on a CPU alone",
     ("agent/probes/scaling.py", "tensor.item()"): "on a CPU alone",
     ("agent/probes/scaling.py", "other.item()"): "on a CPU alone",
+    ("agent/probes/scaling.py", "given.item()"): "on a CPU alone",
+    ("agent/probes/scaling.py", "total.item()"): "on a CPU alone",
     ("agent/probes/arrival.py", "self._event.synchronize()"): "what has been waited for by `ready`",
     ("agent/readout.py", "self._event.synchronize()"): "at the end of the run, after the last step",
     # `Pending.result`, which may wait; `begin` and `ready` do not.

@@ -171,8 +171,8 @@ def _common_divisor(addition: Any, depth: int) -> float:
             continue
         number = 1.0
         if kind in SCALINGS and below.next_functions[1][0] is None:
-            operand = _operand(below, mirrored=False)
-            number = operand.item() if operand is not None and operand.is_cpu else 1.0
+            other = _operand(below, mirrored=False)
+            number = other.item() if other is not None and other.is_cpu else 1.0
             if not number or not math.isfinite(number):
                 return 1.0
             number = number if kind is _QUOTIENT else 1.0 / number
