@@ -228,9 +228,9 @@ def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:
         )
     else:
         cause = (
-            "The learning rate did not rise before it. It is too high for where the training has "
-            "come to, a deep or recurrent path multiplies the gradient, or the data changed "
-            "(another source, inputs that are not normalised)."
+            "No rise of the learning rate was seen before it. Possibly it is too high for "
+            "where the training has come to, a deep or recurrent path multiplies the gradient, "
+            "or the data changed (another source, inputs that are not normalised)."
         )
         remedy = (
             f"Clip the norm at {limit}, twice the usual one. If the loss rose with it, restart "

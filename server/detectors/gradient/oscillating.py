@@ -171,9 +171,10 @@ def _finding(episode: Episode[Jumps]) -> Finding:
         remedy = f"Go back to a learning rate of {number(facts.lr_before)}."
     else:
         cause = (
-            "The learning rate did not rise. The gradient is the mean of fewer different samples "
-            f"(as if of {number(fewer)} times fewer: the scatter grows with the root), as when a "
-            "loader gives the same samples again and again, or batches come from one source each."
+            "No rise of the learning rate was seen. Possibly the gradient is the mean of fewer "
+            f"different samples (as if of {number(fewer)} times fewer: the scatter grows with "
+            "the root), as when a loader gives the same samples again and again, or batches "
+            "come from one source each."
         )
         remedy = (
             f"Count the different samples in the batches from step {episode.first_step} on; "

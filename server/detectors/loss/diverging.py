@@ -264,10 +264,10 @@ class LossDiverging(Detector[DivergingState]):
             )
         else:
             cause = (
-                "The learning rate did not rise before it. What remains: the learning rate is too "
-                "high for this phase, the data changed (another source, other labels), the "
-                "optimizer's state was lost or does not fit (resume), or the loss has the wrong "
-                "sign for a part of it."
+                "No rise of the learning rate was seen before it. Possible causes: the "
+                "learning rate is too high for this phase, the data changed (another source, "
+                "other labels), the optimizer's state was lost or does not fit (resume), or "
+                "the loss has the wrong sign for a part of it."
             )
             remedy = (
                 f"Compare what changed around step {incident.first_step}: data, schedule, resume. "

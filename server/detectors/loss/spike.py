@@ -384,8 +384,8 @@ class LossSpike(Detector[SpikeState]):
         if who:
             return (
                 f"{ranks(who).capitalize()} alone carries the jump: its own loss is "
-                f"{number(incident.rank_value)}, the others' is as before. Its batch at this "
-                "step, or its shard from here on, is not like the others' (labels, "
+                f"{number(incident.rank_value)}, the others' is as before. Possibly its batch at "
+                "this step, or its shard from here on, is not like the others' (labels, "
                 "normalisation, tokenizer).",
                 f"Look at the samples of {ranks(who)} at step {step}.",
             )
@@ -393,23 +393,24 @@ class LossSpike(Detector[SpikeState]):
             grew = incident.gradient["grad_norm"] / incident.gradient["grad_norm_usual"]
             return (
                 f"The gradient norm had risen to {number(grew)} times its usual at step "
-                f"{incident.gradient['grad_norm_step']:.0f}, before the loss: the optimisation, "
-                "and not this step's data. Adam's second moment lags behind such gradients.",
+                f"{incident.gradient['grad_norm_step']:.0f}, before the loss: so it is probably "
+                "the optimisation, and not this step's data. Under Adam, the second moment lags "
+                "behind such gradients.",
                 "Clip gradients at about twice their usual norm, lower the learning rate or "
                 "beta2 (0.95); restart about 100 steps earlier and skip these batches if the "
                 "loss does not come back.",
             )
         if recurrent:
             return (
-                "The loss keeps jumping and coming back: the learning rate is at the edge of what "
-                "the model bears, or a part of the data is broken and comes by again.",
+                "The loss keeps jumping and coming back: possibly the learning rate is at the edge "
+                "of what the model bears, or a part of the data is broken and comes by again.",
                 "Lower the learning rate by a factor of 3 or clip gradients; if the spikes come at "
                 "the same place of every epoch, look at that data.",
             )
         return (
-            "All ranks' losses jumped together and the gradients gave no sign before: this "
-            "step's data differ from what came before (a bad batch, a new source), or the "
-            "parameters were changed.",
+            "No single rank carries the jump, and no gradient norm was seen to rise before it: "
+            "possibly this step's data differ from what came before (a bad batch, a new source), "
+            "or the parameters were changed.",
             f"Look at the batches of step {step}. If the loss does not come back, restart from a "
             "checkpoint before it and skip them.",
         )

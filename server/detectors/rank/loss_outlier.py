@@ -362,14 +362,15 @@ class RankLossOutlier(Detector[LossOutlierState]):
             )
             if incident.difference > 0:
                 why = (
-                    "What it reads does not fit the others' data (labels, shard, tokenizer, "
-                    "normalisation); or, where there is a desync alert as well, its copy of the "
-                    "model is not theirs any more."
+                    "Possibly what it reads does not fit the others' data (labels, shard, "
+                    "tokenizer, normalisation); or, where there is a desync alert as well, its "
+                    "copy of the model is not theirs any more."
                 )
             else:
                 why = (
-                    "It reads easier data than the others (repeated samples, mostly padding, a "
-                    "shard of its own), or averages its loss over another number of elements."
+                    "Possibly it reads easier data than the others (repeated samples, mostly "
+                    "padding, a shard of its own), or averages its loss over another number of "
+                    "elements."
                 )
             cause = sentences(
                 f"The others are at {number(incident.level)}; {ranks(who)} "

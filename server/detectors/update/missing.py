@@ -386,9 +386,9 @@ def _finding(episode: Episode[Still], window: Window) -> Finding:
             + ("all parameters" if still.whole else "these parameters")
             + f" as they were, bit for bit, at {count(episode.seen, 'checked step')}{where}, "
             "although their gradients are not zero.",
-            "The optimizer holds other tensors than the model (it was built before the model was "
-            "wrapped, moved or given new parts), its learning rate for them is 0, or the update "
-            "is smaller than the last bit of a 16-bit parameter.",
+            "Possibly the optimizer holds other tensors than the model (it was built before the "
+            "model was wrapped, moved or given new parts), its learning rate for them is 0, or the "
+            "update is smaller than the last bit of a 16-bit parameter.",
         ),
         remedy=(
             "Build the optimizer after the model has been moved, wrapped and changed; check the "
@@ -430,9 +430,9 @@ def _stopped(episode: Episode[Frozen], window: Window) -> Finding:
             f"Since step {step} at the latest {names} "
             f"{'requires' if frozen.count == 1 else 'require'} no gradient{where}, and did when "
             "the monitor was attached: the optimizer holds them, and no step changes them.",
-            "Something has set `requires_grad` to False on the way: a schedule of freezing, a "
-            "switch for another phase (evaluation, a second network) that was not taken back, or "
-            "a condition that holds too long.",
+            "Something has set `requires_grad` to False on the way: possibly a schedule of "
+            "freezing, a switch for another phase (evaluation, a second network) that was not "
+            "taken back, or a condition that holds too long.",
         ),
         remedy=(
             "If it is meant, silence this alert. Else set `requires_grad` to True again, and look "

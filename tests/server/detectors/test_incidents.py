@@ -130,7 +130,7 @@ def test_a_rise_is_over_when_the_loss_is_back():
     assert (alert.state, alert.severity) == ("resolved", "warning")
     assert 295 <= alert.first_step <= 305
     assert 390 <= alert.last_step <= 410
-    assert "did not rise before it" in alert.cause
+    assert "No rise of the learning rate was seen before it" in alert.cause
 
 
 def test_a_slow_swing_goes_on_being_one_incident_on_all_scales():
