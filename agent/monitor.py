@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +144,16 @@ class Monitor:
                 before = max(step - 2, 0)
                 self._records.event(Event(step=before, kind="stalled", text=place, data=data))
 
+    # Of a trainer, or a module, that has its monitor as an attribute.
+    def __copy__(self) -> NullMonitor:
+        return NullMonitor(self.run, self.rank)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NullMonitor:
+        return NullMonitor(self.run, self.rank)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _stand_in(self.run, self.rank)
+
     # -------------------------------------------------------------------- for the kinds of monitor
 
     def _step_of_log(self) -> int:
@@ -242,6 +253,16 @@ class Monitor:
                 last_words.leave(self._speak)
 
 
+def _stand_in(run: str, rank: int) -> tuple[Any, ...]:
+    """What a monitor is in a file: it loads without Rankscope, and with `weights_only=True`.
+
+    Of the few things that the latter lets through, one may have attributes, and is itself a
+    function of any keywords that does nothing to anybody: so `log` of what was loaded does nothing.
+    """
+    calls = {"log": OrderedDict, "step": OrderedDict, "close": OrderedDict, "mark": set}
+    return OrderedDict, (), {"run": run, "rank": rank, "url": "", "closed": True, **calls}
+
+
 class NullMonitor:
     """The monitor of `mode="disabled"`: takes everything, does nothing."""
 
@@ -276,6 +297,15 @@ class NullMonitor:
     def close(self) -> None:
         """Does nothing more than to be closed."""
         self.closed = True
+
+    def __copy__(self) -> NullMonitor:
+        return NullMonitor(self.run, self.rank)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NullMonitor:
+        return NullMonitor(self.run, self.rank)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _stand_in(self.run, self.rank)
 
     def __enter__(self) -> NullMonitor:
         return self

@@ -24,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
+from rankscope import agent
+
 MOMENTS = ("begin", "forward", "backward", "step", "evaluation")
 STEPS = 2
 
@@ -215,3 +217,30 @@ def test_what_is_kept_has_the_same_bytes(watching, tmp_path, one_rank, kind):
         if kind == "module":
             whole = {tuple(r) for n, r in mine.items() if n.endswith("model-whole.pt")}
             assert whole == {("Net", "Net")}
+
+
+@pytest.mark.parametrize("mode", ["online", "disabled"])
+def test_a_monitor_that_is_kept_with_its_model_is_silent(watching, mode):
+    training = Training("module")
+    options = {"mode": mode} if mode == "disabled" else {}
+    attach = agent.attach if options else watching.attach
+    training.model.monitor = attach(training.model, training.optimizer, **options)
+    twin = copy.deepcopy(training.model)
+    file = io.BytesIO(saved(training.model))
+    assert b"rankscope" not in file.getvalue()
+    names = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    with torch.serialization.safe_globals([kept._named(name) for name in names]):
+        file.seek(0)
+        loaded = torch.load(file, weights_only=True)
+    file.seek(0)
+    for silent in (twin, loaded, torch.load(file, weights_only=False)):
+        silent.monitor.log(accuracy=1.0)
+        silent.monitor.mark("a copy")
+        silent.monitor.close()
+        assert silent.monitor.closed
+    assert not training.model.monitor.closed
+    training.model.monitor.log(own=1.0)
+    if not options:
+        assert set(watching.points("own")) == {0}
+        assert watching.points("accuracy") == {}
+        assert watching.events("mark") == []
