@@ -40,6 +40,7 @@ from rankscope.server.window import (
     Reduction,
     Series,
     Window,
+    is_wanted,
 )
 
 # What detectors look at as it is: what goes into a step, and what changes in it or before it.
@@ -312,7 +313,7 @@ class Aligner:
             world_size=self._world_size,
             ranks=ranks,
             steps=steps,
-            series={name: s for name, s in series.items() if name in self._wanted},
+            series={name: s for name, s in series.items() if is_wanted(name, self._wanted)},
             comparisons=comparisons,
             lives=tuple(self._lives[int(r)].life for r in ranks),
             now=now,

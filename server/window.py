@@ -9,9 +9,11 @@ step by step or is replayed in one go (a property test holds every detector to i
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +25,16 @@ from rankscope.agent import wire
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
+
+
+def is_wanted(name: str, among: Collection[str]) -> bool:
+    """Whether a name is among others, in which a star stands for any characters."""
+    return name in among or any(_pattern(n).fullmatch(name) for n in among if "*" in n)
+
+
+@functools.cache
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(".*".join(re.escape(part) for part in name.split("*")), re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,10 +18,15 @@ from rankscope.agent.tensors import TensorGroup
 from rankscope.agent.wire import Print
 
 _STAGE = _TABLE = "buffers"
+_MOST_NAMES = 20
+_STATISTICS = ("running_mean", "running_var")
 
 
 class Buffers(Probe):
     """Word and fingerprints of the model's buffers, as the step's first forward pass begins.
+
+    And `buffers_nonfinite`: how many of them hold NaN or infinities; their names are told once.
+    Those that held some when they were first seen are masks, and are meant so.
 
     Costs two passes over the buffers (tier `state`).
 
@@ -37,9 +43,12 @@ class Buffers(Probe):
         self._core = core(context.model)
         self._table = ChangingTable(context, _TABLE)
         self._plans = TensorGroup(_TABLE, (), ())
-        self._taken: tuple[Any, Any, str] | None = None
+        self._taken: tuple[Any, Any, str, dict[str, torch.Size]] | None = None
         self._seconds = 0.0
         self._handle: Any = None
+        self._nonfinite: list[str] = []
+        self._meant: set[str] = set()
+        self._shapes: dict[str, torch.Size] = {}
         self.root_forward = context.guarded(self.name, self._inner_forward)
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -70,10 +79,11 @@ class Buffers(Probe):
         if taken is None:
             return
         facts.charge("state", self._seconds)
-        plan, pending, table = taken
+        plan, pending, table, shapes = taken
 
         def deliver() -> None:
             prints = pending.result()
+            self._tell_nonfinite(facts, facts.step, shapes, prints.sketches)
             facts.words[_STAGE] = plan.word(prints.digests)
             facts.prints.append(
                 Print(
@@ -86,6 +96,29 @@ class Buffers(Probe):
             )
 
         facts.when_ready(pending, deliver)
+
+    def _tell_nonfinite(
+        self, facts: StepFacts, step: int, shapes: dict[str, torch.Size], sketches: Any
+    ) -> None:
+        bad = []
+        for (name, shape), sketch in zip(shapes.items(), sketches, strict=True):
+            # A sketch is a sum over the elements: one that is not finite makes it so.
+            finite = bool(np.isfinite(sketch).all())
+            if finite or self._shapes.get(name) != shape:
+                self._meant.discard(name)
+            # Masks are made of infinities, and stay what they are; statistics begin as numbers.
+            if not finite and self._shapes.get(name) != shape and not name.endswith(_STATISTICS):
+                self._meant.add(name)
+            if not finite and name not in self._meant:
+                bad.append(name)
+        self._shapes = shapes
+        facts.scalars["buffers_nonfinite"] = float(len(bad))
+        if bad and bad != self._nonfinite:
+            held = f"{', '.join(bad[:5])}{', ...' if len(bad) > 5 else ''}"
+            text = f"buffers that are not finite: {held}"
+            data = {"tensors": bad[:_MOST_NAMES], "count": len(bad)}
+            self.context.event(step, "buffers.nonfinite", text, data)
+        self._nonfinite = bad
 
     def close(self) -> None:
         """Takes the hook back."""
@@ -108,7 +141,8 @@ class Buffers(Probe):
                 self._plans = TensorGroup(_TABLE, names, ())
             plan = self._plans.plan(tensors)
             pending = plan.begin(tensors, sketches=True)
-            self._taken = (plan, pending, self._table.name(names, given))
+            shapes = {n: t.shape for n, t in zip(names, tensors, strict=True)}
+            self._taken = (plan, pending, self._table.name(names, given), shapes)
         self._seconds = time.perf_counter() - began
 
     def _unhook(self) -> None:

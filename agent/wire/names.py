@@ -39,6 +39,8 @@ KINDS = (
     "data.imbalanced",
     "data.outlier",
     "loss.nonfinite",
+    "eval.nonfinite",
+    "buffers.nonfinite",
     "loss.spike",
     "loss.diverging",
     "loss.oscillating",

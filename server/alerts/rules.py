@@ -190,6 +190,20 @@ RULES = (
         why="parameters are not finite after a gradient that is not",
     ),
     Rule(
+        root=("loss.nonfinite", "gradient.nonfinite"),
+        consequence=("buffers.nonfinite", "eval.nonfinite"),
+        earliest=-BLUR,
+        same_ranks=False,
+        why="what is not finite goes into running statistics, parameters and evaluations",
+    ),
+    Rule(
+        root=("buffers.nonfinite",),
+        consequence=("eval.nonfinite", "desync.buffers"),
+        earliest=-BLUR,
+        same_ranks=False,
+        why="an evaluation uses the buffers as they are",
+    ),
+    Rule(
         root=("data.duplicated",),
         consequence=("rank.loss_outlier",),
         why="ranks with the same batches have the same losses",

@@ -42,6 +42,7 @@ from rankscope.server.detectors.loss import (
     LossSpike,
 )
 from rankscope.server.detectors.mode import EvaluationMode
+from rankscope.server.detectors.nonfinite import BuffersNonFinite, EvaluationNonFinite
 from rankscope.server.detectors.policy import thresholds
 from rankscope.server.detectors.push import PushLost, PushStale
 from rankscope.server.detectors.rank import (
@@ -92,6 +93,8 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     Config,
     Progress,
     GradientNonFinite,
+    EvaluationNonFinite,
+    BuffersNonFinite,
     ScaleCollapse,
     ClippingSaturated,
     GradientAccumulating,

@@ -15,6 +15,7 @@ from rankscope.server.storage import schema
 from rankscope.server.storage.arrivals import rows_as_they_came
 from rankscope.server.storage.dictionary import read_layouts
 from rankscope.server.storage.packing import unpack, unpack_steps
+from rankscope.server.window import is_wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +111,4 @@ def load_columns(
 
 
 def _is_in(name: str, among: Collection[str] | None) -> bool:
-    return among is None or name in among
+    return among is None or is_wanted(name, among)

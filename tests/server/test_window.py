@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankscope.server.window import Window
+from rankscope.server.window import Window, is_wanted
 
 
 def over(first, step, count):
@@ -55,3 +55,10 @@ def test_ranks_that_nobody_could_count_are_not_counted():
     alone = tuple((rank,) for rank in range(ranks))
     found = sets(alone, {rank: over(rank % 2, 2, 10**12 + rank) for rank in range(ranks)})
     assert found == (tuple(range(0, ranks, 2)), tuple(range(1, ranks, 2)))
+
+
+def test_a_star_in_a_name_stands_for_any_characters():
+    among = ("loss", "eval/*", "*_loss")
+    wanted = ["loss", "eval/loss", "eval/a/b", "val_loss"]
+    others = ["losses", "evaluation", "a.loss"]
+    assert [name for name in [*wanted, *others] if is_wanted(name, among)] == wanted

@@ -17,7 +17,7 @@ from support.courses import answers, weights
 from support.layered import compressed, layered, noisy_gradients, odd_batches
 from support.pushes import pushes
 from support.resizing import resized
-from support.timings import averages, norms, timings
+from support.timings import averages, evaluated_nonfinite, norms, timings
 from support.traces import Trace
 
 from rankscope.agent import wire
@@ -532,6 +532,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         timings,
         norms,
         averages,
+        evaluated_nonfinite,
         pushes,
         resized,
         weights,

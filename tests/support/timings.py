@@ -157,3 +157,28 @@ def averages(
         {"loss": random.random((ranks, steps)), "parameters_written": wrote.astype(float)},
         present={"parameters_written": wrote},
     )
+
+
+def evaluated_nonfinite(
+    seed: int,
+    *,
+    metric: str = "eval/loss",
+    value: float = float("nan"),
+    ranks: int = 2,
+    rank: int = 1,
+    at: int = 40,
+    until: int = 10_000,
+    every: int = 20,
+    steps: int = 120,
+) -> Trace:
+    """A number that is posted at every so many steps, and not what it should be on one rank.
+
+    Args:
+        value: from `at` up to `until`; 0 or what is random elsewhere.
+    """
+    random = np.random.default_rng(seed)
+    values = random.random((ranks, steps)) if metric != "buffers_nonfinite" else 0.0
+    values = values + np.zeros((ranks, steps))
+    values[rank, at:until] = value
+    posted = np.tile(np.arange(steps) % every == 0, (ranks, 1))
+    return Trace(metric, seed, np.arange(steps), {metric: values}, present={metric: posted})

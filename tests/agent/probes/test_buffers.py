@@ -128,3 +128,28 @@ def test_the_hook_of_a_forward_that_failed_is_silent_in_copies_and_goes(tmp_path
         assert len(model.module._forward_pre_hooks) == 0
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_statistics_that_are_not_finite_are_counted_and_named_once():
+    def spoil(model):
+        model.norm.running_var[0] = float("nan")
+
+    harness = run(made(), steps=5, between=spoil)
+    counted = [facts.scalars.get("buffers_nonfinite") for facts in harness.steps]
+    assert counted == [0, 0, 0, 0, 1]
+    [(step, kind, text, data)] = harness.events
+    assert (step, kind) == (4, "buffers.nonfinite")
+    assert data == {"tensors": ["norm.running_var"], "count": 1}
+    assert "norm.running_var" in text
+
+
+def test_a_mask_of_infinities_is_meant_and_statistics_of_nan_never_are():
+    model = made()
+    model.register_buffer("causal", torch.full((3, 3), -float("inf")).triu(1))
+    harness = run(model)
+    assert [facts.scalars["buffers_nonfinite"] for facts in harness.steps] == [0, 0, 0]
+    model = made()
+    model.norm.running_mean[1] = float("nan")
+    harness = run(model)
+    assert [facts.scalars["buffers_nonfinite"] for facts in harness.steps] == [1, 1, 1]
+    assert len(harness.events) == 1
