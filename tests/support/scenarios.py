@@ -17,7 +17,7 @@ from support.courses import answers, weights
 from support.layered import compressed, layered, noisy_gradients, odd_batches
 from support.pushes import pushes
 from support.resizing import resized
-from support.timings import averages, evaluated_nonfinite, norms, timings
+from support.timings import averages, evaluated_nonfinite, left_plateau, norms, timings
 from support.traces import Trace
 
 from rankscope.agent import wire
@@ -533,6 +533,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         norms,
         averages,
         evaluated_nonfinite,
+        left_plateau,
         pushes,
         resized,
         weights,

@@ -182,3 +182,32 @@ def evaluated_nonfinite(
     values[rank, at:until] = value
     posted = np.tile(np.arange(steps) % every == 0, (ranks, 1))
     return Trace(metric, seed, np.arange(steps), {metric: values}, present={metric: posted})
+
+
+def left_plateau(
+    seed: int,
+    *,
+    after: str = "falls",
+    at: int = 150,
+    steps: int = 400,
+    noise: float = 0.02,
+    factor: float = 20.0,
+) -> Trace:
+    """A loss that stands still, and gradients that are many times as large from some step on.
+
+    Args:
+        after: what the loss does then: `falls` from 2.3 to nearly 0, `rises`, `stays`, or
+            `unknown`: no loss is posted.
+        noise: standard deviation of the loss of a batch.
+        factor: what the norm is multiplied by, within five steps.
+    """
+    random = np.random.default_rng(seed)
+    since = np.clip(np.arange(steps) - at, 0, None)
+    course = {"falls": np.exp(-since / 40), "rises": 1 + since / 40}.get(after, np.ones(steps))
+    losses = 2.3 * course + noise * random.standard_normal((1, steps))
+    grown = 1 + (factor - 1) * np.clip(since / 5, 0, 1)
+    norms = 0.05 * grown * np.exp(0.2 * random.standard_normal((1, steps)))
+    series = {"loss": losses, "grad_norm": norms}
+    if after == "unknown":
+        del series["loss"]
+    return Trace(f"plateau-{after}", seed, np.arange(steps), series)

@@ -7,14 +7,26 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
+
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Steps, Times
-from rankscope.server.detectors.statistics import SlidingMedian, Spacing, Unmeasured, exceeds
+from rankscope.server.detectors.statistics import (
+    SlidingMedian,
+    Spacing,
+    Unmeasured,
+    exceeds,
+    robust_sigma,
+)
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, sentences
 from rankscope.server.window import Window
+
+# Losses that are remembered, and how many standard errors make a difference of them.
+_LOSSES = 128
+_CLEAR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,8 @@ class ExplodingPolicy(RisePolicy):
         held: norm over the usual one down to which it goes on.
         critical: largest norm over the usual one from which on it is critical.
         calm: steps below `held` after which it is over.
+        patience: observations on end, where the loss has not risen.
+        level: newest losses that are held against those of before.
     """
 
     evidence: Observations = 40
@@ -48,6 +62,8 @@ class ExplodingPolicy(RisePolicy):
     held: Times = 3.0
     critical: Times = 100.0
     calm: Steps = 50
+    patience: Count = 24
+    level: Observations = 8
 
 
 @dataclass(slots=True)
@@ -76,6 +92,7 @@ class ExplodingState:
     above: int = 0
     spacing: Spacing = field(default_factory=Spacing)
     companions: Companions = field(default_factory=Companions)
+    losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOSSES))
 
     def push(self, step: int, norm: float) -> None:
         """Takes a norm; what is no longer among the newest becomes usual."""
@@ -98,7 +115,10 @@ class GradientExploding(Detector[ExplodingState]):
     Statistic:
         The median of the last 6 norms lies above 10 times the median of the 100 before them, and
         above half of what the norm was in the first 50 steps, at 3 steps in a row; after 20 steps,
-        with at least 40 norms. The norm before clipping counts where it is posted. While it lasts
+        with at least 40 norms. Where a loss is posted it counts what became of it: never while its
+        last 8 lie below those of before by 2 standard errors (a network that leaves a plateau has
+        larger gradients, and learns), and after 24 steps where they do not lie above them either.
+        The norm before clipping counts where it is posted. While it lasts
         the norms do not become what is usual; it is over after 50 steps below 3 times the usual.
 
     Severity:
@@ -116,7 +136,7 @@ class GradientExploding(Detector[ExplodingState]):
     kinds: ClassVar[tuple[str, ...]] = ("gradient.exploding",)
     policies: ClassVar[type[Policy]] = ExplodingPolicy
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
-    wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr")
+    wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr", "loss")
 
     policy: ExplodingPolicy
 
@@ -138,7 +158,11 @@ class GradientExploding(Detector[ExplodingState]):
     def advance(self, window: Window, state: ExplodingState) -> Outcome:
         """Takes the norms one by one; one that is not finite is another detector's matter."""
         state.companions.take(window)
-        for step, row in together(window, "grad_norm", "grad_norm_preclip"):
+        for step, row in together(window, "grad_norm", "grad_norm_preclip", "loss"):
+            if "loss" in row:
+                state.losses.append((step, row["loss"]))
+            if "grad_norm" not in row and "grad_norm_preclip" not in row:
+                continue
             state.companions.pass_to(step)
             norm = row.get("grad_norm_preclip", row.get("grad_norm", math.nan))
             state.unmeasured.push(step, finite=math.isfinite(norm))
@@ -175,6 +199,11 @@ class GradientExploding(Detector[ExplodingState]):
             state.watch.good(step)
             return
         onset = _onset(state, usual, policy)
+        course = _course(state, onset, policy)
+        if course < 0 or (course == 0 and state.above < policy.patience):
+            # A network that leaves a plateau has larger gradients, and learns.
+            state.watch.good(step)
+            return
         facts = Explosion(usual, state.newest.largest)
         rise = state.companions.raised_rate(
             onset, before=state.spacing.steps(policy.rise_before), factor=policy.rise
@@ -193,6 +222,22 @@ def _onset(state: ExplodingState, usual: float, policy: ExplodingPolicy) -> int:
     )
     later = norms[max(past, default=-1) + 1 :]
     return next((step for step, norm in later if exceeds(norm, policy.onset * usual)), norms[-1][0])
+
+
+def _course(state: ExplodingState, onset: int, policy: ExplodingPolicy) -> int:
+    """Where the loss went with the norm: 1 up (or not known), -1 down, 0 nowhere as yet."""
+    before = np.array([v for s, v in state.losses if s < onset and math.isfinite(v)])
+    since = [v for s, v in state.losses if s >= onset]
+    if len(before) < policy.level or not since or not all(map(math.isfinite, since)):
+        return 1
+    newest, before = np.array(since[-policy.level :]), before[-4 * policy.level :]
+    # Of the differences of neighbours: a trend hardly enters them. Medians err by 1.25 times that.
+    noise = 1.25 * robust_sigma(np.diff(before)) / math.sqrt(2)
+    error = noise * math.sqrt(1 / len(newest) + 1 / len(before))
+    risen = float(np.median(newest)) - float(np.median(before))
+    if exceeds(abs(risen), _CLEAR * error):
+        return 1 if risen > 0 else -1
+    return 0
 
 
 def _check(window: Window, state: ExplodingState, policy: ExplodingPolicy) -> Check:
