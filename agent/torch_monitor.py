@@ -26,6 +26,7 @@ from rankscope.agent.probes.watched import WatchedModules
 from rankscope.agent.readout import Readout
 from rankscope.agent.repeated_ends import RepeatedEnds
 from rankscope.agent.tracked import Role, Tracked, is_inside
+from rankscope.agent.turns import Turns
 from rankscope.agent.wire import Event
 
 # What cannot be measured without costing more, in seconds: the optimizer's hooks at every step,
@@ -41,6 +42,9 @@ _STEPS_LOGGED = 4
 _MOST_NAMES = 500
 
 Kind = TypeVar("Kind", bound=Probe)
+
+
+_TURNS = "another optimizer steps in turns with this one, on backward passes of its own"
 
 
 class TorchMonitor(Monitor):
@@ -68,6 +72,7 @@ class TorchMonitor(Monitor):
         # Those that were seen to step inside another's step.
         self._inner: weakref.WeakSet[Any] = weakref.WeakSet()
         self._repeated = RepeatedEnds()
+        self._turns = Turns()
         # Those that were seen to begin a step of the run, and whether another one has ended one
         # since: whether it does so inside another's step, and calls closures, is not known yet.
         self._begun: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -268,7 +273,9 @@ class TorchMonitor(Monitor):
             # The steps must be counted on, or this rank's would no longer be those of the others.
             self._end_watched_step(optimizer)
         count.step = step = count.step + 1
-        count.nodes = nodes_made()
+        count.nodes = nodes = nodes_made()
+        if self._turns.own(nodes):
+            self._context.event(step - 1, "optimizers.turns", _TURNS, {})
         self._traced = frames_traced()
         if step >= count.until:
             self._look_ahead(step)
@@ -312,6 +319,8 @@ class TorchMonitor(Monitor):
         return role
 
     def _other_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._role(optimizer) is not Role.OWN:
+            self._turns.other(nodes_made())
         # Inside the step of a wrapper, or none of ours; if it moves parameters that are watched,
         # what changed is no work of ours to judge.
         if self._stepping is None and self._role(optimizer) is Role.OTHER:

@@ -188,7 +188,7 @@ def chain(
         for r in range(ranks):
             said = Said()
             alone = fault == "skips" and r == rank and step == at
-            stuck = fault in ("frozen", "holds-others-frozen") and hit
+            stuck = fault in ("frozen", "holds-others-frozen", "converged") and hit
             if fault == "one-frozen" and hit:
                 stuck = r == rank
             unchanged = 0
@@ -213,6 +213,8 @@ def chain(
             posted_norm = float(
                 np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in applied[r]))
             )
+            if fault == "converged" and hit:
+                posted_norm *= 1e-6
             said.scalars |= {
                 "loss": float(2 * np.exp(-0.02 * step) + 0.05 * ids[r] / epoch / ranks),
                 "lr": rate,

@@ -17,7 +17,15 @@ from support.courses import answers, weights
 from support.layered import compressed, layered, noisy_gradients, odd_batches
 from support.pushes import pushes
 from support.resizing import resized
-from support.timings import averages, evaluated_nonfinite, left_plateau, norms, timings
+from support.timings import (
+    averages,
+    evaluated_nonfinite,
+    left_plateau,
+    norms,
+    played,
+    settled,
+    timings,
+)
 from support.traces import Trace
 
 from rankscope.agent import wire
@@ -534,6 +542,8 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         averages,
         evaluated_nonfinite,
         left_plateau,
+        played,
+        settled,
         pushes,
         resized,
         weights,

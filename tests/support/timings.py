@@ -3,6 +3,8 @@
 import numpy as np
 from support.traces import Trace
 
+from rankscope.server.window import Occurrence
+
 
 def timings(
     seed: int,
@@ -211,3 +213,26 @@ def left_plateau(
     if after == "unknown":
         del series["loss"]
     return Trace(f"plateau-{after}", seed, np.arange(steps), series)
+
+
+def settled(seed: int, *, norm: float = 1e-5, ratio: float = 0.2, at: int = 100) -> Trace:
+    """Updates that are larger beside their parameters from some step on, and their gradients."""
+    random = np.random.default_rng(seed)
+    late = np.arange(220) >= at
+    spread = np.exp(0.1 * random.standard_normal((1, 220)))
+    series = {
+        "update_ratio": np.where(late, ratio, 1e-3) * spread,
+        "grad_norm": np.where(late, norm, 1.0) * spread,
+        "lr": np.full((1, 220), 0.1),
+    }
+    return Trace("settled", seed, np.arange(220), series)
+
+
+def played(seed: int, *, turns: bool = True, rises_to: float = 4.0, steps: int = 400) -> Trace:
+    """A loss that falls from 1 to 0.5 and then rises: that of one of two players, or of nobody."""
+    random = np.random.default_rng(seed)
+    falls = 1 - 0.5 * np.arange(steps // 2) / (steps // 2)
+    rises = np.linspace(0.5, rises_to, steps - steps // 2)
+    losses = np.concatenate([falls, rises]) * np.exp(0.02 * random.standard_normal(steps))
+    events = (Occurrence(0, 4, "optimizers.turns", "", {}),) if turns else ()
+    return Trace("played", seed, np.arange(steps), {"loss": losses[None]}, events=events)

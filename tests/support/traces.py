@@ -15,6 +15,7 @@ from rankscope.agent import wire
 from rankscope.server.window import (
     Comparison,
     LayerNumbers,
+    Occurrence,
     RankLife,
     Reduction,
     Series,
@@ -36,6 +37,7 @@ class Trace:
         config: what rank 0 said of itself.
         words: name -> uint64 [R, S], posted everywhere; not saved.
         hosts: the machine of each rank, where that is known; not saved.
+        events: what ranks reported once; not saved.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Trace:
     config: Mapping[str, Any] = field(default_factory=dict)
     words: Mapping[str, np.ndarray] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
+    events: tuple[Occurrence, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -207,6 +210,7 @@ class Trace:
                 lives=tuple(RankLife(int(r), 1000.0, now, last, host=hosts[r]) for r in ranks),
                 now=now,
                 last_step=last,
+                events=tuple(e for e in self.events if before < e.step <= last),
                 layers=_between(self.layers, before, last),
                 reductions=_between(self.reductions, before, last),
                 config=self.config,

@@ -25,6 +25,8 @@ from rankscope.server.detectors.statistics import (
 from rankscope.server.detectors.wording import count, number, percent, sentences
 from rankscope.server.window import Window
 
+# What ranks report where another optimizer steps in turns with theirs.
+_TURNS = "optimizers.turns"
 # Blocks that are remembered.
 _BLOCKS = 24
 
@@ -42,6 +44,7 @@ class DivergingPolicy(RisePolicy):
         held: share of lost progress down to which an incident goes on.
         begun: share of lost progress at which the rise is taken to have begun.
         calm: blocks below `held` after which it is over.
+        game: multiple of its start up to which the loss of one of two players may rise.
         small_start: progress below this share of the start is no measure; the start is then.
     """
 
@@ -53,6 +56,7 @@ class DivergingPolicy(RisePolicy):
     begun: Times = 0.1
     calm: Blocks = 9
     small_start: Share = 0.1
+    game: Times = 20.0
 
 
 @dataclass(slots=True)
@@ -72,6 +76,7 @@ class _Diverging(Incident):
     lost: float
     rise: Mapping[str, float] | None
     signed: bool
+    game: bool
 
 
 @dataclass(slots=True)
@@ -84,6 +89,7 @@ class DivergingState:
     values: deque[float] = field(default_factory=lambda: deque(maxlen=_BLOCKS * BLOCK))
     above: int = 0
     signed: bool = False
+    game_since: int | None = None
     unmeasured: Unmeasured = field(default_factory=Unmeasured)
     incident: _Diverging | None = None
 
@@ -103,7 +109,9 @@ class LossDiverging(Detector[DivergingState]):
 
     Severity:
         Warning; critical where all progress is lost, that is where the loss is above its start.
-        Never more than info for losses that change their sign.
+        Never more than info for losses that change their sign, and where another optimizer of the
+        process steps in turns with this one, each on a backward pass of its own, as the players of
+        a game do: up to 20 times the start.
 
     Evidence:
         `best`, `best_step`, `start`, `worst` (highest block median), `lost` (share of the progress
@@ -133,6 +141,9 @@ class LossDiverging(Detector[DivergingState]):
         """Takes the window's losses block by block."""
         findings: list[Finding] = []
         state.companions.take(window)
+        turns = [event.step for event in window.events if event.kind == _TURNS]
+        if turns and state.game_since is None:
+            state.game_since = min(turns)
         steps, means = mean_over_ranks(window, "loss")
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):
             state.unmeasured.push(step, finite=math.isfinite(value))
@@ -221,6 +232,7 @@ class LossDiverging(Detector[DivergingState]):
             lost=max(b.lost for b in blocks[begin:]),
             rise=rise,
             signed=state.signed,
+            game=state.game_since is not None and state.game_since <= blocks[-1].last_step,
         )
 
     def _check(self, state: DivergingState) -> Check:
@@ -243,6 +255,11 @@ class LossDiverging(Detector[DivergingState]):
             f"(step {progress.best_step}) and is at {number(state.blocks[-1].median)}.",
         )
 
+    def _played(self, incident: _Diverging) -> bool:
+        """Whether it is the loss of a player, that has not run away."""
+        start = abs(incident.start)
+        return incident.game and abs(incident.worst) <= self.policy.game * start
+
     def _finding(self, incident: _Diverging) -> Finding:
         if incident.lost >= 1:
             title = (
@@ -254,7 +271,17 @@ class LossDiverging(Detector[DivergingState]):
                 f"The loss has lost {percent(incident.lost)} of its progress since step "
                 f"{incident.first_step} ({number(incident.best)} to {number(incident.worst)})"
             )
-        if incident.rise is not None:
+        if self._played(incident):
+            cause = (
+                "Another optimizer steps in turns with this one, each on a loss of its own, as the "
+                "players of a game do (a generator and a discriminator): the loss of one rises "
+                "where the other one learns."
+            )
+            remedy = (
+                "Nothing, while both losses stay within bounds. If this is no game, look at what "
+                f"changed around step {incident.first_step}: data, schedule, resume."
+            )
+        elif incident.rise is not None:
             cause = sentences(
                 rate_sentence(incident.rise), "Steps of that size lead away from the minimum."
             )
@@ -276,7 +303,13 @@ class LossDiverging(Detector[DivergingState]):
             )
         return Finding(
             kind="loss.diverging",
-            severity="info" if incident.signed else "critical" if incident.lost >= 1 else "warning",
+            severity=(
+                "info"
+                if incident.signed or self._played(incident)
+                else "critical"
+                if incident.lost >= 1
+                else "warning"
+            ),
             title=title,
             seen_step=incident.seen_step,
             last_step=incident.last_step,

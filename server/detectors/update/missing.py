@@ -12,10 +12,13 @@ from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, S
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
 from rankscope.server.window import Window
 
 _GRACE = 20
+# Gradient norms that say how large they were at first.
+_FIRST = 32
 _FROZEN = "parameters.frozen"
 _MAX_NAMES = 500
 
@@ -28,6 +31,7 @@ class MissingPolicy(Policy):
         some: on end in which a tensor was left as it was.
         everything: on end in which the whole model was.
         small_rate: share of the highest rate below which tensors may well stand still.
+        converged: share of the first gradients' norm below which they may, too.
         never: looks on end, over as many steps at least, at which what the optimizer does not hold
             was as at first: another optimizer that moves it now and then has done so by then.
         forgotten: share of the trained tensors up to which what is left out was forgotten, as it
@@ -37,6 +41,7 @@ class MissingPolicy(Policy):
     some: Observations = 4
     everything: Observations = 2
     small_rate: Share = 1e-3
+    converged: Share = 1e-5
     never: Observations = 8
     forgotten: Share = 0.5
 
@@ -97,6 +102,7 @@ class MissingState:
         still: steps on end at which a rank's whole model did not move, and the first of them.
         some: the same for single tensors, all ranks together.
         highest: largest learning rate so far.
+        norms: of the first gradients.
         skipped: skipped steps so far, by rank.
         uncovered: what the optimizer leaves out of the model; None where it covers it.
         elsewhere: that it holds none of the model.
@@ -113,6 +119,7 @@ class MissingState:
     some: int = 0
     some_since: int = 0
     highest: float = 0.0
+    norms: list[float] = field(default_factory=list)
     skipped: dict[int, float] = field(default_factory=dict)
     known: Mapping[int, Mapping[str, Any]] | None = None
     uncovered: Still | None = None
@@ -134,9 +141,10 @@ class UpdateMissing(Detector[MissingState]):
         of the parameters before and after a step, bit by bit; a whole model that did not move at
         two observations on end, or tensors with a gradient (1e-4 of the whole or more) that did
         not at four. Steps without a gradient, with one that is not finite, skipped by a loss
-        scaler, or with a learning rate below a thousandth of the largest so far (it moves less
-        than the last bit) do not count. Over after 16 steps. And parameters in the optimizer that
-        required a gradient at attach and do not any more, after steps have moved them.
+        scaler, with a learning rate below a thousandth of the largest so far, or a gradient below
+        1e-5 of the first 32 ones (both move less than the last bit) do not count. Over after 16
+        steps. And parameters in the optimizer that required a gradient at attach and do not any
+        more, after steps have moved them.
 
     Severity:
         Critical where nothing moves, warning for some of the tensors (frozen on the way, too), info
@@ -190,7 +198,12 @@ class UpdateMissing(Detector[MissingState]):
                 due &= False
             else:
                 with np.errstate(invalid="ignore"):
-                    due &= np.isfinite(norms) & (norms > 0)
+                    there = np.isfinite(norms) & (norms > 0)
+                    if len(state.norms) < _FIRST and there.any():
+                        state.norms.append(float(norms[there].mean()))
+                    # At its minimum a loss has gradients left that move less than the last bit.
+                    least = self.policy.converged * median(state.norms) if state.norms else 0.0
+                    due &= there & (norms > least)
             if skipped is not None:
                 for row, (rank, value) in enumerate(zip(window.ranks, skipped, strict=True)):
                     if not np.isnan(value):

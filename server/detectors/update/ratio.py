@@ -45,6 +45,7 @@ class RatioPolicy(Policy):
         matrix_low: of a single matrix, the least.
         evidence: sampled steps before anything is judged, of the last 32.
         warm: share of the highest learning rate below which a step does not count.
+        converged: share of the first gradients' norm below which it does not either.
     """
 
     high: Number = 3e-2
@@ -54,6 +55,7 @@ class RatioPolicy(Policy):
     matrix_low: Number = 3e-6
     evidence: Count = 16
     warm: Share = 0.1
+    converged: Share = 1e-3
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class RatioState:
     """What `update.ratio` remembers.
 
     Attributes:
+        norms: of the first gradients.
         updates: update over parameters, of steps whose rate was not next to nothing.
         of_tensors: the same of each matrix.
     """
@@ -78,6 +81,7 @@ class RatioState:
     begun: int = -1
     rate: float = math.nan
     peak: float = 0.0
+    norms: list[float] = field(default_factory=list)
     updates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOOKS))
     of_tensors: dict[str, deque[float]] = field(default_factory=dict)
     whole: Watch[Large] = field(default_factory=lambda: Watch(clear_after=50))
@@ -92,9 +96,10 @@ class UpdateRatio(Detector[RatioState]):
         which there are 16 or more, is above 3e-2, and above 4 over the number of steps up to the
         middle one: what grows from nothing at a steady pace has one over it. Steps at less than a
         tenth of the highest learning rate do not count: warm-up and the end of a schedule are
-        neither. Of single matrices the same median is above 0.1 or below 3e-6 while the whole is
-        as it should be. Updates that are too small altogether are `lr.too_low`, none at all
-        `update.missing`. Over after 50 steps without it.
+        neither; nor do those with a gradient below a thousandth of the first ones, where the loss
+        has come to its minimum. Of single matrices the same median is above 0.1 or below 3e-6
+        while the whole is as it should be. Updates that are too small altogether are `lr.too_low`,
+        none at all `update.missing`. Over after 50 steps without it.
 
     Severity:
         Warning; critical above 0.3, where a few steps replace the parameters. Info for single
@@ -111,7 +116,7 @@ class UpdateRatio(Detector[RatioState]):
     kinds: ClassVar[tuple[str, ...]] = ("update.ratio",)
     policies: ClassVar[type[Policy]] = RatioPolicy
     needs: ClassVar[tuple[str, ...]] = ("update_ratio",)
-    wants: ClassVar[tuple[str, ...]] = ("lr",)
+    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm")
 
     policy: RatioPolicy
 
@@ -125,7 +130,7 @@ class UpdateRatio(Detector[RatioState]):
 
     def advance(self, window: Window, state: RatioState) -> Outcome:
         """Takes the updates with the rates they were made with."""
-        rows = dict(together(window, "update_ratio", "lr"))
+        rows = dict(together(window, "update_ratio", "lr", "grad_norm"))
         seen = dict(looks(window, "update_ratio"))
         for step in sorted({*rows, *seen}):
             row = rows.get(step, {})
@@ -133,6 +138,12 @@ class UpdateRatio(Detector[RatioState]):
                 state.rate = row["lr"]
                 state.peak = max(state.peak, state.rate)
             if state.peak > 0 and state.rate < self.policy.warm * state.peak:
+                continue
+            if self._converged(row.get("grad_norm", math.nan), state):
+                # Parameters that go to zero change by the same share of what is left to the end.
+                if "update_ratio" in row:
+                    state.whole.good(step)
+                    state.single.good(step)
                 continue
             if step in seen:
                 self._tensors(seen[step]["update_ratio"], state)
@@ -145,6 +156,14 @@ class UpdateRatio(Detector[RatioState]):
         findings = [_finding(e, self.policy) for e in state.whole.take(window.last_step)]
         findings += [_single(e) for e in state.single.take(window.last_step)]
         return Outcome({"update.ratio": _check(window, state, self.policy)}, tuple(findings))
+
+    def _converged(self, norm: float, state: RatioState) -> bool:
+        """Whether the gradient is next to nothing beside the first ones."""
+        if not (math.isfinite(norm) and norm > 0):
+            return False
+        if len(state.norms) < _LOOKS:
+            state.norms.append(norm)
+        return norm < self.policy.converged * median(state.norms)
 
     def _tensors(self, look: Look, state: RatioState) -> None:
         known = np.where(np.isnan(look.values), -1.0, look.values).max(axis=0)
