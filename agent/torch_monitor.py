@@ -274,7 +274,7 @@ class TorchMonitor(Monitor):
             self._end_watched_step(optimizer)
         count.step = step = count.step + 1
         count.nodes = nodes = nodes_made()
-        if self._turns.own(nodes):
+        if self._turns.met >= 0 and self._turns.own(step, nodes):
             self._context.event(step - 1, "optimizers.turns", _TURNS, {})
         self._traced = frames_traced()
         if step >= count.until:
@@ -320,7 +320,7 @@ class TorchMonitor(Monitor):
 
     def _other_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         if self._role(optimizer) is not Role.OWN:
-            self._turns.other(nodes_made())
+            self._turns.other(nodes_made(), self._count.nodes)
         # Inside the step of a wrapper, or none of ours; if it moves parameters that are watched,
         # what changed is no work of ours to judge.
         if self._stepping is None and self._role(optimizer) is Role.OTHER:

@@ -12,30 +12,37 @@ class Turns:
     Players of a game (a generator and a discriminator) step in turns, each on a backward pass of
     its own. Optimizers of parts of one model step one after the other on the same one: nothing is
     built between their steps.
+
+    Attributes:
+        met: graph nodes made when the other one stepped on a graph built since the watched one did;
+            -1 where none has, which is all that a step without another optimizer looks at.
     """
 
-    __slots__ = ("_other", "_own", "_rounds")
+    __slots__ = ("_rounds", "_step", "met")
 
     def __init__(self) -> None:
-        self._own = self._other = -1
+        self.met = -1
+        self._step = -2
         self._rounds = 0
 
-    def other(self, nodes: int) -> None:
+    def other(self, nodes: int, before: int) -> None:
         """Another optimizer has stepped.
 
         Args:
             nodes: of graphs that were made so far.
+            before: the same when the watched one stepped last.
         """
-        if nodes > self._own >= 0:
-            self._other = nodes
+        if nodes > before:
+            self.met = nodes
 
-    def own(self, nodes: int) -> bool:
+    def own(self, step: int, nodes: int) -> bool:
         """The watched one has stepped; whether this is the round that makes it a habit."""
-        taken = self._other >= 0 and nodes > self._other
+        taken, self.met = 0 <= self.met < nodes, -1
+        if not taken or self._rounds > _ROUNDS:
+            return False
+        self._rounds = self._rounds + 1 if step == self._step + 1 else 1
+        self._step = step
         if self._rounds < _ROUNDS:
-            self._rounds = self._rounds + 1 if taken else 0
-        told = taken and self._rounds == _ROUNDS
-        if told:
-            self._rounds += 1
-        self._own, self._other = nodes, -1
-        return told
+            return False
+        self._rounds += 1
+        return True
