@@ -101,12 +101,9 @@ def test_kinds():
         "lr.batch_mismatch",
         "accuracy.mismatch",
         "update.drift",
-<<<<<<< HEAD
         "mode.evaluation",
-=======
         "eval.nonfinite",
         "buffers.nonfinite",
->>>>>>> 55bcc6c (eval.nonfinite, buffers.nonfinite: what nobody judged, is)
     )
     assert sorted(wire.KINDS) == sorted((*KINDS, *since))
     assert len(set(wire.KINDS)) == len(wire.KINDS)
