@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def house(
     # Where closing is what failed, something stays in torch: not for the next test.
     made.monitors.clear()
     last_words._speakers.clear()
-    sys.modules["rankscope.agent.attach"]._monitors.clear()
+    import_module("rankscope.agent.attach")._monitors.clear()  # nobody may have attached
     gc.collect()
     for watching in hooks._steppers:
         watching.end()
