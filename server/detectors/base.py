@@ -52,18 +52,28 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a detector has to see of a trouble to find it.
+    """What a detector has to see of what it looks for, so that it would have found it.
 
     Attributes:
-        series: what it looks at; of several that stand for each other all of them.
-        observations: on end, from the trouble's first one, that it needs.
-        lasts: share of the judged steps that such trouble lasts at least; 0 for what may come and
-            go within as many steps as it needs observations, a jump or a swing.
+        series: what it looks at; of several that stand for each other all of them. `words/<name>`,
+            `layers/<metric>` and `reductions` for what are no scalars.
+        observations: how many, from the first one that shows it, that it needs.
+        lasts: share of the judged steps that it lasts at least; 0 for what may come and
+            go within as many steps as it needs observations, a jump or a swing; 1 where the series
+            is posted now and then only, and the observations count.
+        returns: what it looks for comes again after a number of steps that is not known: whether
+            it did is seen only where both steps are recorded.
+        moves: `at all`: a series that never had but one value shows nothing. `from zero`: one that
+            was never anything but 0 does not.
+        kinds: of the detector's, that it is about; all of them where it is empty.
     """
 
     series: tuple[str, ...]
-    observations: int
+    observations: int = 1
     lasts: float = 0.0
+    returns: bool = False
+    moves: str = ""
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +140,8 @@ class Detector(ABC, Generic[State]):
             has posted one of them by the time `grace` observations have passed.
         wants: series it looks at too where there are any.
         min_ranks: the runner answers NOT_APPLICABLE for a smaller world.
+        lasting: why a single observation is enough to find it, however far apart they are, for a
+            detector that declares nothing in `reaches`.
     """
 
     kinds: ClassVar[tuple[str, ...]]
@@ -137,6 +149,7 @@ class Detector(ABC, Generic[State]):
     needs: ClassVar[tuple[str, ...]] = ()
     wants: ClassVar[tuple[str, ...]] = ()
     min_ranks: ClassVar[int] = 1
+    lasting: ClassVar[str] = ""
 
     policy: Policy
 
@@ -153,9 +166,10 @@ class Detector(ABC, Generic[State]):
         return cls(policies(cls))
 
     def reaches(self) -> tuple[Reach, ...]:
-        """What it has to see of what it finds; the runner then tells where logs are too sparse.
+        """What it has to see of what it finds.
 
-        Of a detector that looks for what stays as it is there is nothing to say.
+        Where less was recorded, the runner answers INSUFFICIENT_DATA in place of OK. Of a detector
+        that finds what it looks for at any later step there is nothing to say but `lasting`.
         """
         return ()
 

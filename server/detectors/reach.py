@@ -1,9 +1,12 @@
-"""How short a trouble can be and still be seen, where not every step is recorded.
+"""Whether a detector that found nothing has seen enough to have found it: the power of a pass.
 
 Evidence is counted in observations. A detector that finds what lasts six of them finds it within
 six steps where every step is recorded, and where one of twenty is, only what lasts 120: all that
-is shorter passes between two observations, or is over before there are enough. Nothing was found
-then, and it was not looked for, which must not read as if all were well.
+is shorter passes between two observations, or is over before there are enough. What comes again
+after some unknown number of steps (an epoch in one order) is seen only where both of the steps were
+recorded. And of a series that has only ever had one value, nothing shows that it could have another
+one. Nothing was found then, and it was not looked for, which must not read as if all were well: the
+runner makes INSUFFICIENT_DATA of such an answer, with the reason.
 """
 
 from __future__ import annotations
@@ -17,11 +20,54 @@ import numpy as np
 from rankscope.server.detectors.base import Check, Reach, Status
 from rankscope.server.detectors.statistics import Spacing
 from rankscope.server.detectors.wording import count, number
-from rankscope.server.window import Window
+from rankscope.server.window import Bool, Float64, Int64, Window
 
 # Steps from one observation to the next from which on steps are taken to be left out: a few that
 # are missing (a post that was lost, a phase without losses) are not.
 _SPARSE = 1.5
+# Steps from one observation to the next up to which a stretch goes on: every other one is enough
+# to see an order, and single posts are lost now and then.
+_ADJACENT = 2
+
+WORDS, LAYERS, REDUCTIONS = "words/", "layers/", "reductions"
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of the steps at which a series is recorded.
+
+    Attributes:
+        stretch, longest: observations in the newest stretch of adjacent steps, and in the longest.
+        span: steps that the longest one takes.
+        values: smallest and largest value; of words and tables none.
+    """
+
+    spacing: Spacing = field(default_factory=Spacing)
+    stretch: int = 0
+    begin: int = 0
+    longest: int = 0
+    span: int = 0
+    least: float = math.inf
+    most: float = -math.inf
+
+    def take(self, steps: Int64, values: Float64 | None) -> None:
+        """Takes the next observations, at least one: their steps, ascending, and their values."""
+        if values is not None:
+            # 0 and -0 are one number.
+            self.least = min(self.least, float(values.min()))
+            self.most = max(self.most, float(values.max()))
+        last = self.spacing.last if self.spacing.count else int(steps[0]) - _ADJACENT - 1
+        breaks = np.flatnonzero(np.diff(steps, prepend=last) > _ADJACENT)
+        edges = [0, *breaks.tolist(), len(steps)]
+        for low, high in zip(edges, edges[1:], strict=False):
+            if low in breaks:
+                self.stretch, self.begin = 0, int(steps[low])
+            if high > low:
+                self.stretch += high - low
+                if self.stretch > self.longest:
+                    self.longest = self.stretch
+                    self.span = int(steps[high - 1]) - self.begin + 1
+        self.spacing.push_all(int(steps[0]), int(steps[-1]), len(steps))
 
 
 @dataclass(slots=True)
@@ -29,34 +75,55 @@ class Recorded:
     """At how many of a run's steps series are recorded.
 
     Args:
-        names: those that are counted.
+        names: those that are counted: of scalars as they are, `words/batch` of digests,
+            `layers/grad_norm` of numbers of single tensors, `reductions`.
     """
 
     names: frozenset[str]
-    _spacings: dict[str, Spacing] = field(default_factory=dict)
+    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _last_step: int = -1
 
     def take(self, window: Window) -> None:
         """Counts the steps of the next window at which any rank has posted a finite value."""
+        self._last_step = max(self._last_step, window.last_step)
         for name in self.names:
-            series = window.series.get(name)
-            if series is None:
-                continue
-            usable = series.present & np.isfinite(series.values)
-            steps = window.steps[usable.any(axis=0)]
+            values: Float64 | None = None
+            if name == REDUCTIONS:
+                steps = _unique([made.step for made in window.reductions])
+            elif name.startswith(LAYERS):
+                metric = name.removeprefix(LAYERS)
+                steps = _unique([made.step for made in window.layers if made.metric == metric])
+            elif name.startswith(WORDS):
+                words = window.words.get(name.removeprefix(WORDS))
+                if words is None:
+                    continue
+                steps = window.steps[words.present.any(axis=0)]
+            else:
+                series = window.series.get(name)
+                if series is None:
+                    continue
+                usable: Bool = series.present & np.isfinite(series.values)
+                steps = window.steps[usable.any(axis=0)]
+                values = np.broadcast_to(series.values, usable.shape)[usable]
             if len(steps):
-                spacing = self._spacings.setdefault(name, Spacing())
-                spacing.push_all(int(steps[0]), int(steps[-1]), len(steps))
+                self._seen.setdefault(name, _Seen()).take(steps, values)
 
-    def told(self, check: Check, reaches: Iterable[Reach]) -> Check:
+    def told(self, kind: str, check: Check, reaches: Iterable[Reach]) -> Check:
         """What a detector answers, with what it cannot have seen.
 
         Args:
+            kind: what the answer is for.
             check: its own answer; all but that all is well stay as they are.
             reaches: what it has to see of what it looks for.
         """
         if check.status is not Status.OK:
             return check
-        unseen = [(blind, why) for reach in reaches for blind, why in self._unseen(reach)]
+        unseen = [
+            (blind, why)
+            for reach in reaches
+            if not reach.kinds or kind in reach.kinds
+            for blind, why in self._unseen(reach)
+        ]
         if not unseen:
             return check
         blind, why = max(unseen)
@@ -68,18 +135,64 @@ class Recorded:
     def _unseen(self, reach: Reach) -> Iterator[tuple[bool, str]]:
         """What a sparse series hides: whether that is too much, and a sentence for a person."""
         known = [
-            (self._spacings[name].count, name) for name in reach.series if name in self._spacings
+            (self._seen[name].spacing.count, name) for name in reach.series if name in self._seen
         ]
         if not known:
             return
         total, name = max(known)
-        apart = self._spacings[name].apart
-        if apart < _SPARSE:
+        seen = self._seen[name]
+        told = f"`{name.removeprefix(WORDS).removeprefix(LAYERS)}`"
+        if reach.moves and total > 1 and seen.least == seen.most:
+            # Norms that are clipped have one value, and it is none to worry about.
+            if reach.moves == "at all" or seen.most == 0:
+                value = number(seen.most + 0.0)
+                yield (
+                    True,
+                    f"{told} was exactly {value} at all {count(total, 'recorded step')}: nothing "
+                    "shows that it can change.",
+                )
+        if total < reach.observations:
+            yield (
+                True,
+                f"{told} is recorded at {count(total, 'step')}, and {reach.observations} are "
+                "needed to see it.",
+            )
+            return
+        if reach.returns:
+            yield from self._returning(reach, told, seen)
+            return
+        apart = seen.spacing.apart
+        if apart < _SPARSE or reach.lasts >= 1:
             return
         shortest = math.ceil(reach.observations * apart)
         yield (
             reach.observations > reach.lasts * total,
-            f"`{name}` is recorded at one of {number(round(apart))} steps: what lasts less than "
+            f"{told} is recorded at one of {number(round(apart))} steps: what lasts less than "
             f"{count(shortest, 'step')} may pass unseen, and where each is recorded, less than "
             f"{number(reach.observations)}.",
         )
+
+    def _returning(self, reach: Reach, told: str, seen: _Seen) -> Iterator[tuple[bool, str]]:
+        """Whether something could have come again after a number of steps that was not recorded.
+
+        After at most as many steps as the longest stretch has: within it. After P steps, which are
+        more: what comes P steps after the stretch takes as many steps as the stretch, of which
+        enough have to be recorded. That it came twice takes twice as many steps as P.
+        """
+        steps = self._last_step - seen.spacing.first + 1
+        if steps <= 2 * seen.span:
+            return
+        outside = seen.spacing.count - seen.longest
+        apart = (steps - seen.span) / outside if outside else math.inf
+        if apart * reach.observations <= seen.span:
+            return
+        recorded = number(round(steps / seen.spacing.count))
+        yield (
+            True,
+            f"{told} is recorded at one of {recorded} steps, and at most at {seen.span:,} on end: "
+            "what comes again after more steps than these may pass unseen.",
+        )
+
+
+def _unique(steps: list[int]) -> Int64:
+    return np.unique(np.array(steps, dtype=np.int64))

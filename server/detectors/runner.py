@@ -183,7 +183,7 @@ class Evaluation:
             running.checks = _for_all(detector, self._without(missing))
         else:
             running.checks = {
-                kind: self._recorded.told(check, running.reaches)
+                kind: self._recorded.told(kind, check, running.reaches)
                 for kind, check in outcome.checks.items()
             }
         return outcome.findings

@@ -32,6 +32,40 @@ def weights(
     return Trace("weights", seed, each, {"weight_norm": both}, {"weight_norm": there})
 
 
+def zeros(
+    seed: int,
+    *,
+    until: int = 10_000,
+    loss: float = -0.0,
+    noise: float = 0.0,
+    every: int = 1,
+    begin: int = 0,
+    rate: float = 0.1,
+    steps: int = 300,
+) -> Trace:
+    """Two ranks whose gradients are exactly zero up to step `until`, looked at now and then.
+
+    Args:
+        loss: at all of these steps, with so much noise.
+        begin: first step of the run, which is a resumed one.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(begin, begin + steps)
+    losses = np.full((2, steps), loss) + noise * random.random((2, steps))
+    norms = np.where(each < until, 0.0, 1.0) * np.ones((2, 1))
+    there = np.broadcast_to((each - begin < 4) | (each % every == 0), norms.shape).copy()
+    series = {
+        "loss": losses,
+        "accuracy": np.ones((2, steps)) if not noise else np.full((2, steps), 0.5),
+        "grad_norm": norms,
+        "update_ratio": 0.001 * norms,
+        "tensors_without_gradient": np.where(norms > 0, 0.0, 2.0),
+        "lr": np.full((2, steps), rate),
+    }
+    masks = dict.fromkeys(("grad_norm", "update_ratio", "tensors_without_gradient"), there)
+    return Trace("zeros", seed, each, series, masks, config={"parameter_tensors": 2})
+
+
 def answers(
     seed: int, *, gain: float = 0.3, fall: float = 0.5, until: int = 10_000, steps: int = 500
 ) -> Trace:

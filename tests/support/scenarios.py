@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from support.chain import chain
-from support.courses import answers, weights
+from support.courses import answers, weights, zeros
 from support.layered import compressed, layered, noisy_gradients, odd_batches
 from support.pushes import pushes
 from support.resizing import resized
@@ -548,5 +548,6 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         resized,
         weights,
         answers,
+        zeros,
     )
 }

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.accuracy.course import Course
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Policy, Share, Sigmas
 from rankscope.server.detectors.statistics import BLOCK, mann_kendall
@@ -83,6 +83,10 @@ class AccuracyMismatch(Detector[MismatchState]):
 
     policies: ClassVar[type[Policy]] = MismatchPolicy
     policy: MismatchPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """The accuracy has to move, or nothing shows that it can."""
+        return (Reach(("accuracy",), moves="at all"), Reach(("loss",), moves="at all"))
 
     def start(self) -> MismatchState:
         """Nothing seen yet."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.accuracy.course import Course
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Blocks, Observations, Policy, Share, Sigmas, Steps
 from rankscope.server.detectors.walking import median, noise_of_mean, together
@@ -103,6 +103,10 @@ class AccuracyStalled(Detector[StalledState]):
 
     policies: ClassVar[type[Policy]] = StalledPolicy
     policy: StalledPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """The accuracy has to move, or nothing shows that it can."""
+        return (Reach(("accuracy",), moves="at all"), Reach(("loss",), moves="at all"))
 
     def start(self) -> StalledState:
         """Nothing seen yet."""

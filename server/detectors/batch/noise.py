@@ -10,7 +10,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Times
 from rankscope.server.detectors.statistics import Progress, mean_over_ranks, rank_rows
@@ -142,6 +150,12 @@ class BatchNoise(Detector[NoiseState]):
     min_ranks: ClassVar[int] = 2
 
     policy: NoisePolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Sizes of gradients that are not zero."""
+        return (
+            Reach(("grad_norm_local",), self.policy.evidence, LASTS_SAMPLED, moves="from zero"),
+        )
 
     def start(self) -> NoiseState:
         """Nothing seen yet."""

@@ -7,7 +7,15 @@ from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Policy, Share, Steps
 from rankscope.server.detectors.walking import median
@@ -86,6 +94,10 @@ class CompressionError(Detector[CompressionState]):
     min_ranks: ClassVar[int] = 2
 
     policy: CompressionPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """As many reductions as the median is of."""
+        return (Reach(("reductions",), self.policy.looks, LASTS_SAMPLED),)
 
     def start(self) -> CompressionState:
         """Nothing looked at yet."""

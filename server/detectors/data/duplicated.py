@@ -8,7 +8,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
+from rankscope.server.detectors.data.batches import BATCHES
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
@@ -96,6 +105,10 @@ class Duplicated(Detector[DuplicatedState]):
     min_ranks: ClassVar[int] = 2
 
     policy: DuplicatedPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """As many batches on end as it takes where not all ranks share them."""
+        return (Reach(BATCHES, self.policy.some, LASTS_SAMPLED),)
 
     def start(self) -> DuplicatedState:
         """No batch yet."""

@@ -8,7 +8,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Policy, Times
 from rankscope.server.detectors.statistics import rank_rows
@@ -98,6 +106,10 @@ class Imbalanced(Detector[UnevenState]):
     min_ranks: ClassVar[int] = 2
 
     policy: ImbalancedPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Batches on end of another size."""
+        return (Reach(self.wants, _LOOKS, LASTS_SAMPLED),)
 
     def start(self) -> UnevenState:
         """No batch yet."""

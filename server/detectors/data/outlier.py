@@ -178,7 +178,7 @@ class DataOutlier(Detector[OutlierState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """One odd batch is one step."""
-        return (Reach(("loss",), 1),)
+        return (Reach(self.needs, moves="at all"),)
 
     def start(self) -> OutlierState:
         """Nothing seen yet."""
@@ -197,7 +197,7 @@ class DataOutlier(Detector[OutlierState]):
         whole = np.isfinite(rows).all(axis=1) & (rows.shape[1] > 1)
         steps, rows = steps[whole], rows[whole]
         if len(steps):
-            least = rows.min(axis=1) > 0
+            least = rows.min(axis=1)
             logs = np.log(np.maximum(rows, np.finfo(np.float64).tiny))
             middles = np.median(logs, axis=1)
             above = (logs.max(axis=1) - middles).tolist()
@@ -209,9 +209,10 @@ class DataOutlier(Detector[OutlierState]):
                 above,
                 strict=True,
             )
-            for n, (step, level, positive, middle, most) in enumerate(columns):
-                state.signed |= not positive
-                if state.signed:
+            for n, (step, level, smallest, middle, most) in enumerate(columns):
+                state.signed |= smallest < 0
+                # A loss of 0 has no logarithm, and no sign either.
+                if state.signed or not smallest > 0:
                     state.watch.good(step)
                     continue
                 state.progress.push(step, level)
@@ -448,7 +449,7 @@ def _check(window: Window, state: OutlierState, policy: OutlierPolicy) -> Check:
         return Check(Status.NOT_APPLICABLE, why)
     if not state.judged:
         why = (
-            f"{count(len(state.values), 'step')} with the finite losses of all ranks of "
+            f"{count(len(state.values), 'step')} with losses above 0 of all ranks of "
             f"{policy.evidence} needed."
         )
         return Check(Status.INSUFFICIENT_DATA, why)

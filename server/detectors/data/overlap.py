@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.data.batches import BATCHES
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Number, Policy, Share, Times
 from rankscope.server.detectors.restarts import passed, restarts
@@ -138,6 +139,11 @@ class Overlap(Detector[OverlapState]):
     min_ranks: ClassVar[int] = 2
 
     policy: OverlapPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Batches that come to another rank as many as decide the test, whenever that is."""
+        least = math.log((1 - 1 / (2 * self.policy.rarer)) / (1 - 1 / 2))
+        return (Reach(BATCHES, math.ceil(self.policy.decided / least), returns=True),)
 
     def start(self) -> OverlapState:
         """No batch yet."""

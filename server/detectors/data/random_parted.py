@@ -8,7 +8,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.restarts import passed, restarts
@@ -18,6 +26,7 @@ from rankscope.server.window import Window
 # The generator that dropout draws from: that of the device where there is one.
 _DEVICE, _HOST = "rng/cuda", "rng/torch"
 _GENERATORS = {_DEVICE: "torch on CUDA", _HOST: "torch"}
+_STATES = tuple(f"words/{name}" for name in _GENERATORS)
 _GRACE = 20
 
 
@@ -100,6 +109,10 @@ class RandomParted(Detector[PartedState]):
     min_ranks: ClassVar[int] = 2
 
     policy: PartedPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """The states that make ranks a group, and one more."""
+        return (Reach(_STATES, self.policy.shared + 1, LASTS_SAMPLED),)
 
     def start(self) -> PartedState:
         """Nothing drawn yet."""

@@ -7,7 +7,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.wording import count, ranks
@@ -19,6 +27,7 @@ _GENERATORS = {
     "rng/numpy": "numpy",
     "rng/python": "random",
 }
+_STATES = tuple(f"words/{name}" for name in _GENERATORS)
 _GRACE = 20
 
 
@@ -67,6 +76,10 @@ class RandomShared(Detector[SharedState]):
     min_ranks: ClassVar[int] = 2
 
     policy: SharedPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """States on end that are equal."""
+        return (Reach(_STATES, self.policy.streak + 1, LASTS_SAMPLED),)
 
     def start(self) -> SharedState:
         """Nothing seen yet."""

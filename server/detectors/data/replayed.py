@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.data.batches import BATCHES
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Steps
 from rankscope.server.detectors.wording import count, ranks, sentences
@@ -102,6 +103,10 @@ class Replayed(Detector[ReplayedState]):
     policies: ClassVar[type[Policy]] = ReplayedPolicy
 
     policy: ReplayedPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """A sequence of batches that comes again, in the next epoch or after a restart."""
+        return (Reach(BATCHES, self.policy.run, returns=True),)
 
     def start(self) -> ReplayedState:
         """No batch yet."""

@@ -8,7 +8,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
+from rankscope.server.detectors.data.batches import BATCHES
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.policy import Observations, Policy
@@ -126,6 +135,10 @@ class BatchShared(Detector[SharedState]):
     min_ranks: ClassVar[int] = 2
 
     policy: SharedPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """The batches that make ranks a group, and one more."""
+        return (Reach(BATCHES, self.policy.shared + 1, LASTS_SAMPLED),)
 
     def start(self) -> SharedState:
         """No batch yet."""

@@ -126,6 +126,9 @@ class Buffers(Detector[BuffersState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.buffers",)
+    lasting: ClassVar[str] = (
+        "what differs stays different until something makes it equal: the next comparison finds it"
+    )
     policies: ClassVar[type[Policy]] = BuffersPolicy
     min_ranks: ClassVar[int] = 2
 

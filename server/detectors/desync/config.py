@@ -118,6 +118,7 @@ class Config(Detector[ConfigState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.config",)
+    lasting: ClassVar[str] = "what ranks were started with is told once, at attach"
     min_ranks: ClassVar[int] = 2
 
     def start(self) -> ConfigState:

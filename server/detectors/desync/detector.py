@@ -87,6 +87,9 @@ class Desync(Detector[DesyncState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = tuple(SUBJECTS)
+    lasting: ClassVar[str] = (
+        "what differs stays different until something makes it equal: the next comparison finds it"
+    )
     wants: ClassVar[tuple[str, ...]] = (*SETTINGS, "loss", MARK)
     min_ranks: ClassVar[int] = 2
 

@@ -125,6 +125,7 @@ class Progress(Detector[ProgressState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.progress",)
+    lasting: ClassVar[str] = "a step that one rank has more stays in its count"
     policies: ClassVar[type[Policy]] = ProgressPolicy
     wants: ClassVar[tuple[str, ...]] = (*COUNTED, "grad_norm", _DISCARDED)
     min_ranks: ClassVar[int] = 2

@@ -8,7 +8,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Policy, Share, Signed, Times
 from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
@@ -109,6 +117,15 @@ class GradientAccumulating(Detector[AddingState]):
     wants: ClassVar[tuple[str, ...]] = ("grad_cosine", "grad_norm", "gradient_carried")
 
     policy: AccumulatingPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Steps on end that carry gradients on; of zeros nothing is carried."""
+        carried = "gradient_carried", "grad_cosine", "reductions"
+        return (
+            # The first step has nothing before it that could be carried on.
+            Reach(carried, self.policy.certain + 1, LASTS_SAMPLED),
+            Reach(("grad_norm",), moves="from zero"),
+        )
 
     def start(self) -> AddingState:
         """Nothing seen yet."""

@@ -8,7 +8,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
@@ -81,6 +89,10 @@ class ClippingSaturated(Detector[ClippingState]):
     wants: ClassVar[tuple[str, ...]] = ("clip_coefficient", "amp_scale")
 
     policy: ClippingPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """As many factors as the share is of at first."""
+        return (Reach(("clip_coefficient",), self.policy.soon, LASTS_SAMPLED),)
 
     def start(self) -> ClippingState:
         """Nothing seen yet."""

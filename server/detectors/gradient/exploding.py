@@ -143,7 +143,7 @@ class GradientExploding(Detector[ExplodingState]):
     def reaches(self) -> tuple[Reach, ...]:
         """Norms that outweigh the newest ones, and go on doing so; clipping ends it soon."""
         most = self.policy.newest // 2 + self.policy.in_a_row
-        return (Reach(("grad_norm", "grad_norm_preclip"), most),)
+        return (Reach(("grad_norm", "grad_norm_preclip"), most, moves="from zero"),)
 
     def start(self) -> ExplodingState:
         """Nothing seen yet."""

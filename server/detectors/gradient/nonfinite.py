@@ -70,6 +70,9 @@ class GradientNonFinite(Detector[BrokenState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.nonfinite",)
+    lasting: ClassVar[str] = (
+        "what is not finite gets into the parameters, and is told of at every step"
+    )
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
     wants: ClassVar[tuple[str, ...]] = ("grad_norm_local", "steps_skipped", "loss")
 

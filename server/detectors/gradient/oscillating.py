@@ -94,7 +94,7 @@ class GradientOscillating(Detector[OscillatingState]):
         """Measurements in a row, of a gradient that goes on jumping."""
         policy = self.policy
         most = policy.back + (policy.in_a_row - 1) * policy.stride
-        return (Reach(("grad_norm", "grad_norm_preclip"), most, LASTS),)
+        return (Reach(("grad_norm", "grad_norm_preclip"), most, LASTS, moves="from zero"),)
 
     def start(self) -> OscillatingState:
         """Nothing seen yet."""

@@ -8,7 +8,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
@@ -83,6 +91,10 @@ class ScaleCollapse(Detector[ScaleState]):
     wants: ClassVar[tuple[str, ...]] = ("amp_scale", "steps_skipped")
 
     policy: ScalePolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """The scale beyond the steps in which it is looked for."""
+        return (Reach(("amp_scale",), self.policy.skipped, LASTS_SAMPLED),)
 
     def start(self) -> ScaleState:
         """Nothing seen yet."""

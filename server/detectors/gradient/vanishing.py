@@ -9,8 +9,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.gradient import zero
+from rankscope.server.detectors.gradient.zero import ZeroGradients
 from rankscope.server.detectors.looks import Look, looks
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
 from rankscope.server.detectors.statistics import Progress
@@ -38,6 +48,8 @@ class VanishingPolicy(Policy):
         first: losses that the mean at the start is of.
         last: losses that the mean of now is of.
         calm: steps without it after which it is over.
+        zero: gradient norms of exactly 0, from the first step on, after which nothing can be
+            learned.
     """
 
     small: Number = 1e-2
@@ -51,6 +63,7 @@ class VanishingPolicy(Policy):
     first: Observations = 50
     last: Observations = 100
     calm: Steps = 8
+    zero: Observations = 8
 
 
 @dataclass(slots=True)
@@ -88,10 +101,13 @@ class VanishingState:
     begun: int = -1
     progress: Progress = field(default_factory=Progress)
     early: list[float] = field(default_factory=list)
+    zero: ZeroGradients = field(default_factory=ZeroGradients)
 
 
 class GradientVanishing(Detector[VanishingState]):
-    """The first layers get next to nothing of the gradient of the last, and nothing is learned.
+    """The first layers get a negligible part of the gradient of the last, and nothing is learned.
+
+    Or no layer gets any: all gradients are exactly zero from the first step on.
 
     Statistic:
         The gradient norm of the model's first matrix (weights of two dimensions or more that have a
@@ -100,13 +116,17 @@ class GradientVanishing(Detector[VanishingState]):
         is below 1e-2 for both; and after 200 losses the mean of the last 100 is less than 5 % below
         that of the first 50, the accuracy, where there is one, 0.6 or less. Where the training
         makes progress such a ratio is no trouble: embeddings have one. A loss that is below 0 is no
-        measure of that.
+        measure of that. And the norm of the whole gradient: exactly 0 on all ranks at the first 8
+        observations and at all since, with a learning rate above 0. Zeros after a gradient that is
+        not zero are those of a training that has nothing left to learn, or `layer.dead`; a resumed
+        run whose loss is 0 has nothing left to learn either.
 
     Severity:
-        Warning; critical below 1e-4.
+        Warning; critical below 1e-4, and where all gradients are zero.
 
     Evidence:
-        `ratio`, `relative_ratio`, `first`, `last` (norms), `matrices`, `gained`.
+        `ratio`, `relative_ratio`, `first`, `last` (norms), `matrices`, `gained`; of zeros
+        `observed`, `constant_loss`, `loss`, `update_ratio`, `lr`.
 
     Source:
         Hochreiter (1991); Glorot and Bengio (2010) for the ratio between layers. AutoTrainer calls
@@ -117,9 +137,16 @@ class GradientVanishing(Detector[VanishingState]):
     kinds: ClassVar[tuple[str, ...]] = ("gradient.vanishing",)
     policies: ClassVar[type[Policy]] = VanishingPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("accuracy",)
+    wants: ClassVar[tuple[str, ...]] = ("accuracy", "grad_norm", "lr", "update_ratio")
 
     policy: VanishingPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Looks at the layers, and losses that can change."""
+        return (
+            Reach(("layers/grad_norm",), self.policy.looks, LASTS_SAMPLED),
+            Reach(("loss",), moves="at all"),
+        )
 
     def start(self) -> VanishingState:
         """Nothing seen yet."""
@@ -143,9 +170,12 @@ class GradientVanishing(Detector[VanishingState]):
                 weights = found["weight_norm"]
                 state.weights = dict(zip(weights.names, _whole(weights).tolist(), strict=True))
             if "grad_norm" in found:
+                state.zero.look(found["grad_norm"])
                 self._look(found["grad_norm"], state)
-        findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
-        return Outcome({"gradient.vanishing": _check(window, state, self.policy)}, findings)
+        state.zero.take(window, self.policy.zero)
+        findings = [_finding(e, self.policy) for e in state.watch.take(window.last_step)]
+        findings += [zero.finding(e, state.zero) for e in state.zero.watch.take(window.last_step)]
+        return Outcome({"gradient.vanishing": _check(window, state, self.policy)}, tuple(findings))
 
     def _learn(self, step: int, row: dict[str, float], state: VanishingState) -> None:
         if math.isfinite(row.get("accuracy", math.nan)):
@@ -267,6 +297,12 @@ def _check(window: Window, state: VanishingState, policy: VanishingPolicy) -> Ch
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+    zeros = state.zero.watch.open(window.last_step)
+    if zeros is not None:
+        return Check(Status.OPEN, f"{zero.finding(zeros, state.zero).title}.")
+    if state.zero.observed and not state.zero.learns:
+        why = f"All gradients were exactly zero at {count(state.zero.observed, 'checked step')}."
+        return Check(Status.INSUFFICIENT_DATA, why)
     if not state.looked:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No gradient of a layer has been seen yet.")

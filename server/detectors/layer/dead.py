@@ -10,7 +10,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.looks import Look, looks
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
@@ -78,6 +86,7 @@ class DeadState:
     """What `layer.dead` remembers.
 
     Attributes:
+        nothing_left: observations without any gradient at a loss of 0.
         usual: how many tensors had no gradient, at the observations that count as usual.
         above: observations on end with more than that, and the first of them.
         alive: names of tensors that have had a gradient; `names` of all, `silent` of those that
@@ -92,6 +101,7 @@ class DeadState:
     units: dict[str, Watch[Idle]]
     steps: int = 0
     counted: int = 0
+    nothing_left: int = 0
     looked: int = 0
     above: list[tuple[int, int]] = field(default_factory=list)
     names: tuple[str, ...] = ()
@@ -139,6 +149,11 @@ class LayerDead(Detector[DeadState]):
     wants: ClassVar[tuple[str, ...]] = ("tensors_without_gradient", "loss")
 
     policy: DeadPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Observations on end with fewer gradients than is usual."""
+        counted = "tensors_without_gradient", "layers/grad_norm"
+        return (Reach(counted, self.policy.in_a_row, LASTS_SAMPLED),)
 
     def start(self) -> DeadState:
         """Nothing seen yet."""
@@ -207,7 +222,8 @@ class LayerDead(Detector[DeadState]):
     ) -> None:
         of = len(state.names) or int(window.config.get("parameter_tensors") or 0)
         if of and missing >= of and loss is not None and abs(loss) < self.policy.nothing_left:
-            return  # nothing is left to learn
+            state.nothing_left += 1  # to learn
+            return
         state.counted += 1
         if state.least < 0:
             state.first_step = step
@@ -432,6 +448,12 @@ def _check(window: Window, state: DeadState, policy: DeadPolicy) -> Check:
     if not state.counted:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No gradient has been looked at yet.")
+        if state.nothing_left:
+            why = (
+                f"No tensor had a gradient and the loss was 0, at all "
+                f"{count(state.nothing_left, 'checked step')}."
+            )
+            return Check(Status.INSUFFICIENT_DATA, why)
         return Check(
             Status.MISSING_INPUT,
             "No rank posts `tensors_without_gradient`, or the gradient norms of its tensors.",

@@ -131,7 +131,7 @@ class LossDiverging(Detector[DivergingState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """Blocks in a row, of a loss that stays away."""
-        return (Reach(("loss",), BLOCK * self.policy.blocks, LASTS),)
+        return (Reach(self.needs, BLOCK * self.policy.blocks, LASTS, moves="at all"),)
 
     def start(self) -> DivergingState:
         """Nothing seen yet."""

@@ -98,6 +98,7 @@ class LossNonFinite(Detector[NonFiniteState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("loss.nonfinite",)
+    lasting: ClassVar[str] = "what is not finite gets into the parameters and stays there"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm")
 

@@ -201,7 +201,9 @@ class LossOscillating(Detector[OscillatingState]):
     def reaches(self) -> tuple[Reach, ...]:
         """Windows in a row; a swing of fewer than two observations a period shows in none."""
         policy = self.policy
-        return (Reach(("loss",), policy.size + (policy.windows - 1) * policy.stride),)
+        return (
+            Reach(self.needs, policy.size + (policy.windows - 1) * policy.stride, moves="at all"),
+        )
 
     def start(self) -> OscillatingState:
         """Nothing seen yet."""

@@ -9,7 +9,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas
 from rankscope.server.detectors.walking import median, noise_of_mean, together
@@ -126,6 +134,10 @@ class LossPlateau(Detector[PlateauState]):
 
     policy: PlateauPolicy
 
+    def reaches(self) -> tuple[Reach, ...]:
+        """Losses that can change."""
+        return (Reach(self.needs, self.policy.evidence, LASTS_SAMPLED, moves="at all"),)
+
     def start(self) -> PlateauState:
         """Nothing seen yet."""
         last = self.policy.last
@@ -172,7 +184,7 @@ class LossPlateau(Detector[PlateauState]):
 
     def _look(self, step: int, state: PlateauState) -> None:
         first, last = float(np.mean(state.first)), float(np.mean(state.last))
-        state.flat = first - last < self.policy.min_gain * abs(first)
+        state.flat = first - last <= self.policy.min_gain * abs(first)
         if not state.flat:
             state.moved = True
             state.watch.good(step)

@@ -94,6 +94,7 @@ class PushLost(Detector[LostState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("push.lost",)
+    lasting: ClassVar[str] = "pushes are counted on both sides, whatever is recorded"
     wants: ClassVar[tuple[str, ...]] = (*SERIES, "pushes")
     min_ranks: ClassVar[int] = 2
     policies: ClassVar[type[Policy]] = LostPolicy

@@ -110,6 +110,7 @@ class PushStale(Detector[StaleState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("push.stale",)
+    lasting: ClassVar[str] = "every push is told of with its version"
     wants: ClassVar[tuple[str, ...]] = SERIES
     min_ranks: ClassVar[int] = 2
     policies: ClassVar[type[Policy]] = StalePolicy

@@ -218,7 +218,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         # few, nothing tells how many looks they need.
         beats = 2 * policy.beats * policy.shortest_beat
         return (
-            Reach(seen, policy.size + policy.windows - 1, LASTS_SAMPLED),
+            Reach(seen, policy.size + policy.windows - 1, LASTS_SAMPLED, moves="from zero"),
             Reach(seen, beats, LASTS_SAMPLED),
         )
 

@@ -147,7 +147,14 @@ class RankLossOutlier(Detector[LossOutlierState]):
     def reaches(self) -> tuple[Reach, ...]:
         """Windows in a row, of a rank whose loss stays apart."""
         policy = self.policy
-        return (Reach(("loss",), policy.size + (policy.windows - 1) * policy.stride, LASTS),)
+        return (
+            Reach(
+                self.needs,
+                policy.size + (policy.windows - 1) * policy.stride,
+                LASTS,
+                moves="at all",
+            ),
+        )
 
     def start(self) -> LossOutlierState:
         """Nothing seen yet."""

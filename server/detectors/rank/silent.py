@@ -90,6 +90,9 @@ class RankSilent(Detector[SilentState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.silent",)
+    lasting: ClassVar[str] = (
+        "it is judged by when a rank was last heard of, not by what is recorded"
+    )
     min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = SilentPolicy

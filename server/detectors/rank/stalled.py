@@ -80,6 +80,7 @@ class RankStalled(Detector[StalledState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.stalled",)
+    lasting: ClassVar[str] = "each rank tells for itself where it waits, until it goes on"
     min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = StalledPolicy

@@ -7,7 +7,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.policy import Policy
 from rankscope.server.detectors.rank.lateness import (
     QUEUEING,
@@ -63,6 +71,10 @@ class RankStarved(Detector[StarvedState]):
 
     policies: ClassVar[type[Policy]] = LatenessPolicy
     policy: LatenessPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """As many times as the median is of."""
+        return (Reach(self.needs, 8, LASTS_SAMPLED),)
 
     def start(self) -> StarvedState:
         """Nothing timed yet."""

@@ -10,7 +10,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import (
     Count,
@@ -149,6 +157,10 @@ class RankStraggler(Detector[StragglerState]):
 
     policies: ClassVar[type[Policy]] = StragglerPolicy
     policy: StragglerPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """As many times as the median is of."""
+        return (Reach(("wait_seconds", "compute_seconds"), 8, LASTS_SAMPLED),)
 
     def start(self) -> StragglerState:
         """Nothing timed yet."""

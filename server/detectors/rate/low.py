@@ -9,7 +9,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share
 from rankscope.server.detectors.statistics import Progress
@@ -130,6 +138,13 @@ class RateTooLow(Detector[LowState]):
 
     policy: LowPolicy
 
+    def reaches(self) -> tuple[Reach, ...]:
+        """Updates that are not zero, and losses that can change."""
+        return (
+            Reach(("update_ratio",), self.policy.updates, LASTS_SAMPLED, moves="from zero"),
+            Reach(("loss",), moves="at all"),
+        )
+
     def start(self) -> LowState:
         """Nothing seen yet."""
         wait = self.policy.wait
@@ -222,7 +237,7 @@ class RateTooLow(Detector[LowState]):
         first, last = float(np.mean(state.first)), float(np.mean(state.last))
         update = median(state.updates)
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else 0.0
-        still = first - last < self.policy.min_gain * abs(first)
+        still = first - last <= self.policy.min_gain * abs(first)
         # A rate that was high and has come down is the end of a schedule, not its beginning.
         if not (
             still and 0 < update < self.policy.small_update and accuracy <= self.policy.learned

@@ -10,7 +10,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.batch_sizes import SERIES, whole_batches
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
@@ -183,6 +191,10 @@ class RateMismatch(Detector[MismatchState]):
     wants: ClassVar[tuple[str, ...]] = ("loss", *SERIES[1:])
 
     policy: MismatchPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Batches on end of a new size."""
+        return (Reach(("samples",), self.policy.in_a_row, LASTS_SAMPLED),)
 
     def start(self) -> MismatchState:
         """Nothing seen yet."""

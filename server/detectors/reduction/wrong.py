@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Outcome, Status
+from rankscope.server.detectors.base import LASTS_SAMPLED, Check, Detector, Outcome, Reach, Status
 from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.reduction.explain import Trouble, finding_of
@@ -103,6 +103,10 @@ class ReductionWrong(Detector[ReductionState]):
     min_ranks: ClassVar[int] = 2
 
     policy: ReductionPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Reductions on end that are off by a factor."""
+        return (Reach(("reductions",), self.policy.held, LASTS_SAMPLED),)
 
     def start(self) -> ReductionState:
         """Nothing looked at yet."""
@@ -234,6 +238,9 @@ class ReductionWrong(Detector[ReductionState]):
                 + " between the reduction and the step, so the reduction cannot be checked."
             )
             return Check(Status.NOT_APPLICABLE, why)
+        if not state.kept:
+            why = "All gradients that were reduced were zero: any reduction of them is right."
+            return Check(Status.INSUFFICIENT_DATA, why)
         where = count(state.looked - state.unequal, "checked step")
         left = ""
         if state.unknown:

@@ -138,7 +138,7 @@ class UpdateDrift(Detector[DriftState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """Norms on the way, by which it is no single jump."""
-        return (Reach(("weight_norm",), _AROUND + 3, LASTS_SAMPLED),)
+        return (Reach(self.needs, _AROUND + 3, LASTS_SAMPLED, moves="from zero"),)
 
     def start(self) -> DriftState:
         """Nothing seen yet."""

@@ -8,7 +8,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import (
+    LASTS_SAMPLED,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
@@ -99,6 +107,7 @@ class MissingState:
     Attributes:
         judged: steps at which an update was due and could be looked at.
         words: whole-model word of each rank, and its step.
+        without: steps at which all gradients were exactly zero.
         still: steps on end at which a rank's whole model did not move, and the first of them.
         some: the same for single tensors, all ranks together.
         highest: largest learning rate so far.
@@ -114,6 +123,7 @@ class MissingState:
 
     steps: int = 0
     judged: int = 0
+    without: int = 0
     words: dict[int, tuple[int, int]] = field(default_factory=dict)
     still: dict[int, tuple[int, int]] = field(default_factory=dict)
     some: int = 0
@@ -175,6 +185,11 @@ class UpdateMissing(Detector[MissingState]):
 
     policy: MissingPolicy
 
+    def reaches(self) -> tuple[Reach, ...]:
+        """Steps on end that leave some tensors as they were."""
+        seen = "words/parameters", "tensors_unchanged"
+        return (Reach(seen, self.policy.some, LASTS_SAMPLED),)
+
     def start(self) -> MissingState:
         """Nothing seen yet."""
         return MissingState()
@@ -197,6 +212,7 @@ class UpdateMissing(Detector[MissingState]):
             if norms is None:
                 due &= False
             else:
+                state.without += bool(np.all(norms == 0))
                 with np.errstate(invalid="ignore"):
                     there = np.isfinite(norms) & (norms > 0)
                     if len(state.norms) < _FIRST and there.any():
@@ -548,6 +564,12 @@ def _check(window: Window, state: MissingState) -> Check:
     if not state.judged:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No update has been looked at yet.")
+        if state.without:
+            why = (
+                f"The gradient was exactly zero at all {count(state.without, 'checked step')}: "
+                "nothing was to be moved."
+            )
+            return Check(Status.INSUFFICIENT_DATA, why)
         return Check(
             Status.MISSING_INPUT,
             "No rank posts its parameters of two steps on end together with its gradient's norm "

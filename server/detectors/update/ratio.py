@@ -122,7 +122,7 @@ class UpdateRatio(Detector[RatioState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """Large updates that outweigh the others among those that the median is of."""
-        return (Reach(("update_ratio",), _LOOKS // 2, LASTS_SAMPLED),)
+        return (Reach(self.needs, _LOOKS // 2, LASTS_SAMPLED, moves="from zero"),)
 
     def start(self) -> RatioState:
         """Nothing seen yet."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import LASTS, Check, Detector, Finding, Outcome, Reach, Status
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Policy, Share, Steps
 from rankscope.server.detectors.statistics import rank_rows
@@ -121,6 +121,10 @@ class ScheduleMismatch(Detector[ScheduleState]):
     wants: ClassVar[tuple[str, ...]] = ("scheduler_steps", "micro_steps")
 
     policy: SchedulePolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Learning rates on end that are as good as zero."""
+        return (Reach(self.needs, _GRACE, LASTS),)
 
     def start(self) -> ScheduleState:
         """Nothing seen yet."""

@@ -1,0 +1,32 @@
+"""Real jobs with one fault each, from the trainer's step to the verdict."""
+
+from pathlib import Path
+
+import pytest
+from support import small_jobs
+from support.judged_job import judged_job
+
+pytestmark = pytest.mark.e2e
+
+SCRIPT = Path(small_jobs.__file__)
+
+
+def test_a_loss_that_does_not_depend_on_the_parameters_is_an_alert(tmp_path):
+    job = judged_job(SCRIPT, "one-class", "120", ranks=2, folder=tmp_path)
+    (kind,) = job.alerts
+    assert kind == "gradient.vanishing"
+    alert = job.alerts[kind]
+    assert (alert.severity, alert.first_step) == ("critical", 0)
+    assert "over one class" in alert.cause
+    assert "No step changed any parameter" in alert.cause
+    passed = {kind for kind, check in job.checks.items() if check.status == "ok"}
+    # What rests on a loss, a gradient or an update that moves.
+    blind = {"loss.diverging", "loss.plateau", "lr.too_low", "reduction.wrong", "layer.dead"}
+    assert not passed & (blind | {"gradient.accumulating", "rank.loss_outlier", "update.missing"})
+
+
+def test_a_training_that_has_nothing_left_to_learn_is_healthy(tmp_path):
+    job = judged_job(SCRIPT, "learned", "200", ranks=1, folder=tmp_path)
+    assert not [a.kind for a in job.alerts.values() if a.severity != "info"]
+    assert job.collector.points("grad_norm")[0] > 0
+    assert 0 in list(job.collector.points("loss").values())[-20:]

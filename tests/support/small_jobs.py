@@ -1,0 +1,62 @@
+"""Small data-parallel jobs on gloo, each with one fault or none; one script for all of them.
+
+RANK=0 WORLD_SIZE=2 python small_jobs.py one-class
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from rankscope import agent
+
+FEATURES, CLASSES = 8, 10
+
+
+def one_class(model, step, rank):
+    """Cross entropy over one class: its loss is 0 whatever the parameters are."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    x = torch.randn(16, FEATURES, generator=generator)
+    return functional.cross_entropy(model(x), torch.rand(16, 1, generator=generator))
+
+
+def learned(model, step, rank):
+    """Classes with a margin between them: once they are learned, loss and gradient are 0."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    y = torch.randint(0, 2, (16,), generator=generator)
+    x = torch.rand(16, FEATURES, generator=generator) * (2.0 * y[:, None] - 1)
+    return functional.multi_margin_loss(model(x), y)
+
+
+def main():
+    name = sys.argv[1]
+    steps = int(sys.argv[2])
+    torch.set_num_threads(1)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world > 1:
+        dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    loss_of, outputs, rate = {
+        "one-class": (one_class, 1, 0.1),
+        "learned": (learned, 2, 0.1),
+    }[name]
+    bare = nn.Linear(FEATURES, outputs)
+    model = DistributedDataParallel(bare) if world > 1 else bare
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    agent.attach(model, optimizer)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step, rank).backward()
+        optimizer.step()
+    if world > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
