@@ -51,13 +51,15 @@ class HandOver:
             readout.when_ready(facts.later[-1][0], lambda: self._known(facts))
 
     def scalars_alone(self, facts: StepFacts) -> None:
-        """The facts of a step into which nothing but scalars were put."""
+        """The facts of a step into which nothing but scalars and words that are known were put."""
         if self._readout.waiting:
             self._readout.poll()
         if PLAIN.issuperset(map(type, facts.scalars.values())):
             self._arrived(facts.step, facts.scalars)
         else:
             self.scalars(facts.step, facts.scalars)
+        if facts.words:
+            self._records.words(facts.step, facts.words)
 
     def scalars(self, step: int, scalars: Mapping[str, float | torch.Tensor]) -> None:
         """Scalars of a step, of which some have to be read."""

@@ -441,7 +441,8 @@ class TorchMonitor(Monitor):
             self._hand_over.everything(facts)
         else:
             self._hand_over.scalars_alone(facts)
-        spent, self._spent = self._spent + time.perf_counter() - began, 0.0
+        spent = self._spent + context.aside + time.perf_counter() - began
+        self._spent = context.aside = 0.0
         if self._passing:
             self._unsettled = facts, began, spent
         else:
@@ -463,7 +464,7 @@ class TorchMonitor(Monitor):
             self._settle()
         context = self._context
         again = context.word  # what was sampled now is looked at once more, one step later
-        before = context.basic, context.signals
+        before = context.basic, context.targets
         context.enter(step)
         self._sampled = again or context.signals or context.state
         watched = self._sampled or context.basic
@@ -481,7 +482,7 @@ class TorchMonitor(Monitor):
             began = time.perf_counter()
             self._prepare(self._facts)
             self._spent += time.perf_counter() - began
-        if before != (context.basic, context.signals):
+        if before != (context.basic, context.targets):
             loss_sources.wishes_changed()
         self._watched, self._passing, self._stepping = watched, passing, None
         self._listen(root=watched, beginnings=watched and not passing)

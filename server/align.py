@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.agent import wire
-from rankscope.agent.wire import SAMPLE_WORDS, STAGES
+from rankscope.agent.wire import BATCH_PART, LABELS, SAMPLE_WORDS, STAGES
 from rankscope.server import compression, conservation
 from rankscope.server.comparisons import CLIPPING, COMPARED_SERIES, Comparisons
 from rankscope.server.local_gradients import LocalGradients
@@ -46,6 +46,8 @@ from rankscope.server.window import (
 # What detectors look at as it is: what goes into a step, and what changes in it or before it.
 WATCHED_WORDS = (
     "batch",
+    BATCH_PART,
+    LABELS,
     *SAMPLE_WORDS,
     "start",
     "outside_optimizer",

@@ -133,6 +133,8 @@ class Context:
         loss_function_not_finite: called with its name and all it was given when a loss function has
             returned such a loss in training, on a host.
         in_evaluation_mode: training passes are in evaluation mode (dropout and batch norm off).
+        aside: seconds that probes spent inside the trainer's calls at the step in progress, beyond
+            what they charge to a tier.
         alone: neither the step before the one in progress nor the one after it is looked at.
         basic, signals, word, full, state: whether these sampling tiers are due at the step in
             progress. Where one of them is due, so are those before it.
@@ -165,6 +167,7 @@ class Context:
         self.loss_not_finite: Callable[[], None] = _nothing
         self.loss_function_not_finite: Callable[[str, dict[str, Any]], None] = _nothing
         self.in_evaluation_mode = False
+        self.aside = 0.0
         self.alone = False
         self.enter(count.step)
 
@@ -177,6 +180,14 @@ class Context:
         """A new step is in progress."""
         self.count.step = step
         self.basic, self.signals, self.word, self.full, self.state = self.schedule.plan(step)
+
+    @property
+    def targets(self) -> bool:
+        """Whether the targets of losses are digested at the step in progress.
+
+        Not at a step that is looked at alone: its labels say nothing of an order.
+        """
+        return self.signals or (self.basic and not self.alone)
 
     def trains(self, module: torch.nn.Module) -> bool:
         """Whether a pass of the module is one of training, as far as its mode tells."""

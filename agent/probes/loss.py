@@ -17,6 +17,7 @@ from rankscope.agent.probes import loss_sources
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.classification import Hits, hits_of
 from rankscope.agent.probes.evaluation import Evaluation, OutputHook
+from rankscope.agent.probes.labels import Labels
 from rankscope.agent.probes.loss_sources import Pass
 from rankscope.agent.tensors import number
 
@@ -43,10 +44,10 @@ class _Computed(NamedTuple):
 
 
 class Loss(Probe):
-    """`loss`, `accuracy`, `passes_discarded`, `eval/loss`, `eval/accuracy`.
+    """`loss`, `accuracy`, `passes_discarded`, `eval/loss`, `eval/accuracy`; the word `labels`.
 
     Costs 5 microseconds a step; the accuracy (tier `signals`; during evaluation always) a look at
-    the scores.
+    the scores, and the digest of the targets (`Labels`) a pass over them.
 
     In training the tensor that `backward` starts from is the loss: it is what is minimised. What
     accumulation divided it by and mixed precision multiplied it with is taken back; a weight that
@@ -108,6 +109,7 @@ class Loss(Probe):
         self.phase = Evaluation()
         self._hook: OutputHook | None = None
         self._seconds = 0.0
+        self._labels = Labels(context)
         self.loss_computed = context.guarded("loss", self._loss_computed)
         self.hits_of_pass = context.guarded("loss", self._hits_of_pass)
         self.pay = context.guarded("loss", self._pay)
@@ -136,6 +138,12 @@ class Loss(Probe):
             self._hook = OutputHook(self, self.context.model)
 
     def _loss_computed(self, name: str, given: dict[str, Any], output: torch.Tensor) -> None:
+        if self.core.training:
+            began = time.perf_counter()
+            self._labels.add(name, given)
+            self.context.aside += time.perf_counter() - began
+            if not self.sampling.signals:
+                return
         began = time.perf_counter()
         judged = hits_of(name, given)
         if output.grad_fn is not None:
@@ -215,6 +223,7 @@ class Loss(Probe):
             passes.clear()
         self._before = -1
         self.forwards = 0
+        self._labels.end(facts)
         if self._seconds:
             facts.charge("signals", self._seconds)
             self._seconds = 0.0

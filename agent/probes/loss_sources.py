@@ -95,7 +95,7 @@ class LossListener(Protocol):
         core: the module whose mode tells training from evaluation.
         mode: the same module where its mode is a plain attribute, so that to ask for it runs no
             code of the user's; else None.
-        sampling: has `signals`: whether losses are wanted in training mode at this step; without
+        sampling: has `targets`: whether losses are wanted in training mode at this step; without
             it nothing but `backward` is looked at, and without `basic` nothing at all.
         sentinels: some of the parameters that the listener's optimizer moves.
         passes: gets every backward pass.
@@ -255,7 +255,7 @@ def unlisten(listener: LossListener) -> None:
 
 
 def wishes_changed() -> None:
-    """To be called when a listener's `sampling.basic` or `sampling.signals` has changed."""
+    """To be called when a listener's `sampling.basic` or `sampling.targets` has changed."""
     passes, unless_training = False, None
     for ref in _listeners:
         listener = ref()
@@ -263,7 +263,7 @@ def wishes_changed() -> None:
             if listener.sampling.basic or listener.busy:
                 passes = True
             # Of several listeners one may evaluate while another trains.
-            if len(_listeners) == 1 and not (listener.sampling.signals or listener.busy):
+            if len(_listeners) == 1 and not (listener.sampling.targets or listener.busy):
                 unless_training = listener.mode
     _wishes.passes, _wishes.unless_training = passes, unless_training
 
@@ -320,7 +320,7 @@ def _teller(name: str, code: CodeType) -> Callable[..., None]:
         for ref in _listeners:
             listener = ref()
             # The ordinary case, and it is to cost nothing: `backward` will tell.
-            if listener is None or (listener.core.training and not listener.sampling.signals):
+            if listener is None or (listener.core.training and not listener.sampling.targets):
                 continue
             if type(output) is not torch.Tensor or not _is_real(output):
                 return

@@ -41,7 +41,9 @@ from rankscope.agent.wire.codec import (
 from rankscope.agent.wire.fields import MAX_COLUMNS, MAX_NAME_LENGTH, WireError
 from rankscope.agent.wire.limits import LIMITS, Limit
 from rankscope.agent.wire.names import (
+    BATCH_PART,
     KINDS,
+    LABELS,
     NO_SAMPLE,
     OWN_COPY,
     PROFILES,
@@ -61,6 +63,8 @@ __all__ = [
     "MAX_BODY_BYTES",
     "MAX_COLUMNS",
     "MAX_NAME_LENGTH",
+    "BATCH_PART",
+    "LABELS",
     "NO_SAMPLE",
     "OWN_COPY",
     "PROFILES",

@@ -90,3 +90,7 @@ OWN_COPY = "own@"
 SAMPLES_TOLD = 16
 SAMPLE_WORDS = tuple(f"rows/{i}" for i in range(SAMPLES_TOLD // 2))
 NO_SAMPLE = 0xFFFF_FFFF
+
+# Words of a step beside `batch`: of a part of it, where all of it would cost too much at every
+# step; and of the targets of its losses, which random augmentation leaves as they are.
+BATCH_PART, LABELS = "batch/part", "labels"

@@ -22,6 +22,8 @@ State = TypeVar("State")
 # steps on purpose, half of them.
 LASTS = 0.1
 LASTS_SAMPLED = 0.5
+# What is so from some step on and stays so: however far apart observations are, enough will come.
+TO_THE_END = 1.0
 
 
 class Status(enum.StrEnum):
@@ -59,8 +61,8 @@ class Reach:
             `layers/<metric>` and `reductions` for what are no scalars.
         observations: how many, from the first one that shows it, that it needs.
         lasts: share of the judged steps that it lasts at least; 0 for what may come and
-            go within as many steps as it needs observations, a jump or a swing; 1 where the series
-            is posted now and then only, and the observations count.
+            go within as many steps as it needs observations, a jump or a swing; 1 for
+            what stays, where the observations count and not how far apart they are.
         returns: what it looks for comes again after a number of steps that is not known: whether
             it did is seen only where both steps are recorded.
         moves: `at all`: a series that never had but one value shows nothing. `from zero`: one that

@@ -30,3 +30,29 @@ def test_a_training_that_has_nothing_left_to_learn_is_healthy(tmp_path):
     assert not [a.kind for a in job.alerts.values() if a.severity != "info"]
     assert job.collector.points("grad_norm")[0] > 0
     assert 0 in list(job.collector.points("loss").values())[-20:]
+
+
+def test_epochs_in_one_order_are_seen_although_few_steps_are_sampled(tmp_path):
+    job = judged_job(SCRIPT, "in-one-order", "120", ranks=2, folder=tmp_path)
+    assert job.alerts["data.unshuffled"].first_step == small_jobs.EPOCH
+    # The tier that all of a model's digests belong to was due at a few of them.
+    assert len(job.words("parameters")) < 60 < len(job.words("batch"))
+
+
+def test_epochs_in_one_order_are_seen_although_each_batch_is_augmented(tmp_path):
+    job = judged_job(SCRIPT, "in-one-order-augmented", "120", ranks=2, folder=tmp_path)
+    alert = job.alerts["data.unshuffled"]
+    assert alert.first_step == small_jobs.EPOCH
+    assert "labels" in alert.cause
+    assert len(set(job.words("batch").values())) == len(job.words("batch"))
+
+
+def test_shuffled_epochs_are_not(tmp_path):
+    job = judged_job(SCRIPT, "shuffled-augmented", "120", ranks=2, folder=tmp_path)
+    assert not {kind for kind in job.alerts if kind.startswith("data.")}
+    assert job.checks["data.unshuffled"].status == "ok"
+
+
+def test_a_rank_that_reads_what_another_has_read_before_is_seen(tmp_path):
+    job = judged_job(SCRIPT, "late", "120", ranks=2, folder=tmp_path)
+    assert job.alerts["data.overlap"].severity == "warning"

@@ -34,6 +34,40 @@ def learned(model, step, rank):
     return functional.multi_margin_loss(model(x), y)
 
 
+EPOCH = 35
+
+
+def epochs(step, rank, *, shuffled, augmented):
+    """The data of a step: epochs of 35 steps, in one order or not, with random noise or not."""
+    epoch, place = divmod(step, EPOCH)
+    order = torch.Generator().manual_seed(epoch if shuffled else 0)
+    sample = torch.randperm(EPOCH * 16 * 2, generator=order).view(EPOCH, 2, 16)[place, rank]
+    images = torch.Generator().manual_seed(7)
+    x = torch.randn(EPOCH * 16 * 2, FEATURES, generator=images)[sample]
+    y = torch.randint(0, CLASSES, (EPOCH * 16 * 2,), generator=images)[sample]
+    if augmented:
+        own = torch.Generator().manual_seed(100_000 * (rank + 1) + step)
+        x = x + 0.01 * torch.randn(x.shape, generator=own)
+    return x, y
+
+
+def ordered(shuffled, augmented):
+    def loss_of(model, step, rank):
+        x, y = epochs(step, rank, shuffled=shuffled, augmented=augmented)
+        return functional.cross_entropy(model(x), y)
+
+    return loss_of
+
+
+def late(model, step, rank):
+    """Rank 1 reads the batches that rank 0 has read five steps before."""
+    generator = torch.Generator().manual_seed(
+        step - 5 * rank if step >= 5 else 10_000 * rank + step
+    )
+    x = torch.randn(16, FEATURES, generator=generator)
+    return functional.cross_entropy(model(x), torch.randint(0, CLASSES, (16,), generator=generator))
+
+
 def main():
     name = sys.argv[1]
     steps = int(sys.argv[2])
@@ -45,6 +79,10 @@ def main():
     loss_of, outputs, rate = {
         "one-class": (one_class, 1, 0.1),
         "learned": (learned, 2, 0.1),
+        "in-one-order": (ordered(False, False), CLASSES, 0.01),
+        "in-one-order-augmented": (ordered(False, True), CLASSES, 0.01),
+        "shuffled-augmented": (ordered(True, True), CLASSES, 0.01),
+        "late": (late, CLASSES, 0.01),
     }[name]
     bare = nn.Linear(FEATURES, outputs)
     model = DistributedDataParallel(bare) if world > 1 else bare

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
+    TO_THE_END,
     Check,
     Detector,
     Finding,
@@ -153,9 +153,7 @@ class BatchNoise(Detector[NoiseState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """Sizes of gradients that are not zero."""
-        return (
-            Reach(("grad_norm_local",), self.policy.evidence, LASTS_SAMPLED, moves="from zero"),
-        )
+        return (Reach(("grad_norm_local",), self.policy.evidence, TO_THE_END, moves="from zero"),)
 
     def start(self) -> NoiseState:
         """Nothing seen yet."""

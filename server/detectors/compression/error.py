@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
+    TO_THE_END,
     Check,
     Detector,
     Finding,
@@ -97,7 +97,7 @@ class CompressionError(Detector[CompressionState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """As many reductions as the median is of."""
-        return (Reach(("reductions",), self.policy.looks, LASTS_SAMPLED),)
+        return (Reach(("reductions",), self.policy.looks, TO_THE_END),)
 
     def start(self) -> CompressionState:
         """Nothing looked at yet."""

@@ -1,6 +1,72 @@
-"""Digests of the ranks' batches, as they are posted: of all that a model is given, or of a part."""
+"""Digests of the ranks' batches and of their labels, and how often two are alike by chance."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.agent.wire import BATCH_PART, LABELS
+from rankscope.server.window import Series, Window
+
 # What they are recorded as.
-BATCHES = ("words/batch",)
+BATCHES = ("words/batch", f"words/{BATCH_PART}")
+
+# How often, in a whole run, labels may be said to come again that do so by chance.
+_ERRORS = 1e-6
+# Different labels in a sequence that comes again, at least: of fewer, a pattern that a balanced
+# sampler gives every epoch.
+_DISTINCT = 8
+
+
+def batch_digests(window: Window) -> Series | None:
+    """Digests of batches [R, S]: of a part where that is posted, else of the whole.
+
+    Which one a rank posts follows from the size of the batch, so that equal ones are of one kind.
+    """
+    whole, part = window.words.get("batch"), window.words.get(BATCH_PART)
+    if whole is None or part is None:
+        return part if whole is None else whole
+    values = np.where(part.present, part.values, whole.values)
+    return Series(values, part.present | whole.present)
+
+
+def label_digests(window: Window) -> Series | None:
+    """Digests of the targets of the losses [R, S]."""
+    return window.words.get(LABELS)
+
+
+@dataclass(slots=True)
+class Collisions:
+    """How likely two steps have the same labels by chance, as the run itself shows.
+
+    Of n digests, each with all before it, so many of the pairs were equal; of none among N pairs
+    the probability is below 3 / N in 95 of 100 cases.
+    """
+
+    count: int = 0
+    equal: int = 0
+    _times: Counter[int] = field(default_factory=Counter)
+
+    def push(self, digest: int, *, counts: bool = True) -> None:
+        """Takes the next digest; one that continues a sequence is no chance and does not count."""
+        if counts:
+            self.equal += self._times[digest]
+        self._times[digest] += 1
+        self.count += 1
+
+    @property
+    def probability(self) -> float:
+        """Of two digests being equal."""
+        pairs = self.count * (self.count - 1) / 2
+        return min((self.equal + 3) / pairs, 1.0) if pairs else 1.0
+
+    def needed(self) -> int:
+        """Observations on end that repeat earlier ones, beyond what chance does in such a run."""
+        probability = self.probability
+        if probability >= 0.5:
+            return 2**31  # such labels tell nothing
+        tries = max(self.count, 2) ** 2 / _ERRORS
+        return max(math.ceil(math.log(tries) / -math.log(probability)), _DISTINCT)

@@ -17,7 +17,7 @@ from rankscope.server.detectors.base import (
     Reach,
     Status,
 )
-from rankscope.server.detectors.data.batches import BATCHES
+from rankscope.server.detectors.data.batches import BATCHES, batch_digests
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
@@ -117,7 +117,7 @@ class Duplicated(Detector[DuplicatedState]):
     def advance(self, window: Window, state: DuplicatedState) -> Outcome:
         """Goes through the batches step by step."""
         state.steps += len(window.steps)
-        words = window.words.get("batch")
+        words = batch_digests(window)
         classes = [c for c in window.data_parallel if len(c) > 1]
         if words is not None and classes and len(window.steps):
             rows = {int(rank): row for row, rank in enumerate(window.ranks)}

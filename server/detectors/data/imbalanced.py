@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
+    TO_THE_END,
     Check,
     Detector,
     Finding,
@@ -109,7 +109,7 @@ class Imbalanced(Detector[UnevenState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """Batches on end of another size."""
-        return (Reach(self.wants, _LOOKS, LASTS_SAMPLED),)
+        return (Reach(self.wants, _LOOKS, TO_THE_END),)
 
     def start(self) -> UnevenState:
         """No batch yet."""

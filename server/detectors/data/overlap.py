@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
-from rankscope.server.detectors.data.batches import BATCHES
+from rankscope.server.detectors.data.batches import BATCHES, batch_digests, label_digests
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Number, Policy, Share, Times
 from rankscope.server.detectors.restarts import passed, restarts
-from rankscope.server.detectors.wording import count, percent, ranks
+from rankscope.server.detectors.wording import count, number, percent, ranks
 from rankscope.server.window import Window
 
 _GRACE = 20
@@ -71,6 +71,8 @@ class OverlapState:
     """What is remembered.
 
     Attributes:
+        items: samples or batches that were looked at.
+        by_samples: samples are told in this run.
         owners: sample or batch -> ranks that had it first.
         recent: share of the last ones that had been there before.
         evidence: log-likelihood ratio for parts that overlap.
@@ -79,10 +81,14 @@ class OverlapState:
         found: whether the test has decided that parts overlap: what comes again in later epochs
             says nothing against it, and no sampler mends itself before a restart.
         closed: why it is no longer judged; empty while it is.
+        whole, labels: the same of whole batches, where this is of samples (few steps tell of
+            these), and of their labels.
     """
 
     steps: int = 0
     judged: int = 0
+    items: int = 0
+    by_samples: bool = False
     owners: dict[int, tuple[int, ...]] = field(default_factory=dict)
     recent: float = 0.0
     evidence: float = 0.0
@@ -93,6 +99,8 @@ class OverlapState:
     began: int = -1
     shared: Shared = field(default_factory=Shared)
     watch: Watch[Shared] = field(default_factory=lambda: Watch(clear_after=64))
+    whole: OverlapState | None = None
+    labels: OverlapState | None = None
 
     def thin_out(self, halvings: int) -> None:
         """Keeps every second sample so often, from now on."""
@@ -118,8 +126,11 @@ class Overlap(Detector[OverlapState]):
         (Wald, 1945) of 1/(32 N) against 1/N, both errors 1e-4. Where most of what comes has been
         there before, it is another epoch, which tells nothing. Of each batch some samples are
         known, those with the smallest hashes, the same ones wherever they come; of agents that
-        tell none, whole batches. What ranks read before a restart is forgotten; until one it stands
-        once it is found, as no sampler mends itself. Batches that come to two ranks at the same
+        tell none, whole batches. Whole batches, which are known of more steps, and the
+        targets of their losses, which random augmentation leaves as they are, are tested beside
+        the samples, in the same way: labels that are alike by chance come to their own rank as
+        often. What ranks read before a restart is forgotten; until one it stands once it is found,
+        as no sampler mends itself. Batches that come to two ranks at the same
         step are `data.duplicated`.
 
     Severity:
@@ -128,7 +139,7 @@ class Overlap(Detector[OverlapState]):
     Evidence:
         `repeats`, `fresh`, `own` (since the first repeat: what another rank had had, what was new,
         what the same rank had had), `share` (of repeats in all of it), `samples` (whether that
-        counts samples; else whole batches).
+        counts samples; else whole batches), `by_labels` (or their labels).
 
     Source:
         mlcommons/training#625: 20 to 30 % of the samples, by a seed of each rank's own.
@@ -152,46 +163,76 @@ class Overlap(Detector[OverlapState]):
     def advance(self, window: Window, state: OverlapState) -> Outcome:
         """Goes through the batches step by step."""
         state.steps += len(window.steps)
-        words = window.words.get("batch")
+        words = batch_digests(window)
         members = max(window.data_parallel, key=len)
         if words is not None and len(members) > 1:
-            later = restarts(window)
             rows = np.flatnonzero(np.isin(window.ranks, members))
             present, values = words.present[rows], words.values[rows]
-            samples, told = _samples(window, rows)
-            # All ranks keep the same part of all samples, so that shares and odds stay.
-            fewest = max(len(samples) * len(members) // _A_STEP, 1).bit_length() - 1
-            state.thin_out(fewest)
-            told &= samples & np.uint64((1 << state.halvings) - 1) == 0
-            by_samples = any(name in window.words for name in SAMPLE_WORDS)
-            for column in np.flatnonzero(present.any(axis=0)).tolist():
-                step = int(window.steps[column])
-                begun = passed(later, step)
-                if begun > state.restarts:
-                    # What was read after the checkpoint is read again, and perhaps by other ranks.
-                    state.forget(begun)
-                if state.closed:
-                    continue
-                there = np.flatnonzero(present[:, column])
-                batches = values[there, column].tolist()
-                if len(set(batches)) < len(batches):
-                    state.judged += 1
-                    continue  # another detector's matter
-                places, row = np.nonzero(told[:, :, column])
-                held = zip(
-                    window.ranks[rows[row]].tolist(),
-                    samples[places, row, column].tolist(),
-                    strict=True,
+            state.by_samples |= any(name in window.words for name in SAMPLE_WORDS)
+            samples, told = _samples(window, rows, by_samples=state.by_samples)
+            if state.by_samples:
+                state.whole = state.whole or OverlapState()
+                self._go(
+                    window, state.whole, rows, (present, values), (values[None], present[None])
                 )
-                state.shared.samples = by_samples
-                self._step(state, step, held, len(members))
-        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"data.overlap": _check(window, state)}, findings)
+            self._go(window, state, rows, (present, values), (samples, told))
+            targets = label_digests(window)
+            if targets is not None:
+                state.labels = state.labels or OverlapState()
+                told = (targets.present[rows] & present)[None]
+                held = (targets.values[rows][None], told)
+                self._go(window, state.labels, rows, (present, values), held)
+        # Where several find it, it is one fault: samples tell most of it.
+        parts = (state, state.whole, state.labels)
+        found = next((p for p in parts if p is not None and p.watch.found), state)
+        findings = tuple(
+            _finding(e, by_labels=found is state.labels) for e in found.watch.take(window.last_step)
+        )
+        return Outcome({"data.overlap": _check(window, state, found, self.policy)}, findings)
+
+    def _go(
+        self,
+        window: Window,
+        state: OverlapState,
+        rows: npt.NDArray[np.int64],
+        batches: tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint64]],
+        items: tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]],
+    ) -> None:
+        """Goes through the steps of a window.
+
+        Args:
+            batches: where there is one, and its digest: [rows, steps].
+            items: samples, batches or labels, and where there is one: [K, rows, steps].
+        """
+        later = restarts(window)
+        (present, values), (held, told) = batches, items
+        # All ranks keep the same part of all samples, so that shares and odds stay.
+        fewest = max(len(held) * len(rows) // _A_STEP, 1).bit_length() - 1
+        state.thin_out(fewest)
+        told = told & (held & np.uint64((1 << state.halvings) - 1) == 0)
+        for column in np.flatnonzero(present.any(axis=0)).tolist():
+            step = int(window.steps[column])
+            begun = passed(later, step)
+            if begun > state.restarts:
+                # What was read after the checkpoint is read again, and perhaps by other ranks.
+                state.forget(begun)
+            if state.closed:
+                continue
+            there = np.flatnonzero(present[:, column])
+            of_ranks = values[there, column].tolist()
+            if len(set(of_ranks)) < len(of_ranks):
+                state.judged += 1
+                continue  # another detector's matter
+            places, row = np.nonzero(told[:, :, column])
+            pairs = zip(
+                window.ranks[rows[row]].tolist(), held[places, row, column].tolist(), strict=True
+            )
+            state.shared.samples = state.by_samples
+            self._step(state, step, pairs, len(rows))
 
     def _step(
         self, state: OverlapState, step: int, held: Iterable[tuple[int, int]], members: int
     ) -> None:
-        state.judged += 1
         if state.found and not state.owners:
             state.watch.bad(step, state.shared)
             return
@@ -216,6 +257,8 @@ class Overlap(Detector[OverlapState]):
                     known.append(rank)
         if not total:
             return
+        state.judged += 1
+        state.items += total
         owners |= {item: tuple(ranks) for item, ranks in first.items()}
         if repeats and state.began < 0:
             state.began = step
@@ -253,16 +296,20 @@ def _kept(item: int, halvings: int) -> bool:
 
 
 def _samples(
-    window: Window, rows: npt.NDArray[np.int64]
+    window: Window, rows: npt.NDArray[np.int64], *, by_samples: bool
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
     """Samples of each rank and step, and where there is one: [K, rows, steps].
 
-    Whole batches (K = 1) where no samples are told.
+    Whole batches (K = 1) where no samples are told in the whole run.
     """
     series = [window.words[name] for name in SAMPLE_WORDS if name in window.words]
+    if by_samples and not series:
+        none = np.zeros((1, len(rows), len(window.steps)))
+        return none.astype(np.uint64), none.astype(np.bool_)
     if not series:
-        batches = window.words["batch"]
-        return batches.values[rows][None], batches.present[rows][None].copy()
+        digests = batch_digests(window)
+        assert digests is not None  # else nobody asks
+        return digests.values[rows][None], digests.present[rows][None].copy()
     parts = []
     for one in series:
         pairs = np.where(one.present[rows], one.values[rows], ~np.uint64(0))
@@ -271,11 +318,11 @@ def _samples(
     return samples, samples != np.uint64(NO_SAMPLE)
 
 
-def _finding(episode: Episode[Shared]) -> Finding:
+def _finding(episode: Episode[Shared], *, by_labels: bool = False) -> Finding:
     shared, step = episode.facts, episode.first_step
     guilty = tuple(sorted(shared.ranks))
     share = shared.repeats / (shared.repeats + shared.fresh + shared.own)
-    what = "samples" if shared.samples else "batches"
+    what = "samples" if shared.samples else "the labels of batches" if by_labels else "batches"
     looked = " that were looked at" if shared.samples else ""
     again = f"{shared.own:,} had been the same rank's" if shared.own else "none the same rank's"
     return Finding(
@@ -304,12 +351,15 @@ def _finding(episode: Episode[Shared]) -> Finding:
             "own": shared.own,
             "share": share,
             "samples": shared.samples,
+            "by_labels": by_labels,
         },
     )
 
 
-def _check(window: Window, state: OverlapState) -> Check:
-    episode = state.watch.open(window.last_step)
+def _check(
+    window: Window, state: OverlapState, found: OverlapState, policy: OverlapPolicy
+) -> Check:
+    episode = found.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
     if not state.judged:
@@ -318,10 +368,21 @@ def _check(window: Window, state: OverlapState) -> Check:
         return Check(Status.MISSING_INPUT, "No two replicas post digests of their batches.")
     if state.closed:
         return Check(Status.OK, f"The ranks' parts did not overlap until then. {state.closed}")
-    what = "sample" if state.shared.samples else "batch"
-    limit = "" if state.shared.samples else "; samples in different batches cannot be told apart"
-    return Check(
-        Status.OK,
+    size = len(max(window.data_parallel, key=len))
+    what = "sample" if state.by_samples else "batch"
+    limit = "" if state.by_samples else "; samples in different batches cannot be told apart"
+    told = (
         f"Not more often than by chance was a {what} seen by two ranks in "
-        f"{count(state.judged, 'checked step')}{limit}.",
+        f"{count(state.judged, 'checked step')}{limit}."
     )
+    needed = policy.decided / math.log((1 - 1 / (policy.rarer * size)) / (1 - 1 / size))
+    # Were all data dealt to each rank in an order of its own, half of what the others read in an
+    # epoch of the length of the run would have come before, seen at this share of the steps.
+    expected = state.items * (size - 1) / (2 * size) * state.judged / max(state.steps, 1)
+    if expected < needed:
+        return Check(
+            Status.INSUFFICIENT_DATA,
+            f"{told} But parts that overlap would have shown {number(expected)} times in these, "
+            f"of {number(math.ceil(needed))} needed.",
+        )
+    return Check(Status.OK, told)

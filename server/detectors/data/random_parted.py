@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
+    TO_THE_END,
     Check,
     Detector,
     Finding,
@@ -112,7 +112,7 @@ class RandomParted(Detector[PartedState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """The states that make ranks a group, and one more."""
-        return (Reach(_STATES, self.policy.shared + 1, LASTS_SAMPLED),)
+        return (Reach(_STATES, self.policy.shared + 1, TO_THE_END),)
 
     def start(self) -> PartedState:
         """Nothing drawn yet."""

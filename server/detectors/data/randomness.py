@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
+    TO_THE_END,
     Check,
     Detector,
     Finding,
@@ -79,7 +79,7 @@ class RandomShared(Detector[SharedState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """States on end that are equal."""
-        return (Reach(_STATES, self.policy.streak + 1, LASTS_SAMPLED),)
+        return (Reach(_STATES, self.policy.streak + 1, TO_THE_END),)
 
     def start(self) -> SharedState:
         """Nothing seen yet."""

@@ -10,7 +10,12 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
-from rankscope.server.detectors.data.batches import BATCHES
+from rankscope.server.detectors.data.batches import (
+    BATCHES,
+    Collisions,
+    batch_digests,
+    label_digests,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Steps
 from rankscope.server.detectors.wording import count, ranks, sentences
@@ -55,10 +60,16 @@ class Repeat:
 
 
 @dataclass(slots=True)
-class ReplayedState:
-    """What is remembered: digests of all ranks' batches together, and when they were seen."""
+class Order:
+    """What is remembered: digests of all ranks' batches together, and when they were seen.
 
-    steps: int = 0
+    Attributes:
+        labels: they are digests of labels, which may be alike by chance: how often.
+        distinct: different ones in the sequence that repeats now.
+    """
+
+    labels: Collisions | None = None
+    distinct: set[bytes] = field(default_factory=set)
     judged: int = 0
     constant: int = 0
     seen: dict[bytes, int] = field(default_factory=dict)
@@ -75,6 +86,20 @@ class ReplayedState:
     restarts: Watch[Repeat] = field(default_factory=lambda: Watch(clear_after=8))
 
 
+@dataclass(slots=True)
+class ReplayedState:
+    """What is remembered of the batches, and of their labels."""
+
+    steps: int = 0
+    batches: Order = field(default_factory=Order)
+    labels: Order = field(default_factory=lambda: Order(Collisions()))
+
+    @property
+    def by_labels(self) -> bool:
+        """Whether labels repeat, while the batches that they belong to never did."""
+        return not (self.batches.epochs.found or self.batches.restarts.found)
+
+
 class Replayed(Detector[ReplayedState]):
     """Batches that come again in the order in which they came before.
 
@@ -84,6 +109,9 @@ class Replayed(Detector[ReplayedState]):
         Digests of the batches of all ranks, as one sequence: three on end that were seen before
         (two, where 16 steps or more lie between them), each as many steps ago as the others. Where
         ranks had just started again, the data are replayed; else the order of an epoch is repeated.
+        Of labels, which batches share by chance, as many on end, at least eight different ones, as
+        come once in a million runs, by how often two of the run's steps have the same ones: so an
+        order shows where random augmentation makes each batch a new one.
         Batches that are all the same have no order. Over 64 steps (8 after a restart) after the
         last batch of the sequence.
 
@@ -92,7 +120,7 @@ class Replayed(Detector[ReplayedState]):
 
     Evidence:
         `distance` (steps from one to the other), `earlier_step`, `length` (observations
-        that repeat), `restarted` (ranks).
+        that repeat), `restarted` (ranks), `by_labels` (it is known by the labels alone).
 
     Source:
         pytorch/pytorch#31771 (`set_epoch` not called), and loaders that are not restored:
@@ -115,28 +143,35 @@ class Replayed(Detector[ReplayedState]):
     def advance(self, window: Window, state: ReplayedState) -> Outcome:
         """Goes through the batches step by step."""
         state.steps += len(window.steps)
-        words = window.words.get("batch")
-        if words is not None:
+        for words, order in (
+            (batch_digests(window), state.batches),
+            (label_digests(window), state.labels),
+        ):
+            if words is None:
+                continue
             whole = words.present.all(axis=0) & (len(window.ranks) == window.world_size)
             for column in np.flatnonzero(whole).tolist():
                 # Ranks in any order: renumbering them is no other sequence.
                 held = np.sort(words.values[:, column]).tobytes()
                 digest = hashlib.blake2b(held, digest_size=8).digest()
-                self._step(window, state, int(window.steps[column]), digest)
+                self._step(window, order, int(window.steps[column]), digest)
+        # Where both repeat, it is one sequence: that of the batches is known sooner.
+        told = state.labels if state.by_labels else state.batches
         findings = [
-            _finding(episode)
-            for watch in (state.epochs, state.restarts)
+            _finding(episode, by_labels=told.labels is not None)
+            for watch in (told.epochs, told.restarts)
             for episode in watch.take(window.last_step)
         ]
         checks = {
-            "data.replayed": _check(window, state, state.restarts),
-            "data.unshuffled": _check(window, state, state.epochs),
+            "data.replayed": _check(window, state, told.restarts, state.batches.restarts),
+            "data.unshuffled": _check(window, state, told.epochs, state.batches.epochs),
         }
         return Outcome(checks, tuple(findings))
 
-    def _step(self, window: Window, state: ReplayedState, step: int, digest: bytes) -> None:
+    def _step(self, window: Window, state: Order, step: int, digest: bytes) -> None:
         earlier = state.seen.get(digest)
         state.judged += 1
+        run = state.run
         same = digest == state.last
         state.constant += same
         # Looks that lie whole epochs apart find the same batch again.
@@ -153,6 +188,13 @@ class Replayed(Detector[ReplayedState]):
         elif constant or step - state.distance in state.at:
             # Where its counterpart was not looked at, it says nothing.
             state.run = 0
+        if state.run <= 1:
+            state.distinct.clear()
+        if state.run:
+            state.distinct.add(digest)
+        if state.labels is not None:
+            # What goes on in a sequence is no chance.
+            state.labels.push(int.from_bytes(digest, "little"), counts=state.run <= max(run, 1))
         state.last, state.last_step = digest, step
         state.seen[digest] = step
         state.at[step] = digest
@@ -162,9 +204,7 @@ class Replayed(Detector[ReplayedState]):
             old = state.at.pop(gone)
             if state.seen.get(old) == gone:
                 del state.seen[old]
-        if state.run < self.policy.run and (
-            state.run < self.policy.run - 1 or step - state.since < self.policy.far
-        ):
+        if not self._repeats(state, step):
             state.epochs.good(step)
             state.restarts.good(step)
             return
@@ -187,6 +227,14 @@ class Replayed(Detector[ReplayedState]):
         episode.facts.length = max(episode.facts.length, state.run)
         other.good(step)
 
+    def _repeats(self, state: Order, step: int) -> bool:
+        """Whether so many repeat that it is no chance."""
+        if state.labels is not None:
+            return len(state.distinct) >= state.labels.needed()
+        return state.run >= self.policy.run or (
+            state.run >= self.policy.run - 1 and step - state.since >= self.policy.far
+        )
+
 
 def _common(one: int, other: int, far: int) -> int:
     """The distance that both are made of: the shorter one, if it fits into the other; else 0.
@@ -199,8 +247,14 @@ def _common(one: int, other: int, far: int) -> int:
     return 0
 
 
-def _finding(episode: Episode[Repeat]) -> Finding:
+def _finding(episode: Episode[Repeat], *, by_labels: bool = False) -> Finding:
     repeat, step = episode.facts, episode.first_step
+    seen = ""
+    if by_labels:
+        seen = (
+            f"The labels of {count(repeat.length, 'batch')} in a row are the same as before; the "
+            "inputs differ, as random augmentation makes them."
+        ).replace("batchs", "batches")
     if repeat.restarted:
         who = ranks(repeat.restarted)
         verb = "has" if len(repeat.restarted) == 1 else "have"
@@ -210,6 +264,7 @@ def _finding(episode: Episode[Repeat]) -> Finding:
             f"those of step {repeat.earlier} on, in the same order: the model was resumed and the "
             "data were not.",
             f"{repeat.length:,} batches have been used twice so far.",
+            seen,
         )
         remedy = (
             "Save the position in the data with the checkpoint and restore it (a stateful "
@@ -217,10 +272,11 @@ def _finding(episode: Episode[Repeat]) -> Finding:
         )
     else:
         title = f"Batches come in the same order again since step {step}"
-        cause = (
+        cause = sentences(
             f"From step {step} on, every rank gets the batches of step {repeat.earlier} on once "
             f"more, in the same order, {count(repeat.distance, 'step')} apart: an epoch "
-            "is not shuffled, or shuffled like the one before it."
+            "is not shuffled, or shuffled like the one before it.",
+            seen,
         )
         remedy = (
             "Call `sampler.set_epoch(epoch)` before each epoch (a `DistributedSampler` shuffles "
@@ -242,24 +298,29 @@ def _finding(episode: Episode[Repeat]) -> Finding:
             "distance": repeat.distance,
             "earlier_step": repeat.earlier,
             "length": repeat.length,
+            "by_labels": by_labels,
             "restarted": list(repeat.restarted),
         },
     )
 
 
-def _check(window: Window, state: ReplayedState, watch: Watch[Repeat]) -> Check:
-    episode = watch.open(window.last_step)
-    if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode).title}.")
-    if not state.judged:
+def _check(
+    window: Window, state: ReplayedState, told: Watch[Repeat], watch: Watch[Repeat]
+) -> Check:
+    for one in (watch, told):
+        episode = one.open(window.last_step)
+        if episode is not None:
+            return Check(Status.OPEN, f"{_finding(episode).title}.")
+    seen = state.batches
+    if not seen.judged:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No batches have been seen yet.")
         return Check(Status.MISSING_INPUT, "No step has the digests of all ranks' batches.")
-    if 2 * state.constant > state.judged:
+    if 2 * seen.constant > seen.judged:
         return Check(
             Status.NOT_APPLICABLE, "The batches are all the same: they have no order to repeat."
         )
     return Check(
         Status.OK,
-        f"No sequence of batches came a second time in {count(state.judged, 'checked step')}.",
+        f"No sequence of batches came a second time in {count(seen.judged, 'checked step')}.",
     )

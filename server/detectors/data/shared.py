@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
+    TO_THE_END,
     Check,
     Detector,
     Finding,
@@ -17,7 +17,7 @@ from rankscope.server.detectors.base import (
     Reach,
     Status,
 )
-from rankscope.server.detectors.data.batches import BATCHES
+from rankscope.server.detectors.data.batches import BATCHES, batch_digests
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.policy import Observations, Policy
@@ -138,7 +138,7 @@ class BatchShared(Detector[SharedState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """The batches that make ranks a group, and one more."""
-        return (Reach(BATCHES, self.policy.shared + 1, LASTS_SAMPLED),)
+        return (Reach(BATCHES, self.policy.shared + 1, TO_THE_END),)
 
     def start(self) -> SharedState:
         """No batch yet."""
@@ -147,7 +147,7 @@ class BatchShared(Detector[SharedState]):
     def advance(self, window: Window, state: SharedState) -> Outcome:
         """Goes through the batches step by step."""
         state.steps += len(window.steps)
-        words = window.words.get("batch")
+        words = batch_digests(window)
         apart = window.data_parallel
         part = {rank: number for number, c in enumerate(apart) for rank in c}
         state.applicable = len(apart) > 1

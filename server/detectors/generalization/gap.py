@@ -9,7 +9,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.base import (
+    TO_THE_END,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Spacing, mann_kendall, median_error, robust_sigma
@@ -136,7 +144,7 @@ class GeneralizationGap(Detector[GapState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """Evaluations whose loss can change."""
-        return (Reach(self.needs, self.policy.evaluations, 1.0, moves="at all"),)
+        return (Reach(self.needs, self.policy.evaluations, TO_THE_END, moves="at all"),)
 
     def start(self) -> GapState:
         """Nothing seen yet."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
+    TO_THE_END,
     Check,
     Detector,
     Finding,
@@ -144,7 +144,7 @@ class GradientVanishing(Detector[VanishingState]):
     def reaches(self) -> tuple[Reach, ...]:
         """Looks at the layers, and losses that can change."""
         return (
-            Reach(("layers/grad_norm",), self.policy.looks, LASTS_SAMPLED),
+            Reach(("layers/grad_norm",), self.policy.looks, TO_THE_END),
             Reach(("loss",), moves="at all"),
         )
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
+    TO_THE_END,
     Check,
     Detector,
     Finding,
@@ -136,7 +136,7 @@ class LossPlateau(Detector[PlateauState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """Losses that can change."""
-        return (Reach(self.needs, self.policy.evidence, LASTS_SAMPLED, moves="at all"),)
+        return (Reach(self.needs, self.policy.evidence, TO_THE_END, moves="at all"),)
 
     def start(self) -> PlateauState:
         """Nothing seen yet."""

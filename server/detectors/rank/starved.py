@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
+    TO_THE_END,
     Check,
     Detector,
     Finding,
@@ -74,7 +74,7 @@ class RankStarved(Detector[StarvedState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """As many times as the median is of."""
-        return (Reach(self.needs, 8, LASTS_SAMPLED),)
+        return (Reach(self.needs, 8, TO_THE_END),)
 
     def start(self) -> StarvedState:
         """Nothing timed yet."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
+    TO_THE_END,
     Check,
     Detector,
     Finding,
@@ -160,7 +160,7 @@ class RankStraggler(Detector[StragglerState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """As many times as the median is of."""
-        return (Reach(("wait_seconds", "compute_seconds"), 8, LASTS_SAMPLED),)
+        return (Reach(("wait_seconds", "compute_seconds"), 8, TO_THE_END),)
 
     def start(self) -> StragglerState:
         """Nothing timed yet."""

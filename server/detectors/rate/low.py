@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
+    TO_THE_END,
     Check,
     Detector,
     Finding,
@@ -141,7 +141,7 @@ class RateTooLow(Detector[LowState]):
     def reaches(self) -> tuple[Reach, ...]:
         """Updates that are not zero, and losses that can change."""
         return (
-            Reach(("update_ratio",), self.policy.updates, LASTS_SAMPLED, moves="from zero"),
+            Reach(("update_ratio",), self.policy.updates, TO_THE_END, moves="from zero"),
             Reach(("loss",), moves="at all"),
         )
 

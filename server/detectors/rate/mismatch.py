@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
+    TO_THE_END,
     Check,
     Detector,
     Finding,
@@ -194,7 +194,7 @@ class RateMismatch(Detector[MismatchState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """Batches on end of a new size."""
-        return (Reach(("samples",), self.policy.in_a_row, LASTS_SAMPLED),)
+        return (Reach(("samples",), self.policy.in_a_row, TO_THE_END),)
 
     def start(self) -> MismatchState:
         """Nothing seen yet."""

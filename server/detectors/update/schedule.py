@@ -7,7 +7,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import LASTS, Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.base import (
+    TO_THE_END,
+    Check,
+    Detector,
+    Finding,
+    Outcome,
+    Reach,
+    Status,
+)
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Policy, Share, Steps
 from rankscope.server.detectors.statistics import rank_rows
@@ -124,7 +132,7 @@ class ScheduleMismatch(Detector[ScheduleState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """Learning rates on end that are as good as zero."""
-        return (Reach(self.needs, _GRACE, LASTS),)
+        return (Reach(self.needs, _GRACE, TO_THE_END),)
 
     def start(self) -> ScheduleState:
         """Nothing seen yet."""

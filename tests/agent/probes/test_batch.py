@@ -9,6 +9,7 @@ from support.probe_harness import Harness
 from torch import nn
 
 from rankscope.agent.probes.batch import Batch
+from rankscope.agent.wire import BATCH_PART
 
 
 class Net(nn.Module):
@@ -154,15 +155,47 @@ def test_batches_of_changing_shape():
     assert [s.scalars["samples"] for s in harness.steps] == sizes
 
 
-def test_only_sampled_steps_are_digested():
+def digested_now_and_then(images):
+    """Words of steps of which every fourth is sampled and the others are not."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    harness = Harness(model, optimizer, probes=[Batch], sampled=lambda step: step % 4 == 0)
+    harness = Harness(model, optimizer, probes=[Batch])
+    enter = harness.context.schedule.plan
+    harness.context.schedule.plan = lambda step: (True, *(step % 4 == 0,) * 4)
     try:
-        for seed in range(6):
-            model(image(seed)).backward()
+        harness.context.enter(0)
+        for given in images:
+            model(given).backward()
             harness.optimizer.step()
     finally:
         harness.close()
-    assert [s.step for s in harness.steps if s.words] == [0, 4]
-    assert harness.steps[4].words["batch"] == word(image(4))
+        harness.context.schedule.plan = enter
+    return [s.words for s in harness.steps]
+
+
+def test_small_batches_are_digested_at_every_step():
+    words = digested_now_and_then([image(seed) for seed in (0, 1, 2, 0, 1, 2)])
+    assert [w["batch"] for w in words] == [word(image(seed)) for seed in (0, 1, 2, 0, 1, 2)]
+    assert [step for step, w in enumerate(words) if "rows/0" in w] == [0, 4]
+    assert not any(BATCH_PART in w for w in words)
+
+
+def test_of_large_batches_a_part_is_digested_at_every_step():
+    images = [image(seed, size=400) for seed in (0, 1, 2, 0, 1, 2)]
+    words = digested_now_and_then(images)
+    assert [step for step, w in enumerate(words) if "batch" in w] == [0, 4]
+    parts = [w[BATCH_PART] for w in words]
+    assert parts[:3] == parts[3:]
+    assert len(set(parts)) == 3
+
+
+def test_a_large_batch_that_lies_scattered_is_digested_at_sampled_steps_alone():
+    words = digested_now_and_then([image(0, size=400).transpose(0, 1)] * 5)
+    assert [sorted(w)[:1] for w in words] == [["batch"], [], [], [], ["batch"]]
+
+
+def test_another_sample_of_a_large_batch_shows_in_its_part():
+    changed = image(0, size=400)
+    changed[123] += 1
+    words = digested_now_and_then([image(0, size=400), changed])
+    assert words[0][BATCH_PART] != words[1][BATCH_PART]

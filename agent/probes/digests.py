@@ -1,0 +1,112 @@
+"""One digest of all tensors that are shown during a step, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rankscope.agent.fingerprint import FingerprintPlan
+from rankscope.agent.probes.arrival import Together
+from rankscope.agent.probes.base import StepFacts
+from rankscope.agent.tensors import TensorGroup
+
+# Odd, so that the micro-batches of a step count in their order.
+_TURN = 0x9E3779B97F4A7C15
+# Micro-batches whose digests may be under way on a device.
+_MAX_WAITING = 256
+
+# Bytes that are digested where little time may be spent: 16 KiB in one piece take 2 microseconds.
+FEW_BYTES = 16 * 1024
+# Bytes of what lies scattered: each element costs a line of the cache.
+_SCATTERED = 2 * 1024
+
+
+class RunningDigest:
+    """The digest of what a step is given, under one name.
+
+    Args:
+        name: of the word.
+
+    Attributes:
+        seen: number of calls of `add` since the last step.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.seen = 0
+        self._name = name
+        self._plans = TensorGroup(name, (), ())
+        self._waiting: list[tuple[FingerprintPlan, Any, int]] = []
+        self._word = 0
+
+    def add(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Takes the next tensors, of plain bits; at once on a CPU, without waiting on a device."""
+        self.seen += 1
+        if len(self._waiting) >= _MAX_WAITING:
+            return
+        if len(self._plans.names) != len(tensors):
+            self._plans = TensorGroup(self._name, [str(i) for i in range(len(tensors))], ())
+        plan = self._plans.plan(tensors)
+        # An empty end or padding with zeros is no change of the bits.
+        size = sum(t.numel() for t in tensors)
+        pending = plan.begin(tensors, sketches=False)
+        if pending.ready() and not self._waiting:
+            self._word = _combined(self._word, [(plan, pending, size)])
+        else:
+            self._waiting.append((plan, pending, size))
+
+    def end(self, facts: StepFacts) -> None:
+        """Puts the word into the facts of the step, once it is known, and begins anew."""
+        waiting, word, seen = self._waiting, self._word, self.seen
+        self._waiting, self._word, self.seen = [], 0, 0
+        if not seen or len(waiting) >= _MAX_WAITING:
+            return
+        if not waiting:
+            facts.words[self._name] = word
+            return
+
+        def deliver() -> None:
+            facts.words[self._name] = _combined(word, waiting)
+
+        facts.when_ready(Together(*(pending for _, pending, _ in waiting)), deliver)
+
+
+def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
+    """Of all of them together."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def few_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    """Elements from all over the tensors, as many as can be digested at every step.
+
+    Of small ones all. Which ones they are depends on shapes and layouts alone.
+
+    Returns:
+        None where a tensor does not lie densely: to gather its elements would cost too much.
+    """
+    limit = FEW_BYTES // max(len(tensors), 1)
+    found = []
+    for tensor in tensors:
+        count, size = tensor.numel(), tensor.element_size()
+        if count * size > limit:
+            if not _is_dense(tensor):
+                return None
+            most = max(limit * _SCATTERED // FEW_BYTES // size, 1)
+            # Odd: no column of an image again and again.
+            step = -(-count // most) | 1
+            tensor = tensor.detach().as_strided((-(-count // step),), (step,))
+        found.append(tensor)
+    return found
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() or (
+        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _combined(word: int, more: list[tuple[FingerprintPlan, Any, int]]) -> int:
+    for plan, pending, size in more:
+        word = (word * _TURN + plan.word(pending.result().digests) + size + 1) % 2**64
+    return word
