@@ -29,7 +29,7 @@ def fix_plan(monitor, every, beyond=None):
     schedule = monitor._schedule
     schedule._adapt = lambda: None
     schedule._closer, schedule._closer_until = [], -1
-    schedule._dense_end = schedule._dense_basic_end = -1
+    schedule._dense_end = schedule._dense_basic_end = schedule._dense_signals_end = -1
     schedule._exponents = dict.fromkeys(schedule._exponents, (beyond or every).bit_length() - 1)
     schedule._exponents["basic"] = every.bit_length() - 1
     schedule._masks = schedule._as_masks()
