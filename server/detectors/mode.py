@@ -135,6 +135,7 @@ class EvaluationMode(Detector[ModeState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = (_KIND,)
+    lasting: ClassVar[str] = "a mode stays as it is until something sets it"
     policies: ClassVar[type[Policy]] = ModePolicy
     wants: ClassVar[tuple[str, ...]] = (_SERIES,)
 

@@ -75,6 +75,7 @@ class EvaluationNonFinite(Detector[ValuesState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("eval.nonfinite",)
+    lasting: ClassVar[str] = "each evaluation is told of as a whole"
     wants: ClassVar[tuple[str, ...]] = LOSS_LIKE
 
     def start(self) -> ValuesState:
@@ -146,6 +147,7 @@ class BuffersNonFinite(Detector[ValuesState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("buffers.nonfinite",)
+    lasting: ClassVar[str] = "what is not finite stays in a buffer"
     wants: ClassVar[tuple[str, ...]] = (BUFFERS,)
 
     def start(self) -> ValuesState:
