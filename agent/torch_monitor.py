@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from rankscope.agent.graph import graph_task, nodes_made
 from rankscope.agent.guard import Moments, contained
 from rankscope.agent.handover import HandOver
 from rankscope.agent.monitor import Monitor
+from rankscope.agent.named_pass import named_pass
 from rankscope.agent.parts import part_of
 from rankscope.agent.probes import PROBES, Context, Probe, StepFacts, loss_sources
 from rankscope.agent.probes.loss import Loss
@@ -102,7 +104,7 @@ class TorchMonitor(Monitor):
         self._watched_modules = self._found(WatchedModules)
         self._timing = self._found(Timing)
         self._parameters = self._found(Parameters)
-        self._evaluated: Callable[[], Mapping[str, Any] | None] = lambda: None
+        self._evaluated: Callable[[bool], Mapping[str, Any] | None] = lambda goes_on: None
         if self._loss is not None:
             self._evaluated = self._guarded(Loss.name, self._loss.evaluation)
         self._forward = self._moments(self._probes, "forward")
@@ -180,16 +182,21 @@ class TorchMonitor(Monitor):
             self._context.parameters = self._tracked.group
             self._announce(self._tracked.group)
 
-    def accumulation(self, *, divided_by: int = 0, summed: bool = False) -> None:
-        """Says what the trainer does to the losses of micro-batches, where it is known exactly.
+    def evaluating(self, name: str) -> AbstractContextManager[None]:
+        """Names a pass of an evaluation: its losses are of one data set and one model.
 
-        For adapters of frameworks. Without it, it is read off the graphs of the losses.
+            with monitor.evaluating("val"):
+                validate(model, val_loader)
 
-        Args:
-            divided_by: the number by which it divides them before `backward`; 0 for none.
-            summed: what `backward` is called on adds up to the loss of the step as the trainer
-                reports it.
+        Their mean, weighted by batch sizes, is `eval/val/loss`, the share of right answers
+        `eval/val/accuracy`: at the step just done, once the block is left. What is computed inside
+        is an evaluation whatever the model's mode, unless `backward` follows.
         """
+        loss = None if self.closed else self._loss
+        return named_pass(loss, name, self._guard.probe(Loss.name), self._publish)
+
+    def accumulation(self, *, divided_by: int = 0, summed: bool = False) -> None:
+        """Says by what the trainer divides the losses of micro-batches, or that they add up."""
         with self._guard.probe(Loss.name):
             if self._loss is not None:
                 self._loss.divided_by = float(divided_by) if divided_by > 1 else 0.0
@@ -381,8 +388,10 @@ class TorchMonitor(Monitor):
         else:
             self._records.complete(done)
 
-    def _end_evaluation(self) -> None:
-        means = self._evaluated()
+    def _end_evaluation(self, *, goes_on: bool = True) -> None:
+        self._publish(self._evaluated(goes_on))
+
+    def _publish(self, means: Mapping[str, Any] | None) -> None:
         step = max(self._count.step - 1, 0)
         if means:
             means = dict(means)
@@ -574,7 +583,7 @@ class TorchMonitor(Monitor):
             if self._root_hook is not None:
                 self._root_hook.remove()
         with self._bookkeeping:
-            self._end_evaluation()
+            self._end_evaluation(goes_on=False)
         with self._bookkeeping:
             self._moments(self._probes, "close")()
         with self._bookkeeping:

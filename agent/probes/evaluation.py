@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,11 +13,16 @@ from rankscope.agent.dynamo import leave_alone
 from rankscope.agent.hook_tables import HiddenHook, ModuleHook
 from rankscope.agent.probes.classification import CLASS_INDEX_LOSSES, Hits
 from rankscope.agent.probes.given import batch_size
+from rankscope.agent.probes.passes import Place, loops_without, site_of, stack_now
 
 # Losses that a `backward` may still follow, in evaluation mode.
 _MAX_OPEN = 16
 # What a model returns as its own loss is the loss, whatever else is computed inside.
 _OUTPUT = "the model's output"
+# First of the key of a pass that the user has named.
+_NAMED = "named"
+# Passes that are recorded by number.
+_MOST_PASSES = 16
 
 
 class _Named(Protocol):
@@ -32,7 +38,9 @@ class _Seen(NamedTuple):
 
     Attributes:
         name: of the function.
-        site: where it was called: of two losses in one evaluation each has its own.
+        site: where it was called: of two losses in one pass each has its own.
+        stack: from where: () for what is in a named pass.
+        key: of its pass.
         value: None where it has several elements.
         size: samples it is of.
         summed: over the samples, not averaged.
@@ -44,21 +52,60 @@ class _Seen(NamedTuple):
     size: int
     summed: bool
     hits: Hits | None
+    stack: tuple[Place, ...]
+    key: tuple[Any, ...]
+
+
+class _Pass:
+    """The losses of one pass."""
+
+    __slots__ = ("key", "name", "sites", "stack")
+
+    def __init__(self, key: tuple[Any, ...], stack: tuple[Place, ...]) -> None:
+        self.key = key
+        self.stack = stack
+        self.name = ""
+        self.sites: dict[Any, _Sums] = {}
+
+    def add(self, seen: _Seen) -> None:
+        sums = self.sites.get(seen.site)
+        if sums is None:
+            sums = self.sites[seen.site] = _Sums(seen.name)
+        sums.add(seen)
+
+    def join(self, other: _Pass) -> None:
+        for site, sums in other.sites.items():
+            if site in self.sites:
+                self.sites[site].join(sums)
+            else:
+                self.sites[site] = sums
+
+    @property
+    def calls(self) -> int:
+        """How often the loss was computed at the site where that was most often."""
+        return max(sums.calls for sums in self.sites.values())
 
 
 class _Sums:
     """Sums over the losses of one call site, on the device where they are there."""
 
-    __slots__ = ("hits", "name", "plain", "samples", "weighted")
+    __slots__ = ("calls", "hits", "name", "plain", "samples", "weighted")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.plain: Any = 0.0
         self.weighted: Any = 0.0
-        self.samples = 0
+        self.samples = self.calls = 0
         self.hits: Hits | None = None
 
+    def join(self, other: _Sums) -> None:
+        self.plain, self.weighted = self.plain + other.plain, self.weighted + other.weighted
+        self.samples, self.calls = self.samples + other.samples, self.calls + other.calls
+        if other.hits is not None:
+            self.hits = other.hits if self.hits is None else self.hits + other.hits
+
     def add(self, seen: _Seen) -> None:
+        self.calls += 1
         if seen.hits is not None:
             self.hits = seen.hits if self.hits is None else self.hits + seen.hits
         if seen.value is None:
@@ -72,28 +119,51 @@ class _Sums:
 class Evaluation:
     """What is computed in evaluation mode between two stretches of training.
 
+    Losses belong to passes: to the one that the user has named, else to what `passes` tells apart.
+    Each pass has means of its own, and nothing is published that may be a mixture of several.
+
+    Args:
+        note: reports something that a person should read, once.
+
     Attributes:
         seen: there is something to tell at the end.
         bare: the model returns a tensor, and so no loss of its own.
+        names: of the passes that the user is in, the outermost first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[str], None] = lambda text: None) -> None:
         self.seen = False
         self.bare = False
-        self._sites: dict[Any, _Sums] = {}
+        self.names: list[str] = []
+        self._passes: dict[tuple[Any, ...], _Pass] = {}
         self._open: list[_Seen] = []
         self._trained: tuple[str, ...] = ()
         self._summed = False
+        self._iteration = 0  # over a DataLoader, in this phase
+        self._numbers: dict[tuple[Any, ...], str] = {}
+        self._note_once = note
+        self._noted: set[str] = set()
+
+    def iterated(self) -> None:
+        """A new iteration over a DataLoader begins."""
+        self._iteration += 1
 
     def learn(self, computed: Sequence[_Named]) -> None:
         """These losses are what training is about."""
         self._trained = tuple(c.name for c in computed)
         self._summed = any(c.summed for c in computed)
 
+    def _place(self) -> tuple[tuple[Place, ...], tuple[Any, ...], Any]:
+        """Stack, key of the pass, and site of the loss that is computed now."""
+        stack = stack_now()
+        site = (id(stack[-1].code), stack[-1].at) if stack else None
+        if self.names:
+            return (), (_NAMED, self.names[-1]), site
+        return stack, (site_of(stack), self._iteration), site
+
     def add(
         self,
         name: str,
-        site: Any,
         given: dict[str, Any],
         output: torch.Tensor,
         judged: Hits | None,
@@ -106,7 +176,9 @@ class Evaluation:
             size = scores.shape[0]
         value = _value(output) if output.numel() == 1 else None
         summed = given.get("reduction") == "sum"
-        self._note(_Seen(name, site, value, int(size), summed, judged), output.requires_grad)
+        stack, key, site = self._place()
+        seen = _Seen(name, site, value, int(size), summed, judged, stack, key)
+        self._note(seen, output.requires_grad)
 
     def add_output(self, output: Any, args: tuple[Any, ...], kwargs: Any) -> None:
         """The model has returned `output`."""
@@ -116,7 +188,8 @@ class Evaluation:
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if type(loss) is torch.Tensor and loss.numel() == 1:
             size = batch_size(args, kwargs)
-            seen = _Seen(_OUTPUT, _OUTPUT, _value(loss), size, False, None)
+            stack, key, _ = self._place()
+            seen = _Seen(_OUTPUT, _OUTPUT, _value(loss), size, False, None, stack, key)
             self._note(seen, loss.requires_grad)
 
     def _note(self, seen: _Seen, trainable: bool) -> None:
@@ -132,16 +205,16 @@ class Evaluation:
 
     def _take(self, seen: _Seen) -> None:
         self.seen = True
-        sums = self._sites.get(seen.site)
-        if sums is None:
-            sums = self._sites[seen.site] = _Sums(seen.name)
-        sums.add(seen)
+        one = self._passes.get(seen.key)
+        if one is None:
+            one = self._passes[seen.key] = _Pass(seen.key, seen.stack)
+        one.add(seen)
 
     def trained_on(self) -> None:
         """`backward` was called: what is open was no evaluation."""
         if self._open:
             self._open.clear()
-            self.seen = bool(self._sites)
+            self.seen = bool(self._passes)
 
     def settle(self) -> None:
         """The model runs again: what is open was not trained on."""
@@ -149,23 +222,92 @@ class Evaluation:
             self._take(seen)
         self._open.clear()
 
-    def end(self) -> dict[str, float | torch.Tensor]:
-        """The means, and a new beginning."""
+    def leave(self, name: str) -> dict[str, float | torch.Tensor]:
+        """The user's pass of that name is over: its means."""
         self.settle()
-        sites, self._sites, self.seen = list(self._sites.values()), {}, False
+        one = self._passes.pop((_NAMED, name), None)
+        self.seen = bool(self._passes)
+        return {} if one is None else self._means(one, f"eval/{name}/")
+
+    def end(self, training: tuple[Place, ...] = ()) -> dict[str, float | torch.Tensor]:
+        """The means, and a new beginning.
+
+        Args:
+            training: where training goes on, as `passes.stack_now`.
+        """
+        self.settle()
+        passes, self._passes, self.seen, self._iteration = self._passes, {}, False, 0
         means: dict[str, float | torch.Tensor] = {}
-        with_loss = [s for s in sites if s.samples]
-        chosen = self._chosen(with_loss)
+        apart: list[_Pass] = []
+        for one in passes.values():
+            if one.key[0] == _NAMED:
+                means |= self._means(one, f"eval/{one.key[1]}/")
+            else:
+                apart.append(one)
+        # The next batch of a loader that is asked for one only has an iteration of its own.
+        whole: dict[Any, _Pass] = {}
+        for one in apart:
+            known = whole.get(one.key[0])
+            if known is not None and one.calls == 1 and known.key[1] == -1:
+                known.join(one)
+            elif one.calls == 1 and sum(o.key[0] == one.key[0] for o in apart) > 1:
+                one.key = (one.key[0], -1)
+                whole[one.key[0]] = one
+            else:
+                whole[one.key] = one
+        certain: list[_Pass] = []
+        for one in whole.values():
+            if one.calls == 1 or one.key[1] > 0 or loops_without(one.stack, training) < 2:
+                certain.append(one)
+            else:
+                self._say(
+                    "an evaluation computes losses inside two loops: they may be of several data "
+                    "sets or models, and their mean is not recorded; name each pass, `with "
+                    'monitor.evaluating("val"):`'
+                )
+        return means | self._unnamed(certain, alone=len(whole) == 1)
+
+    def _unnamed(self, passes: list[_Pass], *, alone: bool) -> dict[str, float | torch.Tensor]:
+        means: dict[str, float | torch.Tensor] = {}
+        turns: Counter[Any] = Counter()
+        for one in passes:
+            key = (one.key[0], turns[one.key[0]])
+            turns[one.key[0]] += 1
+            name = self._numbers.get(key)
+            if name is None:
+                first = alone and not self._numbers
+                name = "eval/" if first else f"eval/{len(self._numbers) + 1}/"
+                if len(self._numbers) >= _MOST_PASSES:
+                    continue
+                self._numbers[key] = name
+            means |= self._means(one, name)
+        if len(passes) > 1:
+            self._say(
+                f"an evaluation has {len(passes)} passes, which are recorded apart and by number "
+                '(eval/2/loss); name them, `with monitor.evaluating("val"):`'
+            )
+        return means
+
+    def _say(self, text: str) -> None:
+        kind = text[:30]
+        if kind not in self._noted:
+            self._noted.add(kind)
+            self._note_once(text)
+
+    def _means(self, one: _Pass, prefix: str) -> dict[str, float | torch.Tensor]:
+        means: dict[str, float | torch.Tensor] = {}
+        sites = list(one.sites.values())
+        chosen = self._chosen([s for s in sites if s.samples])
         if chosen is not None:
             # A sum is divided by its samples, unless the sum is what training reports.
             total = chosen.weighted if self._summed else chosen.plain
-            means["eval/loss"] = total / chosen.samples
+            means[f"{prefix}loss"] = total / chosen.samples
         judged = [s for s in sites if s.hits is not None]
         best = chosen if chosen in judged else self._chosen(judged)
         if best is not None and best.hits is not None:
             ratio = best.hits.ratio()
             if ratio is not None:
-                means["eval/accuracy"] = ratio
+                means[f"{prefix}accuracy"] = ratio
         return means
 
     def _chosen(self, sites: list[_Sums]) -> _Sums | None:

@@ -19,6 +19,7 @@ from rankscope.agent.probes.classification import Hits, hits_of
 from rankscope.agent.probes.evaluation import Evaluation, OutputHook
 from rankscope.agent.probes.labels import Labels
 from rankscope.agent.probes.loss_sources import Pass
+from rankscope.agent.probes.passes import Place, stack_now
 from rankscope.agent.tensors import number
 
 # Losses may be computed and never trained on, and `backward` called without a step ever.
@@ -73,6 +74,11 @@ class Loss(Probe):
 
     In evaluation mode the losses that no `backward` follows are averaged until training goes on,
     weighted by their batch sizes. Where several are computed, the one that is trained on counts.
+    Several passes are kept apart: what is computed `with monitor.evaluating("val"):` is
+    `eval/val/loss` and `eval/val/accuracy`, in whatever mode. Without a name, passes are told apart
+    by the place in the source that runs them and by the iterations over a DataLoader, and are
+    `eval/1/loss`, `eval/2/loss` where there are several. Nothing is recorded of losses computed in
+    two loops without a DataLoader: they may be of one data set or of several.
 
     Attributes:
         phase: the evaluation under way.
@@ -81,6 +87,7 @@ class Loss(Probe):
             known; 0 for none.
         summed: what backward passes start from adds up to the loss of the step, as the trainer
             divides it itself by whatever it sees fit.
+        named: the user is in a pass that has a name.
         in_closures: backward passes were seen in the midst of a step of the optimizer.
         mode, sentinels, sampling, passes, taken, owed, busy, forwards, wrapper: as a
             `LossListener` has them.
@@ -106,7 +113,9 @@ class Loss(Probe):
         self.summed = False
         self.in_closures = False
         self._before = -1  # passes there were when the step in progress began, where it was told
-        self.phase = Evaluation()
+        self.phase = Evaluation(context.note)
+        self.named = False
+        self._trained_at: tuple[Place, ...] = ()
         self._hook: OutputHook | None = None
         self._seconds = 0.0
         self._labels = Labels(context)
@@ -121,7 +130,7 @@ class Loss(Probe):
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """What was computed before and not trained on is no training loss any more."""
-        training = self.core.training
+        training = self.core.training and not self.named
         if training:
             self.forwards += torch.is_grad_enabled()
         if training and not self.busy and self._hook is None:
@@ -150,16 +159,16 @@ class Loss(Probe):
             summed = given.get("reduction") == "sum"
             self._computed.append(_Computed(name, sequence(output.grad_fn), summed, judged))
             self.busy = True
-        if self.core.training:
+        if self.core.training and not self.named:
             known = number(output.detach()) if output.numel() == 1 else None
             if isinstance(known, float) and not math.isfinite(known):
                 self.context.loss_function_not_finite(name, given)
             self._seconds += time.perf_counter() - began
         else:
-            self.phase.add(name, loss_sources.call_site(), given, output, judged)
+            self.phase.add(name, given, output, judged)
 
     def _model_returned(self, output: Any, args: tuple[Any, ...], kwargs: Any) -> None:
-        if not self.core.training:
+        if self.named or not self.core.training:
             self.phase.add_output(output, args, kwargs)
         if type(output) is torch.Tensor:
             self._unhook()  # a bare tensor says nothing, and the next one will not either
@@ -224,6 +233,8 @@ class Loss(Probe):
         self._before = -1
         self.forwards = 0
         self._labels.end(facts)
+        if not self._trained_at and self.context.signals:
+            self._trained_at = stack_now()
         if self._seconds:
             facts.charge("signals", self._seconds)
             self._seconds = 0.0
@@ -260,9 +271,35 @@ class Loss(Probe):
         """Whether `evaluation` has something to tell."""
         return self.phase.seen
 
-    def evaluation(self) -> dict[str, float | torch.Tensor]:
-        """Means over the evaluation phase that has just ended; empty where there was none."""
-        return self.phase.end() if self.phase.seen else {}
+    def evaluation(self, goes_on: bool = True) -> dict[str, float | torch.Tensor]:
+        """Means over the evaluation phase that has just ended; empty where there was none.
+
+        Args:
+            goes_on: it is training that has ended it: that is where the call comes from.
+        """
+        if goes_on:
+            self._trained_at = stack_now()
+        return self.phase.end(self._trained_at) if self.phase.seen else {}
+
+    def iterated(self) -> None:
+        """An iteration over a DataLoader begins."""
+        if not self.core.training:
+            self.phase.iterated()
+
+    def enter_pass(self, name: str) -> None:
+        """All losses from now on are of an evaluation, of the pass of that name."""
+        self.phase.settle()
+        self.phase.names.append(name)
+        self.named = True
+        loss_sources.wishes_changed()
+
+    def leave_pass(self) -> dict[str, float | torch.Tensor]:
+        """The pass entered last is over: its means."""
+        name = self.phase.names.pop()
+        means = self.phase.leave(name)
+        self.named = bool(self.phase.names)
+        loss_sources.wishes_changed()
+        return means
 
     def close(self) -> None:
         """Listens no longer."""

@@ -60,6 +60,7 @@ _FUNCTIONS = (
 # Functions, and named as such: their annotations say no more than that they can be called.
 _backward: Any = torch.autograd.backward
 _grad: Any = torch.autograd.grad
+_iter: Any = torch.utils.data.DataLoader.__iter__
 
 # Modules whose frames are not the trainer's.
 _INSIDE = ("torch.", "rankscope.agent.")
@@ -103,6 +104,7 @@ class LossListener(Protocol):
             gradients of a sentinel: whoever does so writes them into the parameters himself.
         owed: the step that has ended in the middle of the backward pass under way, -1 for none.
         busy: wants to be asked for the hits of a backward pass.
+        named: losses are of an evaluation, whatever the mode.
         forwards: of the model, with gradients, since the last step that was looked at.
         wrapper: has `require_backward_grad_sync`, false while gradients are only added up; or None.
     """
@@ -117,9 +119,13 @@ class LossListener(Protocol):
     busy: bool
     forwards: int
     wrapper: Any
+    named: bool
 
     def loss_computed(self, name: str, given: dict[str, Any], output: torch.Tensor) -> None:
         """The loss function of that name has been called with `given`."""
+
+    def iterated(self) -> None:
+        """An iteration over a DataLoader begins."""
 
     def hits_of_pass(self, node: int) -> Hits | None:
         """`backward` has run from the node of that sequence number, or from what was made of it."""
@@ -244,6 +250,8 @@ def listen(listener: LossListener) -> None:
     for scaler in _scalers():
         # What is scaled may be differentiated after a step of another optimizer.
         _taps.append(_Tap(scaler.__dict__["scale"], _scale_called, when=_ALWAYS))
+    if _can_be_tapped(_iter):
+        _taps.append(_Tap(_iter, _iterated, when=_ALWAYS))
     _taps.append(_Tap(_backward, _backward_ended, _backward_begins, when=_OF_PASSES))
     if _can_be_tapped(_grad):
         _taps.append(_Tap(_grad, _gradients_taken, _gradients_asked, when=_OF_PASSES))
@@ -263,7 +271,9 @@ def wishes_changed() -> None:
             if listener.sampling.basic or listener.busy:
                 passes = True
             # Of several listeners one may evaluate while another trains.
-            if len(_listeners) == 1 and not (listener.sampling.targets or listener.busy):
+            if len(_listeners) == 1 and not (
+                listener.sampling.targets or listener.busy or listener.named
+            ):
                 unless_training = listener.mode
     _wishes.passes, _wishes.unless_training = passes, unless_training
 
@@ -320,7 +330,9 @@ def _teller(name: str, code: CodeType) -> Callable[..., None]:
         for ref in _listeners:
             listener = ref()
             # The ordinary case, and it is to cost nothing: `backward` will tell.
-            if listener is None or (listener.core.training and not listener.sampling.targets):
+            if listener is None or (
+                listener.core.training and not (listener.sampling.targets or listener.named)
+            ):
                 continue
             if type(output) is not torch.Tensor or not _is_real(output):
                 return
@@ -342,6 +354,14 @@ def _is_real(output: torch.Tensor) -> bool:
         or torch._C._is_tracing()
         or torch._C._functorch.is_functorch_wrapped_tensor(output)
     )
+
+
+@process_wide("loss")
+def _iterated(iterator: Any, loader: Any) -> None:
+    for ref in _listeners:
+        listener = ref()
+        if listener is not None:
+            listener.iterated()
 
 
 @process_wide("loss")
@@ -484,14 +504,3 @@ def _site() -> int:
             left -= 1
         frame = frame.f_back  # type: ignore[assignment]
     return site or 1
-
-
-def call_site() -> tuple[Any, int]:
-    """Where in the trainer's source the loss function under way was called from."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not module.startswith(_INSIDE):
-            break
-        frame = frame.f_back
-    return frame.f_code, frame.f_lasti
