@@ -8,7 +8,8 @@ process would no longer die when told to. Therefore the signal's C-level wake-up
 thread of ours, which speaks, restores the default action and sends the signal again.
 
 An error that is handled by `sys.exit(1)` (Hydra does so with all of them) is as good as one that is
-not: the interpreter tells nobody with which code it exits, so that `sys.exit` is asked.
+not, and an exit with another code than 0 is a failure to whoever started the process: the
+interpreter tells nobody with which code it exits, so that `sys.exit` is asked.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import NoReturn
+
+from rankscope.agent.whereabouts import place_of, place_of_error
 
 Speak = Callable[[str, str], None]
 
@@ -76,6 +79,11 @@ def leave(speak: Speak) -> None:
         _die_of_sigterm()
 
 
+def place() -> str:
+    """Where in the user's code the error came from of which this process ends; else empty."""
+    return _watched.place if _watched is not None else ""
+
+
 class Once:
     """What is said once; another thread that wants it said waits until it is.
 
@@ -109,13 +117,15 @@ class _LastResort:
     It dies with it: where no frame of Python's is left beneath, nobody has caught the exit.
     """
 
-    def __init__(self, watched: _Watched, error: str) -> None:
+    def __init__(self, watched: _Watched, error: str, place: str) -> None:
         self._watched = watched
         self._error = error
+        self._place = place
 
     def __del__(self) -> None:
         if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
             self._watched.handled = self._error
+            self._watched.place = self._place
 
 
 class _Watched:
@@ -123,6 +133,7 @@ class _Watched:
 
     Attributes:
         handled: the error that the process exits for, which was handled.
+        place: where in the user's code the error came from; empty where that is not known.
     """
 
     def __init__(self) -> None:
@@ -130,6 +141,7 @@ class _Watched:
         self._begun = threading.Lock()
         self._done = threading.Event()
         self.handled = ""
+        self.place = ""
         self._previous_hook = sys.excepthook
         self._previous_exit = sys.exit
         self._reader: socket.socket | None = None
@@ -186,14 +198,19 @@ class _Watched:
             self._previous_exit(status)
         except SystemExit as leaving:
             error = leaving.__context__
-            if status not in (None, 0) and error is not None:
+            if status not in (None, 0):
+                if error is None:
+                    told, at = f"SystemExit: {status}"[:2000], place_of(threading.get_ident())
+                else:
+                    told, at = _told(error), place_of_error(error.__traceback__)
                 # A copy is none: it dies where it is made.
-                vars(leaving)["_rankscope"] = _LastResort(self, _told(error))
+                vars(leaving)["_rankscope"] = _LastResort(self, told, at)
             raise
 
     def _excepthook(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
+        self.place = place_of_error(trace)
         self.say("failed", _told(error))
         self._previous_hook(kind, error, trace)
 

@@ -17,7 +17,7 @@ from rankscope.agent.connection import Connection
 from rankscope.agent.guard import Guard, contained_keywords, message_of
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.step_count import StepCount
-from rankscope.agent.whereabouts import phase_of, place_of
+from rankscope.agent.whereabouts import phase_of, place_of, place_of_error
 from rankscope.agent.wire import Event
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Monitor:
         self._told_exponents: dict[str, int] = {}
         self._granted: int | None = None  # the server's last wish for a closer look
         self._stood = (step, time.monotonic())
-        self._stalled_at = ""
+        self._stalled_at = self._failed_at = ""
         self._guard = Guard(self._report, everywhere=True)
         # A value that cannot be recorded is no reason to stop recording the others.
         self._bookkeeping = self._guard.probe("records", tolerance=1000)
@@ -125,6 +125,7 @@ class Monitor:
         if error is None:
             self.close()
         else:
+            self._failed_at = place_of_error(trace)
             self._leave("failed", message_of(error)[:2000])
 
     @property
@@ -237,6 +238,11 @@ class Monitor:
             if last > self._reported and self._schedule.is_made:
                 # The plan that it came to: a short run has told another one, or none.
                 self._report_cost(last, self._schedule.exponents, began)
+        with self._bookkeeping:
+            if state == "failed":
+                # Where: what it failed of goes with the last batch.
+                place = (self._failed_at or last_words.place())[:200]
+                self._records.event(Event(step=self._count.step, kind="failed", text=place))
         with self._bookkeeping:
             self._records.complete(last)
         with self._bookkeeping:

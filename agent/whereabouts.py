@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import os
 import sys
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 
 # What is on the stack, from the innermost frame outwards, and what it means: (end of the file's
 # name, function or None, phase). The first that fits decides.
@@ -78,12 +78,27 @@ def place_of(thread: int) -> str:
     for _ in range(_DEPTH):
         if frame is None:
             break
-        code = frame.f_code
-        if not any(part in code.co_filename for part in _NOT_THE_USERS):
-            name = os.path.basename(code.co_filename)
-            return f"{code.co_name} ({name}:{frame.f_lineno})"
+        if place := _users_place(frame.f_code, frame.f_lineno):
+            return place
         frame = frame.f_back
     return ""
+
+
+def place_of_error(trace: TracebackType | None) -> str:
+    """Where in the user's own code an error came from, as `place_of` says it."""
+    found = ""
+    for _ in range(_DEPTH):
+        if trace is None:
+            break
+        found = _users_place(trace.tb_frame.f_code, trace.tb_lineno) or found
+        trace = trace.tb_next
+    return found
+
+
+def _users_place(code: CodeType, line: int | None) -> str:
+    if any(part in code.co_filename for part in _NOT_THE_USERS):
+        return ""
+    return f"{code.co_name} ({os.path.basename(code.co_filename)}:{line})"
 
 
 def _waits_for_work(frame: FrameType) -> bool:

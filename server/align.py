@@ -79,6 +79,9 @@ MAX_PRINT_BYTES = 256 * 2**20
 # Ranks that were never seen are told one by one up to so many.
 _MAX_MISSING = 1024
 
+# Events that tell why no further step ends: to wait for that step is to wait for ever.
+_AT_ONCE = ("failed", "stalled")
+
 # Steps a window: bounds what is in memory during a replay.
 _BLOCK = 512
 
@@ -307,10 +310,10 @@ class Aligner:
                 if not _is_lost(c, series, ranks, steps)
             )
         self.last_step = max(self.last_step, through)
-        events = sorted(
-            (e for e in self._events if e.step <= self.last_step), key=lambda e: (e.step, e.rank)
-        )
-        self._events = [e for e in self._events if e.step > self.last_step]
+        due = [e for e in self._events if e.step <= self.last_step or e.kind in _AT_ONCE]
+        if due:
+            self._events = [e for e in self._events if e not in due]
+            due.sort(key=lambda e: (e.step, e.rank))
         return Window(
             world_size=self._world_size,
             ranks=ranks,
@@ -324,7 +327,7 @@ class Aligner:
             words={name: words[name] for name in WATCHED_WORDS if name in words},
             reductions=reductions,
             configs=self._configs,
-            events=tuple(events),
+            events=tuple(due),
             classes=tuple(
                 tuple(int(r) for r in ranks[rows])
                 for rows in self._replicas.classes("parameters", ranks)

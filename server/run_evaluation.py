@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection, Engine
@@ -17,7 +17,7 @@ from rankscope.server.alerts import causes, lifecycle
 from rankscope.server.alerts.model import Alert
 from rankscope.server.align import MAX_LAG, WATCHED_LAYERS, Aligner
 from rankscope.server.detector_settings import Given, for_project
-from rankscope.server.detectors.base import Check
+from rankscope.server.detectors.base import Check, Status
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import Effective
 from rankscope.server.storage import comparisons, evaluation, leases, settings, snapshots
@@ -44,6 +44,9 @@ _LOOKED_INTO = (
 )
 # A run all of whose ranks have said nothing for this long is not running.
 _LOST_SECONDS = 30.0
+# Its alert comes within a second of that, and at the latest after so many times as long where the
+# server is too busy to listen.
+_TOLD_WITHIN = 4.0
 # A snapshot is made after so many seconds of work, and when that was so many times what it costs:
 # who takes over has that much to do again, and it slows the evaluation down by that share at most.
 _SNAPSHOT_WORK_S = 1.0
@@ -285,7 +288,7 @@ class RunEvaluation:
         changed = {alert.id: self._as_it_was(alert) for alert in changed.values()}
         if not data.more:
             self._stored = {}
-        state = _ended(row, lives, now)
+        state = _ended(row, lives, now, told=_silence_told(checks))
         stale = {kind: c for kind, c in checks.items() if memory.checks.get(kind) != c}
         memory.checks = checks
         memory.arrival = data.arrival
@@ -385,17 +388,30 @@ class RunEvaluation:
         return math.ceil(gap * (newest - step) / (now - before))
 
 
-def _ended(row: RunRow, lives: tuple[Life, ...], now: float) -> str | None:
-    """The state of a run whose ranks have all ended or fallen silent; None while one lives."""
+def _silence_told(checks: Mapping[str, Check]) -> bool:
+    """Whether `rank.silent` has said what it will say of ranks that are not heard of."""
+    check = checks.get("rank.silent")
+    return check is None or check.status not in (Status.OK, Status.INSUFFICIENT_DATA)
+
+
+def _ended(row: RunRow, lives: tuple[Life, ...], now: float, *, told: bool) -> str | None:
+    """The state of a run whose ranks have all ended or fallen silent; None while one lives.
+
+    Args:
+        told: whether there is an alert of the silence: nobody looks at a run that has ended, so
+            that it does not end before, as long as that may still come.
+    """
     if row.state != "running" or not lives:
         return None
-    silent = 0
+    silent, failed = 0, any(entry.life.state == "failed" for entry in lives)
     for life in (entry.life for entry in lives):
         if life.state == "running":
             patience = max(_LOST_SECONDS, 10 * life.typical_gap, 3 * life.longest_gap)
+            if not (told or failed):
+                patience *= _TOLD_WITHIN
             if now - life.last_seen < patience:
                 return None
             silent += 1
     if not silent:
         return None  # the last one's own word has decided
-    return "failed" if any(entry.life.state == "failed" for entry in lives) else "lost"
+    return "failed" if failed else "lost"

@@ -223,13 +223,18 @@ class LayerNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """Something that a rank told once (`wire.Event`)."""
+    """Something that a rank told once (`wire.Event`).
+
+    Attributes:
+        at: when the server received it, seconds since 1970; NaN where that is not known.
+    """
 
     rank: int
     step: int
     kind: str
     text: str
     data: Mapping[str, Any]
+    at: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +282,8 @@ class Window:
             batches, random states, the parameters.
         reductions: of these steps, in their order.
         configs: what each rank said of itself at attach, as far as it is known.
-        events: what ranks told once, of all steps up to `last_step`, each once.
+        events: what ranks told once, each once: of all steps up to `last_step`, and at once why
+            one does not end.
         classes: ranks that hold replicas of the same tensors, the largest set first; a rank that
             is alone with what it holds is a set of its own. Empty: all of `ranks` are one.
         begins: first step of each of a rank's processes, ascending.

@@ -104,6 +104,7 @@ def test_kinds():
         "mode.evaluation",
         "eval.nonfinite",
         "buffers.nonfinite",
+        "rank.failed",
     )
     assert sorted(wire.KINDS) == sorted((*KINDS, *since))
     assert len(set(wire.KINDS)) == len(wire.KINDS)

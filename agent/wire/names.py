@@ -70,6 +70,7 @@ KINDS = (
     "rank.loss_outlier",
     "rank.gradient_outlier",
     "rank.straggler",
+    "rank.failed",
     "rank.silent",
     "rank.stalled",
     "rank.starved",

@@ -17,7 +17,7 @@ from rankscope.server.alerts.model import Alert
 from rankscope.server.detectors.base import Finding
 
 # What they see is the clock and not a step: they are over as soon as they are no longer found.
-TIME_BASED = frozenset({"rank.silent", "rank.stalled"})
+TIME_BASED = frozenset({"rank.failed", "rank.silent", "rank.stalled"})
 
 
 class Transition(NamedTuple):

@@ -298,6 +298,23 @@ RULES = (
         why="spikes that follow each other closely have one cause",
     ),
     Rule(
+        root=("rank.silent", "rank.stalled"),
+        consequence=("rank.failed",),
+        earliest=-EPISODE,
+        latest=EPISODE,
+        same_ranks=False,
+        key="collective",
+        why="a collective to which a rank does not come ends in an error on the others",
+    ),
+    Rule(
+        root=("rank.failed",),
+        consequence=("rank.silent", "rank.stalled"),
+        earliest=-EPISODE,
+        latest=EPISODE,
+        same_ranks=False,
+        why="the other ranks wait for a rank that has failed, or are ended by their launcher",
+    ),
+    Rule(
         root=("rank.silent",),
         consequence=("rank.silent", "rank.stalled"),
         earliest=-EPISODE,

@@ -46,6 +46,7 @@ from rankscope.server.detectors.nonfinite import BuffersNonFinite, EvaluationNon
 from rankscope.server.detectors.policy import thresholds
 from rankscope.server.detectors.push import PushLost, PushStale
 from rankscope.server.detectors.rank import (
+    RankFailed,
     RankGradientOutlier,
     RankLossOutlier,
     RankSilent,
@@ -75,6 +76,7 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     LossOscillating,
     RankLossOutlier,
     RankGradientOutlier,
+    RankFailed,
     RankSilent,
     RankStalled,
     RankStraggler,

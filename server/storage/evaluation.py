@@ -24,7 +24,14 @@ from rankscope.server.window import Occurrence
 # A run that says nothing for this long is looked at no more, until a rank posts again.
 _FORGET_SECONDS = 24 * 3600.0
 # Events that detectors look at.
-_EVENTS = ("mode.changed", "nonfinite", "parameters.frozen", "scheduler.wrapped", "stalled")
+_EVENTS = (
+    "failed",
+    "mode.changed",
+    "nonfinite",
+    "parameters.frozen",
+    "scheduler.wrapped",
+    "stalled",
+)
 # Fingerprints of large models are large: a page has no more than this of them, and a batch.
 _PAGE_BYTES = 64 * 2**20
 
@@ -225,7 +232,9 @@ def _events(connection: Connection, run: int, after: int, until: int) -> tuple[O
         .where(e.c.run == run, e.c.arrival > after, e.c.arrival <= until, e.c.kind.in_(_EVENTS))
         .order_by(e.c.arrival, e.c.n)
     )
-    return tuple(Occurrence(row.rank, row.step, row.kind, row.text, row.data) for row in rows)
+    return tuple(
+        Occurrence(row.rank, row.step, row.kind, row.text, row.data, row.at) for row in rows
+    )
 
 
 def load_alerts(connection: Connection, *, run: int) -> list[Alert]:

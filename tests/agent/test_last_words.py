@@ -115,8 +115,12 @@ def fails():
             "finished|",
         ),
         (FAILS % "1" + "t = threading.Thread(target=fails); t.start(); t.join()", 0, "finished|"),
-        # For no error: the trainer knows why.
-        ("sys.exit(3)", 3, "finished|"),
+        # Whoever started it is told of a failure, too.
+        ("sys.exit(3)", 3, "failed|SystemExit: 3"),
+        ("def main():\n    return 'no data'\nsys.exit(main())", 1, "failed|SystemExit: no data"),
+        ("sys.exit(0)", 0, "finished|"),
+        ("sys.exit()", 0, "finished|"),
+        ("try:\n    sys.exit(3)\nexcept SystemExit:\n    pass", 0, "finished|"),
     ],
 )
 def test_an_error_that_is_handled_by_an_exit_is_told(body, code, said):
@@ -160,7 +164,7 @@ def test_a_handler_of_the_trainer_is_left_alone():
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
     code, out, _ = finish(process)
-    assert (code, out) == (3, "mine\nsaid finished|\n")
+    assert (code, out) == (3, "mine\nsaid failed|SystemExit: 3\n")
 
 
 def test_a_forked_child_says_nothing_and_dies_of_sigterm():

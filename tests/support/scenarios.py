@@ -6,7 +6,7 @@ really differ, by the server's own `compare` module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -361,6 +361,7 @@ class Timeline:
         lives: the ranks' lives at a time.
         away: times at which the server does not evaluate.
         told: events, with the time at which they come.
+        step_seconds: what every rank says that a step takes.
     """
 
     world_size: int
@@ -368,6 +369,7 @@ class Timeline:
     lives: Callable[[float], list[RankLife]]
     away: range = range(0)
     told: tuple[tuple[float, Occurrence], ...] = ()
+    step_seconds: float = 1.0
 
     def windows(self, cuts: Iterable[int] = ()) -> Iterator[Window]:
         """One a second; `cuts` mean nothing here."""
@@ -381,11 +383,15 @@ class Timeline:
             evaluated = through
             ranks = np.array([life.rank for life in lives], dtype=np.int64)
             shape = len(ranks), len(steps)
+            there = np.ones(shape, dtype=bool)
             yield Window(
                 world_size=self.world_size,
                 ranks=ranks,
                 steps=steps,
-                series={"loss": Series(np.ones(shape), np.ones(shape, dtype=bool))},
+                series={
+                    "loss": Series(np.ones(shape), there),
+                    "step_seconds": Series(np.full(shape, self.step_seconds), there),
+                },
                 lives=tuple(lives),
                 now=float(second),
                 last_step=evaluated,
@@ -484,37 +490,103 @@ def stalled(
     ranks: int = 4,
     rank: int = 1,
     elsewhere: str = "idle",
+    waiting: str = "collective",
     back: float = 1e9,
     fails: float = 1e9,
     done: bool = False,
+    first: int = 31,
+    takes: float = 1.0,
+    again: float = 1e9,
     seconds: int = 200,
 ) -> Timeline:
-    """A step a second; from second 30 on all but one wait in a collective of step 31.
+    """A step a second; from second 30 on all but one wait, in step 31.
 
     Args:
-        elsewhere: phase of that one; `collective`: another one, `same`: the same.
+        elsewhere: phase of that one; `collective`: another one, `same`: where the others are.
+        waiting: phase of the others.
         back: time from which on they all go on.
         fails: time at which the others' collective times out.
         done: it has said that it is done.
+        first: the step in which they wait.
+        takes: what a step takes, as the ranks tell it, seconds.
+        again: time at which all processes are replaced by new ones that begin ten steps earlier.
     """
 
     def lives(time: float) -> list[RankLife]:
         last = 30 if 30 <= time < back else int(min(time, 30) + max(time - back, 0))
+        last = min(last, first - 1) if time < back else last
+        anew = time >= again
+        if anew:
+            last = first - 10
         found = []
         for r in range(ranks):
             ended = "finished" if done and r == rank and time >= 31 else "running"
             state = "failed" if time >= fails and r != rank else ended
-            found.append(RankLife(r, 0.0, time, last, state, error="timed out"))
+            began = again if anew else 0.0
+            life = RankLife(r, began, time, last, state, error="timed out", attempt=int(anew))
+            found.append(life)
         return found
 
     told = []
     for r in range(ranks):
         odd = r == rank and elsewhere != "same"
         place = "evaluate (train.py:40)" if odd else "reduce (train.py:12)"
-        data = {"phase": elsewhere if odd else "collective", "step": 31, "seconds": 10.0}
+        data = {"phase": elsewhere if odd else waiting, "step": first, "seconds": 10.0}
         if not (done and r == rank):
-            told.append((41.0, Occurrence(r, 30, "stalled", place, data)))
-    return Timeline(world_size=ranks, seconds=seconds, lives=lives, told=tuple(told))
+            told.append((41.0, Occurrence(r, first - 1, "stalled", place, data, 41.0)))
+    return Timeline(
+        world_size=ranks, seconds=seconds, lives=lives, told=tuple(told), step_seconds=takes
+    )
+
+
+def failing(
+    seed: int,
+    *,
+    ranks: int = 3,
+    errors: Mapping[int, str],
+    after: Mapping[int, float] | None = None,
+    finished: Sequence[int] = (),
+    silent: Sequence[int] = (),
+    at: float = 20.0,
+    again: float = 1e9,
+    seconds: int = 60,
+) -> Timeline:
+    """A step a second, until ranks fail in step 21.
+
+    Args:
+        errors: rank -> what it says that it failed of.
+        after: rank -> so many seconds after `at`.
+        finished: ranks that have ended before as they should.
+        silent: ranks of which nothing is heard from then on.
+        again: time at which those that failed are started again.
+    """
+    later = after or {}
+
+    def lives(time: float) -> list[RankLife]:
+        found = []
+        for r in range(ranks):
+            ends = at + later.get(r, 0.0) if r in errors else at
+            state, error, seen, attempt = "running", "", time, 0
+            if r in errors and time >= ends:
+                state, error, seen = "failed", errors[r], ends
+            elif r in finished and time >= at - 1:
+                state, seen = "finished", at - 1
+            elif r in silent and time >= at:
+                seen = at
+            if time >= again and state == "failed":
+                state, error, seen, attempt = "running", "", time, 1
+            last = int(min(time, at))
+            found.append(RankLife(r, 0.0, seen, last, state, error=error, attempt=attempt))
+        return found
+
+    told = tuple(
+        (
+            at + later.get(r, 0.0),
+            Occurrence(r, 21, "failed", "train (train.py:12)", {}, at + later.get(r, 0.0)),
+        )
+        for r in errors
+    )
+    return Timeline(world_size=ranks, seconds=seconds, lives=lives, told=told)
 
 
 GENERATORS: dict[str, Callable[..., Any]] = {
@@ -533,6 +605,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         chain,
         silence,
         stalled,
+        failing,
         layered,
         odd_batches,
         noisy_gradients,

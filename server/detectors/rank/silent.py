@@ -66,8 +66,8 @@ class RankSilent(Detector[SilentState]):
     saves a checkpoint is not silent. One that is killed, or whose machine is gone, is. A rank that
     said itself that it finished or failed is never silent, nor is one that was heard of for longer
     than another that failed (its launcher ended it). Ranks that a job was started again without are
-    not waited for. Where all ranks fall silent together it is no rank's fault, but for one that
-    clearly went before the others.
+    not waited for. Where all ranks fall silent together the job was killed, or the network is gone,
+    and all are named, but for one that clearly went before the others: that one is.
 
     Statistic:
         Silence is counted by the server's clock, only while the server was listening. It counts
@@ -93,7 +93,6 @@ class RankSilent(Detector[SilentState]):
     lasting: ClassVar[str] = (
         "it is judged by when a rank was last heard of, not by what is recorded"
     )
-    min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = SilentPolicy
     policy: SilentPolicy
@@ -115,11 +114,15 @@ class RankSilent(Detector[SilentState]):
             by_host[life.host].append(life)
         for host, lives in by_host.items():
             findings.append(self._finding(host, lives, window, state))
+        job = () if silent else self._job(window.lives, state)
+        if job:
+            findings.append(_job_finding(job, window, state))
         unseen = self._unseen(window, state)
         if unseen:
             findings.append(self._never_seen(unseen, window, state))
         findings.sort(key=lambda f: (f.seen_step, f.ranks))
-        return Outcome({"rank.silent": self._check(window, silent, unseen)}, tuple(findings))
+        gone = (*(life.rank for life in (*silent, *job)), *unseen)
+        return Outcome({"rank.silent": self._check(window, gone)}, tuple(findings))
 
     def _listen(self, window: Window, state: SilentState) -> None:
         # A server that was stopped or busy has heard nobody: only time between evaluations that
@@ -171,6 +174,14 @@ class RankSilent(Detector[SilentState]):
             life for life in silent if newest - life.last_seen > self._allowed(life, failed=True)
         ]
 
+    def _job(self, lives: Sequence[RankLife], state: SilentState) -> tuple[RankLife, ...]:
+        """All ranks that have not ended, where they have fallen silent together."""
+        if any(life.state == "failed" for life in lives):
+            return ()  # the failure is what there is to tell
+        running = tuple(life for life in lives if life.state == "running")
+        gone = (state.waited[r.rank][1] > self._allowed(r, failed=False) for r in running)
+        return running if all(gone) else ()
+
     def _heard(self, life: RankLife, state: SilentState) -> bool:
         """Whether a rank is heard of as regularly as it should be."""
         allowed = self._allowed(life, failed=True)
@@ -186,10 +197,9 @@ class RankSilent(Detector[SilentState]):
         looked_at = range(min(window.world_size, _MOST_NAMED + len(seen)))
         return tuple(rank for rank in looked_at if rank not in seen)[:_MOST_NAMED]
 
-    def _check(self, window: Window, silent: Sequence[RankLife], unseen: tuple[int, ...]) -> Check:
-        if silent or unseen:
-            who = tuple(sorted((*(life.rank for life in silent), *unseen)))
-            return Check(Status.OPEN, f"Nothing is heard of {ranks(who)}.")
+    def _check(self, window: Window, gone: Sequence[int]) -> Check:
+        if gone:
+            return Check(Status.OPEN, f"Nothing is heard of {ranks(gone)}.")
         if not window.lives:
             return Check(Status.INSUFFICIENT_DATA, "No rank has been heard of yet.")
         missing = window.world_size - len(window.lives)
@@ -197,6 +207,19 @@ class RankSilent(Detector[SilentState]):
             return Check(
                 Status.INSUFFICIENT_DATA,
                 f"{count(len(window.lives), 'rank')} of {window.world_size} have been heard of.",
+            )
+        quiet = [
+            life.rank
+            for life in window.lives
+            if life.state == "running"
+            and window.now - life.last_seen > self._allowed(life, failed=True)
+        ]
+        if quiet:
+            after = " after another rank failed" * any(c.state == "failed" for c in window.lives)
+            return Check(
+                Status.INSUFFICIENT_DATA,
+                f"Nothing is heard of {ranks(quiet)}{after} at the moment, and "
+                f"{'it has' if len(quiet) == 1 else 'they have'} not said to have ended.",
             )
         return Check(Status.OK, "Every rank is heard of, or has said itself that it ended.")
 
@@ -302,3 +325,57 @@ class RankSilent(Detector[SilentState]):
                 "world_size": window.world_size,
             },
         )
+
+
+def _job_finding(lives: Sequence[RankLife], window: Window, state: SilentState) -> Finding:
+    """All ranks that had not ended are gone together."""
+    who = tuple(life.rank for life in lives)
+    first = min(life.last_step for life in lives) + 1
+    silence = {life.rank: state.waited[life.rank][1] for life in lives}
+    seen = [life.last_seen for life in lives]
+    phases = sorted({life.phase for life in lives if life.phase})
+    last_phase = f" Last seen in phase {listing(phases)}." if phases else ""
+    done = [life.rank for life in window.lives if life.state == "finished"]
+    one, named = len(who) == 1, ranks(who)
+    if done:
+        whole = (
+            f"{ranks(done).capitalize()} had ended as {'it' if len(done) == 1 else 'they'} should"
+        )
+    elif one:
+        whole = "It is the only rank of this job"
+    else:
+        whole = (
+            f"All ranks fell silent within {max(seen) - min(seen):.0f} s, so that nothing tells "
+            "which one was first"
+        )
+    return Finding(
+        kind="rank.silent",
+        key="job",
+        severity="warning",
+        title=(
+            f"{named.capitalize()} {'has' if one else 'have all'} gone silent, last complete step "
+            f"{first - 1}"
+        ),
+        seen_step=first,
+        last_step=max(window.last_step, first),
+        first_step=first,
+        ranks=who,
+        cause=(
+            f"{named.capitalize()} {'has' if one else 'have'} said nothing for "
+            f"{max(silence.values()):.0f} s, not even that {'it' if one else 'they'} failed: the "
+            "job was killed (out of memory, by the scheduler, by `kill -9` or `os._exit`), or the "
+            f"machine or its network is gone. {whole}.{last_phase}"
+        ),
+        remedy=(
+            "Look at the job's exit code and at the kernel log (out of memory, device errors) and "
+            f"restart from the last checkpoint before step {first}. Where the job still runs, its "
+            "server cannot be reached."
+        ),
+        clear_after=0,
+        evidence={
+            "silent_seconds": {str(rank): round(s, 1) for rank, s in silence.items()},
+            "last_reported_step": {str(life.rank): life.last_step for life in lives},
+            "phase": {str(life.rank): life.phase for life in lives},
+            "finished_ranks": done,
+        },
+    )

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
-from rankscope.server.detectors.policy import Policy, Seconds
-from rankscope.server.detectors.wording import count, listing, ranks, sentences
-from rankscope.server.window import Occurrence, RankLife, Window
+import numpy as np
 
-_WAITING = "collective"
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.policy import Policy, Seconds, Times
+from rankscope.server.detectors.rank.places import (
+    Blame,
+    Place,
+    blame,
+    described,
+    place_of_event,
+)
+from rankscope.server.detectors.wording import ranks, sentences
+from rankscope.server.window import RankLife, Window
+
+_DURATION = "step_seconds"
+# The estimate of a median moves by this share of itself towards each new step.
+_GAIN = 0.1
+# Letters of a place in a title.
+_PLACE = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,58 +34,57 @@ class StalledPolicy(Policy):
     Attributes:
         deadlock: where every rank waits in a collective, and not all in the same.
         elsewhere: where a rank does something else: it may well come back from it.
+        together: where all wait in one place: no rank of this run keeps them waiting.
+        typical_steps: so many times what a step usually takes, where that is longer.
+        critical_after: times as long, after which it is critical.
     """
 
     deadlock: Seconds = 30.0
     elsewhere: Seconds = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a rank is that does not end its step.
-
-    Attributes:
-        since: time at which its step had begun, by the server's clock.
-    """
-
-    step: int
-    phase: str
-    text: str
-    since: float
-
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for others."""
-        return self.phase == _WAITING
+    together: Seconds = 300.0
+    typical_steps: Times = 10.0
+    critical_after: Times = 5.0
 
 
 @dataclass(slots=True)
 class StalledState:
-    """Where each rank was when it told last that a step does not end."""
+    """Where each rank was when it reported last that a step does not end.
+
+    Attributes:
+        typical: what a step usually takes, seconds.
+    """
 
     places: dict[int, Place] = field(default_factory=dict)
+    typical: float = 0.0
 
 
 class RankStalled(Detector[StalledState]):
     """No rank goes on, all are alive: they wait for a rank that is somewhere else.
 
-    A rank whose step does not end for 10 s tells what it does and where in the user's code, read
-    off its stack by the agent's own thread. A rank that ran out of data, skipped a collective or
-    entered another one is where most ranks are not.
+    A rank whose step does not end for 10 s reports what it does and where in the user's code, read
+    off its stack by the agent's own thread: in its first step, in its last one and in an evaluation
+    too. A rank waits where it is in a collective, in a synchronisation with its device, or inside a
+    forward or backward pass or a step of the optimizer, in which a data-parallel wrapper waits
+    without a line of Python. A rank that loads data, evaluates, saves or is in code of the user's
+    does not wait.
 
     Statistic:
-        No rank has ended a step since, at least one waits in a collective, and not all wait in the
-        same place of the same step. The guilty ranks are those outside the largest group that waits
-        in one place (or that have said that they are done, where all others do); where no group is
-        the largest, all are named. It counts from 120 s on, from
-        30 s on where all wait in collectives (nobody can end that), and at once when a rank fails:
-        its collective has timed out. Over as soon as steps end again.
+        No rank has ended a step since, and at least one waits. The suspect ranks are those that do
+        not wait; where all do, those outside the largest group that is in one place of one step,
+        those that have come less far within the step, or those that have ended; where no group is
+        the largest, all are named. It counts from 120 s on, from 30 s on where all wait in
+        collectives (nobody can end that), from 300 s on where all wait in one place, never before
+        10 times what a step usually takes, and at once when a rank fails: its collective has timed
+        out. It is judged by the server's clock, whether anything arrives or not. Over as soon as
+        steps end again.
 
     Severity:
-        Critical; warning while a rank does something else and none has failed.
+        Critical; warning while a rank does something else and none has failed, for the first five
+        times as long.
 
     Evidence:
-        `places` (for each rank its step, phase and place), `seconds`, `failed_ranks`, `errors`.
+        `places` (for each rank its step, phase and place), `waiting` (ranks that wait), `seconds`,
+        `failed_ranks`, `errors`.
 
     Source:
         deepspeedai/DeepSpeed#5794 (in TrainCheck's set), pytorch#38174 (uneven inputs), horovod#370
@@ -81,6 +93,7 @@ class RankStalled(Detector[StalledState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.stalled",)
     lasting: ClassVar[str] = "each rank tells for itself where it waits, until it goes on"
+    wants: ClassVar[tuple[str, ...]] = (_DURATION,)
     min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = StalledPolicy
@@ -92,110 +105,160 @@ class RankStalled(Detector[StalledState]):
 
     def advance(self, window: Window, state: StalledState) -> Outcome:
         """Puts together where the ranks are."""
+        _learn_duration(window, state)
+        lives = {life.rank: life for life in window.lives}
         for event in window.events:
-            if event.kind == "stalled":
-                state.places[event.rank] = _place(event, window.now)
+            life = lives.get(event.rank)
+            # What an earlier process of the rank reported went with it.
+            if event.kind == "stalled" and life is not None and not event.at < life.first_seen:
+                place = place_of_event(event, window.now, life.attempt)
+                known_place = state.places.get(event.rank)
+                if known_place is not None and known_place.step == place.step:
+                    # Since when a step does not end changes only as more is known of it.
+                    place = place.since_at_most(known_place.since)
+                state.places[event.rank] = place
         # Who has ended a step since goes on.
-        for life in window.lives:
-            place = state.places.get(life.rank)
-            if place is not None and life.last_step >= place.step:
-                del state.places[life.rank]
-        finding = self._judge(window, state)
-        if finding is not None:
-            return Outcome({"rank.stalled": Check(Status.OPEN, f"{finding.title}.")}, (finding,))
-        if not window.lives:
-            why = "No rank has been heard of yet."
-            return Outcome({"rank.stalled": Check(Status.INSUFFICIENT_DATA, why)})
-        why = "No rank keeps the others waiting."
-        return Outcome({"rank.stalled": Check(Status.OK, why)})
+        for rank, place in tuple(state.places.items()):
+            life = lives.get(rank)
+            if life is None or life.attempt != place.attempt or life.last_step >= place.step:
+                del state.places[rank]
+        finding, check = self._judge(window, state)
+        findings = () if finding is None else (finding,)
+        return Outcome({"rank.stalled": check}, findings)
 
-    def _judge(self, window: Window, state: StalledState) -> Finding | None:
-        alive = [life for life in window.lives if life.state != "finished"]
-        if len(window.lives) < 2 or any(life.rank not in state.places for life in alive):
-            return None
-        places = {life.rank: state.places[life.rank] for life in alive}
-        if not any(place.waits for place in places.values()):
-            return None
-        guilty, decided = _guilty(places)
-        if not guilty:
-            # All wait in one place: for one that has left, if any has.
-            guilty = tuple(life.rank for life in window.lives if life.state == "finished")
-        if not guilty:
-            return None
+    def _judge(self, window: Window, state: StalledState) -> tuple[Finding | None, Check]:
+        lives = [life for life in window.lives if life.rank < window.world_size]
+        if not lives:
+            return None, _unknown("No rank has been heard of yet.")
+        alive = [life for life in lives if life.state != "finished"]
+        standing = {one.rank: state.places[one.rank] for one in alive if one.rank in state.places}
+        if not standing:
+            return None, self._nobody_stands(window, alive)
+        if len(lives) < 2:
+            return None, _unknown(f"Only one rank has been heard of: {described(standing)}.")
+        others = [life for life in lives if life.rank not in standing]
+        if any(life.state == "running" for life in others):
+            return None, self._some_go_on(window, standing, others)
+        found = blame(standing, tuple(life.rank for life in others))
         failed = [life for life in alive if life.state == "failed"]
-        seconds = window.now - max(place.since for place in places.values())
-        deadlock = all(place.waits for place in places.values())
-        allowed = self.policy.deadlock if deadlock else self.policy.elsewhere
-        if not failed and seconds < allowed:
-            return None
-        return _finding(window, places, guilty, decided, failed, seconds, deadlock)
+        seconds = window.now - max(place.since for place in standing.values())
+        if not found.waiting:
+            why = f"No rank waits for another; each is busy: {described(standing)}."
+            return None, Check(Status.OK, why)
+        allowed = self._allowed(found, state)
+        together = not found.suspects
+        if together:
+            found = Blame(tuple(standing), found.waiting, decided=False, deadlock=True)
+        if seconds < allowed and (together or not failed):
+            why = f"No step ends, for less than {allowed:.0f} s so far: {described(standing)}."
+            return None, _unknown(why)
+        late = seconds >= allowed * self.policy.critical_after
+        serious = bool(failed) or (found.deadlock and not together) or late
+        finding = _finding(window, standing, found, failed, seconds, serious, together)
+        return finding, Check(Status.OPEN, f"{finding.title}.")
+
+    def _allowed(self, found: Blame, state: StalledState) -> float:
+        policy = self.policy
+        if not found.suspects:
+            least = policy.together
+        else:
+            least = policy.deadlock if found.deadlock else policy.elsewhere
+        return max(least, policy.typical_steps * state.typical)
+
+    def _nobody_stands(self, window: Window, alive: Sequence[RankLife]) -> Check:
+        if silent := self._silent(window, alive):
+            return _unknown(f"Nothing is heard of {ranks(silent)}.")
+        if window.last_step < 0:
+            return _unknown("No step has ended yet.")
+        return Check(Status.OK, "No rank keeps the others waiting: their steps end.")
+
+    def _some_go_on(
+        self, window: Window, standing: Mapping[int, Place], others: Sequence[RankLife]
+    ) -> Check:
+        """Where some ranks stand and others do not: these end steps, or are not heard of."""
+        if silent := self._silent(window, others):
+            return _unknown(
+                f"Nothing is heard of {ranks(silent)}, so that nobody knows what "
+                f"{'it does' if len(silent) == 1 else 'they do'}; {described(standing)}."
+            )
+        return Check(Status.OK, "No rank keeps all others waiting: some ranks' steps end.")
+
+    def _silent(self, window: Window, lives: Sequence[RankLife]) -> list[int]:
+        """Ranks of which nothing is known because they are not heard of."""
+        return [
+            life.rank
+            for life in lives
+            if life.state == "running" and window.now - life.last_seen > self.policy.deadlock
+        ]
 
 
-def _place(event: Occurrence, now: float) -> Place:
-    step = event.data.get("step", event.step + 1)
-    seconds = event.data.get("seconds", 0.0)
-    return Place(
-        step=int(step) if isinstance(step, int | float) else event.step + 1,
-        phase=str(event.data.get("phase", "")),
-        text=event.text,
-        since=now - (float(seconds) if isinstance(seconds, int | float) else 0.0),
-    )
+def _learn_duration(window: Window, state: StalledState) -> None:
+    if (durations := window.series.get(_DURATION)) is None:
+        return
+    for column in np.where(durations.present, durations.values, 0.0).T:
+        longest = float(column.max())
+        if longest > 0 and np.isfinite(longest):
+            typical = state.typical or longest
+            state.typical = typical * (1 + _GAIN * float(np.sign(longest - typical)))
 
 
-def _guilty(places: dict[int, Place]) -> tuple[tuple[int, ...], bool]:
-    """Ranks outside the largest group that waits; all where two groups are as large."""
-    together: dict[tuple[int, str], list[int]] = defaultdict(list)
-    for rank, place in places.items():
-        if place.waits:
-            together[place.step, place.text].append(rank)
-    groups = sorted(together.values(), key=len, reverse=True)
-    elsewhere = [rank for rank, place in places.items() if not place.waits]
-    if elsewhere and len(groups) == 1:
-        return tuple(sorted(elsewhere)), True
-    if len(groups) > 1 and len(groups[0]) == len(groups[1]):
-        return tuple(sorted(places)), False
-    return tuple(sorted(set(places) - set(groups[0]))), True
+def _unknown(why: str) -> Check:
+    return Check(Status.INSUFFICIENT_DATA, why)
 
 
 def _finding(
     window: Window,
-    places: dict[int, Place],
-    guilty: tuple[int, ...],
-    decided: bool,
-    failed: list[RankLife],
+    places: Mapping[int, Place],
+    found: Blame,
+    failed: Sequence[RankLife],
     seconds: float,
-    deadlock: bool,
+    serious: bool,
+    together: bool,
 ) -> Finding:
     step = min(place.step for place in places.values())
     errors = sorted({life.error for life in failed if life.error})
-    rest = tuple(sorted(set(places) - set(guilty)))
-    done = tuple(rank for rank in guilty if rank not in places)
-    title = (
-        f"{ranks(rest).capitalize()} wait{'s' if len(rest) == 1 else ''} in step {step} for "
-        f"{ranks(guilty)}, {_elsewhere(places, guilty)}"
-        if decided
-        else f"{ranks(guilty).capitalize()} wait for each other in step {step}"
-    )
+    suspects, rest = found.suspects, found.others(places)
+    ended = {life.rank: life for life in window.lives if life.rank not in places}
+    done = tuple(rank for rank in suspects if rank in ended and ended[rank].state == "finished")
+    gone = tuple(rank for rank in suspects if rank in ended and ended[rank].state == "failed")
+    if together:
+        title = f"No rank ends step {step}: {ranks(suspects)} all wait in one place"
+        if at := next(iter(places.values())).text:
+            title += f", at {at[:_PLACE]}"
+    elif found.decided:
+        verb = "waits" if len(rest) == 1 else "wait"
+        title = (
+            f"{ranks(rest).capitalize()} {verb} in step {step} for {ranks(suspects)}, "
+            f"{_where(places, suspects, done, gone)}"
+        )
+    else:
+        title = f"{ranks(suspects).capitalize()} wait for each other in step {step}"
     broken = (
         f"{ranks([life.rank for life in failed]).capitalize()} failed after that, as is the end "
         f"of waiting in vain{f': {errors[0][:160].rstrip(chr(46))}' if errors else ''}."
         if failed
         else f"No step has ended for {seconds:.0f} s."
     )
+    why = (
+        "They all wait in one place. A collective is held up by the network, by a device, or by a "
+        "process that Rankscope does not see."
+        if together
+        else "Mostly a rank ran out of data, left the loop, skipped a collective, entered one that "
+        "the others do not, or waits for something that does not come (a file, a lock, a download)."
+    )
     return Finding(
         kind="rank.stalled",
-        severity="critical" if failed or deadlock else "warning",
+        severity="critical" if serious else "warning",
         title=title,
         seen_step=step,
         last_step=max(window.last_step, step),
         first_step=step,
-        ranks=guilty,
+        ranks=suspects,
         cause=sentences(
-            f"No rank ended step {step}, and all were alive: {_whereabouts(places)}. "
-            f"{broken} Mostly a rank ran out of data, left the loop, skipped a collective, or "
-            "entered one that the others do not.",
+            f"No rank ended step {step}, and all were alive: {described(places)}. {broken} {why}",
             f"{ranks(done).capitalize()} said to be done before." if done else "",
-            "" if decided else "Nothing tells which one is wrong.",
+            f"{ranks(gone).capitalize()} had failed before." if gone else "",
+            "" if found.decided or together else "Nothing tells which one is wrong.",
         ),
         remedy=(
             "Look at the places above: every rank has to come to the same collectives in the same "
@@ -208,6 +271,7 @@ def _finding(
                 str(rank): {"step": place.step, "phase": place.phase, "place": place.text}
                 for rank, place in sorted(places.items())
             },
+            "waiting": list(found.waiting),
             "seconds": round(seconds, 1),
             "failed_ranks": [life.rank for life in failed],
             "errors": errors[:3],
@@ -215,22 +279,19 @@ def _finding(
     )
 
 
-def _elsewhere(places: dict[int, Place], guilty: tuple[int, ...]) -> str:
-    which = "which is" if len(guilty) == 1 else "which are"
-    at = {places[rank].text for rank in guilty if rank in places}
+def _where(
+    places: Mapping[int, Place], suspects: Sequence[int], done: Sequence[int], gone: Sequence[int]
+) -> str:
+    """Where the suspect ranks are, for the title."""
+    which = "which is" if len(suspects) == 1 else "which are"
+    there = [places[rank] for rank in suspects if rank in places]
+    if done and not there:
+        return f"{which} done"
+    if gone and not there:
+        return "which failed"
+    at = {place.text for place in there}
+    does = {place.does for place in there}
     if len(at) == 1 and (place := at.pop()):
-        return f"{which} at {place}"
+        doing = f"{does.pop()} " if len(does) == 1 else ""
+        return f"{which} {doing}at {place[:_PLACE]}"
     return f"{which} somewhere else"
-
-
-def _whereabouts(places: dict[int, Place]) -> str:
-    together: dict[tuple[int, str, str], list[int]] = defaultdict(list)
-    for rank, place in sorted(places.items()):
-        together[place.step, place.phase, place.text].append(rank)
-    told = []
-    for (step, phase, text), held in sorted(together.items(), key=lambda item: -len(item[1])):
-        does = {_WAITING: "in a collective", "idle": "in the user's code"}.get(phase, f"in {phase}")
-        at = f" at {text}" if text else ""
-        verb = "is" if len(held) == 1 else "are"
-        told.append(f"{ranks(held)} {verb} {does}{at}, step {step}")
-    return listing(told, most=4) if told else count(len(places), "rank")

@@ -1,0 +1,234 @@
+"""Ranks that said that they failed: which one was first, of what, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.policy import Policy, Seconds, Times
+from rankscope.server.detectors.rank.endings import Ending, ending_of, first_line
+from rankscope.server.detectors.wording import listing, ranks, sentences
+from rankscope.server.window import RankLife, Window
+
+# Letters of an error in a title and in a sentence.
+_TITLE, _SENTENCE = 80, 240
+
+
+@dataclass(frozen=True, slots=True)
+class FailedPolicy(Policy):
+    """Thresholds of `rank.failed`.
+
+    Attributes:
+        settled: time for the other ranks to tell how they ended, where what one says is that
+            another is gone.
+        heartbeats: missed heartbeats of a rank that runs, after which it is left to `rank.silent`.
+    """
+
+    settled: Seconds = 20.0
+    heartbeats: Times = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How one rank failed.
+
+    Attributes:
+        step: the one in progress.
+        place: in the user's code; empty where that is not known.
+        at: when the server heard of it, seconds since 1970.
+    """
+
+    rank: int
+    step: int
+    error: str
+    place: str
+    at: float
+    ending: Ending
+
+
+@dataclass(slots=True)
+class FailedState:
+    """Where ranks failed: rank -> number of its process, step and place."""
+
+    places: dict[int, tuple[int, int, str]] = field(default_factory=dict)
+
+
+class RankFailed(Detector[FailedState]):
+    """A rank ended with an error: an exception, or an exit with another code than 0.
+
+    One rank fails first; the others then fail in their next collective, or are ended by their
+    launcher. These are consequences and named as such.
+
+    Statistic:
+        What ranks say of themselves when they end, by the server's clock. An error that is not one
+        of a collective counts at once, and the first of them is the cause. Where there are errors
+        of collectives only, a rank that ended before the others, or that was told to end, is; where
+        a rank has said nothing at all, `rank.silent` names it. The others are given 20 s to tell
+        how they ended. Over when the rank's next process is heard of.
+
+    Severity:
+        Critical; warning for a `sys.exit` with another code than 0. Where a rank was told to end
+        (SIGTERM, Ctrl-C) and the others failed without it, warning; info where all were: a stop or
+        a pre-emption is no fault.
+
+    Evidence:
+        `errors` (rank to its error), `failed_ranks` in the order in which they failed, `places`,
+        `steps`, `seconds_after` (the first), `finished_ranks`.
+
+    Source:
+        torch.distributed.elastic's error propagation: the first failure is the root cause.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("rank.failed",)
+    lasting: ClassVar[str] = "each rank says for itself how it ended"
+
+    policies: ClassVar[type[Policy]] = FailedPolicy
+    policy: FailedPolicy
+
+    def start(self) -> FailedState:
+        """Nobody has failed."""
+        return FailedState()
+
+    def advance(self, window: Window, state: FailedState) -> Outcome:
+        """Looks at how the ranks ended."""
+        # Started again with fewer ranks, a job goes on without those that it had before.
+        lives = {life.rank: life for life in window.lives if life.rank < window.world_size}
+        for event in window.events:
+            life = lives.get(event.rank)
+            if event.kind == "failed" and life is not None and not event.at < life.first_seen:
+                state.places[event.rank] = (life.attempt, event.step, event.text)
+        finding, check = self._judge(window, tuple(lives.values()), state)
+        findings = () if finding is None else (finding,)
+        return Outcome({"rank.failed": check}, findings)
+
+    def _judge(
+        self, window: Window, lives: Sequence[RankLife], state: FailedState
+    ) -> tuple[Finding | None, Check]:
+        if not lives:
+            why = "No rank has been heard of yet."
+            return None, Check(Status.INSUFFICIENT_DATA, why)
+        failures = sorted(
+            (_failure(life, state) for life in lives if life.state == "failed"),
+            key=lambda failure: (failure.at, failure.rank),
+        )
+        if not failures:
+            return None, Check(Status.OK, "No rank has said that it failed.")
+        own = [failure for failure in failures if failure.ending is Ending.OWN]
+        running = [life for life in lives if life.state == "running"]
+        if not own and running:
+            quiet = [life for life in running if self._quiet(life, window.now)]
+            if quiet or window.now - failures[0].at < self.policy.settled:
+                why = (
+                    f"{_who(failures[:1])} ended ({first_line(failures[0].error)[:_SENTENCE]}); "
+                    "what ended it is not known before the others are heard of."
+                )
+                return None, Check(Status.INSUFFICIENT_DATA, why)
+        finding = _finding(window, lives, failures, own)
+        return finding, Check(Status.OPEN, f"{finding.title}.")
+
+    def _quiet(self, life: RankLife, now: float) -> bool:
+        return now - life.last_seen > self.policy.heartbeats * life.heartbeat_seconds
+
+
+def _failure(life: RankLife, state: FailedState) -> Failure:
+    attempt, step, place = state.places.get(life.rank, (-1, -1, ""))
+    if attempt != life.attempt:
+        step, place = life.last_step + 1, ""
+    return Failure(life.rank, step, life.error, place, life.last_seen, ending_of(life.error))
+
+
+def _finding(
+    window: Window, lives: Sequence[RankLife], failures: list[Failure], own: list[Failure]
+) -> Finding:
+    done = tuple(life.rank for life in lives if life.state == "finished")
+    first = (own or failures)[0]
+    alike = [f for f in failures if first_line(f.error) == first_line(first.error)]
+    named = alike if first.ending is not Ending.COLLECTIVE else [first]
+    left = done if first.ending is Ending.COLLECTIVE else ()
+    rest = [failure for failure in failures if failure not in named]
+    stopped = first.ending is Ending.STOPPED
+    error = first_line(first.error)
+    step = min(failure.step for failure in named)
+    if stopped:
+        verb = "was" if len(named) == 1 else "were"
+        how = "interrupted" if "KeyboardInterrupt" in error else "told to end"
+        title = f"{_who(named)} {verb} {how} in step {step}: {error[:_TITLE]}"
+        severity = "warning" if rest else "info"
+    else:
+        title = f"{_who(named)} failed in step {step}: {error[:_TITLE]}".rstrip(".")
+        # Whoever calls `sys.exit` ends on purpose.
+        severity = "warning" if error.startswith("SystemExit") else "critical"
+    return Finding(
+        kind="rank.failed",
+        key="collective" if first.ending is Ending.COLLECTIVE else "",
+        severity=severity,
+        title=title,
+        seen_step=step,
+        last_step=max(window.last_step, step),
+        first_step=step,
+        ranks=left or tuple(sorted(failure.rank for failure in named)),
+        cause=_cause(first, named, rest, left),
+        remedy=_remedy(first, step, left),
+        clear_after=0,
+        evidence={
+            "errors": {str(f.rank): first_line(f.error) for f in failures[:16]},
+            "failed_ranks": [failure.rank for failure in (*named, *rest)],
+            "places": {str(f.rank): f.place for f in failures[:16] if f.place},
+            "steps": {str(failure.rank): failure.step for failure in failures[:16]},
+            "seconds_after": {str(f.rank): round(f.at - first.at, 1) for f in rest[:16]},
+            "finished_ranks": list(done),
+        },
+    )
+
+
+def _cause(
+    first: Failure, named: Sequence[Failure], rest: Sequence[Failure], left: Sequence[int]
+) -> str:
+    at = f" at {first.place}" if first.place else ""
+    error = first_line(first.error)[:_SENTENCE].rstrip(".")
+    others = listing(
+        [f"{ranks([f.rank])} ({first_line(f.error)[:_TITLE].rstrip('.')})" for f in rest], most=4
+    )
+    if first.ending is Ending.STOPPED:
+        what = f"{_who(named)} ended in step {first.step}{at}: {error}. That is a stop from outside"
+        what += ": a pre-emption, a time limit, a launcher or a person."
+        return sentences(what, f"Then failed, as a consequence: {others}." if rest else "")
+    what = f"{_who(named)} failed in step {first.step}{at}: {error}."
+    if first.ending is Ending.OWN:
+        return sentences(
+            what,
+            "No rank had failed before." if rest else "",
+            f"What the others say follows from it: {others}." if rest else "",
+        )
+    return sentences(
+        what,
+        f"{ranks(left).capitalize()} had ended before, as {'it' if len(left) == 1 else 'they'} "
+        "should; whoever goes on then waits in its next collective for a rank that is gone."
+        if left
+        else "It is the first that failed, and no rank tells of an error of its own: a peer, the "
+        "network or a time limit of the collective has ended it.",
+        f"Others that failed: {others}." if rest else "",
+    )
+
+
+def _remedy(first: Failure, step: int, left: Sequence[int]) -> str:
+    again = f"Then restart from the last checkpoint before step {step}."
+    if first.ending is Ending.STOPPED:
+        return f"Nothing, if this is meant. Else look for who ended it. {again}"
+    if left:
+        return (
+            "Let all ranks take the same number of steps: `drop_last`, padding or "
+            f"`torch.distributed.algorithms.join.Join` for data that end unevenly. {again}"
+        )
+    if first.ending is Ending.COLLECTIVE:
+        return (
+            "Look at the output and the exit code of each rank and at the network between them. "
+            + again
+        )
+    return f"Mend the error; the whole traceback is in the output of {ranks([first.rank])}. {again}"
+
+
+def _who(failures: Sequence[Failure]) -> str:
+    return ranks(sorted(failure.rank for failure in failures)).capitalize()

@@ -1,0 +1,62 @@
+"""A job that hangs: real ranks that wait in real collectives, and who is said to hold them up."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+import support
+from support.ranks import started_ranks
+from support.service import Service, eventually
+
+pytestmark = pytest.mark.e2e
+
+SCRIPT = Path(support.__path__[0]) / "unhappy_job.py"
+STEP = 20
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with Service(tmp_path_factory.mktemp("server")) as service:
+        # A person has two minutes of patience, a test has not.
+        sooner = {"detectors": {"rank.stalled": {"elsewhere": 12, "typical_steps": 0}}}
+        httpx.put(
+            f"{service.url}/api/v1/projects/default/detectors", json=sooner
+        ).raise_for_status()
+        yield service
+
+
+def hung(service, tmp_path, how, ranks=2):
+    """The alert of a job that hangs while it does."""
+    run = how.replace(" ", "-")
+    environment = {"RANKSCOPE_SERVER": service.url, "RANKSCOPE_RUN": run, "OMP_NUM_THREADS": "1"}
+    with started_ranks(
+        SCRIPT, how, str(STEP), ranks=ranks, folder=tmp_path, environment=environment
+    ) as job:
+        eventually(lambda: service.run(run), timeout_s=90)
+        (alert,) = eventually(lambda: service.alerts(run), timeout_s=90)
+        assert job.running
+        verdict = service.get(f"/runs/{run}/verdict")
+    return alert, {check["name"]: check for check in verdict["checks"]}
+
+
+@pytest.mark.parametrize(
+    ("how", "step", "does"),
+    [
+        ("loader", STEP, "loading data at stand_still (unhappy_job.py:"),
+        ("first step", 0, "in the user's code at stand_still (unhappy_job.py:"),
+        ("evaluation", STEP, "in the user's code at stand_still (unhappy_job.py:"),
+    ],
+)
+def test_a_rank_that_stands_still_is_named_and_where_it_is(service, tmp_path, how, step, does):
+    alert, checks = hung(service, tmp_path, how)
+    assert (alert["kind"], alert["ranks"], alert["first_step"]) == ("rank.stalled", [1], step)
+    assert alert["title"].startswith(f"Rank 0 waits in step {step} for rank 1, which is {does}")
+    assert "rank 0 is in the backward pass at main (unhappy_job.py:" in alert["cause"]
+    assert alert["evidence"]["waiting"] == [0]
+    assert checks["rank.stalled"]["state"] == "failed"
+
+
+def test_a_rank_that_is_done_before_the_others(service, tmp_path):
+    alert, _ = hung(service, tmp_path, "done", ranks=3)
+    assert (alert["kind"], alert["ranks"]) == ("rank.stalled", [2])
+    assert alert["title"] == f"Ranks 0 and 1 wait in step {STEP} for rank 2, which is done"
