@@ -52,10 +52,12 @@ class StalledState:
 
     Attributes:
         typical: what a step usually takes, seconds.
+        begun: whether a step has ended.
     """
 
     places: dict[int, Place] = field(default_factory=dict)
     typical: float = 0.0
+    begun: bool = False
 
 
 class RankStalled(Detector[StalledState]):
@@ -106,6 +108,8 @@ class RankStalled(Detector[StalledState]):
     def advance(self, window: Window, state: StalledState) -> Outcome:
         """Puts together where the ranks are."""
         _learn_duration(window, state)
+        # The last block of a run may hold no steps.
+        state.begun = state.begun or window.last_step >= 0
         lives = {life.rank: life for life in window.lives}
         for event in window.events:
             life = lives.get(event.rank)
@@ -133,7 +137,7 @@ class RankStalled(Detector[StalledState]):
         alive = [life for life in lives if life.state != "finished"]
         standing = {one.rank: state.places[one.rank] for one in alive if one.rank in state.places}
         if not standing:
-            return None, self._nobody_stands(window, alive)
+            return None, self._nobody_stands(window, state, alive)
         if len(lives) < 2:
             return None, _unknown(f"Only one rank has been heard of: {described(standing)}.")
         others = [life for life in lives if life.rank not in standing]
@@ -165,10 +169,12 @@ class RankStalled(Detector[StalledState]):
             least = policy.deadlock if found.deadlock else policy.elsewhere
         return max(least, policy.typical_steps * state.typical)
 
-    def _nobody_stands(self, window: Window, alive: Sequence[RankLife]) -> Check:
+    def _nobody_stands(
+        self, window: Window, state: StalledState, alive: Sequence[RankLife]
+    ) -> Check:
         if silent := self._silent(window, alive):
             return _unknown(f"Nothing is heard of {ranks(silent)}.")
-        if window.last_step < 0:
+        if not state.begun:
             return _unknown("No step has ended yet.")
         return Check(Status.OK, "No rank keeps the others waiting: their steps end.")
 
