@@ -68,13 +68,13 @@ demo: $(STAMP)
 	@$(BIN)/rankscope demo $(ARGS)
 
 faultlab: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faultlab $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.lab.faults $(ARGS)
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
 corpus: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.corpus table .corpus --coverage docs/coverage.md $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.lab.corpus table .corpus --coverage docs/coverage.md $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

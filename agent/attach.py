@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from rankscope.agent import model_facts
-from rankscope.agent.configuration import configuration
-from rankscope.agent.connection import Connection
+from rankscope.agent.delivery.session import Connection
 from rankscope.agent.guard import attempt
 from rankscope.agent.launcher import Identity, identify
+from rankscope.agent.model import facts
+from rankscope.agent.model.configuration import configuration
 from rankscope.agent.monitor import Monitor, NullMonitor
 from rankscope.agent.options import Options, facts_of, resolve
-from rankscope.agent.spawned import in_helper
-from rankscope.agent.torch_monitor import TorchMonitor
+from rankscope.agent.process.spawned import in_helper
+from rankscope.agent.steps.torch_monitor import TorchMonitor
 from rankscope.agent.wire import Event
 
 _UNCOUNTED = (
@@ -88,15 +88,15 @@ def attach(
     if resolved.mode == "disabled" or in_helper():
         monitor = NullMonitor(identity.run, identity.rank)
     else:
-        if not model_facts.is_trained(model, optimizer):
+        if not facts.is_trained(model, optimizer):
             raise ValueError(
                 "attach(model, optimizer): neither has a parameter that requires a gradient; "
                 "attach after the model is built and its parameters are unfrozen"
             )
         if _interactive():
             _end_predecessors(model)
-        first = model_facts.first_step(optimizer) if step is None else step
-        uncounted = step is None and model_facts.has_uncounted_steps(optimizer)
+        first = facts.first_step(optimizer) if step is None else step
+        uncounted = step is None and facts.has_uncounted_steps(optimizer)
         # Nobody's training ends because something is wrong with the agent.
         monitor = attempt(
             lambda: _monitor(
@@ -158,7 +158,7 @@ def _monitor(
         options,
         identity,
         config={**told, **(config or {})},
-        wrapper=model_facts.wrapper_of(model),
+        wrapper=facts.wrapper_of(model),
     )
     for text in faults:
         connection.records.event(Event(step=step, kind="agent.fault", text=text))

@@ -36,14 +36,16 @@ COMMANDS = (
     ),
     Command(
         "gate",
-        "rankscope.server.gate:gate",
+        "rankscope.server.gate.gate:gate",
         "pass or fail a run, for CI: exit code 0, 1, or 2 to 4 where it cannot say",
         "server",
     ),
     Command("runs", "rankscope.server.cli:runs", "list runs", "server"),
     Command("alerts", "rankscope.server.cli:alerts", "list the alerts of a run", "server"),
     Command(
-        "sync", "rankscope.agent.sync:main", "send what an offline or cut-off run left on disk"
+        "sync",
+        "rankscope.agent.delivery.sync:main",
+        "send what an offline or cut-off run left on disk",
     ),
     Command("db", "rankscope.server.cli:db", "look at and upgrade the database", "server"),
 )

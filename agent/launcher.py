@@ -17,8 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rankscope.agent import run_id
-from rankscope.agent.ancestry import Read, launching_process, read_process
+from rankscope.agent.process import run_id
+from rankscope.agent.process.ancestry import Read, launching_process, read_process
 
 # Rank, number of ranks, and both on this machine, as other MPI launchers than Open MPI's say them:
 # MPICH's, Intel's and Cray's through PMI, MVAPICH2's, and IBM's jsrun.

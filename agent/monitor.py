@@ -12,16 +12,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rankscope.agent import last_words
-from rankscope.agent.connection import Connection
+from rankscope.agent.delivery import exit_report
+from rankscope.agent.delivery.session import Connection
 from rankscope.agent.guard import Guard, contained_keywords, message_of
+from rankscope.agent.process.thread_phase import phase_of, place_of, place_of_error
 from rankscope.agent.schedule import Schedule
-from rankscope.agent.step_count import StepCount
-from rankscope.agent.whereabouts import phase_of, place_of, place_of_error
+from rankscope.agent.steps.count import StepCount
 from rankscope.agent.wire import Event
 
 if TYPE_CHECKING:
-    from rankscope.agent.tensors import TensorGroup
+    from rankscope.agent.model.tensors import TensorGroup
 
 _log = logging.getLogger("rankscope")
 
@@ -56,7 +56,7 @@ class Monitor:
         self.url = connection.url
         self.closed = False
         self.on_close: Callable[[], None] = lambda: None
-        self._ending = last_words.Once(_CLOSE_SECONDS)
+        self._ending = exit_report.Once(_CLOSE_SECONDS)
         self._connection = connection
         self._records = connection.records
         self._pid = os.getpid()
@@ -179,7 +179,7 @@ class Monitor:
     def _begin(self) -> None:
         self._connection.sender.start()
         with self._bookkeeping:
-            last_words.add(self._speak)
+            exit_report.add(self._speak)
 
     def _announce(self, group: TensorGroup) -> None:
         self._connection.announce(group.table, group.described())
@@ -241,7 +241,7 @@ class Monitor:
         with self._bookkeeping:
             if state == "failed":
                 # Where: what it failed of goes with the last batch.
-                place = (self._failed_at or last_words.place())[:200]
+                place = (self._failed_at or exit_report.place())[:200]
                 self._records.event(Event(step=self._count.step, kind="failed", text=place))
         with self._bookkeeping:
             self._records.complete(last)
@@ -257,11 +257,11 @@ class Monitor:
     def _leave(self, state: str, error: str) -> None:
         try:
             with self._bookkeeping:
-                last_words.begin_to_leave()
+                exit_report.begin_to_leave()
             self._speak(state, error)
         finally:  # an impatient user's Ctrl-C, too, must not leave the process deaf to SIGTERM
             with self._bookkeeping:
-                last_words.leave(self._speak)
+                exit_report.leave(self._speak)
 
 
 def _stand_in(run: str, rank: int) -> tuple[Any, ...]:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.agent.array_monitor import ArrayMonitor
-from rankscope.agent.arrays import Arrays
-from rankscope.agent.connection import Connection
+from rankscope.agent.delivery.session import Connection
 from rankscope.agent.launcher import identify
+from rankscope.agent.model.arrays import Arrays
 from rankscope.agent.monitor import NullMonitor
 from rankscope.agent.options import facts_of, resolve
-from rankscope.agent.spawned import in_helper
+from rankscope.agent.process.spawned import in_helper
+from rankscope.agent.steps.array_monitor import ArrayMonitor
 
 
 def start(

@@ -33,7 +33,7 @@ from sqlalchemy import Engine, insert
 
 from benchmarks.load.target import running
 from rankscope.agent import wire
-from rankscope.server.storage import marks, migrate, rollups, schema
+from rankscope.server.storage import migrate, rollups, schema, watermarks
 from rankscope.server.storage.compaction import compact
 from rankscope.server.storage.dictionary import Dictionaries
 from rankscope.server.storage.engine import open_engine, writing
@@ -83,7 +83,7 @@ def fill_rollups(engine: Engine, *, ranks: int, steps: int) -> None:
     rng = np.random.default_rng(0)
     end = steps // rollups.BASE * rollups.BASE
     with writing(engine) as connection:
-        mark = marks.load(connection, run=1)
+        mark = watermarks.load(connection, run=1)
         for rank in range(ranks):
             rows = []
             for level in range(1, rollups.LEVELS):
@@ -98,7 +98,7 @@ def fill_rollups(engine: Engine, *, ranks: int, steps: int) -> None:
             connection.execute(insert(schema.rollup), rows)
             mark.ranks[rank].end = end
             mark.ranks[rank].last = end - 1
-        marks.save(connection, mark, run=1, pending=False)
+        watermarks.save(connection, mark, run=1, pending=False)
     at = np.arange(end, end + 16, dtype=np.int64)
     columns = {"loss": wire.Column(at, rng.normal(2.0, 0.3, 16))}
     received = [

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support.browser import save_screenshot
+from tests.support.browser import save_screenshot
 
 
 def main() -> int:

@@ -24,11 +24,11 @@ from rankscope.server.api import (
     stream,
     verdict,
 )
-from rankscope.server.background import background
 from rankscope.server.dashboard_data import DatabaseSource
 from rankscope.server.health import Health
-from rankscope.server.news import Counters, News
-from rankscope.server.notify import Messenger
+from rankscope.server.processes.background import background
+from rankscope.server.processes.events import Counters, News
+from rankscope.server.processes.notify import Messenger
 from rankscope.server.settings import Settings
 from rankscope.server.storage import migrate
 from rankscope.server.storage.engine import open_engine

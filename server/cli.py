@@ -20,10 +20,10 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from rankscope.server import supervisor
 from rankscope.server.app import create_app
-from rankscope.server.detector_settings import Given, read_file
 from rankscope.server.detectors.wording import listing, ranks
+from rankscope.server.evaluation.detector_settings import Given, read_file
+from rankscope.server.processes import supervisor
 from rankscope.server.settings import Settings, default_database
 from rankscope.server.storage import distribution, migrate, partitions, pruning
 from rankscope.server.storage.engine import open_engine

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine
 from rankscope.agent.wire import Float64
 from rankscope.dashboard.figures import Curve, Mark
 from rankscope.dashboard.source import Distances, Divergence, Selection
-from rankscope.server.compare import pairwise_distances
+from rankscope.server.comparison.compare import pairwise_distances
 from rankscope.server.storage import alerts, comparisons, runs, series
 from rankscope.server.storage.engine import reading
 from rankscope.server.window import Comparison

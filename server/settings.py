@@ -10,7 +10,7 @@ import platformdirs
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from rankscope.server.detector_settings import Given
+from rankscope.server.evaluation.detector_settings import Given
 
 BACKENDS = ("sqlite", "postgresql")
 

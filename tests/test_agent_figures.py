@@ -1,4 +1,4 @@
-"""The figures of `benchmarks/agent.py`, of step times whose answer is known."""
+"""The figures of `benchmarks/agent/__main__.py`, of step times whose answer is known."""
 
 import sys
 from pathlib import Path

@@ -43,7 +43,7 @@ COLLECTIVES = {
     "send_object_list",
 }
 NAMED_WAITING = {
-    ("agent/tensors.py", "tensor.item()"): "on a CPU alone",
+    ("agent/model/tensors.py", "tensor.item()"): "on a CPU alone",
     # Each behind a look at where the tensor is.
     ("agent/probes/classification.py", "tensor.item()"): "on a CPU alone",
     ("agent/probes/evaluation.py", "tensor.item()"): "on a CPU alone",
@@ -54,18 +54,27 @@ NAMED_WAITING = {
     ("agent/probes/scaling.py", "given.item()"): "on a CPU alone",
     ("agent/probes/scaling.py", "total.item()"): "on a CPU alone",
     ("agent/probes/arrival.py", "self._event.synchronize()"): "what has been waited for by `ready`",
-    ("agent/readout.py", "self._event.synchronize()"): "at the end of the run, after the last step",
+    (
+        "agent/steps/readout.py",
+        "self._event.synchronize()",
+    ): "at the end of the run, after the last step",
     # `Pending.result`, which may wait; `begin` and `ready` do not.
     ("agent/fingerprint/device.py", "slot.copied.synchronize()"): "the results of a CUDA device",
     ("agent/fingerprint/device.py", "slot.digests.cpu()"): "of a device that is not CUDA",
     ("agent/fingerprint/device.py", "slot.sketches.cpu()"): "of a device that is not CUDA",
 }
 NAMED_COLLECTIVES = {
-    ("agent/last_words.py", "reader.recv(64)"): "a socket between two threads of one process",
-    ("agent/posting.py", "sock.recv(LARGEST_ANSWER)"): "the sender thread, for the server",
-    ("agent/uploader.py", "bell.recv(_BELLS)"): "the sender thread, for its process",
-    ("agent/uploader.py", "connection.recv(1)"): "does not wait",
-    ("agent/uploader.py", "connection.recv(_RECEIVED_BYTES)"): "the sender thread, for its process",
+    (
+        "agent/delivery/exit_report.py",
+        "reader.recv(64)",
+    ): "a socket between two threads of one process",
+    ("agent/delivery/http.py", "sock.recv(LARGEST_ANSWER)"): "the sender thread, for the server",
+    ("agent/delivery/uploader.py", "bell.recv(_BELLS)"): "the sender thread, for its process",
+    ("agent/delivery/uploader.py", "connection.recv(1)"): "does not wait",
+    (
+        "agent/delivery/uploader.py",
+        "connection.recv(_RECEIVED_BYTES)",
+    ): "the sender thread, for its process",
 }
 
 HEAVY = {
@@ -175,7 +184,7 @@ def test_what_is_pure_has_no_clock_and_no_chance():
 
 def test_broad_excepts_stand_where_faults_are_contained():
     """Elsewhere ruff's BLE forbids them; here, that nobody silences it in passing."""
-    allowed = {"agent/guard.py", "server/worker.py"}
+    allowed = {"agent/guard.py", "server/evaluation/worker.py"}
     for folder in PACKAGES:
         for path in (REPOSITORY / folder).rglob("*.py"):
             name = path.relative_to(REPOSITORY).as_posix()
@@ -216,7 +225,7 @@ def test_the_server_runs_without_torch():
     """The application with all its routes, in an interpreter that refuses to import torch."""
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "import rankscope.server.app, rankscope.server.worker, rankscope.agent.cli\n"
+        "import rankscope.server.app, rankscope.server.evaluation.worker, rankscope.agent.cli\n"
         "print('fine')"
     )
     assert fresh_interpreter(program).strip() == "fine"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rankscope.agent import attach as attach_to
-from rankscope.agent.torch_monitor import TorchMonitor
+from rankscope.agent.steps.torch_monitor import TorchMonitor
 
 
 class Outer:

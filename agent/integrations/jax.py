@@ -21,7 +21,7 @@ except ImportError as error:
     raise ImportError("agent.jax needs JAX: pip install jax") from error
 
 from rankscope.agent import start
-from rankscope.agent.arrays import flat
+from rankscope.agent.model.arrays import flat
 
 
 class Replicas:

@@ -18,8 +18,8 @@ import torch
 
 from rankscope.agent import attach as attach_to
 from rankscope.agent.integrations._steps import attach_outside
-from rankscope.agent.model_facts import first_step, plain_name
-from rankscope.agent.torch_monitor import TorchMonitor
+from rankscope.agent.model.facts import first_step, plain_name
+from rankscope.agent.steps.torch_monitor import TorchMonitor
 
 
 def attach(model: torch.nn.Module | list[torch.nn.Module], optimizer: Any, **options: Any) -> Any:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankscope.agent import start
-from rankscope.agent.arrays import Arrays
+from rankscope.agent.model.arrays import Arrays
 
 
 class _Closing:

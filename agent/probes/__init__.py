@@ -5,7 +5,6 @@ from rankscope.agent.probes.amp import Amp
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.batch import Batch
 from rankscope.agent.probes.buffers import Buffers
-from rankscope.agent.probes.carried import CarriedGradients
 from rankscope.agent.probes.clipping import Clipping
 from rankscope.agent.probes.cosine import GradientCosine
 from rankscope.agent.probes.gradients import Gradients
@@ -17,14 +16,15 @@ from rankscope.agent.probes.nonfinite import NonFinite
 from rankscope.agent.probes.optimizer import LearningRate
 from rankscope.agent.probes.optimizer_state import OptimizerState
 from rankscope.agent.probes.outside import OutsideOptimizer
+from rankscope.agent.probes.outside_writes import Written
 from rankscope.agent.probes.parameters import Parameters
-from rankscope.agent.probes.queued import Queued
 from rankscope.agent.probes.rng import RandomState
+from rankscope.agent.probes.run_queue_delay import Queued
 from rankscope.agent.probes.scheduler import Scheduler
 from rankscope.agent.probes.settings import Settings
+from rankscope.agent.probes.stale_gradients import CarriedGradients
 from rankscope.agent.probes.timing import CollectiveWait, Timing
 from rankscope.agent.probes.watched import WatchedModules
-from rankscope.agent.probes.written import Written
 
 # Timing first: what the others take must not count as the trainer's step.
 PROBES: tuple[type[Probe], ...] = (

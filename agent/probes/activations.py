@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from rankscope.agent.model_facts import plain_name
+from rankscope.agent.model.facts import plain_name
+from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.arrival import Arrival
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.module_hook import ModuleHooks, is_compiled
 from rankscope.agent.probes.norms import on_one_device
-from rankscope.agent.tensors import TensorGroup
 from rankscope.agent.wire import Layers, TensorTable
 
 Bool = npt.NDArray[np.bool_]

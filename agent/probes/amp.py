@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch.amp import GradScaler
 
+from rankscope.agent.model.tensors import number
 from rankscope.agent.probes.base import Context, Probe, StepFacts
-from rankscope.agent.tensors import number
 
 
 class Amp(Probe):

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.schedule import Schedule
-from rankscope.agent.step_count import StepCount
-from rankscope.agent.tensors import TensorGroup
+from rankscope.agent.steps.count import StepCount
 from rankscope.agent.wire import Layers, Print
 
 

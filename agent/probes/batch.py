@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rankscope.agent.model_facts import core, held
+from rankscope.agent.model.facts import core, held
 from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.digests import FEW_BYTES, RunningDigest, bytes_of, few_of

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.agent.hook_tables import HiddenHook
-from rankscope.agent.hooks import RootHook
-from rankscope.agent.model_facts import core, held, plain_name
+from rankscope.agent.model.facts import core, held, plain_name
+from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.tables import ChangingTable, readable
-from rankscope.agent.tensors import TensorGroup
+from rankscope.agent.steps.hook_tables import HiddenHook
+from rankscope.agent.steps.hooks import RootHook
 from rankscope.agent.wire import Print
 
 _STAGE = _TABLE = "buffers"

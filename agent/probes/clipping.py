@@ -18,8 +18,8 @@ import torch
 import torch.nn.utils.clip_grad
 
 from rankscope.agent.guard import process_wide
+from rankscope.agent.model.tensors import number
 from rankscope.agent.probes.base import Context, Probe, StepFacts
-from rankscope.agent.tensors import number
 
 # What torch adds to the norm before it divides by it.
 _EPSILON = 1e-6

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from rankscope.agent.dynamo import leave_alone
-from rankscope.agent.hook_tables import HiddenHook, ModuleHook
 from rankscope.agent.probes.classification import CLASS_INDEX_LOSSES, Hits
 from rankscope.agent.probes.given import batch_size
 from rankscope.agent.probes.passes import Place, loops_without, site_of, stack_now
+from rankscope.agent.steps.dynamo import leave_alone
+from rankscope.agent.steps.hook_tables import HiddenHook, ModuleHook
 
 # Losses that a `backward` may still follow, in evaluation mode.
 _MAX_OPEN = 16

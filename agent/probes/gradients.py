@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rankscope.agent.fingerprint import Pending, Prints
+from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import Context, Probe, SharedPass, StepFacts
 from rankscope.agent.probes.norms import (
     gathered,
@@ -19,7 +20,6 @@ from rankscope.agent.probes.norms import (
     tensor_norms,
     written_out,
 )
-from rankscope.agent.tensors import TensorGroup
 from rankscope.agent.wire import Float64
 
 

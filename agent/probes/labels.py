@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rankscope.agent.model_facts import held
+from rankscope.agent.model.facts import held
 from rankscope.agent.probes.base import Context, StepFacts
 from rankscope.agent.probes.digests import FEW_BYTES, RunningDigest, bytes_of, few_of
 from rankscope.agent.probes.tables import readable

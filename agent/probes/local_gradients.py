@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from rankscope.agent.fingerprint import FingerprintPlan, Pending, Prints
-from rankscope.agent.model_facts import held
+from rankscope.agent.model.facts import held
+from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.gradients import Fingerprints, GradientRows
@@ -21,7 +22,6 @@ from rankscope.agent.probes.norms import (
     tensor_norms,
     written_out,
 )
-from rankscope.agent.tensors import TensorGroup
 from rankscope.agent.wire import Float64
 
 _HALF = frozenset((torch.bfloat16, torch.float16))

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.agent.graph import graph_task, sequence
-from rankscope.agent.model_facts import core
+from rankscope.agent.model.facts import core
+from rankscope.agent.model.tensors import number
 from rankscope.agent.probes import loss_sources
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.classification import Hits, hits_of
@@ -20,7 +20,7 @@ from rankscope.agent.probes.evaluation import Evaluation, OutputHook
 from rankscope.agent.probes.labels import Labels
 from rankscope.agent.probes.loss_sources import Pass
 from rankscope.agent.probes.passes import Place, stack_now
-from rankscope.agent.tensors import number
+from rankscope.agent.steps.autograd import graph_task, sequence
 
 # Losses may be computed and never trained on, and `backward` called without a step ever.
 _MAX_COMPUTED = 16

@@ -26,12 +26,12 @@ import torch
 from torch.amp import GradScaler
 from torch.nn import functional
 
-from rankscope.agent.dynamo import leave_alone
-from rankscope.agent.graph import graph_task, sequence
 from rankscope.agent.guard import process_wide
 from rankscope.agent.probes.base import Context
 from rankscope.agent.probes.classification import Hits
 from rankscope.agent.probes.scaling import COMPOSED, Root, read_root, weighted
+from rankscope.agent.steps.autograd import graph_task, sequence
+from rankscope.agent.steps.dynamo import leave_alone
 
 _FUNCTIONS = (
     "binary_cross_entropy",

@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from rankscope.agent.model_facts import core, plain_name
+from rankscope.agent.model.facts import core, plain_name
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 
 _EVENT = "mode.changed"

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from rankscope.agent.dynamo import leave_alone
-from rankscope.agent.hook_tables import HiddenHook, ModuleHook
+from rankscope.agent.steps.dynamo import leave_alone
+from rankscope.agent.steps.hook_tables import HiddenHook, ModuleHook
 
 
 class CallListener(Protocol):

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from rankscope.agent.graph import graph_task
-from rankscope.agent.model_facts import plain_name
+from rankscope.agent.model.facts import plain_name
 from rankscope.agent.probes.arrival import Arrival
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.given import tensors_in
 from rankscope.agent.probes.module_hook import ModuleHooks, is_compiled
 from rankscope.agent.probes.norms import gathered, stored
 from rankscope.agent.probes.tables import readable
+from rankscope.agent.steps.autograd import graph_task
 from rankscope.agent.wire import Layers
 
 # What makes a closer look worth it.

@@ -9,7 +9,7 @@ from operator import attrgetter
 import numpy as np
 import torch
 
-from rankscope.agent.model_facts import held
+from rankscope.agent.model.facts import held
 from rankscope.agent.wire import Float64
 
 # Up to this many elements a tensor is copied where one has to be kept for a while, up to this many

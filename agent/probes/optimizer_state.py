@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from rankscope.agent.fingerprint import Prints
-from rankscope.agent.model_facts import held, plain_name, wrapped_in
+from rankscope.agent.model.facts import held, plain_name, wrapped_in
+from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.tables import ChangingTable, readable
-from rankscope.agent.tensors import TensorGroup
 from rankscope.agent.wire import Print
 
 _TABLE = "optimizer"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import Context, Probe, SharedPass, StepFacts
 from rankscope.agent.probes.norms import lie_here
-from rankscope.agent.tensors import TensorGroup
 
 
 class Parameters(Probe):

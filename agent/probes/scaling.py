@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rankscope.agent.graph import sequence
+from rankscope.agent.steps.autograd import sequence
 
 # Nobody weighs a loss with more than this; loss scales of mixed precision begin there.
 _LARGEST_WEIGHT = 256.0

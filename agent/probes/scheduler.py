@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from rankscope.agent.dynamo import leave_alone
 from rankscope.agent.guard import process_wide
 from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.steps.dynamo import leave_alone
 
 # Its scheduler advances once a process on purpose: schedules are given the steps of one process.
 _BY_PROCESSES = "accelerate.scheduler"

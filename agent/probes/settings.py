@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from rankscope.agent.model.tensors import number
 from rankscope.agent.probes.base import Context, Probe, StepFacts
-from rankscope.agent.tensors import number
 
 _STAGE = "hyperparameters"
 # Not settings: what they are for. The learning rate has a series of its own.

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from rankscope.agent import model_facts
+from rankscope.agent.model import facts
+from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import Context
-from rankscope.agent.tensors import TensorGroup
 
 # What the other end takes; beyond it a table's name would cost the whole batch.
 _LONGEST = 200
@@ -41,7 +41,7 @@ class ChangingTable:
             tuple([t.shape for t in tensors]),
             tuple([t.dtype for t in tensors]),
             # An ordinary tensor has no shard; to ask each one would cost more than the rest.
-            tuple([model_facts.shard(t) for t in tensors if type(t) is not torch.Tensor]),
+            tuple([facts.shard(t) for t in tensors if type(t) is not torch.Tensor]),
         )
         if described != self._known:
             if self._known:
@@ -58,7 +58,7 @@ def readable(tensor: torch.Tensor) -> bool:
     Not those of sparse tensors, of tensors of tensors and of tensors on no device, nor what
     subclasses (quantised state, say) keep in tensors of their own.
     """
-    local = tensor if type(tensor) in _ORDINARY else model_facts.held(tensor)
+    local = tensor if type(tensor) in _ORDINARY else facts.held(tensor)
     return (
         local.layout is torch.strided
         and not (local.is_meta or local.is_nested)

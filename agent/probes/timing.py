@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.agent.hook_tables import HiddenHook
-from rankscope.agent.hooks import RootHook
-from rankscope.agent.model_facts import core
+from rankscope.agent.model.facts import core
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.given import batch_size
+from rankscope.agent.steps.hook_tables import HiddenHook
+from rankscope.agent.steps.hooks import RootHook
 
 # Parameters whose gradients are looked at to tell when the last one was there: the first of the
 # model, since gradients come in the opposite order.

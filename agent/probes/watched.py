@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from rankscope.agent.model_facts import plain_name
+from rankscope.agent.model.facts import plain_name
+from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import Context, Probe, StepFacts
-from rankscope.agent.tensors import TensorGroup
 
 
 class WatchedModules(Probe):

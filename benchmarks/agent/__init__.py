@@ -1,1 +1,1 @@
-"""The parts of `benchmarks/agent.py`: workloads, arms, blocks, figures."""
+"""The parts of `benchmarks/agent/__main__.py`: workloads, arms, blocks, figures."""

@@ -15,7 +15,7 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
 from rankscope import agent
-from rankscope.agent import uploader_process
+from rankscope.agent.delivery import uploader_process
 
 from .workloads import Trainer
 

@@ -14,11 +14,16 @@ from rankscope.server import detectors
 from rankscope.server.api import models
 from rankscope.server.api.deps import Database, RunId, known_run
 from rankscope.server.api.problems import Problem
-from rankscope.server.detector_settings import OF_THE_API, Given, for_project, project_overrides
 from rankscope.server.detectors.base import Detector
 from rankscope.server.detectors.policy import thresholds
 from rankscope.server.detectors.profiles import PROFILES
 from rankscope.server.detectors.settings import SettingsError, read
+from rankscope.server.evaluation.detector_settings import (
+    OF_THE_API,
+    Given,
+    for_project,
+    project_overrides,
+)
 from rankscope.server.storage import settings
 from rankscope.server.storage.engine import reading, writing
 

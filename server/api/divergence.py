@@ -20,7 +20,7 @@ from rankscope.server.api.deps import (
     paging,
 )
 from rankscope.server.api.problems import Problem
-from rankscope.server.compare import pairwise_distances
+from rankscope.server.comparison.compare import pairwise_distances
 from rankscope.server.storage import comparisons
 from rankscope.server.storage.engine import reading
 from rankscope.server.storage.evaluation import PrintPart

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import APIRouter, Query
 
 from rankscope.server import detectors
+from rankscope.server.alerts.verdict import Verdict, judge
 from rankscope.server.api import models
 from rankscope.server.api.deps import Database, RunId, known_run
 from rankscope.server.api.problems import Problem
@@ -15,7 +16,6 @@ from rankscope.server.detectors.settings import ENABLED, Effective
 from rankscope.server.storage import settings
 from rankscope.server.storage.alerts import Findings, findings
 from rankscope.server.storage.engine import reading
-from rankscope.server.verdict import Verdict, judge
 
 router = APIRouter(tags=["verdict"])
 

@@ -2,7 +2,7 @@
 
 A detector walks over *observations*: steps at which something was posted. Evidence is counted in
 them and not in steps, so that a series logged at every fifth step is not taken for five times the
-evidence. Thresholds and their calibration: `benchmarks/corpus`.
+evidence. Thresholds and their calibration: `tests/lab/corpus`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import numpy as np
 from sqlalchemy import Connection, Engine, and_, delete, insert, or_, select
 
 from rankscope.agent.wire import Float64, Int64
-from rankscope.server.storage import marks, merging, rollups, schema
+from rankscope.server.storage import merging, rollups, schema, watermarks
 from rankscope.server.storage.dictionary import read_layouts
 from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.packing import unpack, unpack_steps
@@ -55,7 +55,7 @@ def runs_to_compact(connection: Connection) -> list[int]:
 def compact(engine: Engine, run: int, *, max_points: int = _MAX_POINTS) -> bool:
     """Does one step for a run; True where there is more to do."""
     with reading(engine) as connection:
-        mark = marks.load(connection, run=run)
+        mark = watermarks.load(connection, run=run)
         more = _look(connection, run, mark)
         made: list[_Rolled] = []
         scalars = _scalars(connection, run)
@@ -71,7 +71,7 @@ def compact(engine: Engine, run: int, *, max_points: int = _MAX_POINTS) -> bool:
     metrics = sorted({metric for of in scalars.values() for metric in of.values()})
     try:
         with writing(engine) as connection:
-            if not marks.save(connection, mark, run=run, pending=pending):
+            if not watermarks.save(connection, mark, run=run, pending=pending):
                 return True
             _write(connection, run, made, metrics)
             merging.write(connection, run, merged)
@@ -90,7 +90,7 @@ class _Rolled:
         self.rows: list[dict[str, Any]] = []
 
 
-def _look(connection: Connection, run: int, mark: marks.Mark) -> bool:
+def _look(connection: Connection, run: int, mark: watermarks.Mark) -> bool:
     """Takes note of rows that have come; True where there are more."""
     c = schema.chunk.c
     rows = connection.execute(
@@ -124,7 +124,7 @@ def _look(connection: Connection, run: int, mark: marks.Mark) -> bool:
         np.diff(np.append(starts, len(rank))).tolist(),
         strict=True,
     ):
-        m = mark.ranks.setdefault(n, marks.RankMark(end=_whole(lowest)))
+        m = mark.ranks.setdefault(n, watermarks.RankMark(end=_whole(lowest)))
         m.end = min(m.end, _whole(lowest))
         m.short = max(m.short, newest)
         merging.moved_back(m, lowest)
@@ -134,12 +134,12 @@ def _look(connection: Connection, run: int, mark: marks.Mark) -> bool:
     return more
 
 
-def _due(mark: marks.RankMark) -> bool:
+def _due(mark: watermarks.RankMark) -> bool:
     steps = _final(mark) - mark.end
     return steps > 0 and (mark.waiting >= _MAX_WAITING or steps >= _MAX_STEPS)
 
 
-def _final(mark: marks.RankMark) -> int:
+def _final(mark: watermarks.RankMark) -> int:
     """Up to before which step a rank can be rolled up."""
     return min(_whole(mark.last + 1), _LAST_END)
 
@@ -163,7 +163,7 @@ def _roll(
     connection: Connection,
     run: int,
     rank: int,
-    mark: marks.RankMark,
+    mark: watermarks.RankMark,
     scalars: Mapping[int, Mapping[int, int]],
     max_points: int,
 ) -> _Rolled:

@@ -14,10 +14,10 @@ from rankscope.server.detectors.base import Check
 from rankscope.server.storage import dialect, schema
 from rankscope.server.storage.alerts import alert_from_row, alert_to_row
 from rankscope.server.storage.columns import Columns, load_columns
+from rankscope.server.storage.fingerprints import bytes_of, load_contents, print_of
 from rankscope.server.storage.layers import LayerPart
 from rankscope.server.storage.layers import load_new as load_new_layers
-from rankscope.server.storage.lives import Life, Lives
-from rankscope.server.storage.prints import bytes_of, load_contents, print_of
+from rankscope.server.storage.liveness import Life, Lives
 from rankscope.server.storage.tables import load_tables
 from rankscope.server.window import Occurrence
 

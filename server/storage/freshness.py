@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, func, select
 
-from rankscope.server.storage import marks, rollups, schema
+from rankscope.server.storage import rollups, schema, watermarks
 
 # Batches since the last compaction that are looked at one by one.
 _MAX_NEW = 5000
@@ -30,7 +30,7 @@ def last_change(
     else:
         # Where the ends are open, the buckets' width depends on all there is.
         from_step = to_step = None
-    mark = marks.load(connection, run=run)
+    mark = watermarks.load(connection, run=run)
     r, c = schema.run.c, schema.chunk.c
     newest: int = connection.scalar(select(r.arrivals).where(r.key == run)) or 0
     if newest - mark.arrival > _MAX_NEW:

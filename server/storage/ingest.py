@@ -20,9 +20,9 @@ from rankscope.server.storage.attempts import (
 from rankscope.server.storage.bulk import Row, add_missing_rows, add_rows
 from rankscope.server.storage.chunks import Block, blocks
 from rankscope.server.storage.dictionary import Dictionaries, RunDictionary, Series
+from rankscope.server.storage.fingerprints import Content, content_of
 from rankscope.server.storage.packing import pack, pack_steps
 from rankscope.server.storage.plain import plain
-from rankscope.server.storage.prints import Content, content_of
 from rankscope.server.storage.run_names import give_key, run_key
 
 # As long as its column is.

@@ -23,7 +23,7 @@ import numpy as np
 from sqlalchemy import Connection, Delete, Table, bindparam, case, delete, func, select
 
 from rankscope.agent.wire import Int64
-from rankscope.server.storage import marks, schema
+from rankscope.server.storage import schema, watermarks
 from rankscope.server.storage.bulk import Row, add_rows
 from rankscope.server.storage.dictionary import read_layouts
 from rankscope.server.storage.packing import (
@@ -89,18 +89,18 @@ class Merged:
     again: int
 
 
-def due(mark: marks.RankMark) -> bool:
+def due(mark: watermarks.RankMark) -> bool:
     """Whether a rank has steps that were rolled up and not looked at here."""
     return any(_end(mark, tier) > done for tier, done in enumerate(mark.merged))
 
 
-def moved_back(mark: marks.RankMark, step: int) -> None:
+def moved_back(mark: watermarks.RankMark, step: int) -> None:
     """Something has come at a step that may lie before the mark."""
     for tier, steps in enumerate(_STEPS):
         mark.merged[tier] = min(mark.merged[tier], step // steps * steps)
 
 
-def make(connection: Connection, run: int, mark: marks.Mark) -> list[Merged]:
+def make(connection: Connection, run: int, mark: watermarks.Mark) -> list[Merged]:
     """Merges rows of some ranks, those that are furthest behind first, and moves their marks on."""
     made: list[Merged] = []
     if not any(due(of) for of in mark.ranks.values()):
@@ -108,7 +108,7 @@ def make(connection: Connection, run: int, mark: marks.Mark) -> list[Merged]:
     layouts = read_layouts(connection, run=run)
     left = _ROWS_AT_ONCE
     # The longest first: what becomes that is not made short of before.
-    for tier in reversed(range(marks.TIERS)):
+    for tier in reversed(range(watermarks.TIERS)):
         # Ranks in step are read together: a query costs as much as dozens of rows.
         together: dict[tuple[int, int], list[int]] = defaultdict(list)
         for rank, of in sorted(mark.ranks.items()):
@@ -184,7 +184,7 @@ def _gone(table: Table) -> Delete:
     return statement
 
 
-def _end(mark: marks.RankMark, tier: int) -> int:
+def _end(mark: watermarks.RankMark, tier: int) -> int:
     return mark.end // _STEPS[tier] * _STEPS[tier]
 
 
@@ -195,7 +195,7 @@ def _rows(
     layouts: Mapping[int, Any],
     begin: int,
     end: int,
-    mark: marks.Mark,
+    mark: watermarks.Mark,
 ) -> Mapping[int, list[Any]]:
     """Rows that hold steps from `begin` on and begin before `end`, by rank; not their values."""
     c, m = schema.chunk.c, schema.merged_chunk.c

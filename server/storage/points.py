@@ -13,8 +13,8 @@ from sqlalchemy import Connection, LargeBinary, Select, case, func, select
 
 from rankscope.agent.wire import Float64, Int64
 from rankscope.server.storage import schema
-from rankscope.server.storage.marks import Mark
 from rankscope.server.storage.packing import unpack, unpack_steps
+from rankscope.server.storage.watermarks import Mark
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 from sqlalchemy import ColumnElement, Connection, Select, func, select, true
 
 from rankscope.agent.wire import Float64, Int64
-from rankscope.server.storage import layers, marks, rollups, schema
+from rankscope.server.storage import layers, rollups, schema, watermarks
 from rankscope.server.storage.dictionary import places_of, read_layouts
 from rankscope.server.storage.extent import ends_of, scalar_extents
 from rankscope.server.storage.packing import unpack, unpack_steps
@@ -94,7 +94,7 @@ def read_series(
         if source is None:
             return []
         return _of_tensor(connection, source, ranks, from_step, to_step, max_points)
-    mark = marks.load(connection, run=run)
+    mark = watermarks.load(connection, run=run)
     if from_step is not None and to_step is not None:
         # Nothing has to be asked about all of a rank: who has no such series has no points.
         there, first, last = _ranks(connection, run, ranks), from_step, to_step
@@ -143,7 +143,7 @@ def _extent(
     connection: Connection,
     run: int,
     places: Mapping[int, int],
-    mark: marks.Mark,
+    mark: watermarks.Mark,
     ranks: Collection[int] | None,
 ) -> tuple[list[int], int, int] | None:
     """Ranks that have a series, of those that are wanted, and its first and last step."""

@@ -1,4 +1,4 @@
-"""Where states of evaluations are kept; what they are is `server.snapshot`'s."""
+"""Where states of evaluations are kept; what they are is `server.evaluation.snapshot`'s."""
 
 from __future__ import annotations
 

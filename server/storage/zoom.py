@@ -11,8 +11,8 @@ from sqlalchemy import Connection, select
 
 from rankscope.agent.wire import Array, Int64
 from rankscope.server.storage import rollups, schema
-from rankscope.server.storage.marks import Mark
 from rankscope.server.storage.points import Points, read_points
+from rankscope.server.storage.watermarks import Mark
 
 # Points, and buckets, that a view may read to be finer than the next level is.
 _MAX_POINTS = 2_000_000

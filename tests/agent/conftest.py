@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.collector import Collector
-from support.probe_harness import Harness
-from support.sending import Rank
-from support.watching import Watching
 
 from rankscope.agent.probes import loss_sources
 from rankscope.agent.probes.loss import Loss
+from tests.support.collector import Collector
+from tests.support.probe_harness import Harness
+from tests.support.sending import Rank
+from tests.support.watching import Watching
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from support.collector import Collector
 from torch import nn
 from torch.nn import functional
 from torch.optim import optimizer as optimizers
@@ -20,6 +19,7 @@ from torch.optim import optimizer as optimizers
 from rankscope import agent
 from rankscope.agent.monitor import Monitor, NullMonitor
 from rankscope.agent.probes.gradients import Gradients
+from tests.support.collector import Collector
 
 
 def net(seed=0):

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from support import trainings
-from support.collector import Collector
 
 from rankscope import agent
 from rankscope.agent.probes import PROBES
+from tests.support import trainings
+from tests.support.collector import Collector
 
 ROUNDS = 200
 KINDS = {

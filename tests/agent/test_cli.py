@@ -96,14 +96,14 @@ def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(arguments: list[str]) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rankscope.agent.sync.main", interrupted)
+    monkeypatch.setattr("rankscope.agent.delivery.sync.main", interrupted)
 
     assert cli.main(["sync"]) == 130
 
 
 def test_a_reader_that_had_enough_is_no_traceback(tmp_path: object) -> None:
     call = (
-        "import sys; from rankscope.agent import cli, sync\n"
+        "import sys; from rankscope.agent import cli; from rankscope.agent.delivery import sync\n"
         "sync.main = lambda arguments: print('line\\n' * 10**6) or 0\n"
         "sys.exit(cli.main(['sync']))"
     )

@@ -4,9 +4,10 @@ import copy
 
 import pytest
 import torch
-from support.watching import CLASSES, FEATURES, net
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
+
+from tests.support.watching import CLASSES, FEATURES, net
 
 
 def data(seed, size=23):

@@ -5,9 +5,10 @@ import pickle
 
 import pytest
 import torch
-from support.losses import batch, net
 from torch import nn
 from torch.nn import functional
+
+from tests.support.losses import batch, net
 
 
 def hand_written(scores, target):

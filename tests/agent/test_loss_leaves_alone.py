@@ -7,13 +7,13 @@ import pickle
 
 import pytest
 import torch
-from support.losses import batch, net
-from support.probe_harness import Harness
 from torch import nn
 from torch.nn import functional
 
 from rankscope.agent.probes import loss_sources
 from rankscope.agent.probes.loss import Loss
+from tests.support.losses import batch, net
+from tests.support.probe_harness import Harness
 
 
 def test_no_graph_is_kept(watch):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from support.watching import CLASSES, FEATURES, net
 from torch import nn
 from torch.nn import functional
 
 from rankscope.agent.probes.loss import loss_of
+from tests.support.watching import CLASSES, FEATURES, net
 
 MICRO = 4
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.watching import digests_of
 from torch import from_numpy
 
 from rankscope import agent
 from rankscope.agent.integrations.parameter_server import order_of
+from tests.support.watching import digests_of
 
 
 def weights(version):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from support.probe_harness import Harness
 from torch import nn
 from torch.nn import functional
 
-from rankscope.agent.model_facts import plain_name
+from rankscope.agent.model.facts import plain_name
+from tests.support.probe_harness import Harness
 
 
 @pytest.fixture

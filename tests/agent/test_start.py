@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.watching import digests_of
 
 from rankscope import agent
+from tests.support.watching import digests_of
 
 STEPS = 6
 

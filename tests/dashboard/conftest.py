@@ -1,7 +1,8 @@
 """Shared by the tests of pages."""
 
 import pytest
-from support.browser import chromium
+
+from tests.support.browser import chromium
 
 
 @pytest.fixture(scope="module")

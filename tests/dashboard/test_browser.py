@@ -6,18 +6,18 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 import pytest
-from support.browser import (
+
+from rankscope.agent import wire
+from rankscope.dashboard.figures import DARK, LIGHT
+from tests.support.browser import (
     HOW_TO_INSTALL,
     find_chromium,
     wait_until_drawn,
     watch,
     watched_page,
 )
-from support.fixture_run import HOSTILE, SyntheticRun, post, wait_until_evaluated
-from support.service import Service
-
-from rankscope.agent import wire
-from rankscope.dashboard.figures import DARK, LIGHT
+from tests.support.fixture_run import HOSTILE, SyntheticRun, post, wait_until_evaluated
+from tests.support.service import Service
 
 pytestmark = [
     pytest.mark.e2e,

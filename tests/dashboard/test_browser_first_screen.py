@@ -5,9 +5,10 @@ import time
 
 import httpx
 import pytest
-from support.browser import HOW_TO_INSTALL, find_chromium, wait_until_drawn, watched_page
-from support.fixture_run import SyntheticRun, post, wait_until_evaluated
-from support.service import Service
+
+from tests.support.browser import HOW_TO_INSTALL, find_chromium, wait_until_drawn, watched_page
+from tests.support.fixture_run import SyntheticRun, post, wait_until_evaluated
+from tests.support.service import Service
 
 pytestmark = [
     pytest.mark.e2e,

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
-from support.serve_app import serve_app
 
 from rankscope.dashboard import pages
 from rankscope.dashboard.figures import DARK, LIGHT, Curve, Mark
 from rankscope.dashboard.source import Distances, Divergence
+from tests.support.serve_app import serve_app
 
 FOLDER = Path(pages.__file__).parent
 RUN = "brave-otter"

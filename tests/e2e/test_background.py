@@ -5,11 +5,11 @@ import signal
 import httpx
 import psutil
 import pytest
-from support.fixture_run import SyntheticRun
-from support.service import eventually
 
 from rankscope.agent.wire import codec
 from rankscope.server.demo.processes import RANKSCOPE, Process, free_port
+from tests.support.fixture_run import SyntheticRun
+from tests.support.service import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -4,11 +4,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import support
-from support.ranks import finished, started_ranks
-from support.service import Service, eventually
 
 from rankscope.server.demo.processes import RANKSCOPE
+from tests.support.ranks import finished, started_ranks
+from tests.support.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
 

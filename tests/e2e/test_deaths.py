@@ -4,8 +4,9 @@ import os
 import signal
 
 import pytest
-from support.ranks import EXAMPLE, finished, output, printed_losses, run_ranks, started_ranks
-from support.service import Service, eventually
+
+from tests.support.ranks import EXAMPLE, finished, output, printed_losses, run_ranks, started_ranks
+from tests.support.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.service import eventually
 
 from rankscope.server.demo.faults import FAULTS, decide
 from rankscope.server.demo.processes import RANKSCOPE, Process
+from tests.support.service import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from support.faultlab import ran
+
+from tests.support.faultlab import ran
 
 pytestmark = pytest.mark.e2e
 

@@ -1,7 +1,8 @@
 """Runs of the lab side by side: the tables say what the runs said."""
 
 import pytest
-from support.faultlab import case, results, scoring
+
+from tests.support.faultlab import case, results, scoring
 
 RIGHT = {"kind": "update.missing", "severity": "critical", "stage": None, "ranks": [0, 1]}
 RIGHT |= {"tensors": [], "first_step": 3}

@@ -1,9 +1,9 @@
 """How the fault lab counts: a score that is too kind would be worth nothing."""
 
 import pytest
-from support.faultlab import CASES, REPOSITORY, case, lab, scoring
 
 from rankscope.agent.wire import STAGES
+from tests.support.faultlab import CASES, REPOSITORY, case, lab, scoring
 
 EXPECTED = case.Expected(
     kinds=("desync.gradients",),

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-import support
-from support.ranks import started_ranks
-from support.service import Service, eventually
+
+from tests.support.ranks import started_ranks
+from tests.support.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
 

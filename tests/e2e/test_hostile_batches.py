@@ -9,9 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.service import Service
 
 from rankscope.agent import wire
+from tests.support.service import Service
 
 pytestmark = pytest.mark.e2e
 

@@ -5,8 +5,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.ranks import TORCHRUN
-from support.service import Service
+
+from tests.support.ranks import TORCHRUN
+from tests.support.service import Service
 
 pytestmark = pytest.mark.e2e
 

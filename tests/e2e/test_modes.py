@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from support import ddp_modes
-from support.ranks import run_ranks
-from support.service import Service
+
+from tests.support import ddp_modes
+from tests.support.ranks import run_ranks
+from tests.support.service import Service
 
 pytestmark = pytest.mark.e2e
 

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 from sqlalchemy import delete, func, select, update
-from support.faultlab import ran
-from support.service import eventually
 
 from rankscope.server.alerts.lifecycle import TIME_BASED
+from rankscope.server.evaluation.worker import Worker
 from rankscope.server.storage import evaluation, schema
 from rankscope.server.storage.engine import open_engine, reading, writing
-from rankscope.server.worker import Worker
+from tests.support.faultlab import ran
+from tests.support.service import eventually
 
 pytestmark = pytest.mark.e2e
 

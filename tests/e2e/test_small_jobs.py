@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from support import small_jobs
-from support.judged_job import judged_job
+
+from tests.support import small_jobs
+from tests.support.judged_job import judged_job
 
 pytestmark = pytest.mark.e2e
 

@@ -5,17 +5,17 @@ import os
 import subprocess
 
 import pytest
-from support.browser import (
+
+from rankscope.server.demo.processes import RANKSCOPE
+from tests.support.browser import (
     HOW_TO_INSTALL,
     chromium,
     find_chromium,
     wait_until_drawn,
     watched_page,
 )
-from support.ranks import EXAMPLE, TORCHRUN, printed_losses
-from support.service import Service
-
-from rankscope.server.demo.processes import RANKSCOPE
+from tests.support.ranks import EXAMPLE, TORCHRUN, printed_losses
+from tests.support.service import Service
 
 pytestmark = pytest.mark.e2e
 

@@ -8,13 +8,13 @@ import httpx
 import psutil
 import psycopg
 import pytest
-from support import postgres as pg
-from support.fixture_run import SyntheticRun
-from support.service import eventually
 
 from rankscope.agent.wire import codec
 from rankscope.server.demo.processes import RANKSCOPE, Process, free_port
 from rankscope.server.storage.leases import preferred
+from tests.support import postgres as pg
+from tests.support.fixture_run import SyntheticRun
+from tests.support.service import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -3,10 +3,10 @@
 import itertools
 
 import pytest
-from support import postgres as pg
 
 from rankscope.server.storage import migrate
 from rankscope.server.storage.engine import open_engine
+from tests.support import postgres as pg
 
 _numbers = itertools.count()
 

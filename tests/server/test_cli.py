@@ -8,9 +8,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import pytest
-from support.incidents import RUN, alert
-from support.serve_app import serve_app
-from support.service import eventually
 
 from rankscope.agent import wire
 from rankscope.server import cli
@@ -18,6 +15,9 @@ from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
 from rankscope.server.storage import evaluation, migrate, runs
 from rankscope.server.storage.engine import open_engine, writing
+from tests.support.incidents import RUN, alert
+from tests.support.serve_app import serve_app
+from tests.support.service import eventually
 
 
 def url(path):

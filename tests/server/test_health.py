@@ -6,15 +6,15 @@ import logging
 import threading
 
 import pytest
-from support.api import check_problem
-from support.serve_app import serve_app
-from support.service import eventually
 
 from rankscope.server import health
 from rankscope.server.app import create_app
-from rankscope.server.budget import Budget, Overdue
+from rankscope.server.evaluation.budget import Budget, Overdue
 from rankscope.server.health import Failures, Health, Kept
 from rankscope.server.settings import Settings
+from tests.support.api import check_problem
+from tests.support.serve_app import serve_app
+from tests.support.service import eventually
 
 PARTS = ("writer", "worker", "compactor", "lease", "watchdog")
 

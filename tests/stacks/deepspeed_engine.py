@@ -11,9 +11,9 @@ import deepspeed
 from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 from stacks import faults
 
-from benchmarks.faultlab.case import Expected
-from benchmarks.faultlab.hardware import flip
 from rankscope import agent
+from tests.lab.faults.case import Expected
+from tests.lab.faults.hardware import flip
 
 
 def begin() -> int:

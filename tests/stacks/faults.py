@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from stacks.options import told
 
-from benchmarks.faultlab.case import Expected
-from benchmarks.faultlab.hardware import flip
-from benchmarks.faultlab.training import Training, sample_all
+from tests.lab.faults.case import Expected
+from tests.lab.faults.hardware import flip
+from tests.lab.faults.training import Training, sample_all
 
 
 def begin() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.faultlab.case import Setting
+from tests.lab.faults.case import Setting
 
 
 def told(setting: Setting) -> dict[str, Any]:

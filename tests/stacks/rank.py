@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faultlab.case import Expected, Setting
+from tests.lab.faults.case import Expected, Setting
 
 
 def main() -> None:

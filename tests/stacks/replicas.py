@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from stacks.options import told
 
-from benchmarks.faultlab.case import Case, Expected
+from tests.lab.faults.case import Case, Expected
 
 BATCH = 16
 WORLD = 2

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from stacks import faults
 from stacks.options import told
 
-from benchmarks.faultlab.case import Expected
-from benchmarks.faultlab.models import BATCH, SAMPLES, batches_of, order_of
-from benchmarks.faultlab.training import Training, sample_all
 from rankscope import agent
+from tests.lab.faults.case import Expected
+from tests.lab.faults.models import BATCH, SAMPLES, batches_of, order_of
+from tests.lab.faults.training import Training, sample_all
 
 _LONGEST_WAIT = 120.0
 

@@ -5,7 +5,8 @@ import re
 import subprocess
 
 import pytest
-from support.stacks import ENVIRONMENT, STACKS
+
+from tests.support.stacks import ENVIRONMENT, STACKS
 
 pytestmark = [pytest.mark.stacks, pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -4,8 +4,9 @@ Not a part of `make test`: `make test-stacks` installs what they need and runs t
 """
 
 import pytest
-from support.service import Service
-from support.stacks import judged, keep, run, stacks
+
+from tests.support.service import Service
+from tests.support.stacks import judged, keep, run, stacks
 
 pytestmark = [pytest.mark.stacks, pytest.mark.e2e]
 

@@ -3,7 +3,7 @@
 import importlib.util
 import json
 
-from support.stacks import REPOSITORY, stacks
+from tests.support.stacks import REPOSITORY, stacks
 
 DOCS = REPOSITORY / "docs" / "stacks"
 

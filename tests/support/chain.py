@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from support.hooks import hook_of
-from support.posted import (
+
+from tests.support.hooks import hook_of
+from tests.support.posted import (
     NAMES,
     SHAPES,
     Posted,
@@ -20,8 +21,8 @@ from support.posted import (
     table_of,
     word,
 )
-from support.samples import read
-from support.samples import words as words_of_samples
+from tests.support.samples import read
+from tests.support.samples import words as words_of_samples
 
 
 def chain(

@@ -1,7 +1,8 @@
 """Runs of which the size of the parameters, or loss and accuracy together, take some course."""
 
 import numpy as np
-from support.traces import Trace
+
+from tests.support.traces import Trace
 
 
 def weights(

@@ -1,12 +1,12 @@
 """A model with buffers, and two processes that train it under DistributedDataParallel."""
 
 import torch
-from support.ending import end_at_once
-from support.probe_harness import Harness
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.probes.buffers import Buffers
+from tests.support.ending import end_at_once
+from tests.support.probe_harness import Harness
 
 
 class Net(nn.Module):

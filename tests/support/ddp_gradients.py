@@ -1,8 +1,6 @@
 """Two processes under DistributedDataParallel and what the gradient probes say of them."""
 
 import torch
-from support.ending import end_at_once
-from support.probe_harness import Harness
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -10,6 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 from rankscope.agent.probes.cosine import GradientCosine
 from rankscope.agent.probes.gradients import Gradients
 from rankscope.agent.probes.local_gradients import LocalGradients
+from tests.support.ending import end_at_once
+from tests.support.probe_harness import Harness
 
 PROBES = (LocalGradients, Gradients, GradientCosine)
 WAYS = ("plain", "accumulated", "no_sync", "bucket_view", "scaled", "half")

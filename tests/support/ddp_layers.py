@@ -8,12 +8,12 @@ everywhere.
 import sys
 
 import torch
-from support.ending import end_at_once
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import agent
+from tests.support.ending import end_at_once
 
 STEPS, CUT = 60, 40
 

@@ -3,14 +3,14 @@
 import time
 
 import torch
-from support.ending import end_at_once
-from support.probe_harness import Harness
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.agent.hooks import RootHook
 from rankscope.agent.probes.timing import CollectiveWait
+from rankscope.agent.steps.hooks import RootHook
+from tests.support.ending import end_at_once
+from tests.support.probe_harness import Harness
 
 DELAY = 0.05
 

@@ -12,11 +12,11 @@ if str(REPOSITORY) not in sys.path:
     # Last: nothing of the repository's top may hide an installed module.
     sys.path.append(str(REPOSITORY))
 
-case = importlib.import_module("benchmarks.faultlab.case")
-lab = importlib.import_module("benchmarks.faultlab.lab")
-scoring = importlib.import_module("benchmarks.faultlab.score")
-CASES = importlib.import_module("benchmarks.faultlab.families").REGISTRY.cases
-results = importlib.import_module("benchmarks.faultlab.results")
+case = importlib.import_module("tests.lab.faults.case")
+lab = importlib.import_module("tests.lab.faults.lab")
+scoring = importlib.import_module("tests.lab.faults.score")
+CASES = importlib.import_module("tests.lab.faults.families").REGISTRY.cases
+results = importlib.import_module("tests.lab.faults.results")
 
 
 def ran(folder: Path, *options: str) -> Path:
@@ -28,7 +28,7 @@ def ran(folder: Path, *options: str) -> Path:
     written = ("--json", str(folder / "results.json"), "--markdown", str(folder / "table.md"))
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "benchmarks.faultlab", *options),
+            *(sys.executable, "-m", "tests.lab.faults", *options),
             *("--folder", str(folder / "lab"), *written),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(folder)},

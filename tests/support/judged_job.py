@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
-from support.collector import Collector
-from support.ranks import run_ranks
 
 from rankscope.agent import wire
+from rankscope.server.evaluation.worker import Worker
 from rankscope.server.storage import migrate, schema
 from rankscope.server.storage.engine import open_engine, reading, writing
 from rankscope.server.storage.ingest import store_batch
-from rankscope.server.worker import Worker
+from tests.support.collector import Collector
+from tests.support.ranks import run_ranks
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from support.scenarios import Scenario
-
 from rankscope.server.alerts.lifecycle import fold
 from rankscope.server.alerts.model import Alert
 from rankscope.server.detectors.base import Check, Detector
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import Effective
+from tests.support.scenarios import Scenario
 
 
 @dataclass(frozen=True)

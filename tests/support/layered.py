@@ -7,11 +7,11 @@ compression leaves, norms tensor by tensor.
 from __future__ import annotations
 
 import numpy as np
-from support.traces import Trace
 
 from rankscope.agent import wire
-from rankscope.server import conservation
+from rankscope.server.comparison import conservation
 from rankscope.server.window import LayerNumbers, Reduction
+from tests.support.traces import Trace
 
 NAMES = ("inner.weight", "inner.bias", "hidden.weight", "hidden.bias", "head.weight", "head.bias")
 SHAPES = ((32, 64), (32,), (32, 32), (32,), (10, 32), (10,))

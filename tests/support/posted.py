@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from support.columns import of_rank
 
 from rankscope.agent import wire
 from rankscope.server import detectors
-from rankscope.server.align import Aligner
 from rankscope.server.detectors.runner import Evaluation
+from rankscope.server.evaluation.align import Aligner
 from rankscope.server.storage.columns import Columns
 from rankscope.server.storage.evaluation import NewData, PrintPart
-from rankscope.server.storage.lives import Life
+from rankscope.server.storage.liveness import Life
 from rankscope.server.window import Occurrence, RankLife, Window
+from tests.support.columns import of_rank
 
 NAMES = ("embed.weight", "first.weight", "second.weight", "first.bias", "head.weight", "head.bias")
 SHAPES = ((20, 8), (8, 8), (8, 8), (8,), (10, 8), (10,))

@@ -2,12 +2,12 @@
 
 import math
 
-from rankscope.agent import hooks
+from rankscope.agent.model.tracked import Tracked
 from rankscope.agent.probes import PROBES, Context, StepFacts
 from rankscope.agent.probes.loss import Loss
 from rankscope.agent.schedule import Schedule
-from rankscope.agent.step_count import StepCount
-from rankscope.agent.tracked import Tracked
+from rankscope.agent.steps import hooks
+from rankscope.agent.steps.count import StepCount
 
 
 class Harness:

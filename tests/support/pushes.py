@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
-from support.traces import Trace
+
+from tests.support.traces import Trace
 
 # What can be wrong, with the worker that it is wrong with.
 FAULTS = ("none", "stuck", "lost", "twice", "slow", "hiccup", "background", "many-lost")

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from support.traces import Trace
 
 from rankscope.server.window import Window
+from tests.support.traces import Trace
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from support.chain import chain
-from support.courses import answers, weights, zeros
-from support.layered import compressed, layered, noisy_gradients, odd_batches
-from support.pushes import pushes
-from support.resizing import resized
-from support.timings import (
+
+from rankscope.agent import wire
+from rankscope.server.comparison import compare
+from rankscope.server.window import Comparison, Occurrence, RankLife, Series, Window
+from tests.support.chain import chain
+from tests.support.courses import answers, weights, zeros
+from tests.support.layered import compressed, layered, noisy_gradients, odd_batches
+from tests.support.pushes import pushes
+from tests.support.resizing import resized
+from tests.support.timings import (
     averages,
     evaluated_nonfinite,
     left_plateau,
@@ -26,11 +30,7 @@ from support.timings import (
     settled,
     timings,
 )
-from support.traces import Trace
-
-from rankscope.agent import wire
-from rankscope.server import compare
-from rankscope.server.window import Comparison, Occurrence, RankLife, Series, Window
+from tests.support.traces import Trace
 
 TRACES = Path(__file__).parents[1] / "server" / "detectors" / "traces"
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.collector import Collector
 
 from rankscope.agent import wire
+from rankscope.agent.delivery.records import Records
+from rankscope.agent.delivery.sender import Pace, Sender
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
-from rankscope.agent.records import Records
-from rankscope.agent.sender import Pace, Sender
+from tests.support.collector import Collector
 
 QUICK = Pace(
     batch=0.01,

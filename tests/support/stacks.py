@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 
-from benchmarks.faultlab.case import Expected
-from benchmarks.faultlab.rest import Server
-from benchmarks.faultlab.score import Score, score
+from tests.lab.faults.case import Expected
+from tests.lab.faults.rest import Server
+from tests.lab.faults.score import Score, score
 
 REPOSITORY = Path(__file__).parent.parent.parent
 STACKS = REPOSITORY / "tests" / "stacks"

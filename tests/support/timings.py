@@ -1,9 +1,9 @@
 """Runs of which it matters what each rank's time goes into, and how large its gradients are."""
 
 import numpy as np
-from support.traces import Trace
 
 from rankscope.server.window import Occurrence
+from tests.support.traces import Trace
 
 
 def timings(

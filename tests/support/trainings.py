@@ -8,9 +8,10 @@ import random
 
 import numpy as np
 import torch
-from support.ending import end_at_once
 from torch import nn
 from torch.nn import functional
+
+from tests.support.ending import end_at_once
 
 FEATURES, CLASSES, BATCH = 6, 3, 8
 

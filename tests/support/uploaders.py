@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope.agent import uploader_process
+from rankscope.agent.delivery import uploader_process
 
 _SCRIPT = uploader_process.__file__.encode()
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from rankscope.agent.whereabouts import phase_of
+from rankscope.agent.process.thread_phase import phase_of
 
 LONGEST = 30
 

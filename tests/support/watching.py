@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.collector import Collector
 from torch import nn
 
 from rankscope import agent
 from rankscope.agent.fingerprint import FingerprintPlan
+from tests.support.collector import Collector
 
 ALWAYS = 10**9
 FEATURES, CLASSES = 6, 3

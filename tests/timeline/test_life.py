@@ -1,9 +1,9 @@
 """Alerts over the steps of a run: when they open, change, resolve, and what hangs under what."""
 
 import pytest
-from support.incidents import TimeLine, finding, timeless
 
 from rankscope.server.alerts import lifecycle
+from tests.support.incidents import TimeLine, finding, timeless
 
 
 def test_opens_once_is_extended_and_resolves():

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.batches import batches, same
 
 from rankscope.agent import wire
+from tests.support.batches import batches, same
 
 relaxed = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 thorough = settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)

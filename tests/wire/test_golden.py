@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.batches import same
 
 from rankscope.agent import wire
+from tests.support.batches import same
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.answers import SUBJECTS, checks_of
+from rankscope.server.detectors.desync.averaging_rounds import MARK, Meeting
 from rankscope.server.detectors.desync.explain import (
     finding_of,
     periodic_finding,
     versions_finding,
 )
 from rankscope.server.detectors.desync.incident import Apart, groups_of
-from rankscope.server.detectors.desync.meetings import MARK, Meeting
 from rankscope.server.detectors.desync.order import (
     SETTINGS,
     differing_setting,

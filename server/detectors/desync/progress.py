@@ -8,9 +8,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from rankscope.server.compare import labels_of
+from rankscope.server.comparison.compare import labels_of
 from rankscope.server.detectors.base import Check, Detector, Outcome, Status
-from rankscope.server.detectors.desync.behind import (
+from rankscope.server.detectors.desync.step_count import (
     COUNTED,
     Behind,
     begun_finding,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from rankscope.server.detectors.desync.averaging_rounds import Meetings
 from rankscope.server.detectors.desync.incident import Apart
-from rankscope.server.detectors.desync.meetings import Meetings
 from rankscope.server.detectors.desync.settings import Settings
 from rankscope.server.detectors.desync.versions import Versions
 from rankscope.server.detectors.policy import Count, Policy, Steps, Times

@@ -21,8 +21,8 @@ from rankscope.server.detectors.base import (
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient import zero
 from rankscope.server.detectors.gradient.zero import ZeroGradients
-from rankscope.server.detectors.looks import Look, looks
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
+from rankscope.server.detectors.samples import Look, looks
 from rankscope.server.detectors.statistics import Progress
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, listing, number, percent, sentences

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.looks import Look
+from rankscope.server.detectors.samples import Look
 from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import count, number, sentences
 from rankscope.server.window import Window

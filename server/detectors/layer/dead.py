@@ -20,8 +20,8 @@ from rankscope.server.detectors.base import (
     Status,
 )
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.looks import Look, looks
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
+from rankscope.server.detectors.samples import Look, looks
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, listing, percent, sentences
 from rankscope.server.window import Window

@@ -19,8 +19,8 @@ from rankscope.server.detectors.base import (
     Status,
 )
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.looks import Look, looks
 from rankscope.server.detectors.policy import Count, Number, Policy, Share, Times
+from rankscope.server.detectors.samples import Look, looks
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, listing, number, sentences
 from rankscope.server.window import Window

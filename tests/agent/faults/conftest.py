@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import saboteur
-from support.collector import Collector
 
 from rankscope import agent
-from rankscope.agent import hooks, last_words, sender
-from rankscope.agent.delivery import Pace
+from rankscope.agent.delivery import exit_report, sender
+from rankscope.agent.delivery.deliver import Pace
 from rankscope.agent.probes import amp, clipping, loss_sources
+from rankscope.agent.steps import hooks
 from rankscope.agent.wire import Event
+from tests.support import saboteur
+from tests.support.collector import Collector
 
 CLOSE_SECONDS = 5.0
 # For a machine that has other things to do than to wake us up in time.
@@ -94,7 +95,7 @@ def house(
         monitor.close()
     # Where closing is what failed, something stays in torch: not for the next test.
     made.monitors.clear()
-    last_words._speakers.clear()
+    exit_report._speakers.clear()
     import_module("rankscope.agent.attach")._monitors.clear()  # nobody may have attached
     gc.collect()
     for watching in hooks._steppers:

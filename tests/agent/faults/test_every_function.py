@@ -12,9 +12,9 @@ import logging
 
 import pytest
 import torch
-from support import saboteur
 
 from rankscope import agent
+from tests.support import saboteur
 
 pytestmark = pytest.mark.contained
 

@@ -8,16 +8,16 @@ import time
 
 import pytest
 import torch
-from support import saboteur
 
 from rankscope import agent
-from rankscope.agent import last_words
+from rankscope.agent.delivery import exit_report
+from rankscope.agent.delivery.records import Records
+from rankscope.agent.delivery.sender import Sender
 from rankscope.agent.guard import Guard, attempt
 from rankscope.agent.monitor import NullMonitor
 from rankscope.agent.probes import Parameters
-from rankscope.agent.readout import Readout
-from rankscope.agent.records import Records
-from rankscope.agent.sender import Sender
+from rankscope.agent.steps.readout import Readout
+from tests.support import saboteur
 
 # Not imported: the name is that of the function, too.
 attaching = sys.modules[agent.attach.__module__]
@@ -93,7 +93,7 @@ def test_a_model_that_cannot_be_described_is_watched_all_the_same(house, monkeyp
 
 
 def test_last_words_that_cannot_be_prepared(house, monkeypatch):
-    monkeypatch.setattr(last_words, "add", saboteur.raises)
+    monkeypatch.setattr(exit_report, "add", saboteur.raises)
     house.train()
     house.told_once("records", "Sabotage")
     assert house.collector.points("seen") == ALL

@@ -6,13 +6,13 @@ import functools
 import time
 
 import pytest
-from support import saboteur
-from support.service import Service, eventually
 
 from rankscope import agent
 from rankscope.agent import wire
+from rankscope.agent.delivery.tensorboard import EventWriter
 from rankscope.agent.probes import Parameters
-from rankscope.agent.tensorboard import EventWriter
+from tests.support import saboteur
+from tests.support.service import Service, eventually
 
 pytestmark = pytest.mark.contained
 

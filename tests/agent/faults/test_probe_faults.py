@@ -7,11 +7,11 @@ import inspect
 import pkgutil
 
 import pytest
-from support import saboteur
 
 from rankscope.agent import probes
 from rankscope.agent.probes import PROBES, Probe
 from rankscope.agent.probes.parameters import Parameters
+from tests.support import saboteur
 
 pytestmark = pytest.mark.contained
 

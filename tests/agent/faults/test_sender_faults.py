@@ -18,16 +18,17 @@ import threading
 import time
 
 import pytest
-from support import saboteur
-from support.collector import wait_until
 
-from rankscope.agent import connection, sender, tensorboard, wire
-from rankscope.agent.delivery import Delivery
+from rankscope.agent import wire
+from rankscope.agent.delivery import sender, session, tensorboard
+from rankscope.agent.delivery.deliver import Delivery
+from rankscope.agent.delivery.queue import Outbox
+from rankscope.agent.delivery.records import Records
+from rankscope.agent.delivery.sender import Sender
+from rankscope.agent.delivery.transport import Transport
 from rankscope.agent.monitor import Monitor
-from rankscope.agent.outbox import Outbox
-from rankscope.agent.records import Records
-from rankscope.agent.sender import Sender
-from rankscope.agent.transport import Transport
+from tests.support import saboteur
+from tests.support.collector import wait_until
 
 SLACK_SECONDS = 0.5
 
@@ -41,7 +42,7 @@ PARTS = {
     "encode": (wire, "encode", "encoder"),
     "queue": (Outbox, "put", "sender"),
     "adopt": (sender, "folders_of_rank", "adopt"),
-    "hello": (connection, "replace", "hello"),
+    "hello": (session, "replace", "hello"),
     "phase": (Monitor, "phase", "phase"),
     "run": (Delivery, "run", "sender"),
     "post": (Transport, "post", "sender"),

@@ -9,13 +9,13 @@ import tracemalloc
 
 import pytest
 import torch
-from support import saboteur
-from support.collector import HANG, Collector, wait_until
 from torch import nn
 
-from rankscope.agent.spool import folders_below
-from rankscope.agent.sync import sync
-from rankscope.agent.transport import Away, Transport
+from rankscope.agent.delivery.spool import folders_below
+from rankscope.agent.delivery.sync import sync
+from rankscope.agent.delivery.transport import Away, Transport
+from tests.support import saboteur
+from tests.support.collector import HANG, Collector, wait_until
 
 
 @pytest.mark.parametrize("behave", saboteur.BAD, ids=[b.__name__ for b in saboteur.BAD])
@@ -66,7 +66,7 @@ def test_a_server_that_was_away_is_told_that_it_was(house, collector):
 @pytest.mark.contained
 def test_a_proxy_that_is_none(house, monkeypatch, proxy):
     monkeypatch.setenv("http_proxy", proxy)
-    monkeypatch.setattr("rankscope.agent.transport._is_loopback", lambda host: False)
+    monkeypatch.setattr("rankscope.agent.delivery.transport._is_loopback", lambda host: False)
     house.train()
     monkeypatch.delenv("http_proxy")
     sync(house.spool, house.collector.url, None)

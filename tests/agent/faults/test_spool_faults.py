@@ -10,11 +10,11 @@ import subprocess
 import sys
 
 import pytest
-from support import saboteur
-from support.collector import wait_until
 
-from rankscope.agent import spool
-from rankscope.agent.spool import SpoolFolder
+from rankscope.agent.delivery import spool
+from rankscope.agent.delivery.spool import SpoolFolder
+from tests.support import saboteur
+from tests.support.collector import wait_until
 
 
 def full(path, mode="r", *args, **kwargs):
@@ -126,7 +126,7 @@ def test_the_spool_itself_fails(house, monkeypatch, away_until, name):
 CHILD = """
 import resource, signal, sys
 sys.path.insert(0, sys.argv[1])
-from support import saboteur
+from tests.support import saboteur
 from rankscope import agent
 
 attach_it = agent.attach

@@ -14,9 +14,9 @@ import threading
 import time
 
 import pytest
-from support import saboteur
 
-from rankscope.agent import records
+from rankscope.agent.delivery import records
+from tests.support import saboteur
 
 # Modules whose functions run on the training thread between `attach` and `close`.
 ON_THE_STEP_PATH = [

@@ -9,12 +9,12 @@ import threading
 import time
 
 import pytest
-from support import saboteur
-from support.collector import wait_until
-from support.uploaders import uploaders
 
-from rankscope.agent import sender, transport
-from rankscope.agent.uploader import Uploader
+from rankscope.agent.delivery import sender, transport
+from rankscope.agent.delivery.uploader import Uploader
+from tests.support import saboteur
+from tests.support.collector import wait_until
+from tests.support.uploaders import uploaders
 
 SLACK_SECONDS = 0.5
 
@@ -86,7 +86,7 @@ def test_an_uploader_that_is_killed_costs_nothing(house, monkeypatch):
 
 
 def test_an_uploader_that_stands_still_holds_nothing_up(house, monkeypatch):
-    monkeypatch.setattr("rankscope.agent.uploader._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("rankscope.agent.delivery.uploader._PATIENCE_SECONDS", 0.1)
     send, each, before = each_with_a_signal(signal.SIGSTOP)
     monkeypatch.setattr(Uploader, "send", send)
     try:

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from support.probe_harness import Harness
 from torch import nn
 
 from rankscope.agent.probes.activations import Activations
+from tests.support.probe_harness import Harness
 
 
 def harness_of(model, **options):

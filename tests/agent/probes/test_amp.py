@@ -5,11 +5,11 @@ import gc
 
 import pytest
 import torch
-from support.probe_harness import Harness
 from torch import nn
 
 from rankscope.agent.probes.amp import Amp
 from rankscope.agent.probes.loss import Loss
+from tests.support.probe_harness import Harness
 
 SCALE = 1024.0
 KINDS = {"plain": {}, "fused": {"fused": True}}

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support.probe_harness import Harness
 from torch import nn
 
 from rankscope.agent.probes.batch import Batch
 from rankscope.agent.wire import BATCH_PART
+from tests.support.probe_harness import Harness
 
 
 class Net(nn.Module):

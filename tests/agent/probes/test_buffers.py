@@ -5,12 +5,12 @@ import io
 
 import pytest
 import torch
-from support.ddp_buffers import made, train_step, word, worker
-from support.probe_harness import Harness
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.probes.buffers import Buffers
+from tests.support.ddp_buffers import made, train_step, word, worker
+from tests.support.probe_harness import Harness
 
 
 def run(model, steps=3, between=None):

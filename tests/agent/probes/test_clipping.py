@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from support.probe_harness import Harness
 from torch import nn
 from torch.nn.utils import clip_grad
 from torch.nn.utils import clip_grad_norm_ as imported_before
 
 from rankscope.agent.probes import clipping
 from rankscope.agent.probes.clipping import Clipping
+from tests.support.probe_harness import Harness
 
 
 class Job:

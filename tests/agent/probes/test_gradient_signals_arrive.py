@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 import torch
-from support.collector import Collector
 from torch import nn
 from torch.nn import functional
 
 from rankscope import agent
 from rankscope.agent.fingerprint import Pending
 from rankscope.agent.probes.arrival import Arrival
+from tests.support.collector import Collector
 
 
 def net():

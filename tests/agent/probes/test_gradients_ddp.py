@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from support.ddp_gradients import SCALE, WAYS, worker
+
+from tests.support.ddp_gradients import SCALE, WAYS, worker
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.probe_harness import Harness
 from torch import nn
 
 from rankscope.agent.probes.gradients import Gradients
 from rankscope.agent.probes.layers import LayerNorms
 from rankscope.agent.probes.norms import length_of, norms_of
 from rankscope.agent.probes.parameters import Parameters
+from tests.support.probe_harness import Harness
 
 PROBES = (Gradients, Parameters, LayerNorms)
 

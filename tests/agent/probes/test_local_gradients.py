@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from support.probe_harness import Harness
 from torch import nn
 from torch.nn import functional
 
 from rankscope.agent.fingerprint import FingerprintPlan
 from rankscope.agent.probes.gradients import Gradients
 from rankscope.agent.probes.local_gradients import LocalGradients
+from tests.support.probe_harness import Harness
 
 PROBES = (LocalGradients, Gradients)
 

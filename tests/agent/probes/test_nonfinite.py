@@ -5,12 +5,12 @@ import math
 
 import pytest
 import torch
-from support.probe_harness import Harness
 from torch import nn
 
 from rankscope.agent.probes.gradients import Gradients
 from rankscope.agent.probes.loss import Loss
 from rankscope.agent.probes.nonfinite import NonFinite
+from tests.support.probe_harness import Harness
 
 PROBES = (Loss, Gradients, NonFinite)
 

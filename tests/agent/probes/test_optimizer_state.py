@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from support.probe_harness import Harness
 from torch import nn
 from torch.nn import functional
 
 from rankscope.agent.probes.optimizer_state import OptimizerState
+from tests.support.probe_harness import Harness
 
 OPTIMIZERS = {
     "adam": (lambda p: torch.optim.Adam(p, lr=0.01), {"exp_avg", "exp_avg_sq", "step"}),

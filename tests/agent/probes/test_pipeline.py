@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from support.collector import Collector
 from torch import nn
 from torch.nn import functional
 
 from rankscope import agent
+from tests.support.collector import Collector
 
 # As many as are sampled whatever they cost.
 STEPS = 8

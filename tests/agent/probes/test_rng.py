@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 import torch
-from support.probe_harness import Harness
 from torch import nn
 
 from rankscope.agent.probes.rng import RandomState
+from tests.support.probe_harness import Harness
 
 NAMES = ("rng/torch", "rng/numpy", "rng/python")
 

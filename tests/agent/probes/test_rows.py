@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from support.probe_harness import Harness
 from torch import nn
 
 from rankscope.agent.probes.batch import Batch
 from rankscope.agent.probes.rows import RowHashes, packed
 from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS, SAMPLES_TOLD
+from tests.support.probe_harness import Harness
 
 
 def ids(*tensors):

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from support.probe_harness import Harness
 from torch import nn
 from torch.optim import lr_scheduler as schedules
 
 from rankscope.agent.probes.scheduler import Scheduler
+from tests.support.probe_harness import Harness
 
 
 class Job:

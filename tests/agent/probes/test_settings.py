@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from support.probe_harness import Harness
 from torch import nn
 
 from rankscope.agent.probes.settings import Settings
+from tests.support.probe_harness import Harness
 
 
 def run(make, steps=3, between=lambda optimizer, step: None, model=None):

@@ -4,11 +4,11 @@ import time
 
 import pytest
 import torch
-from support.ddp_timing import DELAY, worker
-from support.probe_harness import Harness
 from torch import nn
 
 from rankscope.agent.probes.timing import CollectiveWait, Timing
+from tests.support.ddp_timing import DELAY, worker
+from tests.support.probe_harness import Harness
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """Which alert follows from which."""
 
 import pytest
-from support.incidents import alert, linked
 
 from rankscope.server.alerts import causes, rules
+from tests.support.incidents import alert, linked
 
 
 def parents(*alerts):

@@ -7,10 +7,10 @@ from itertools import groupby
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.incidents import TimeLine, finding, timeless
 
 from rankscope.server.alerts import causes
 from rankscope.server.detectors.base import Finding
+from tests.support.incidents import TimeLine, finding, timeless
 
 LAST = 160
 

@@ -1,10 +1,10 @@
 """Pass, fail or pending, as a table."""
 
 import pytest
-from support.incidents import alert
 
+from rankscope.server.alerts.verdict import judge
 from rankscope.server.detectors.base import Check, Status
-from rankscope.server.verdict import judge
+from tests.support.incidents import alert
 
 OK = Check(Status.OK, "Nothing in 300 steps.")
 OPEN = Check(Status.OPEN, "There is an alert.")

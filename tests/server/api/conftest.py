@@ -1,10 +1,10 @@
 """A server of its own for each test, on every database."""
 
 import pytest
-from support.serve_app import serve_app
 
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
+from tests.support.serve_app import serve_app
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ from datetime import datetime
 import numpy as np
 import pytest
 from sqlalchemy import update
-from support.api import MSGPACK, batch, column, get, post
-from support.fixture_run import SyntheticRun
-from support.serve_app import serve_app
 
 from rankscope.agent import wire
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
 from rankscope.server.storage import schema
 from rankscope.server.storage.engine import writing
+from tests.support.api import MSGPACK, batch, column, get, post
+from tests.support.fixture_run import SyntheticRun
+from tests.support.serve_app import serve_app
 
 
 def test_points_posted_are_points_read(client):

@@ -5,11 +5,11 @@ import math
 import msgpack
 import numpy as np
 import pytest
-from support.serve_app import serve_app
 
 from rankscope.agent import wire
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
+from tests.support.serve_app import serve_app
 
 BINARY = {"Accept": "application/msgpack"}
 PATH = "/api/v1/runs/otter/series"

@@ -6,17 +6,17 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from sqlalchemy import delete, update
-from support.scenarios import spikes
-from support.serve_app import serve_app
 
 from rankscope.agent import wire
 from rankscope.server.app import create_app
 from rankscope.server.cli import serve
-from rankscope.server.detector_settings import Given, read_file
 from rankscope.server.detectors import DETECTORS
+from rankscope.server.evaluation.detector_settings import Given, read_file
 from rankscope.server.settings import Settings
 from rankscope.server.storage import schema
 from rankscope.server.storage.engine import open_engine, writing
+from tests.support.scenarios import spikes
+from tests.support.serve_app import serve_app
 
 LOSS = spikes(0, at=[250, 251, 252]).series["loss"]
 SPIKE = "loss.spike"

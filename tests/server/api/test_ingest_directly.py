@@ -4,12 +4,12 @@ import httpx
 import numpy as np
 import pytest
 from sqlalchemy import text
-from support.serve_app import serve_app
 
 from rankscope.agent import wire
 from rankscope.dashboard import pages
 from rankscope.server.app import create_app
 from rankscope.server.settings import Settings
+from tests.support.serve_app import serve_app
 
 MSGPACK = {"Content-Type": wire.CONTENT_TYPE}
 PATH = "/api/v1/ingest"

@@ -4,10 +4,10 @@ import base64
 import json
 
 import pytest
-from support.api import MSGPACK, batch, check_problem, column, get, post
 
 from rankscope.agent import wire
 from rankscope.agent.wire import limits
+from tests.support.api import MSGPACK, batch, check_problem, column, get, post
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 import gzip
 
 import pytest
-from support.api import MSGPACK, batch, check_problem, column, get, post
 
 from rankscope.agent import wire
+from tests.support.api import MSGPACK, batch, check_problem, column, get, post
 
 
 @pytest.mark.parametrize(

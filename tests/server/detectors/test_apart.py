@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.judging import judge
-from support.scenarios import apart
-from support.traces import Trace
 
 from rankscope.server.detectors import build
 from rankscope.server.detectors.desync import Desync
 from rankscope.server.detectors.desync.incident import Growth
 from rankscope.server.window import Comparison, Series, TensorDifference, Window
+from tests.support.judging import judge
+from tests.support.scenarios import apart
+from tests.support.traces import Trace
 
 
 def test_the_alert_says_more_once_more_is_known():

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from support.scenarios import noise
 
 from rankscope.server.detectors import Progress
+from tests.support.scenarios import noise
 
 
 def found(begins):

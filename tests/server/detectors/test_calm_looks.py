@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.judging import judge
-from support.timings import norms
 
 from rankscope.server.detectors.rank import RankGradientOutlier
+from tests.support.judging import judge
+from tests.support.timings import norms
 
 STEPS = 700
 # As an agent looks: at every step at first, then at ever fewer.

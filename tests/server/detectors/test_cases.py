@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.judging import judge
-from support.scenarios import GENERATORS
 
 from rankscope.server.detectors import DETECTORS
+from tests.support.judging import judge
+from tests.support.scenarios import GENERATORS
 
 CASES = Path(__file__).parent / "cases"
 BY_NAME = {detector.__name__: detector for detector in DETECTORS}

@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.judging import judge
-from support.traces import Trace
 
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.rate.high import RateTooHigh
+from tests.support.judging import judge
+from tests.support.traces import Trace
 
 TRACE = Path("tests/server/detectors/traces/F43-demo-lr-x30.npz")
 

@@ -5,9 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.judging import judge
-from support.scenarios import Timeline, noise, recorded, silence, spikes, swinging, two_sides
-from support.traces import Trace
 
 from rankscope.server.detectors.history import Companions, RankHistory
 from rankscope.server.detectors.loss import (
@@ -18,6 +15,9 @@ from rankscope.server.detectors.loss import (
 )
 from rankscope.server.detectors.rank import RankLossOutlier, RankSilent
 from rankscope.server.window import Series, Window
+from tests.support.judging import judge
+from tests.support.scenarios import Timeline, noise, recorded, silence, spikes, swinging, two_sides
+from tests.support.traces import Trace
 
 
 def trace(loss, **series):

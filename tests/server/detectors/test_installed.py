@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from support.service import Service, eventually
 
 from rankscope.agent import wire
+from tests.support.service import Service, eventually
 
 DOCS = Path(__file__).parents[3] / "docs" / "detector-settings.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", DOCS.read_text(encoding="utf-8"), flags=re.M | re.S)

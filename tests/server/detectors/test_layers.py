@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.judging import judge
-from support.layered import NAMES, TENSORS, compressed, layered, noisy_gradients, odd_batches
 
 from rankscope.server.alerts.causes import link
 from rankscope.server.detectors import build
@@ -19,6 +17,8 @@ from rankscope.server.detectors.data import DataOutlier
 from rankscope.server.detectors.gradient import GradientVanishing
 from rankscope.server.detectors.layer import LayerDead
 from rankscope.server.detectors.update import UpdateRatio
+from tests.support.judging import judge
+from tests.support.layered import NAMES, TENSORS, compressed, layered, noisy_gradients, odd_batches
 
 OURS = (LayerDead, GradientVanishing, UpdateRatio, BatchNoise, CompressionError, DataOutlier)
 

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from support.courses import zeros
-from support.judging import judge
-from support.traces import Trace
 
 from rankscope.server.detectors import DETECTORS, build
 from rankscope.server.detectors.base import Reach, Status
 from rankscope.server.detectors.gradient import GradientAccumulating
 from rankscope.server.detectors.reach import Recorded
+from tests.support.courses import zeros
+from tests.support.judging import judge
+from tests.support.traces import Trace
 
 ZERO = zeros(0)
 

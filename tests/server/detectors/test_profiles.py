@@ -4,9 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.incidents import finding
-from support.judging import judge
-from support.scenarios import recorded
 
 from rankscope.agent import wire
 from rankscope.server.detectors import DETECTORS, build
@@ -15,6 +12,9 @@ from rankscope.server.detectors.profiles import PROFILES, recognised
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import effective, read
 from rankscope.server.window import Series, Window
+from tests.support.incidents import finding
+from tests.support.judging import judge
+from tests.support.scenarios import recorded
 
 KINDS = ("loss.diverging", "loss.oscillating", "loss.nonfinite")
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.chain import chain
-from support.judging import judge, verdict
-from support.scenarios import GENERATORS, TRACES, apart, recorded
 
 from rankscope.server.detectors import DETECTORS, build
 from rankscope.server.detectors.settings import Overrides, effective
+from tests.support.chain import chain
+from tests.support.judging import judge, verdict
+from tests.support.scenarios import GENERATORS, TRACES, apart, recorded
 
 # Training that went well, and of every sort of trouble one.
 RECORDED = [path.stem for path in sorted(TRACES.glob("*.npz"))]

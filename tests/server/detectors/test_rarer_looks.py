@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from support.judging import judge
-from support.traces import Trace
 
 from rankscope.server.detectors.data import BatchShared, Imbalanced
 from rankscope.server.window import Series, Window
+from tests.support.judging import judge
+from tests.support.traces import Trace
 
 STEPS = 700
 # As an agent looks: at every step at first, then at ever fewer.

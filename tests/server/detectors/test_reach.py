@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.judging import judge
-from support.traces import Trace
 
 from rankscope.server.detectors.base import Status
 from rankscope.server.detectors.gradient import GradientExploding
 from rankscope.server.detectors.loss import LossDiverging, LossSpike
 from rankscope.server.detectors.loss.spike import SpikePolicy
 from rankscope.server.detectors.rate import RateTooHigh
+from tests.support.judging import judge
+from tests.support.traces import Trace
 
 RANKS = 2
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from support.judging import judge
-from support.traces import Trace
 
 from rankscope.server.detectors.rank import RankGradientOutlier
 from rankscope.server.detectors.rank.recurring import beat, tail
+from tests.support.judging import judge
+from tests.support.traces import Trace
 
 SPAN = 600
 

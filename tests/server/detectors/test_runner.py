@@ -4,12 +4,12 @@ import logging
 
 import numpy as np
 import pytest
-from support.incidents import finding
 
 from rankscope.server.detectors.base import Check, Detector, Outcome, Status
 from rankscope.server.detectors.profiles import LOGGED
 from rankscope.server.detectors.runner import GRACE, Evaluation
 from rankscope.server.window import Series, Window
+from tests.support.incidents import finding
 
 OK = Check(Status.OK, "Fine.")
 

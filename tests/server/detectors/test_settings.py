@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from support.judging import judge
-from support.scenarios import apart, recorded, spikes
 
 from rankscope.server import detectors
 from rankscope.server.detectors import DETECTORS, build
@@ -17,6 +15,8 @@ from rankscope.server.detectors.settings import (
     effective,
     read,
 )
+from tests.support.judging import judge
+from tests.support.scenarios import apart, recorded, spikes
 
 JUMPS = spikes(0, at=[250, 251, 252])
 

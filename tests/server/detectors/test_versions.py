@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from support.judging import judge
 
 from rankscope.agent import wire
-from rankscope.server import compare
+from rankscope.server.comparison import compare
 from rankscope.server.detectors.desync import Desync
 from rankscope.server.window import Series, Window
+from tests.support.judging import judge
 
 STEPS = 80
 CUTS = ((), range(0, STEPS, 7), range(STEPS))

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.columns import of_rank
 
 from rankscope.agent import wire
-from rankscope.server.align import MAX_LAG, SILENT_SECONDS, UNSEEN_SECONDS, Aligner
+from rankscope.server.evaluation.align import MAX_LAG, SILENT_SECONDS, UNSEEN_SECONDS, Aligner
 from rankscope.server.storage.evaluation import NewData, PrintPart
-from rankscope.server.storage.lives import Life
+from rankscope.server.storage.liveness import Life
 from rankscope.server.window import RankLife
+from tests.support.columns import of_rank
 
 TABLES = {"parameters": wire.TensorTable(("w",), ((1,),), ("float32",), ("",))}
 

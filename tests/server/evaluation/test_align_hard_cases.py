@@ -1,14 +1,14 @@
 """Alignment and comparison where ranks restart, fall silent, sample apart or are read in pages."""
 
 import numpy as np
-from support.columns import of_rank
 
 from rankscope.agent import wire
-from rankscope.server import compare
-from rankscope.server.align import Aligner
+from rankscope.server.comparison import compare
+from rankscope.server.evaluation.align import Aligner
 from rankscope.server.storage.evaluation import NewData, PrintPart
-from rankscope.server.storage.lives import Life
+from rankscope.server.storage.liveness import Life
 from rankscope.server.window import RankLife
+from tests.support.columns import of_rank
 
 TABLE = wire.TensorTable(("a", "b"), ((4,), (4,)), ("f", "f"), ("", ""))
 JOINED = compare.joined_table({"parameters": TABLE})

@@ -12,14 +12,15 @@ import pytest
 from sqlalchemy import select, update
 
 from rankscope.agent import wire
-from rankscope.server import compactor, run_evaluation
+from rankscope.server.evaluation import run as run_evaluation
+from rankscope.server.evaluation.worker import Worker
 from rankscope.server.health import Health
-from rankscope.server.storage import marks, runs, schema
+from rankscope.server.processes import compactor
+from rankscope.server.storage import runs, schema, watermarks
 from rankscope.server.storage.compaction import compact, runs_to_compact
 from rankscope.server.storage.dictionary import Dictionaries
 from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.ingest import store_batches
-from rankscope.server.worker import Worker
 
 ENDLESS = {"first": 0, "step": 1, "count": 10**15}
 
@@ -188,7 +189,7 @@ def test_the_last_step_there_is_does_not_end_the_compactor(engine, monkeypatch):
     compacted.until_left(set())
     assert compacted.health.report() == {"missing": {}, "counts": {}, "failing": {}}
     with reading(engine) as connection:
-        assert marks.load(connection, run=key_of(engine, "honest")).ranks[0].end == 4992
+        assert watermarks.load(connection, run=key_of(engine, "honest")).ranks[0].end == 4992
 
 
 def test_a_run_that_cannot_be_compacted_fails_alone(engine, monkeypatch, caplog):

@@ -3,17 +3,17 @@
 from dataclasses import replace
 
 import numpy as np
-from support.columns import of_rank
 
 from rankscope.agent import wire
-from rankscope.server.align import WATCHED_LAYERS, Aligner
+from rankscope.server.evaluation.align import WATCHED_LAYERS, Aligner
 from rankscope.server.storage import evaluation, layers, runs
 from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.evaluation import NewData
 from rankscope.server.storage.ingest import store_batch
 from rankscope.server.storage.layers import LayerPart
-from rankscope.server.storage.lives import Life
+from rankscope.server.storage.liveness import Life
 from rankscope.server.window import RankLife
+from tests.support.columns import of_rank
 
 TABLE = wire.TensorTable(("a", "b"), ((2, 2), (2,)), ("float32",) * 2, ("",) * 2)
 

@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.judged import judged
-from support.watching import Watching
 from torch import nn
 from torch.nn import functional
+
+from tests.support.judged import judged
+from tests.support.watching import Watching
 
 FEATURES, CLASSES = 6, 3
 

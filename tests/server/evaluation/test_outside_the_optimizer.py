@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from support.judged import judged
-from support.watching import Watching
 from torch import nn
 from torch.nn import functional
+
+from tests.support.judged import judged
+from tests.support.watching import Watching
 
 VOCABULARY, WIDTH = 20, 16
 

@@ -3,10 +3,10 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from support.columns import of_rank
 
-from rankscope.server.pending import Pending
+from rankscope.server.evaluation.pending import Pending
 from rankscope.server.storage.columns import Columns
+from tests.support.columns import of_rank
 
 RANKS = np.array([0, 2, 5])
 

@@ -11,19 +11,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, update
-from support.chain import chain
-from support.fixture_run import SyntheticRun
-from support.judging import judge
-from support.scenarios import TRACES, apart, recorded
 
-from rankscope.server import run_evaluation, snapshot
 from rankscope.server.alerts.lifecycle import fold
 from rankscope.server.detectors import build
 from rankscope.server.detectors.runner import Evaluation
+from rankscope.server.evaluation import run as run_evaluation
+from rankscope.server.evaluation import snapshot
+from rankscope.server.evaluation.worker import Worker
 from rankscope.server.storage import migrate, schema
 from rankscope.server.storage.engine import open_engine, reading, writing
 from rankscope.server.storage.ingest import store_batch
-from rankscope.server.worker import Worker
+from tests.support.chain import chain
+from tests.support.fixture_run import SyntheticRun
+from tests.support.judging import judge
+from tests.support.scenarios import TRACES, apart, recorded
 
 RECORDED = [path.stem for path in sorted(TRACES.glob("*.npz"))]
 APART = ["none", "start", "bitflip", "skipped", "rate", "drift", "step-skipped", "none+own"]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from rankscope.agent import wire
+from rankscope.server.evaluation.worker import Worker
 from rankscope.server.storage import evaluation, migrate, runs
 from rankscope.server.storage.alerts import list_alerts
 from rankscope.server.storage.comparisons import list_comparisons
 from rankscope.server.storage.engine import open_engine, reading, writing
 from rankscope.server.storage.ingest import store_batch
-from rankscope.server.worker import Worker
 
 TABLE = wire.TensorTable(("w",), ((8, 8),), ("float32",), ("",))
 

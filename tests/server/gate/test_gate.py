@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rankscope.server.gate import gate
+from rankscope.server.gate.gate import gate
 
 DESYNC = {
     "id": "00c0ffee00c0ffee",
@@ -221,7 +221,7 @@ def test_the_server_may_come_from_the_environment(server, monkeypatch, capsys):
 
 
 def test_waits_for_the_run_and_for_its_end(server, capsys, monkeypatch):
-    monkeypatch.setattr("rankscope.server.gate._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("rankscope.server.gate.gate._POLL_SECONDS", 0.01)
     server.verdicts = [problem(404, "there is no run 'digits'"), (200, PENDING), (200, PASS)]
     assert gate(["digits", "--server", server.url, "--wait", "60"]) == 0
     printed = capsys.readouterr()
@@ -230,7 +230,7 @@ def test_waits_for_the_run_and_for_its_end(server, capsys, monkeypatch):
 
 
 def test_waits_no_longer_than_told(server, monkeypatch):
-    monkeypatch.setattr("rankscope.server.gate._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("rankscope.server.gate.gate._POLL_SECONDS", 0.01)
     server.verdicts = [(200, PENDING)]
     assert gate(["digits", "--server", server.url, "--wait", "0.1"]) == 4
     assert len(server.asked) > 2
@@ -238,7 +238,7 @@ def test_waits_no_longer_than_told(server, monkeypatch):
 
 def test_the_evaluation_of_a_run_that_has_ended_is_waited_for_anyway(server, monkeypatch):
     # How long the server takes for it is a matter of the machine's load.
-    monkeypatch.setattr("rankscope.server.gate._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("rankscope.server.gate.gate._POLL_SECONDS", 0.01)
     behind = PENDING | {"state": "finished", "evaluated": False}
     server.verdicts = [*[(200, behind)] * 5, (200, PASS)]
     assert gate(["digits", "--server", server.url]) == 0

@@ -7,7 +7,7 @@ from rankscope.agent import wire
 from rankscope.server.storage import evaluation, migrate, runs
 from rankscope.server.storage.engine import open_engine, reading, writing
 from rankscope.server.storage.ingest import store_batch
-from rankscope.server.storage.lives import Lives
+from rankscope.server.storage.liveness import Lives
 
 
 @pytest.fixture

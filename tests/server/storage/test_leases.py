@@ -5,7 +5,7 @@ import threading
 import pytest
 from sqlalchemy import update
 
-from rankscope.server.holdings import Holdings
+from rankscope.server.evaluation.leases import Holdings
 from rankscope.server.storage import leases, schema
 from rankscope.server.storage.engine import reading, writing
 

@@ -6,14 +6,14 @@ import time
 
 import pytest
 from sqlalchemy import func, inspect, select, text, update
-from support.fixture_run import SyntheticRun
 
 from rankscope.server.cli import db
+from rankscope.server.evaluation.worker import Worker
 from rankscope.server.storage import partitions, pruning, runs, schema
 from rankscope.server.storage.alerts import get_alert, list_alerts
 from rankscope.server.storage.engine import open_engine, reading, writing
 from rankscope.server.storage.ingest import store_batch
-from rankscope.server.worker import Worker
+from tests.support.fixture_run import SyntheticRun
 
 DAY = 86400.0
 

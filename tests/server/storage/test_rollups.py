@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select
 
 from rankscope.agent import wire
-from rankscope.server.storage import compaction, marks, rollups, runs, schema, series, zoom
+from rankscope.server.storage import compaction, rollups, runs, schema, series, watermarks, zoom
 from rankscope.server.storage.dictionary import Dictionaries
 from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.ingest import store_batch, store_batches
@@ -261,12 +261,12 @@ def test_of_two_servers_one_compacts(engine, monkeypatch):
     key = key_of(engine, "two")
     assert compaction.compact(engine, key)
     with reading(engine) as connection:
-        number = marks.load(connection, run=key).number
+        number = watermarks.load(connection, run=key).number
         assert compaction.runs_to_compact(connection) == []
     assert not compaction.compact(engine, key)
     check(engine, "two", max_points=100)
     with reading(engine) as connection:
-        assert marks.load(connection, run=key).number == number + 1
+        assert watermarks.load(connection, run=key).number == number + 1
 
 
 def test_compacting_again_changes_nothing(engine):
@@ -334,7 +334,7 @@ def test_steps_that_are_far_apart_cost_no_more_than_others(sqlite, monkeypatch, 
     key = key_of(sqlite, "r")
     with reading(sqlite) as connection:
         assert compaction.runs_to_compact(connection) == []
-        assert marks.load(connection, run=key).ranks[0].end > steps[-1] - 2 * rollups.BASE
+        assert watermarks.load(connection, run=key).ranks[0].end > steps[-1] - 2 * rollups.BASE
     raw = read(sqlite, "r", max_points=_ALL)[0]
     assert raw.steps.tolist() == sorted(steps)
     found = read(sqlite, "r", max_points=50)[0]

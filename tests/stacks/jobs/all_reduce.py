@@ -2,8 +2,8 @@
 
 from stacks.faults import Flip, OwnGradient, OwnStart, begin, cases
 
-from benchmarks.faultlab.case import Expected
-from benchmarks.faultlab.training import Manual
+from tests.lab.faults.case import Expected
+from tests.lab.faults.training import Manual
 
 LAUNCH = "torchrun"
 WORLD = 2

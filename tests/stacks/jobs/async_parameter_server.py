@@ -5,9 +5,9 @@ import torch.distributed as dist
 from stacks.faults import begin, cases
 from stacks.options import told
 
-from benchmarks.faultlab.case import Expected
-from benchmarks.faultlab.training import Training, sample_all
 from rankscope import agent
+from tests.lab.faults.case import Expected
+from tests.lab.faults.training import Training, sample_all
 
 LAUNCH = "torchrun"
 WORLD = 4

@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 from stacks.faults import Flip, OwnGradient, begin, cases
 
-from benchmarks.faultlab.case import Expected
-from benchmarks.faultlab.models import batches_of, epoch_steps
-from benchmarks.faultlab.training import Manual
+from tests.lab.faults.case import Expected
+from tests.lab.faults.models import batches_of, epoch_steps
+from tests.lab.faults.training import Manual
 
 LAUNCH = "torchrun"
 WORLD = 4

@@ -3,8 +3,8 @@
 import torch
 from stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
 
-from benchmarks.faultlab.case import Expected
-from benchmarks.faultlab.precision import Scaled
+from tests.lab.faults.case import Expected
+from tests.lab.faults.precision import Scaled
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -2,8 +2,8 @@
 
 from stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
 
-from benchmarks.faultlab.case import Expected
-from benchmarks.faultlab.training import Training
+from tests.lab.faults.case import Expected
+from tests.lab.faults.training import Training
 
 LAUNCH = "torchrun"
 WORLD = 2

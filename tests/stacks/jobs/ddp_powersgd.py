@@ -3,7 +3,7 @@
 from stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-from benchmarks.faultlab.training import Training
+from tests.lab.faults.training import Training
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -5,8 +5,8 @@ from stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.faultlab.models import Mlp
-from benchmarks.faultlab.training import Training
+from tests.lab.faults.models import Mlp
+from tests.lab.faults.training import Training
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -3,8 +3,8 @@
 import torch
 from stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 
-from benchmarks.faultlab.models import Mlp
-from benchmarks.faultlab.training import Training
+from tests.lab.faults.models import Mlp
+from tests.lab.faults.training import Training
 
 LAUNCH = "torchrun"
 WORLD = 2

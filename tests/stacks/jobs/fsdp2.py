@@ -11,7 +11,7 @@ from stacks.faults import (
     cases,
 )
 
-from benchmarks.faultlab.sharded import Sharded
+from tests.lab.faults.sharded import Sharded
 
 LAUNCH = "torchrun"
 WORLD = 2

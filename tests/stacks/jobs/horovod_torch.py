@@ -4,8 +4,8 @@ import horovod.torch as hvd
 import torch
 from stacks.faults import Flip, OwnGradient, OwnRate, cases
 
-from benchmarks.faultlab.case import Expected
-from benchmarks.faultlab.training import Training
+from tests.lab.faults.case import Expected
+from tests.lab.faults.training import Training
 
 LAUNCH = "horovodrun"
 WORLD = 2

@@ -3,8 +3,8 @@
 from stacks.faults import Flip, OwnRate, SameData, begin, cases
 from torch.distributed.tensor import DTensor
 
-from benchmarks.faultlab.case import Expected
-from benchmarks.faultlab.sharded import Sharded
+from tests.lab.faults.case import Expected
+from tests.lab.faults.sharded import Sharded
 
 LAUNCH = "torchrun"
 WORLD = 4

@@ -5,8 +5,8 @@ import torch.distributed as dist
 from stacks.faults import Flip, OwnGradient, OwnRate, OwnStart, SameData, begin, cases
 from stacks.jobs.all_reduce import Summed
 
-from benchmarks.faultlab.local_sgd import MissedAverage
-from benchmarks.faultlab.training import Manual
+from tests.lab.faults.local_sgd import MissedAverage
+from tests.lab.faults.training import Manual
 
 LAUNCH = "torchrun"
 WORLD = 4

@@ -3,7 +3,7 @@
 from stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
 from torch.distributed.algorithms.join import Join
 
-from benchmarks.faultlab.training import Training
+from tests.lab.faults.training import Training
 
 LAUNCH = "torchrun"
 WORLD = 2

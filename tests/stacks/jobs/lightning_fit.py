@@ -5,8 +5,8 @@ import logging
 import lightning
 from stacks.faults import Flip, Inside, NotANumber, OwnGradient, OwnRate, SameData, begin, cases
 
-from benchmarks.faultlab.training import sample_all
 from rankscope import agent
+from tests.lab.faults.training import sample_all
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -2,7 +2,7 @@
 
 from stacks.faults import OwnRate, SameData, begin, cases
 
-from benchmarks.faultlab.local_sgd import LocalSGD, MissedAverage
+from tests.lab.faults.local_sgd import LocalSGD, MissedAverage
 
 LAUNCH = "torchrun"
 WORLD = 2

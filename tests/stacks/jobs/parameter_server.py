@@ -2,8 +2,8 @@
 
 from stacks.faults import begin, cases
 
-from benchmarks.faultlab.case import Expected
-from benchmarks.faultlab.local_sgd import ParameterServer
+from tests.lab.faults.case import Expected
+from tests.lab.faults.local_sgd import ParameterServer
 
 LAUNCH = "torchrun"
 WORLD = 4

@@ -6,7 +6,7 @@ from stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-from benchmarks.faultlab.training import Training
+from tests.lab.faults.training import Training
 
 LAUNCH = "torchrun"
 WORLD = 4

@@ -5,7 +5,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as ho
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
 
-from benchmarks.faultlab.training import Training
+from tests.lab.faults.training import Training
 
 LAUNCH = "torchrun"
 WORLD = 2

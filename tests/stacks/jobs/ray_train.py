@@ -5,7 +5,7 @@ import torch.distributed as dist
 from ray.train.torch import prepare_model
 from stacks.faults import Flip, NotANumber, OwnGradient, OwnRate, SameData, cases
 
-from benchmarks.faultlab.training import Training
+from tests.lab.faults.training import Training
 
 LAUNCH = "Ray Train"
 WORLD = 2

@@ -2,7 +2,7 @@
 
 from stacks.faults import Flip, OwnGradient, OwnStart, begin, cases
 
-from benchmarks.faultlab.training import Manual
+from tests.lab.faults.training import Manual
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -2,8 +2,8 @@
 
 from stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
 
-from benchmarks.faultlab.case import Expected
-from benchmarks.faultlab.sharded import TensorParallel
+from tests.lab.faults.case import Expected
+from tests.lab.faults.sharded import TensorParallel
 
 LAUNCH = "torchrun"
 WORLD = 4

@@ -10,7 +10,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from benchmarks.faultlab.training import Training
+from tests.lab.faults.training import Training
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
-from benchmarks.faultlab.case import Case, Expected
 from rankscope import agent
+from tests.lab.faults.case import Case, Expected
 
 LAUNCH = "TF_CONFIG, coordinated"
 WORLD = 4

@@ -7,7 +7,7 @@ import torch
 import torchft
 from stacks.faults import Flip, NotANumber, OwnGradient, OwnRate, SameData, cases
 
-from benchmarks.faultlab.training import Training
+from tests.lab.faults.training import Training
 
 LAUNCH = "torchft"
 WORLD = 2

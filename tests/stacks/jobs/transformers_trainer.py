@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.faultlab.training import sample_all
 from rankscope import agent
+from tests.lab.faults.training import sample_all
 
 LAUNCH = "torchrun"
 WORLD = 2

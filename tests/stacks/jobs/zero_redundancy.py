@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 
-from benchmarks.faultlab.sharded import zero_1
-from benchmarks.faultlab.training import Training
+from tests.lab.faults.sharded import zero_1
+from tests.lab.faults.training import Training
 
 LAUNCH = "torchrun"
 WORLD = 2

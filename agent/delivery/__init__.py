@@ -1,0 +1,1 @@
+"""From the training thread to the server: records, queue, spool, HTTP; never in the way."""

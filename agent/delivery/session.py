@@ -1,0 +1,128 @@
+"""What a monitor needs to be heard: the hand-over, the sender, what is said of the process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from rankscope.agent.delivery.records import Records
+from rankscope.agent.delivery.sender import Sender
+from rankscope.agent.launcher import Identity
+from rankscope.agent.options import Options
+from rankscope.agent.wire import Hello, TensorTable
+
+# Of a tensor table that changes, so many versions are told.
+_VERSIONS = 4
+
+_logger = logging.getLogger("rankscope")
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _say(text: str) -> None:
+    # A daemon may have no stderr, or a closed one: no reason to go unwatched.
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(text)
+
+
+class HasPhase(Protocol):
+    """Says what the training thread is doing."""
+
+    @property
+    def phase(self) -> str:
+        """One word."""
+
+
+class Connection:
+    """The way of one monitor to the server.
+
+    A process in which several monitors live (a generator's and a discriminator's) has a run for
+    each: the second one's id ends in `.2`, on every rank in the order in which they were attached.
+
+    Attributes:
+        options: what the user chose.
+        identity: with the run id in force.
+        url: address of the run's page.
+    """
+
+    def __init__(
+        self, options: Options, identity: Identity, *, config: Mapping[str, Any], wrapper: str = ""
+    ) -> None:
+        # A process may also hold several ranks of one run.
+        self._asked = (identity.run, identity.rank)
+        number = 1 + sum(c.alive and c._asked == self._asked for c in _open)
+        if number > 1:
+            identity = replace(identity, run=f"{identity.run}.{number}")
+        self.options = options
+        self.identity: Identity = identity
+        self.url = f"{options.server}/runs/{identity.run}"
+        self.records = Records()
+        self._owner: weakref.ref[HasPhase] | None = None
+        self._tables: dict[str, TensorTable] = {}
+        self._hello = Hello(
+            started_at=time.time(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            local_rank=identity.local_rank,
+            launcher=identity.launcher,
+            wrapper=wrapper,
+            heartbeat_seconds=Sender.HEARTBEAT_SECONDS,
+            config=config,
+        )
+        address = f"rankscope: run {identity.run} at {self.url}\n"
+
+        def connected() -> None:
+            if identity.rank == 0 and not identity.fresh:
+                _say(address)
+
+        # Every rank meets the same absent server: one of them says so. A rank that alone cannot
+        # reach it is missed by the server instead.
+        level = logging.WARNING if identity.rank == 0 else logging.INFO
+        if identity.warning:
+            _logger.log(level, "%s", identity.warning)
+        if identity.fresh:
+            # Nobody knows an id that was made up here: it is told whether or not a server answers.
+            _say(address)
+        self.sender = Sender(
+            self.records,
+            options=options,
+            identity=identity,
+            hello=lambda: replace(self._hello, tables=dict(self._tables)),
+            phase=self._phase,
+            on_problem=lambda text: _logger.log(level, "%s", text),
+            on_connected=connected,
+        )
+        _open.add(self)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its monitor still is."""
+        owner = None if self._owner is None else self._owner()
+        return owner is not None and not getattr(owner, "closed", True)
+
+    def tell_phase(self, owner: HasPhase) -> None:
+        """Whom to ask for the phase; held weakly."""
+        self._owner = weakref.ref(owner)
+
+    def announce(self, name: str, table: TensorTable) -> None:
+        """Tells the server of a tensor table, before its first fingerprint."""
+        # The server keeps what it was told before; but what it was not yet told, or has lost with
+        # its database, may have fingerprints that are still on their way.
+        base = name.partition("@")[0]
+        self._tables.pop(name, None)
+        versions = [known for known in self._tables if known.partition("@")[0] == base]
+        for known in versions[: 1 - _VERSIONS]:
+            del self._tables[known]
+        self._tables[name] = table
+        self.sender.say_hello_again()
+
+    def _phase(self) -> str:
+        owner = None if self._owner is None else self._owner()
+        return "start" if owner is None else owner.phase

@@ -1,0 +1,1 @@
+"""What can be read off a model and its optimizer: names, tensors, configuration."""

@@ -1,0 +1,128 @@
+"""Gradients that are still there when those of the next step are added to them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from rankscope.agent.model.tensors import TensorGroup
+from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.outside import outside_optimizer
+
+# Of so many parameters at each end of the model, none of them large: a norm of each is taken.
+_AT_EACH_END = 2
+_MAX_ELEMENTS = 65536
+
+
+class CarriedGradients(Probe):
+    """`gradient_carried`: norm of what was in the gradients when the step's own were added.
+
+    It is 0 where gradients are set to zero (or to None) between steps, and no number is as telling
+    where they are not. Tier `word`; about 5 microseconds for each of four small parameters, and
+    where they hold something a norm of them.
+
+    Only of parameters that the optimizer holds: its `zero_grad` reaches no others. Of those that it
+    does not hold `gradient_carried_outside` is the same, posted where there are any.
+
+    A hook on the parameter sees its gradient before it is added. Of several passes backward in a
+    step (micro-batches, another network's loss that reaches these parameters before they are set
+    to zero) the least counts: where gradients are set to zero before any of them, nothing is
+    carried. Under FSDP no such hook fires, and there is no number.
+    """
+
+    name = "carried"
+    sampled = True
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._met: tuple[Any, ...] = ()
+        self._hooks: list[tuple[torch.Tensor, Any]] = []
+        self._handles: list[Any] = []
+        self._outside: frozenset[int] = frozenset()  # rows that the optimizer does not hold
+        self._least: dict[int, torch.Tensor | None] = {}
+        self._seconds = 0.0
+
+    def prepare(self, facts: StepFacts) -> None:
+        """Puts the hooks in place."""
+        if not self.context.word:
+            return
+        with facts.charged("word"):
+            self.close()
+            context = self.context
+            met = (context.parameters, context.optimizer)
+            if not self._met or met[0] is not self._met[0] or met[1] is not self._met[1]:
+                self._met = met
+                self._meet(context.parameters)
+            self._least, self._seconds = {}, 0.0
+            self._handles = [p.register_hook(hook) for p, hook in self._hooks if p.requires_grad]
+
+    def after_step(self, facts: StepFacts) -> None:
+        """Takes the hooks off and says what they have seen."""
+        if not self._handles:
+            return
+        facts.charge("word", self._seconds)
+        with facts.charged("word"), torch.no_grad():
+            self.close()
+            if not self._least:
+                return
+            least, self._least = self._least, {}
+            for name, outside in (("gradient_carried", False), ("gradient_carried_outside", True)):
+                seen = [norm for row, norm in least.items() if (row in self._outside) is outside]
+                found = [norm for norm in seen if norm is not None]
+                if seen:
+                    facts.scalars[name] = (
+                        torch.linalg.vector_norm(torch.stack(found)) if found else 0.0
+                    )
+
+    def close(self) -> None:
+        """Takes the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    @torch.no_grad()
+    def seen(self, row: int, parameter: torch.Tensor) -> None:
+        """A gradient of a parameter is about to be added to what is there."""
+        began = time.perf_counter()
+        gradient = parameter.grad
+        if gradient is None or (row in self._least and self._least[row] is None):
+            self._least[row] = None
+        elif type(gradient) is torch.Tensor and gradient.layout is torch.strided:
+            norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+            known = self._least.get(row)
+            self._least[row] = norm if known is None else torch.minimum(known, norm)
+        self._seconds += time.perf_counter() - began
+
+    def _meet(self, group: TensorGroup) -> None:
+        rows = outside_optimizer(group, self.context.optimizer)
+        small: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        for row, p in enumerate(group.tensors):
+            # Where a framework adds gradients up in memory of its own, `grad` tells nothing.
+            if 0 < p.numel() <= _MAX_ELEMENTS and not hasattr(p, "main_grad") and p.is_leaf:
+                small[row in rows].append(p)
+        chosen = [
+            list({id(p): p for p in (*s[:_AT_EACH_END], *s[-_AT_EACH_END:])}.values())
+            for s in small
+        ]
+        held = len(chosen[0])
+        self._outside = frozenset(range(held, held + len(chosen[1])))
+        self._hooks = [
+            (p, self.context.guarded(self.name, _Hook(self, row, p)))
+            for row, p in enumerate((*chosen[0], *chosen[1]))
+        ]
+
+
+class _Hook:
+    """Tensor hook of one parameter."""
+
+    __slots__ = ("_owner", "_parameter", "_row")
+
+    def __init__(self, owner: CarriedGradients, row: int, parameter: torch.Tensor) -> None:
+        self._owner = owner
+        self._row = row
+        self._parameter = parameter
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        self._owner.seen(self._row, self._parameter)

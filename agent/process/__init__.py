@@ -1,0 +1,1 @@
+"""What can be read off the process and the job it belongs to."""

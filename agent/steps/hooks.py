@@ -1,0 +1,257 @@
+"""The framework's own hooks, in a form that no copy has and that cannot keep a monitor alive.
+
+A hook on a module is hidden from whatever copies, pickles and saves the module: see `hook_tables`.
+
+Optimizer steps are seen through the process-wide hooks, which also fire for an optimizer inside a
+wrapper that has no hooks of its own. They are set once a process and find the monitors weakly.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from rankscope.agent.steps import scripting
+from rankscope.agent.steps.autograd import nodes_made
+from rankscope.agent.steps.count import StepCount
+from rankscope.agent.steps.dynamo import (
+    in_one_graph,
+    leave_alone,
+    outside_graph,
+    traced_as_constant,
+)
+from rankscope.agent.steps.hook_tables import ModuleHook, hide, unhide
+
+# Under a transformation of `torch.func` (`vmap`, `grad`) what a model is given stands for something
+# else.
+_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+_is_tracing: Callable[[], bool] = torch._C._is_tracing
+
+
+class ForwardListener(Protocol):
+    """Is told of a module's forward; must not raise."""
+
+    def root_forward(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """The module is called."""
+
+
+class StepListener(ForwardListener, Protocol):
+    """Is told of optimizer steps, too."""
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Some optimizer of the process is about to step; not told where only ends are wanted."""
+
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has stepped; perhaps not told where nothing but the count of steps is wanted."""
+
+    def step_unseen(self) -> None:
+        """Some optimizer's step is compiled in such a way that it will not be told of."""
+
+
+class RootHook(ModuleHook):
+    """Forward pre-hook of the root module."""
+
+    def __init__(self, listener: ForwardListener | None = None) -> None:
+        self._listener = None if listener is None else weakref.ref(listener)
+
+    # Without `kwargs` where another thread has just taken the hook off.
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Tells the monitor, if it still lives and this is not a copy."""
+        listener = None if self._listener is None else self._listener()
+        if listener is not None and not (is_compiling() or _is_tracing() or _level() is not None):
+            listener.root_forward(module, args, kwargs or {})
+
+
+class SwitchedHook:
+    """A hook of torch that is taken off and put on again many times.
+
+    Registering it anew each time takes three times as long, and is a fifth of a look at a short
+    step.
+
+    Args:
+        handle: of a hook that is on. Of one that is not torch's own the hook stays on.
+
+    Attributes:
+        is_on: whether it is.
+    """
+
+    __slots__ = ("_handle", "_key", "_places", "is_on")
+
+    def __init__(self, handle: RemovableHandle) -> None:
+        hide(handle)
+        self._handle = handle
+        self._places: list[tuple[Any, Any]] = []
+        self._key = -1
+        self.is_on = True
+        if isinstance(handle, RemovableHandle):
+            self._key = handle.id
+            tables = [place() for place in (handle.hooks_dict_ref, *handle.extra_dict_ref)]
+            self._places = [(t, t[self._key]) for t in tables if t is not None and self._key in t]
+
+    def put_on(self) -> None:
+        """As the last of its place."""
+        # The hook itself last, when what torch wants to know of it is there.
+        for table, entry in reversed(self._places):
+            table[self._key] = entry
+        self.is_on = True
+
+    def take_off(self) -> None:
+        """It is not called any more."""
+        for table, _ in self._places:
+            table.pop(self._key, None)
+        self.is_on = not self._places
+
+    def remove(self) -> None:
+        """Takes it off for good."""
+        self.take_off()
+        unhide(self._handle)
+
+    def belongs_to(self, *tables: Any) -> bool:
+        """Whether these are the tables of hooks that it is put into."""
+        return [id(table) for table, _ in self._places] == [id(table) for table in tables]
+
+
+class Watching:
+    """That a listener, which is held weakly, is told of every optimizer step of the process."""
+
+    __slots__ = ("count", "listener")
+
+    def __init__(self, listener: StepListener) -> None:
+        global _steppers, _before, _after_handle
+        self.listener = weakref.ref(listener, self._gone)
+        self.count: StepCount | None = None
+        _steppers = (*_living(), self)
+        if _before is None:
+            _before = SwitchedHook(register_optimizer_step_pre_hook(_before_step))
+            _after_handle = register_optimizer_step_post_hook(_after_step)
+            scripting.begin()
+        _settle()
+
+    def only_count(self, count: StepCount | None) -> None:
+        """At most steps nothing is due but that they are counted.
+
+        Args:
+            count: of the listener's steps. It is not told that steps begin, and told that they have
+                ended only where `count.until` says so. None: it is told of everything again.
+        """
+        self.count = count
+        _settle()
+
+    def end(self) -> None:
+        """Tells it no longer; with the last one the process-wide hooks are gone."""
+        global _steppers, _before, _after_handle
+        _steppers = tuple(w for w in _living() if w is not self)
+        _settle()
+        if not _steppers and _after_handle is not None:
+            _after_handle.remove()
+            _before = _after_handle = None
+            scripting.end()
+
+    def _gone(self, reference: weakref.ref[Any]) -> None:
+        self.end()
+
+
+# A tuple, and replaced as a whole: it is walked at every step.
+_steppers: tuple[Watching, ...] = ()
+_before: SwitchedHook | None = None
+_after_handle: RemovableHandle | None = None
+# Where there is one listener and its steps are only counted: their count.
+_sole_count: StepCount | None = None
+
+
+def _living() -> tuple[Watching, ...]:
+    return tuple(w for w in _steppers if w.listener() is not None)
+
+
+def _settle() -> None:
+    global _sole_count
+    told = False
+    for watching in _steppers:
+        if watching.count is None:
+            told = True
+    _sole_count = _steppers[0].count if len(_steppers) == 1 else None
+    if _before is not None and told is not _before.is_on:
+        if told:
+            _before.put_on()
+        else:
+            _before.take_off()
+
+
+# A compiled `optimizer.step` is traced with its hooks: the graph ends there (torch ends it a few
+# lines further on anyway), so that they are called. Where it may not end, they see nothing.
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if is_dynamo_compiling():
+        if not _cannot_be_called():
+            _tell_before(optimizer)
+        return
+    # As `_tell_before`, without the call: this is done at every step.
+    for watching in _steppers:
+        listener = watching.listener()
+        if listener is not None:
+            listener.step_begins(optimizer)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if is_dynamo_compiling():
+        if not in_one_graph():
+            _tell_after(optimizer)
+        return
+    count = _sole_count
+    if count is not None and count.optimizer is optimizer:
+        step = count.step + 1
+        if step < count.until:
+            count.step = step
+            count.nodes = nodes_made()
+            return
+    for watching in _steppers:
+        listener = watching.listener()
+        if listener is not None:
+            listener.step_ended(optimizer)
+
+
+@traced_as_constant
+def _cannot_be_called() -> bool:
+    if not in_one_graph():
+        return False
+    for watching in _steppers:
+        listener = watching.listener()
+        if listener is not None:
+            listener.step_unseen()
+    return True
+
+
+@outside_graph
+def _tell_before(optimizer: torch.optim.Optimizer) -> None:
+    for watching in _steppers:
+        listener = watching.listener()
+        if listener is not None:
+            listener.step_begins(optimizer)
+
+
+@outside_graph
+def _tell_after(optimizer: torch.optim.Optimizer) -> None:
+    for watching in _steppers:
+        listener = watching.listener()
+        if listener is not None:
+            listener.step_ended(optimizer)
+
+
+leave_alone(_before_step)
+leave_alone(_after_step)
+leave_alone(RootHook.__call__)

@@ -1,0 +1,99 @@
+"""Hands what the probes found to the records: at once what is known, the rest as it arrives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from rankscope.agent.delivery.records import Records
+from rankscope.agent.model.tensors import number
+from rankscope.agent.monitor import PLAIN
+from rankscope.agent.probes import StepFacts
+from rankscope.agent.steps.readout import Readout
+
+
+class HandOver:
+    """Of a torch trainer's facts.
+
+    Attributes:
+        not_finite: told of a step and the names of its scalars that are not finite.
+    """
+
+    def __init__(self, records: Records, readout: Readout, bookkeeping: Any) -> None:
+        """Makes one.
+
+        Args:
+            records: take what is known.
+            readout: brings the rest from the device.
+            bookkeeping: a context that keeps what fails in it to itself and reports it.
+        """
+        self.not_finite: Callable[[int, list[str]], None] = lambda step, names: None
+        self._records = records
+        self._readout = readout
+        self._bookkeeping = bookkeeping
+
+    def everything(self, facts: StepFacts) -> None:
+        """All facts of a step."""
+        readout = self._readout
+        if readout.waiting:
+            with self._bookkeeping:
+                readout.poll()
+        self._known(facts)
+        for pending, deliver in facts.later:
+            readout.when_ready(pending, deliver)
+        if facts.later:
+            # What is delivered late is in the facts by then.
+            facts.scalars, facts.words, facts.prints, facts.layers = {}, {}, [], []
+            facts.shared = {}
+            readout.when_ready(facts.later[-1][0], lambda: self._known(facts))
+
+    def scalars_alone(self, facts: StepFacts) -> None:
+        """The facts of a step into which nothing but scalars and words that are known were put."""
+        if self._readout.waiting:
+            self._readout.poll()
+        if PLAIN.issuperset(map(type, facts.scalars.values())):
+            self._arrived(facts.step, facts.scalars)
+        else:
+            self.scalars(facts.step, facts.scalars)
+        if facts.words:
+            self._records.words(facts.step, facts.words)
+
+    def scalars(self, step: int, scalars: Mapping[str, float | torch.Tensor]) -> None:
+        """Scalars of a step, of which some have to be read."""
+        plain: dict[str, float] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        for name, value in scalars.items():
+            # What is on the host arrives together: what is not finite is told of all at once.
+            known = number(value) if isinstance(value, torch.Tensor) else value
+            if isinstance(known, torch.Tensor):
+                tensors[name] = known
+            else:
+                plain[name] = float(known)
+        if tensors:
+            names = tuple(tensors)
+            self._readout.push(
+                tuple(tensors.values()),
+                lambda values: self._arrived(step, dict(zip(names, values, strict=True))),
+            )
+        if plain:
+            self._arrived(step, plain)
+
+    def _known(self, facts: StepFacts) -> None:
+        self.scalars(facts.step, facts.scalars)
+        if facts.words:
+            self._records.words(facts.step, facts.words)
+        for fingerprint in facts.prints:
+            self._records.fingerprint(fingerprint)
+        for layers in facts.layers:
+            self._records.layers(layers)
+
+    def _arrived(self, step: int, values: dict[str, Any]) -> None:
+        if math.isnan(values.get("accuracy", 0.0)):
+            del values["accuracy"]  # no target of the batch was to be judged
+        self._records.scalars(step, values)
+        # One sum in place of a question for each: it is not finite if one of them is not.
+        if not math.isfinite(sum(values.values())):
+            self.not_finite(step, [n for n, v in values.items() if not math.isfinite(v)])

@@ -1,0 +1,1 @@
+"""Ranks against each other, step by step: equality, conservation, distance. Pure."""

@@ -1,0 +1,132 @@
+"""What the ranks' own gradients tell: the reduction that they went into, and sums of small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from rankscope.agent import wire
+from rankscope.server.comparison import compare, conservation, element_sums
+from rankscope.server.comparison.compression import Compression
+from rankscope.server.comparison.conservation import Sums
+from rankscope.server.comparison.replicas import Replicas
+from rankscope.server.window import ElementSums, Float64, Int64, Reduction
+
+
+class _Stacked(NamedTuple):
+    """Sketches of several ranks.
+
+    Attributes:
+        ranks: int64 [R].
+        table: of the tensors, and its name.
+        sketches: float64 [R, T, K].
+    """
+
+    ranks: Int64
+    name: str
+    table: wire.TensorTable
+    sketches: Float64
+
+
+class LocalGradients:
+    """Goes through the steps at which local gradients were fingerprinted.
+
+    Args:
+        replicas: which ranks hold the same tensors, and what they are called.
+    """
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        # What the last reduction looked at came to, for each replica class.
+        self._sums: dict[tuple[int, ...], Sums] = {}
+
+    def look(
+        self,
+        step: int,
+        ranks: Int64,
+        local: Mapping[int, Mapping[str, wire.Print]],
+        reduced: Mapping[int, wire.Print],
+        compression: Compression,
+    ) -> tuple[list[Reduction], list[ElementSums]]:
+        """One step, replica class by replica class.
+
+        Args:
+            local: by rank and table.
+            reduced: by rank.
+            compression: what is done to gradients on their way.
+        """
+        reductions, sums = [], []
+        for rows in self._replicas.classes("parameters", ranks):
+            if len(rows) < 2:
+                continue
+            members = ranks[rows]
+            stacked = self._stacked([int(r) for r in members if local.get(int(r))], local)
+            if stacked is None:
+                continue
+            names = compare.joined_table({stacked.name: stacked.table}).names
+            found = element_sums.of_elements(
+                step, stacked.ranks, stacked.sketches, names, stacked.table.shapes
+            )
+            if found is not None:
+                sums.append(found)
+            # A sum of which a part is missing is none.
+            if len(stacked.ranks) == len(members) and all(int(r) in reduced for r in members):
+                made = self._reduction(step, stacked, reduced, compression)
+                if made is not None:
+                    reductions.append(made)
+        return reductions, sums
+
+    def _stacked(
+        self, ranks: Sequence[int], local: Mapping[int, Mapping[str, wire.Print]]
+    ) -> _Stacked | None:
+        if not ranks:
+            return None
+        name, first = next(iter(local[ranks[0]].items()))
+        sketches, known = [], []
+        for rank in ranks:
+            made = local[rank].get(name)
+            if made is None or made.sketches is None:
+                continue
+            if made.sketches.shape == first.digests.shape + made.sketches.shape[1:]:
+                sketches.append(made.sketches)
+                known.append(rank)
+        if not known:
+            return None
+        table = self._replicas.described(known[0], first)
+        return _Stacked(np.array(known, np.int64), name, table, np.stack(sketches))
+
+    def _reduction(
+        self,
+        step: int,
+        stacked: _Stacked,
+        reduced: Mapping[int, wire.Print],
+        compression: Compression,
+    ) -> Reduction | None:
+        members, sketches = stacked.ranks, stacked.sketches
+        taken = tuple(members.tolist())
+        came_out = reduced[taken[0]]
+        if came_out.sketches is None or came_out.sketches.shape != sketches[0].shape:
+            return None
+        digests = np.stack([reduced[rank].digests for rank in taken])
+        if not bool((digests == digests[0]).all()):
+            return Reduction(step=step, ranks=members, tensor_count=len(digests[0]), agreed=False)
+        before = self._sums.get(taken)
+        made = conservation.balance(
+            step,
+            members,
+            sketches,
+            came_out.sketches,
+            compare.joined_table({stacked.name: stacked.table}),
+            dtypes=stacked.table.dtypes,
+            compression=compression,
+            before=before if before is not None and before.step == step - 1 else None,
+        )
+        self._sums[taken] = Sums(step, sketches.mean(axis=0), came_out.sketches)
+        return replace(
+            made,
+            cosine=conservation.cosine(sketches, came_out.sketches),
+            kept=conservation.kept(sketches, came_out.sketches, made.ratio),
+        )

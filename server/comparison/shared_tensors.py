@@ -1,0 +1,198 @@
+"""Tensors that ranks hold alike although they hold different parts of others.
+
+The normalisations of a tensor-parallel group, a tensor tied over two stages of a pipeline: their
+holders belong to several replica classes, and whole-model words say nothing of them. They are
+compared tensor by tensor, at steps at which fingerprints are posted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rankscope.agent import wire
+from rankscope.server.comparison import compare
+from rankscope.server.comparison.replicas import Replicas
+from rankscope.server.window import Comparison, Int64
+
+_STAGES = ("start", "outside_optimizer", "reduced_gradient", "parameters")
+
+_Tensor = tuple[str, tuple[int, ...], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tensors that the same ranks hold.
+
+    Attributes:
+        ranks: more than one, of more than one replica class; ascending.
+        tensors: names, shapes and shards, in the order of the lowest rank.
+        sure: whether they are known to be replicas without further evidence.
+    """
+
+    ranks: tuple[int, ...]
+    tensors: tuple[_Tensor, ...]
+    sure: bool
+
+
+class Spans:
+    """Compares them.
+
+    Tensors of one name and shape on ranks with different models may still be strangers (stages of a
+    pipeline that number their layers alike). They count as replicas where the models have the same
+    names throughout, so that only some tensors are cut; where the user has said so; or from the
+    time on at which they were seen to have one and the same gradient that is not zero.
+    """
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._proven: set[tuple[tuple[int, ...], tuple[_Tensor, ...]]] = set()
+        # Whether the last look at a stage found them apart.
+        self._apart: dict[str, bool] = {}
+        # The same for the looks of this window.
+        self._looks: dict[str, list[tuple[int, bool]]] = defaultdict(list)
+        self._known: tuple[bytes, int, tuple[Span, ...]] = (b"", -1, ())
+
+    def added(
+        self,
+        key: tuple[int, str],
+        prints: Mapping[int, Mapping[str, wire.Print]],
+        ranks: Int64,
+        made: list[Comparison],
+    ) -> list[Comparison]:
+        """Comparisons of one step and stage with what fingerprints say of these tensors.
+
+        Args:
+            prints: by rank and table.
+            made: comparisons of the replica classes; where one of them is apart in more than what
+                is held across them, the latter is apart for that.
+        """
+        if key[1] not in _STAGES:
+            return made
+        looks = [self._compared(key, span, prints) for span in self._spans(ranks)]
+        told = [look for look in looks if look is not None]
+        apart = [look for look in told if not look.equal]
+        if told:
+            self._looks[key[1]].append((key[0], bool(apart)))
+        if apart and all(_is_in(of_class, apart[0]) for of_class in made if not of_class.equal):
+            # More ranks hold these tensors than are in one class: they tell better who is wrong,
+            # unless it has spread over the class by then.
+            return apart[:1]
+        # Where every rank is alone with its part, that these agree is all there is to tell.
+        return made or told[:1]
+
+    def told(self, found: dict[tuple[int, str], Comparison]) -> dict[tuple[int, str], Comparison]:
+        """The comparisons of a window without those that say too much.
+
+        Once such tensors are apart, classes that agree do not show that these are equal again: only
+        the next look at them does.
+        """
+        kept = {
+            key: comparison
+            for key, comparison in found.items()
+            if not (comparison.equal and self._is_unknown(*key))
+        }
+        for stage, looks in self._looks.items():
+            self._apart[stage] = looks[-1][1]
+        self._looks.clear()
+        return kept
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _is_unknown(self, step: int, stage: str) -> bool:
+        looks = self._looks.get(stage, [])
+        before = [apart for at, apart in looks if at < step]
+        apart = before[-1] if before else self._apart.get(stage, False)
+        return apart and all(at != step for at, _ in looks)
+
+    def _spans(self, ranks: Int64) -> tuple[Span, ...]:
+        known_for, version, spans = self._known
+        if (known_for, version) != (ranks.tobytes(), self._replicas.version):
+            spans = self._found(ranks)
+            self._known = ranks.tobytes(), self._replicas.version, spans
+        return spans
+
+    def _found(self, ranks: Int64) -> tuple[Span, ...]:
+        classes = self._replicas.classes("parameters", ranks)
+        if len(classes) < 2:
+            return ()
+        # All ranks of a class hold the same tensors.
+        holders: dict[_Tensor, list[int]] = defaultdict(list)
+        names: dict[int, frozenset[str]] = {}
+        for number, rows in enumerate(classes):
+            tensors = self._tensors(int(ranks[rows[0]]))
+            names[number] = frozenset(name for name, _, _ in tensors)
+            for tensor in tensors:
+                holders[tensor].append(number)
+        groups: dict[tuple[int, ...], list[_Tensor]] = defaultdict(list)
+        for tensor, of_classes in holders.items():
+            if len(of_classes) > 1:
+                groups[tuple(of_classes)].append(tensor)
+        spans = []
+        for numbers, held in groups.items():
+            members = np.sort(np.concatenate([ranks[classes[number]] for number in numbers]))
+            alike = len({names[number] for number in numbers}) == 1
+            # What is read off a distributed tensor has an `@` in it.
+            declared = all(shard and "@" not in shard for _, _, shard in held)
+            spans.append(Span(tuple(members.tolist()), tuple(held), alike or declared))
+        return tuple(spans)
+
+    def _tensors(self, rank: int) -> tuple[_Tensor, ...]:
+        table = self._replicas.newest(rank)
+        if table is None:
+            return ()
+        return tuple(zip(table.names, table.shapes, table.shards, strict=True))
+
+    def _compared(
+        self, key: tuple[int, str], span: Span, prints: Mapping[int, Mapping[str, wire.Print]]
+    ) -> Comparison | None:
+        picked: dict[int, wire.Print] = {}
+        whole = 0
+        for rank in span.ranks:
+            for name, made in prints.get(rank, {}).items():
+                table = self._replicas.table(rank, name)
+                if table is None or len(table.names) != len(made.digests):
+                    continue
+                places = {
+                    tensor: place
+                    for place, tensor in enumerate(
+                        zip(table.names, table.shapes, table.shards, strict=True)
+                    )
+                }
+                held = [places.get(tensor) for tensor in span.tensors]
+                if None in held:
+                    continue
+                index = np.array(held, dtype=np.int64)
+                sketches = None if made.sketches is None else made.sketches[index]
+                picked[rank] = replace(made, digests=made.digests[index], sketches=sketches)
+                whole = max(whole, len(table.names))
+        if len(picked) < 2:
+            return None
+        labelled = compare.LabelledTable(
+            tuple(name for name, _, _ in span.tensors),
+            tuple(shape for _, shape, _ in span.tensors),
+            ("parameters",) * len(span.tensors),
+        )
+        members = np.array(sorted(picked), dtype=np.int64)
+        compared = compare.compare_prints(
+            *key, members, [picked[rank] for rank in members.tolist()], labelled
+        )
+        known = (span.ranks, span.tensors)
+        if compared.equal and key[1] == "reduced_gradient" and len(picked) == len(span.ranks):
+            sketches = picked[span.ranks[0]].sketches
+            if sketches is not None and bool(sketches.any(axis=1).all()):
+                self._proven.add(known)
+        if not (span.sure or known in self._proven):
+            return None
+        # Out of all: they are a part of the model.
+        return replace(compared, tensor_count=whole)
+
+
+def _is_in(part: Comparison, whole: Comparison) -> bool:
+    """Whether all that differs between some ranks differs on fewer of them, asked of more ranks."""
+    names = {tensor.name for tensor in whole.tensors}
+    fewer = {*whole.deviating} < {*part.deviating}
+    return bool(part.tensors) and fewer and all(t.name in names for t in part.tensors)

@@ -1,0 +1,234 @@
+"""Compares what replicas hold at each step: numbers, then words, then fingerprints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rankscope.agent import wire
+from rankscope.server.comparison import compare
+from rankscope.server.comparison.replicas import REPLICATED, Replicas
+from rankscope.server.comparison.shared_tensors import Spans
+from rankscope.server.window import Comparison, Int64, Series
+
+# Numbers that must be the same on all ranks after a step, the link they speak for, and how exactly.
+COMPARED_SERIES = (
+    ("grad_norm", "reduced_gradient", compare.NORM_TOLERANCE),
+    ("lr", "hyperparameters", 1e-12),
+    ("amp_scale", "hyperparameters", 1e-12),
+)
+# What tells from `grad_norm` what the gradient's norm was before clipping.
+CLIPPING = ("grad_norm_preclip", "clip_coefficient")
+
+
+class Comparisons:
+    """What the ranks of a run that should hold the same are found to hold.
+
+    Args:
+        replicas: which ranks those are; learns of the run meanwhile.
+    """
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._spans = Spans(replicas)
+
+    def of(
+        self,
+        series: Mapping[str, Series],
+        all_words: Mapping[str, Series],
+        prints: Iterable[tuple[tuple[int, str], Mapping[int, Mapping[str, wire.Print]]]],
+        ranks: Int64,
+        steps: Int64,
+    ) -> dict[tuple[int, str], Comparison]:
+        """All comparisons of some steps, by step and stage.
+
+        Args:
+            series, all_words: numbers and words at these steps.
+            prints: by step and stage, then by rank and table; in the order of steps.
+            ranks: rows of the series, [R].
+            steps: their columns, [S].
+        """
+        found: dict[tuple[int, str], Comparison] = {}
+        # What is not the same everywhere, class by class.
+        parts: dict[tuple[int, str], dict[int, Comparison]] = {}
+        for metric, stage, tolerance in COMPARED_SERIES:
+            if metric in series:
+                of_metric: dict[tuple[int, str], Comparison] = {}
+                by_value = partial(compare.compare_values, tolerance=tolerance)
+                self._compare(of_metric, parts, series[metric], stage, by_value, ranks, steps)
+                # Of the numbers that speak for a link, one that differs counts.
+                apart = {key: c for key, c in found.items() if not c.equal}
+                found |= of_metric | apart
+        self._told_from_clipping(found, series, ranks, steps)
+        of_words: dict[tuple[int, str], Comparison] = {}
+        for stage, words in all_words.items():
+            if stage in REPLICATED:
+                self._compare(of_words, parts, words, stage, compare.compare_words, ranks, steps)
+        # Not every setting that is compared as a number is in the word of all settings.
+        apart = {k: c for k, c in found.items() if k[1] == "hyperparameters" and not c.equal}
+        found |= of_words | apart
+        for key, taken in prints:
+            known, whole = parts.get(key, {}), found.get(key)
+            made: list[Comparison] = []
+            for number, rows in enumerate(self._replicas.classes(key[1], ranks)):
+                members = ranks[rows]
+                of_members = {rank: taken[rank] for rank in members.tolist() if rank in taken}
+                of_class = known.get(number)
+                if of_class is None and whole is not None and whole.equal and len(members) > 1:
+                    if self._replicas.whole(key[1], members):
+                        of_class = compare.agreed(*key, members)
+                compared = self._with_prints(key, of_class, of_members, exact=key in of_words)
+                if compared is not None:
+                    made.append(compared)
+            made = self._spans.added(key, taken, ranks, made)
+            if made:
+                # Gradients are fingerprinted as they were applied.
+                clipped = (key[0], "clipped_gradient")
+                stage = "clipped_gradient" if clipped in found else key[1]
+                if key[1] != "reduced_gradient" or clipped not in found:
+                    found[key] = compare.merged(made)
+                else:
+                    found[clipped] = replace(compare.merged(made), stage=stage)
+        return self._spans.told(found)
+
+    def _told_from_clipping(
+        self,
+        found: dict[tuple[int, str], Comparison],
+        series: Mapping[str, Series],
+        ranks: Int64,
+        steps: Int64,
+    ) -> None:
+        """Where gradients differ as they were applied, but not before clipping, that link broke.
+
+        A rank that posts no norm before clipping has not clipped.
+        """
+        applied, before = series.get("grad_norm"), series.get("grad_norm_preclip")
+        if applied is None or before is None:
+            return
+        factors = series.get("clip_coefficient")
+        for key in [k for k, c in found.items() if k[1] == "reduced_gradient" and not c.equal]:
+            column = int(np.searchsorted(steps, key[0]))
+            rows = np.flatnonzero(np.isin(ranks, found[key].ranks) & applied.present[:, column])
+            clipped = before.present[rows, column]
+            if not clipped.any():
+                continue
+            after, norm = applied.values[rows, column], before.values[rows, column]
+            whole = [np.where(clipped, norm, after)]
+            if factors is not None:
+                # Of the tensors that were clipped, which need not be all of them: their norm is
+                # what it was and no longer what it was times the factor.
+                factor = np.where(factors.present[rows, column], factors.values[rows, column], 1.0)
+                with np.errstate(invalid="ignore", over="ignore"):
+                    squares = after**2 + (1 - factor**2) * norm**2
+                    whole.append(np.where(clipped, np.sqrt(squares), after))
+            for norms in whole:
+                # Clipping adds the squares up in another order than the norm of what was applied.
+                reduced = compare.compare_values(
+                    *key, ranks[rows], norms, tolerance=10 * compare.NORM_TOLERANCE
+                )
+                if reduced.equal:
+                    found[key[0], "clipped_gradient"] = replace(
+                        found[key], stage="clipped_gradient"
+                    )
+                    found[key] = reduced
+                    break
+
+    def _compare(
+        self,
+        found: dict[tuple[int, str], Comparison],
+        parts: dict[tuple[int, str], dict[int, Comparison]],
+        aligned: Series,
+        stage: str,
+        compared: Callable[[int, str, Int64, Any], Comparison],
+        ranks: Int64,
+        steps: Int64,
+    ) -> None:
+        """Compares one number a rank and step, at all steps at which two replicas have one."""
+        classes = {
+            number: rows
+            for number, rows in enumerate(self._replicas.classes(stage, ranks))
+            if len(rows) > 1 and self._replicas.whole(stage, ranks[rows])
+        }
+        same = np.ones(len(steps), dtype=bool)
+        some = np.zeros(len(steps), dtype=bool)
+        for rows in classes.values():
+            values, present = aligned.values[rows], aligned.present[rows]
+            counts = present.sum(axis=0)
+            same &= compare.same_columns(values, present) & (counts == len(rows))
+            some |= counts > 1
+        if not some.any():
+            return
+        # What all ranks agree on, which is nearly always all of it, shares its arrays.
+        everyone = np.sort(np.concatenate(list(classes.values())))
+        agreed = compare.agreed(0, stage, ranks[everyone])
+        for column in np.flatnonzero(some).tolist():
+            step = int(steps[column])
+            if same[column]:
+                found[step, stage] = replace(agreed, step=step)
+                parts.pop((step, stage), None)
+                continue
+            of_step: dict[int, Comparison] = {}
+            for number, rows in classes.items():
+                there = rows[aligned.present[rows, column]]
+                if len(there) > 1:
+                    values = aligned.values[there, column]
+                    of_step[number] = compared(step, stage, ranks[there], values)
+            # Words come after norms, and are the ones that count.
+            parts[step, stage] = of_step
+            whole = compare.merged(list(of_step.values()))
+            if stage == "outside_optimizer" and not whole.equal:
+                whole = self._written(whole, ranks, aligned, column)
+            found[step, stage] = whole
+
+    def _written(self, apart: Comparison, ranks: Int64, aligned: Series, column: int) -> Comparison:
+        """Who wrote parameters between two steps, asked of all that hold parts of the model.
+
+        Where nothing was written on most of them (their word is 0), and on none but some of those
+        that are apart from their replicas, it is these that did.
+        """
+        for rows in self._replicas.classes("hyperparameters", ranks):
+            there = rows[aligned.present[rows, column]]
+            words = aligned.values[there, column]
+            wrote = set(ranks[there[words != 0]].tolist())
+            if len(there) > len(apart.ranks) and 2 * len(wrote) < len(there):
+                if wrote and wrote <= set(apart.ranks.tolist()) <= set(ranks[there].tolist()):
+                    return compare.compare_words(apart.step, apart.stage, ranks[there], words)
+        return apart
+
+    def _with_prints(
+        self,
+        key: tuple[int, str],
+        known: Comparison | None,
+        prints: Mapping[int, Mapping[str, wire.Print]],
+        *,
+        exact: bool,
+    ) -> Comparison | None:
+        """The comparison at a step and stage, with what fingerprints add to it.
+
+        Args:
+            known: what whole-model words, or numbers, came to.
+            prints: by rank and table.
+            exact: whether that were words, which see every bit.
+        """
+        told = compare.largest_alike(prints)
+        if not told:
+            return known
+        rank, first = next(iter(told.items()))
+        table = compare.joined_table(
+            {name: self._replicas.described(rank, made) for name, made in sorted(first.items())}
+        )
+        joined = {rank: compare.joined_print(of_rank) for rank, of_rank in told.items()}
+        own = None
+        if len(joined) > 1:
+            ranks = np.array(list(joined), dtype=np.int64)
+            own = compare.compare_prints(*key, ranks, list(joined.values()), table)
+        if known is None or (own is not None and len(joined) >= len(known.ranks)):
+            return own
+        if known.equal and not exact:
+            # A norm does not see everything that the digests of some of the ranks do.
+            return known if own is None or own.equal else own
+        return compare.with_prints(known, joined, table)

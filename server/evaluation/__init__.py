@@ -1,0 +1,1 @@
+"""The evaluation of runs: align what came, compare, detect, keep."""

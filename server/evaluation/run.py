@@ -1,0 +1,418 @@
+"""What the evaluation of one run has come to, and how it goes on: align, compare, detect, keep."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection, Engine
+
+from rankscope.server import detectors
+from rankscope.server.alerts import causes, lifecycle
+from rankscope.server.alerts.model import Alert
+from rankscope.server.detectors.base import Check, Status
+from rankscope.server.detectors.runner import Evaluation
+from rankscope.server.detectors.settings import Effective
+from rankscope.server.evaluation import snapshot
+from rankscope.server.evaluation.align import MAX_LAG, WATCHED_LAYERS, Aligner
+from rankscope.server.evaluation.detector_settings import Given, for_project
+from rankscope.server.storage import comparisons, evaluation, leases, settings, snapshots
+from rankscope.server.storage.engine import reading, writing
+from rankscope.server.storage.evaluation import NewData, RunRow
+from rankscope.server.storage.leases import Lease
+from rankscope.server.storage.liveness import Life, Lives, lives_since
+from rankscope.server.window import Window
+
+_logger = logging.getLogger(__name__)
+
+# How long dense sampling is asked for after something was found, in steps.
+_DENSE_STEPS = 20
+_MAX_AHEAD = 5000
+# Evaluations over which a job's pace is taken.
+_PROGRESS = 16
+# What a closer look tells more of: which tensors, since when, and whether it comes back.
+_LOOKED_INTO = (
+    "desync.",
+    "reduction.",
+    "gradient.accumulating",
+    "layer.dead",
+    "rank.gradient_outlier",
+)
+# A run all of whose ranks have said nothing for this long is not running.
+_LOST_SECONDS = 30.0
+# Its alert comes within a second of that, and at the latest after so many times as long where the
+# server is too busy to listen.
+_TOLD_WITHIN = 4.0
+# A snapshot is made after so many seconds of work, and when that was so many times what it costs:
+# who takes over has that much to do again, and it slows the evaluation down by that share at most.
+_SNAPSHOT_WORK_S = 1.0
+_SNAPSHOT_SHARE = 50.0
+
+
+class Renumbered(Exception):
+    """What is in memory has attempts by numbers that they have no more.
+
+    An earlier process's words came after a later one's, from the disk.
+    """
+
+
+@dataclass(slots=True)
+class _Memory:
+    """All that is remembered of a run: what a snapshot consists of.
+
+    Attributes:
+        arrival: newest arrival that has been evaluated.
+        attempts: number of each process, by rank and session.
+        looked_into: alerts for which dense sampling was asked for: once each, so as not to slow a
+            job down for as long as it is apart. A replay asks again, which costs a few steps.
+    """
+
+    detectors: Evaluation
+    aligner: Aligner
+    alerts: dict[str, Alert]
+    checks: dict[str, Check]
+    arrival: int
+    attempts: dict[tuple[int, str], int]
+    looked_into: set[str]
+
+
+class RunEvaluation:
+    """One run in memory.
+
+    It goes on where a snapshot of the same code was made, or begins before the first step and reads
+    everything there is: detectors are folds, so that the same data end in the same state, and
+    alerts have ids that follow from the data.
+
+    Args:
+        lease: every transaction that writes makes sure of it.
+        tell: called after a transaction that changed what users see.
+        stopping: ends a long replay between two pages.
+        resume: whether to look for a snapshot.
+        given: what the server was told of the detectors' settings.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        row: RunRow,
+        lease: Lease,
+        *,
+        strict: bool = False,
+        tell: Callable[[str], None] = lambda run: None,
+        stopping: threading.Event | None = None,
+        resume: bool = True,
+        given: Given | None = None,
+    ) -> None:
+        self._given = given or Given()
+        self._project = row.project
+        self._engine = engine
+        self._key = row.key
+        self.id = row.id
+        self.lease = lease
+        self._strict = strict
+        self._tell = tell
+        self._stopping = stopping or threading.Event()
+        self._resume = resume
+        self._memory = self._blank(None)
+        self._lives = Lives()
+        # What the run is judged by, until that is kept with it.
+        self._fresh_settings: Effective | None = None
+        # What an evaluation before this one left, until this one has caught up with it.
+        self._stored: dict[str, Alert] | None = None
+        self._told_through = -1
+        # When (`now`) some rank had reported which step: of the last evaluations.
+        self._progress: deque[tuple[float, int]] = deque(maxlen=_PROGRESS)
+        # Seconds of work since the last snapshot, and what the last one cost.
+        self._work = self._cost = 0.0
+        self._since = time.perf_counter()
+
+    def evaluate(
+        self, row: RunRow, now: float, listening_since: float, slice_s: float = math.inf
+    ) -> bool:
+        """Evaluates what is new, as much as there is time for.
+
+        Args:
+            slice_s: seconds after which it returns with what is done.
+
+        Returns:
+            Whether there is more.
+
+        Raises:
+            Renumbered: what is in memory is of no use any more; begin again without a snapshot.
+            leases.Lost: another server evaluates the run.
+        """
+        self._since = time.perf_counter()
+        deadline = self._since + slice_s
+        more = True
+        while more and not self._stopping.is_set():
+            with reading(self._engine) as connection:
+                if self._stored is None:
+                    self._begin(connection)
+                data = evaluation.load_new(
+                    connection,
+                    run=self._key,
+                    after=self._memory.arrival,
+                    metrics=self._memory.aligner.metrics,
+                    stages=self._memory.aligner.stages,
+                    known=self._lives,
+                    layers=WATCHED_LAYERS,
+                    beyond=self._memory.aligner.last_step - MAX_LAG,
+                )
+            more = data.more
+            for entry in data.lives:
+                known = (entry.life.rank, entry.session)
+                if self._memory.attempts.setdefault(known, entry.attempt) != entry.attempt:
+                    raise Renumbered
+            self._page(row, data, now, listening_since)
+            self._count_work()
+            if self._since >= deadline:
+                break
+        return more
+
+    def save(self) -> None:
+        """Makes a snapshot, if there has been work since the last one: this process ends.
+
+        Raises:
+            leases.Lost: another server evaluates the run.
+        """
+        if not self._work or self._stored is None:
+            return
+        if (state := snapshot.to_bytes(self._memory)) is not None:
+            with writing(self._engine) as connection:
+                leases.hold(connection, self.lease)
+                self._keep(connection, state)
+
+    def _blank(self, settings: Effective | None) -> _Memory:
+        judges = Evaluation(
+            detectors.build(settings),
+            settings=settings,
+            failures=detectors.installed().failures,
+            strict=self._strict,
+        )
+        return _Memory(judges, Aligner(judges.needs), {}, {}, 0, {}, set())
+
+    def _begin(self, connection: Connection) -> None:
+        stored = evaluation.load_alerts(connection, run=self._key)
+        # A run is judged by the settings that held when it was first looked at: evaluated again, it
+        # says the same, whatever was set meanwhile.
+        judged_by = settings.load_run(connection, run=self._key)
+        if judged_by is None:
+            judged_by = for_project(connection, self._given, self._project)
+            self._fresh_settings = judged_by
+        self._memory = self._blank(judged_by)
+        kept = snapshots.load(connection, run=self._key, version=snapshot.version())
+        if kept is not None and self._resume:
+            try:
+                self._memory = snapshot.from_bytes(kept)
+            except snapshot.Unreadable:
+                _logger.exception("run %s is evaluated again from its start", self.id)
+        carried = lifecycle.carried(stored)
+        if self._memory.arrival:
+            # What sees the clock alone does not come of the data again.
+            carried = tuple(a for a in stored if a.kind in lifecycle.TIME_BASED)
+        self._memory.alerts |= {alert.id: alert for alert in carried}
+        self._stored = {alert.id: alert for alert in stored}
+        self._told_through = evaluation.evaluated_step(connection, run=self._key)
+
+    def _count_work(self) -> None:
+        now = time.perf_counter()
+        self._work += now - self._since
+        self._since = now
+
+    def _snapshot(self) -> bytes | None:
+        """The memory as bytes, when it is time for that and it is not too large."""
+        self._count_work()
+        if self._work < max(_SNAPSHOT_WORK_S, _SNAPSHOT_SHARE * self._cost):
+            return None
+        made = snapshot.to_bytes(self._memory)
+        self._cost = time.perf_counter() - self._since
+        self._work = 0.0
+        return made
+
+    def _keep(self, connection: Connection, state: bytes) -> None:
+        began = time.perf_counter()
+        snapshots.save(
+            connection,
+            run=self._key,
+            version=snapshot.version(),
+            arrival=self._memory.arrival,
+            state=state,
+        )
+        self._cost += time.perf_counter() - began
+
+    def _page(self, row: RunRow, data: NewData, now: float, listening_since: float) -> None:
+        lives = lives_since(data.lives, listening_since)
+        memory = self._memory
+        memory.aligner.add(replace(data, lives=lives))
+        reported = {entry.life.rank: entry.life.last_step for entry in data.lives}
+        news = data.arrival > memory.arrival
+        changed: dict[str, Alert] = {}
+        transitions: list[tuple[str, int, float, str, str]] = []
+        compared: list[Window] = []
+        checks = memory.checks
+        for window in memory.aligner.windows(now):
+            compared.append(window)
+            findings, checks = memory.detectors.advance(window)
+            folded = lifecycle.fold(
+                tuple(memory.alerts.values()),
+                findings,
+                run=self.id,
+                through_step=window.last_step,
+                now=now,
+                heard_at={entry.life.rank: entry.life.last_seen for entry in data.lives},
+                reported=reported,
+            )
+            for alert in folded.alerts:
+                memory.alerts[alert.id] = changed[alert.id] = alert
+            transitions += folded.transitions
+            before = tuple(memory.alerts.values())
+            linked = causes.link(before)
+            transitions += causes.transitions(
+                before, linked, through_step=window.last_step, now=now
+            )
+            for alert in linked:
+                memory.alerts[alert.id] = changed[alert.id] = alert
+        if self._stored and not data.more:
+            folded = lifecycle.unconfirmed(
+                tuple(self._stored.values()),
+                tuple(memory.alerts.values()),
+                through_step=memory.aligner.last_step,
+                now=now,
+            )
+            changed |= {alert.id: alert for alert in folded.alerts}
+            transitions += folded.transitions
+        changed = {alert.id: self._as_it_was(alert) for alert in changed.values()}
+        if not data.more:
+            self._stored = {}
+        state = _ended(row, lives, now, told=_silence_told(checks))
+        stale = {kind: c for kind, c in checks.items() if memory.checks.get(kind) != c}
+        memory.checks = checks
+        memory.arrival = data.arrival
+        fresh = self._to_look_into(changed)
+        newest = max(reported.values(), default=-1)
+        between_posts = self._between_posts(newest, lives, now)
+        # Steps may be complete without news: a rank is waited for no longer.
+        steps = any(len(window.steps) for window in compared)
+        if news or steps or changed or stale or state:
+            kept = self._snapshot()
+            with writing(self._engine) as connection:
+                leases.hold(connection, self.lease)
+                if self._fresh_settings is not None:
+                    settings.save_run(connection, run=self._key, settings=self._fresh_settings)
+                for window in compared:
+                    comparisons.write_comparisons(
+                        connection, run=self._key, comparisons=window.comparisons
+                    )
+                evaluation.save_alerts(
+                    connection,
+                    run=self._key,
+                    alerts=tuple(changed.values()),
+                    transitions=transitions,
+                    told_through=self._told_through,
+                )
+                evaluation.save_checks(connection, run=self._key, checks=stale)
+                if fresh:
+                    self._ask_dense(connection, fresh, newest=newest, between_posts=between_posts)
+                evaluation.mark_evaluated(
+                    connection,
+                    run=self._key,
+                    arrival=data.arrival,
+                    # What is evaluated again was evaluated all the same.
+                    last_step=max(memory.aligner.last_step, self._told_through),
+                    late=memory.aligner.late,
+                    given_up=memory.aligner.given_up,
+                )
+                if state:
+                    evaluation.set_state(
+                        connection, run=self._key, state=state, arrival=data.arrival
+                    )
+                if kept is not None:
+                    self._keep(connection, kept)
+            self._fresh_settings = None
+            if changed or state:
+                self._tell(self.id)
+
+    def _as_it_was(self, alert: Alert) -> Alert:
+        """A replayed alert with the times of its first life."""
+        stored = (self._stored or {}).get(alert.id)
+        if stored is None:
+            return alert
+        resolved = alert.state == "resolved" and stored.resolved_at is not None
+        return replace(
+            alert,
+            opened_at=stored.opened_at,
+            resolved_at=stored.resolved_at if resolved else alert.resolved_at,
+        )
+
+    def _to_look_into(self, changed: dict[str, Alert]) -> list[Alert]:
+        """What has just come apart and was not looked at closely yet."""
+        fresh = [
+            alert
+            for alert in changed.values()
+            if alert.kind.startswith(_LOOKED_INTO)
+            and alert.state == "open"
+            and alert.id not in self._memory.looked_into
+        ]
+        self._memory.looked_into |= {alert.id for alert in fresh}
+        return fresh
+
+    def _ask_dense(
+        self, connection: Connection, fresh: list[Alert], *, newest: int, between_posts: int
+    ) -> None:
+        """A closer look: which tensor, and does it grow.
+
+        The wish reaches a rank with the answer to its next batch. By then a fast trainer is
+        hundreds of steps further: as many as it does between two batches and until the next
+        evaluation, or about as many as it was ahead when this was found.
+
+        Args:
+            newest: last step that any rank has reported.
+            between_posts: steps that the job does between two batches of a rank.
+        """
+        ahead = newest - max(alert.seen_step for alert in fresh)
+        further = max(3 * ahead, 3 * between_posts // 2, 0)
+        until = newest + _DENSE_STEPS + min(further, _MAX_AHEAD)
+        evaluation.ask_dense(connection, run=self._key, until_step=until)
+
+    def _between_posts(self, newest: int, lives: Sequence[Life], now: float) -> int:
+        """Steps that the job does between two batches of a rank, as of the last evaluations."""
+        self._progress.append((now, newest))
+        before, step = self._progress[0]
+        if now <= before or newest <= step:
+            return 0
+        gap = max((entry.life.typical_gap for entry in lives), default=0.0)
+        return math.ceil(gap * (newest - step) / (now - before))
+
+
+def _silence_told(checks: Mapping[str, Check]) -> bool:
+    """Whether `rank.silent` has said what it will say of ranks that are not heard of."""
+    check = checks.get("rank.silent")
+    return check is None or check.status not in (Status.OK, Status.INSUFFICIENT_DATA)
+
+
+def _ended(row: RunRow, lives: tuple[Life, ...], now: float, *, told: bool) -> str | None:
+    """The state of a run whose ranks have all ended or fallen silent; None while one lives.
+
+    Args:
+        told: whether there is an alert of the silence: nobody looks at a run that has ended, so
+            that it does not end before, as long as that may still come.
+    """
+    if row.state != "running" or not lives:
+        return None
+    silent, failed = 0, any(entry.life.state == "failed" for entry in lives)
+    for life in (entry.life for entry in lives):
+        if life.state == "running":
+            patience = max(_LOST_SECONDS, 10 * life.typical_gap, 3 * life.longest_gap)
+            if not (told or failed):
+                patience *= _TOLD_WITHIN
+            if now - life.last_seen < patience:
+                return None
+            silent += 1
+    if not silent:
+        return None  # the last one's own word has decided
+    return "failed" if failed else "lost"

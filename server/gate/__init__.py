@@ -1,0 +1,1 @@
+"""`rankscope gate`: a verdict as an exit code, and in the formats of CI systems."""

@@ -1,0 +1,246 @@
+"""`rankscope gate RUN`: a run's verdict as the exit code that a pipeline goes by."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import urllib3
+
+from rankscope.agent import wire
+from rankscope.server.gate.formats import FORMATS, Report
+
+PASS, FAIL, USAGE, UNREACHABLE, UNDECIDED = range(5)
+
+_EXIT_CODES = {"pass": PASS, "fail": FAIL, "pending": UNDECIDED}
+_DEFAULT_SERVER = "http://127.0.0.1:8642"
+_POLL_SECONDS = 1.0
+# A run that has ended is waited for so long whatever was asked for, while the server evaluates what
+# it has of it: that takes a second or two, and more on a busy machine, which is to decide nothing.
+_EVALUATION_SECONDS = 60.0
+_EXIT_TEXT = """\
+exit code: 0 the run passes; 1 it fails; 2 usage; 3 the server cannot be reached; 4 there is no such
+run, or not enough data to judge it yet. A run passes when nothing was found and each check that is
+required was made; the output names these, and what was not checked, with the reasons.
+"""
+
+Json = dict[str, Any]
+
+
+class _Ended(Exception):
+    """There is no verdict; `code` says why."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def gate(argv: Sequence[str]) -> int:
+    """Prints the verdict on a run and returns the exit code."""
+    options = _parser().parse_args(argv)
+    server = _Server(options.server, options.token)
+    began = time.monotonic()
+    told = False
+    while True:
+        report: Report | None = None
+        try:
+            report = _report(server, options)
+        except _Ended as ended:
+            code, message = ended.code, str(ended)
+        else:
+            code, message = _EXIT_CODES[report.verdict], "; ".join(report.reasons)
+        patience = options.wait
+        if report is not None and report.is_being_evaluated:
+            patience = max(patience, _EVALUATION_SECONDS)
+        left = began + patience - time.monotonic()
+        if code not in (UNREACHABLE, UNDECIDED) or left <= 0:
+            break
+        if not told:
+            print(f"rankscope gate: waiting up to {left:.0f} s: {message}", file=sys.stderr)
+            told = True
+        time.sleep(min(_POLL_SECONDS, left))
+    if report is None:
+        print(f"rankscope gate: {message}", file=sys.stderr)
+    else:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # A log that cannot show a letter must not turn a verdict into a traceback.
+            sys.stdout.reconfigure(errors="backslashreplace")
+        print(FORMATS[options.format](report))
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rankscope gate",
+        description="Passes or fails a run, for CI.",
+        epilog=_EXIT_TEXT,
+    )
+    parser.add_argument("run", metavar="RUN", help="id of the run")
+    parser.add_argument(
+        "--server",
+        type=_address,
+        default=os.environ.get("RANKSCOPE_SERVER") or _DEFAULT_SERVER,
+        help=f"URL of the server (default: $RANKSCOPE_SERVER, or {_DEFAULT_SERVER})",
+    )
+    parser.add_argument(
+        "--token",
+        default=os.environ.get("RANKSCOPE_TOKEN"),
+        help="bearer token (default: $RANKSCOPE_TOKEN)",
+    )
+    parser.add_argument(
+        "--fail-on",
+        choices=("warning", "critical"),
+        default="warning",
+        help="lowest severity that fails (default: warning)",
+    )
+    parser.add_argument(
+        "--kind",
+        type=_kind,
+        action="append",
+        default=[],
+        help="look at this kind of alert alone, which then has to be judged; may be repeated",
+    )
+    parser.add_argument(
+        "--ignore",
+        type=_kind,
+        action="append",
+        default=[],
+        metavar="KIND",
+        help="do not look at this kind; may be repeated",
+    )
+    parser.add_argument(
+        "--wait",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait for the server, the run and its end (default: 0); the evaluation of "
+        "a run that has ended is waited for anyway",
+    )
+    parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="default: text")
+    return parser
+
+
+def _kind(text: str) -> str:
+    group, dot, _ = text.partition(".")
+    # Kinds of other packages' detectors are the server's to know.
+    theirs = dot and group not in {kind.partition(".")[0] for kind in wire.KINDS}
+    if text in wire.KINDS or theirs:
+        return text
+    close = difflib.get_close_matches(text, wire.KINDS, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; the kinds are {', '.join(wire.KINDS)}"
+    raise argparse.ArgumentTypeError(f"there is no kind {text!r}{hint}")
+
+
+def _address(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text!r} does not begin with http:// or https://")
+    return text.rstrip("/")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds
+
+
+class _Server:
+    """Reads from the REST interface."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self.url = url
+        headers = {"Accept": "application/json", "User-Agent": "rankscope-gate"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._pool = urllib3.PoolManager(
+            headers=headers,
+            timeout=urllib3.Timeout(connect=5.0, read=30.0),
+            retries=urllib3.Retry(total=3, connect=0, read=0, status=0, other=0, redirect=3),
+        )
+
+    def get(self, path: str, query: Sequence[tuple[str, str]] = ()) -> Json:
+        """The answer to a request.
+
+        Raises:
+            _Ended: there is none.
+        """
+        url = f"{self.url}/api/v1{path}"
+        try:
+            answer = self._pool.request("GET", url, fields=query)
+        except urllib3.exceptions.HTTPError as error:
+            reason = getattr(error, "reason", None) or error
+            raise _Ended(
+                UNREACHABLE, f"the server {self.url} cannot be reached: {reason}"
+            ) from error
+        try:
+            body = json.loads(answer.data)
+        except ValueError:
+            body = None
+        if answer.status == 200 and isinstance(body, dict):
+            return body
+        raise self._refusal(answer.status, body)
+
+    def _refusal(self, status: int, body: object) -> _Ended:
+        problem = body if isinstance(body, dict) else {}
+        detail = str(problem.get("detail") or problem.get("title") or f"status {status}")
+        # A 404 without a problem comes from some other service at this address.
+        if status == 404 and problem:
+            return _Ended(UNDECIDED, detail)
+        if status in (401, 403):
+            return _Ended(USAGE, f"the server {self.url} refuses the token: {detail}")
+        if status in (400, 422) and problem:
+            return _Ended(USAGE, detail)
+        if status in (200, 404):
+            return _Ended(UNREACHABLE, f"what answers at {self.url} is no Rankscope server")
+        return _Ended(UNREACHABLE, f"the server {self.url} cannot answer: {detail}")
+
+
+def _report(server: _Server, options: argparse.Namespace) -> Report:
+    if options.run in ("", ".", ".."):  # would be another address
+        raise _Ended(
+            USAGE, f"{options.run!r} is no id of a run; `rankscope runs` lists the runs there are"
+        )
+    path = f"/runs/{quote(options.run, safe='')}"
+    query = [("fail_on", options.fail_on)]
+    query += [("kind", kind) for kind in options.kind]
+    query += [("ignore", kind) for kind in options.ignore]
+    verdict = server.get(f"{path}/verdict", query)
+    if verdict.get("verdict") not in _EXIT_CODES:
+        raise _Ended(UNREACHABLE, f"what answers at {server.url} is no Rankscope server")
+    return Report(
+        run=options.run,
+        address=f"{server.url}{path}",
+        verdict=verdict["verdict"],
+        reasons=tuple(verdict["reasons"]),
+        checks=tuple(verdict["checks"]),
+        alerts=tuple(_alerts(server, path)),
+        required=tuple(verdict.get("required", ())),
+        state=verdict.get("state", ""),
+        evaluated=verdict.get("evaluated", True),
+        fail_on=options.fail_on,
+        kinds=frozenset(options.kind),
+        ignored=frozenset(options.ignore),
+    )
+
+
+def _alerts(server: _Server, path: str) -> Iterator[Json]:
+    """All alerts of the run with what follows from them, newest first."""
+    query = [("consequences", "true"), ("limit", "100")]
+    cursor: str | None = None
+    while True:
+        page = server.get(f"{path}/alerts", [*query, *([("cursor", cursor)] if cursor else [])])
+        yield from page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return

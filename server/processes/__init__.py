@@ -1,0 +1,1 @@
+"""The threads and processes of a server, and how they hear of each other."""

@@ -1,0 +1,280 @@
+"""What a server does beside answering: it evaluates runs and compacts what is stored.
+
+Python lets one thread of a process run at a time. Within the process that takes batches, a step
+that is compared is time in which none is taken, and a page waits for both. So a server by itself
+does this work in a second process on the same database, and starts another one should that die.
+Of several servers on one database, and of tests, each does it in threads of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from types import FrameType
+from typing import Any, Protocol
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import make_url
+
+from rankscope.server.evaluation.worker import Worker
+from rankscope.server.health import Health, Kept
+from rankscope.server.processes.compactor import Compactor
+from rankscope.server.processes.events import News
+from rankscope.server.processes.notify import Messenger
+from rankscope.server.settings import Settings
+from rankscope.server.storage.engine import open_engine
+
+_logger = logging.getLogger(__name__)
+
+# What it is called where it is missing.
+_PROCESS = "evaluation"
+# News wait for others that long: of many ranks' posts one message is made.
+_GATHER_S = 0.005
+# Longer than a worker takes to keep what it knows.
+_STOP_S = 15.0
+# One that dies is missed at once, one that always dies is not to keep the machine busy.
+_FIRST_PAUSE_S, _MAX_PAUSE_S, _SHORT_LIFE_S = 1.0, 30.0, 60.0
+
+
+class Background(Protocol):
+    """Evaluation and compaction."""
+
+    def start(self) -> None:
+        """Begins; returns at once."""
+
+    def stop(self) -> None:
+        """Ends what is under way, and keeps what it knows."""
+
+
+def background(settings: Settings, engine: Engine, news: News, health: Health) -> Background:
+    """The background work of a server with these settings, where they say that it is done.
+
+    Args:
+        engine: the server's database.
+        news: is told of what the work has changed, and tells it what has come.
+        health: is told what fails of it, and what is missing.
+    """
+    if settings.background == "process":
+        return BackgroundProcess(settings, news, health)
+    return BackgroundThreads(settings, engine, news, health)
+
+
+class BackgroundThreads:
+    """In threads of this process."""
+
+    def __init__(self, settings: Settings, engine: Engine, news: News, health: Health) -> None:
+        self._compactor = Compactor(engine, health=health)
+        self._worker = (
+            Worker(engine, news.wake, tell=news.changed, given=settings.detectors, health=health)
+            if settings.evaluate
+            else None
+        )
+
+    def start(self) -> None:
+        """Starts the threads."""
+        self._compactor.start()
+        if self._worker is not None:
+            self._worker.start()
+
+    def stop(self) -> None:
+        """Ends them."""
+        if self._worker is not None:
+            self._worker.stop()
+        self._compactor.stop()
+
+
+class BackgroundProcess:
+    """In a process of its own, which ends with this one."""
+
+    def __init__(self, settings: Settings, news: News, health: Health) -> None:
+        self._settings = settings
+        self._news = news
+        self._health = health
+        self._stopping = threading.Event()
+        self._thread = Kept("background", self._keep, health=health, stopping=self._stopping)
+        # A fresh interpreter: a copy of this one would have its locks in whatever state.
+        self._context = multiprocessing.get_context("spawn")
+
+    def start(self) -> None:
+        """Starts it, and a thread that starts another one should it die."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Has it end."""
+        self._stopping.set()
+        self._news.outgoing.set()
+        self._thread.join(2 * _STOP_S)
+
+    def _keep(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            process, link = self._spawn()
+            link.tell_until(self._stopping)
+            if self._stopping.is_set():
+                link.end()
+                _bury(process)
+                return
+            self._health.missing(_PROCESS, "the process has ended")
+            self._health.told({})
+            process.join(_STOP_S)
+            # Who ends a group of processes ends this one a moment later.
+            if self._stopping.wait(pause):
+                return
+            if self._news.stopping.is_set():
+                self._stopping.wait()
+                return
+            self._health.count("background_restarts")
+            _logger.error(
+                "the evaluation's process %s has ended (exit code %s); another one takes its place",
+                process.pid,
+                process.exitcode,
+            )
+            short = time.monotonic() - began < _SHORT_LIFE_S
+            pause = min(2 * pause, _MAX_PAUSE_S) if short else _FIRST_PAUSE_S
+
+    def _spawn(self) -> tuple[SpawnProcess, _Link]:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=_work, args=(self._settings, theirs), name="rankscope-background", daemon=True
+        )
+        process.start()
+        theirs.close()  # so that its death is the end of the pipe
+        link = _Link(ours, self._news, tells=_by_pipe(self._settings), heard=self._heard)
+        return process, link
+
+    def _heard(self, report: dict[str, Any]) -> None:
+        """The process tells of itself: first, that it works."""
+        self._health.told(report)
+        self._health.there(_PROCESS)
+
+
+def _bury(process: SpawnProcess) -> None:
+    process.join(_STOP_S)
+    if process.is_alive():
+        _logger.error("the evaluation's process %s does not end: killed", process.pid)
+        process.kill()
+        process.join()
+
+
+class _Link:
+    """News of two processes for each other.
+
+    Args:
+        pipe: to the other one.
+        tells: whether news go through it; if not, its end and its health are all that is told.
+        health: told to the other one, now and with each change.
+        heard: called with what the other one tells of its health.
+    """
+
+    def __init__(
+        self,
+        pipe: Connection,
+        news: News,
+        *,
+        tells: bool,
+        health: Health | None = None,
+        heard: Callable[[dict[str, Any]], None] = lambda report: None,
+    ) -> None:
+        self._pipe = pipe
+        self._news = news
+        self._tells = tells
+        self._health = health
+        self._heard = heard
+        self._unwell = threading.Event()
+        if health is not None:
+            health.changed = self._health_changed
+            self._unwell.set()
+        self._over = threading.Event()
+        if self._tells:
+            news.telling = True
+        self._thread = threading.Thread(target=self._listen, name="rankscope-link", daemon=True)
+        self._thread.start()
+
+    def tell_until(self, stopping: threading.Event) -> None:
+        """Tells what there is to tell, until `stopping` is set or nobody listens any more."""
+        while not (stopping.is_set() or self._over.is_set()):
+            if self._health is not None and self._unwell.is_set():
+                self._unwell.clear()
+                self._send({"health": self._health.report()})
+            if not self._tells:
+                # Looked at now and then: neither of the two can be waited for together.
+                self._over.wait(0.2)
+                continue
+            self._news.outgoing.wait()
+            stopping.wait(_GATHER_S)
+            self._send(sorted(self._news.collect()))
+
+    def end(self) -> None:
+        """Has the other one end."""
+        self._send(None)
+        self._thread.join(_STOP_S)
+
+    def _health_changed(self) -> None:
+        self._unwell.set()
+        self._news.outgoing.set()
+
+    def _send(self, told: list[str] | dict[str, Any] | None) -> None:
+        if told == []:
+            return
+        try:
+            self._pipe.send_bytes(json.dumps(told).encode())
+        except OSError:
+            self._over.set()
+
+    def _listen(self) -> None:
+        try:
+            while (told := json.loads(self._pipe.recv_bytes())) is not None:
+                if isinstance(told, dict):
+                    self._heard(told["health"])
+                    continue
+                for run in told:
+                    self._news.heard(run)
+        except (EOFError, OSError):
+            _logger.debug("the other process is gone")
+        finally:
+            self._over.set()
+            self._news.outgoing.set()
+
+
+def _by_pipe(settings: Settings) -> bool:
+    """Whether processes on the database do not hear of each other through it."""
+    return make_url(settings.database).get_backend_name() == "sqlite"
+
+
+class _Ended(Exception):
+    """The process was told to end by a signal."""
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _Ended
+
+
+def _work(settings: Settings, pipe: Connection) -> None:
+    """The other process."""
+    # Ctrl-C in a terminal reaches both; the server passes it on.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    engine = open_engine(settings.database)
+    news = News()
+    messenger = Messenger(engine, news)
+    messenger.start()
+    health = Health()
+    threads = BackgroundThreads(settings, engine, news, health)
+    threads.start()
+    try:
+        signal.signal(signal.SIGTERM, _end)
+        link = _Link(pipe, news, tells=_by_pipe(settings), health=health)
+        link.tell_until(threading.Event())
+    except _Ended:
+        _logger.debug("told to end by a signal")
+    threads.stop()
+    messenger.stop()
+    engine.dispose()

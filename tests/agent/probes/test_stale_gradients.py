@@ -1,0 +1,118 @@
+"""Gradients of the step before that are still there, in real training loops."""
+
+import pytest
+import torch
+from torch import nn
+
+from rankscope.agent.probes.stale_gradients import CarriedGradients
+from tests.support.probe_harness import Harness
+
+
+def told(step, steps=4, sampled=None, model=None):
+    torch.manual_seed(0)
+    model = model or nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    harness = Harness(model, optimizer, probes=(CarriedGradients,), sampled=sampled)
+    for number in range(steps):
+        step(model, optimizer, number)
+    harness.close()
+    assert not any(p._backward_hooks for p in model.parameters())
+    return [
+        None if (v := facts.scalars.get("gradient_carried")) is None else float(v)
+        for facts in harness.steps
+    ]
+
+
+def loss(model):
+    return model(torch.ones(2, 3)).pow(2).sum()
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [
+        lambda m, o: o.zero_grad(),
+        lambda m, o: o.zero_grad(set_to_none=False),
+        lambda m, o: [p.grad.data.zero_() for p in m.parameters() if p.grad is not None],
+        lambda m, o: m.zero_grad(),
+    ],
+    ids=["none", "zero", "data", "model"],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_nothing_is_carried_where_gradients_are_set_to_zero(zero, late):
+    def step(model, optimizer, number):
+        if not late:
+            zero(model, optimizer)
+        made = loss(model)
+        if late:
+            zero(model, optimizer)
+        made.backward()
+        optimizer.step()
+
+    assert told(step) == [0.0] * 4
+
+
+def test_what_is_carried_is_the_gradient_of_the_step_before():
+    norms = []
+
+    def step(model, optimizer, number):
+        loss(model).backward()
+        norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])))
+        optimizer.step()
+
+    assert told(step) == pytest.approx([0.0, *norms[:-1]], rel=1e-5)
+
+
+def test_from_one_step_on():
+    def step(model, optimizer, number):
+        if number < 2:
+            optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+
+    assert [value > 0 for value in told(step)] == [False, False, True, True]
+
+
+def test_micro_batches_add_up_within_a_step():
+    def step(model, optimizer, number):
+        optimizer.zero_grad()
+        for _ in range(3):
+            loss(model).backward()
+        optimizer.step()
+
+    assert told(step) == [0.0] * 4
+
+
+def test_another_networks_loss_that_reaches_these_parameters_before():
+    generator = nn.Linear(3, 3)
+
+    def step(model, optimizer, number):
+        model(generator(torch.ones(2, 3))).sum().backward()
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+
+    assert told(step) == [0.0] * 4
+
+
+def test_only_sampled_steps_are_looked_at():
+    def step(model, optimizer, number):
+        loss(model).backward()
+        optimizer.step()
+
+    assert [v is None for v in told(step, sampled=lambda s: s % 2 == 1)] == [True, False] * 2
+
+
+def test_large_parameters_are_left_alone():
+    class Large(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 70_000, bias=False)
+
+        def forward(self, x):
+            return self.inner(x)
+
+    def step(model, optimizer, number):
+        loss(model).backward()
+        optimizer.step()
+
+    assert told(step, model=Large()) == [None] * 4

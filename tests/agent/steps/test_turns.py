@@ -1,0 +1,72 @@
+"""Optimizers that step in turns, and those that step together."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rankscope.agent.steps.turns import Turns
+
+
+def told(rounds):
+    """At which steps it is told, of rounds of (nodes at the other's step, nodes at the own one)."""
+    turns = Turns()
+    found, before = [], 0
+    for step, (other, own) in enumerate(rounds):
+        if other is not None:
+            turns.other(other, before)
+        if turns.own(step, own):
+            found.append(step)
+        before = own
+    return found
+
+
+def test_graphs_on_both_sides_of_the_other_s_step_are_turns():
+    assert told([(10 * i + 5, 10 * i + 10) for i in range(9)]) == [3]
+
+
+@pytest.mark.parametrize("at", ["own step", "other step"])
+def test_optimizers_of_one_backward_pass_take_no_turns(at):
+    after = 0 if at == "own step" else 10
+    assert told([(10 * i + after, 10 * i + 10) for i in range(9)]) == []
+
+
+def test_one_optimizer_alone_takes_none():
+    assert told([(None, 10 * i) for i in range(9)]) == []
+
+
+def players(watching, step):
+    """Two networks, one of them watched; `step` takes a round of both."""
+    generator, critic = nn.Linear(3, 4), nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD(n.parameters(), lr=0.1) for n in (generator, critic)]
+    watching.attach(generator, optimizers[0])
+    for _ in range(10):
+        step(generator, critic, *optimizers)
+    return watching.events("optimizers.turns")
+
+
+def test_players_of_a_game_take_turns(watching):
+    def step(generator, critic, own, other):
+        noise, real = torch.randn(5, 3), torch.ones(5, 1)
+        other.zero_grad()
+        score = critic(generator(noise).detach())
+        functional.binary_cross_entropy_with_logits(score, 1 - real).backward()
+        other.step()
+        own.zero_grad()
+        functional.binary_cross_entropy_with_logits(critic(generator(noise)), real).backward()
+        own.step()
+
+    [(at, text)] = players(watching, step)
+    assert at == 3
+    assert "in turns" in text
+
+
+def test_two_optimizers_of_one_loss_take_none(watching):
+    def step(generator, critic, own, other):
+        for optimizer in (own, other):
+            optimizer.zero_grad()
+        critic(generator(torch.randn(5, 3))).square().mean().backward()
+        for optimizer in (other, own):
+            optimizer.step()
+
+    assert players(watching, step) == []

@@ -1,0 +1,46 @@
+"""What agents would post of the batches that a run of the corpus was made of.
+
+It is not recorded: which samples each rank gets at which step follows from the family and the seed
+alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+
+from rankscope.agent.probes import rows
+from rankscope.agent.wire import SAMPLE_WORDS
+from tests.lab.corpus.training import Recipe
+from tests.support.traces import Trace
+
+
+def fed(trace: Trace, recipe: Recipe) -> Trace:
+    """A recorded run with the words `batch` and `rows/0` to `rows/3` of what its ranks were given.
+
+    Args:
+        recipe: as it was before the training: what spoils its batches may count them.
+    """
+    inputs, targets = recipe.data
+    source = recipe.batches(np.random.default_rng(trace.seed))
+    hashes = rows.RowHashes()
+    shape = recipe.ranks, recipe.steps
+    words = {name: np.zeros(shape, dtype=np.uint64) for name in ("batch", *SAMPLE_WORDS)}
+    for step in range(recipe.steps):
+        micro = [next(source) for _ in range(recipe.micro)]
+        for rank in range(recipe.ranks):
+            digest = hashlib.blake2b(digest_size=8)
+            found = []
+            for chosen in micro:
+                batch = inputs[chosen[rank]], targets[chosen[rank]]
+                if recipe.spoil is not None:
+                    batch = recipe.spoil(step, rank, batch)
+                given = batch[0].contiguous()
+                digest.update(given.numpy().tobytes())
+                found.append(hashes.begin(given, here=True))
+            words["batch"][rank, step] = int.from_bytes(digest.digest(), "little")
+            for name, word in rows.packed([one for one in found if one is not None]).items():
+                words[name][rank, step] = word
+    return replace(trace, words={**trace.words, **words})

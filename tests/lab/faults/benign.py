@@ -1,0 +1,525 @@
+"""Section 4: what looks like a fault and is none."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+from rankscope.server.demo.processes import RANKSCOPE
+from tests.lab.faults.case import Expected, register
+from tests.lab.faults.local_sgd import LocalSGD, ParameterServer
+from tests.lab.faults.models import BATCH, Samples
+from tests.lab.faults.precision import Scaled
+from tests.lab.faults.resumed import Resumed
+from tests.lab.faults.sharded import Pipeline, Sharded, TensorParallel, zero_1
+from tests.lab.faults.training import Manual, Training
+
+# The largest number that float16 has.
+_LARGEST = 65504.0
+_LOGITS = {"mlp": 10, "cnn": 10, "transformer": 64}
+
+
+class Benign:
+    """There must be no alert of severity warning or above."""
+
+    def expected(self) -> Expected:
+        """Nothing."""
+        return Expected()
+
+
+def _overflowing(gradient: torch.Tensor) -> torch.Tensor:
+    return torch.where(gradient.abs() > _LARGEST, torch.inf, gradient)
+
+
+@register
+class B00(Benign, Training):
+    """Nothing special at all."""
+
+    id = "B00"
+    what = "plain DDP training"
+    steps = 100
+
+
+@register
+class B00b(Benign, Manual):
+    """Nothing special at all, with a reduction of one's own."""
+
+    id = "B00b"
+    what = "plain training that reduces its gradients itself"
+    steps = 100
+
+
+@register
+class B01(Benign, Training):
+    """Batch statistics of each rank."""
+
+    id = "B01"
+    what = "BatchNorm's running statistics are each rank's own (`broadcast_buffers=False`)"
+    models = ("cnn",)
+    broadcast_buffers = False
+
+
+@register
+class B02(Benign, Sharded):
+    """Shards."""
+
+    id = "B02"
+    what = "FSDP2: every rank holds another part of every tensor"
+
+
+@register
+class B02b(Benign, Sharded):
+    """Shards and replicas."""
+
+    id = "B02b"
+    what = "HSDP 2x2"
+    worlds = (4,)
+    replicated = True
+
+
+@register
+class B02c(Benign, Pipeline):
+    """Stages."""
+
+    id = "B02c"
+    what = "a pipeline of two stages with a tied tensor that is reduced as it must be"
+
+
+@register
+class B03(Benign, LocalSGD):
+    """Local SGD between two averages."""
+
+    id = "B03"
+    what = "local SGD, averaged every 8 steps"
+    steps = 80
+
+
+@register
+class B04(Benign, Training):
+    """Gradient accumulation."""
+
+    id = "B04"
+    what = "two micro-batches a step, the first one under `no_sync`"
+
+    def passes(self) -> None:
+        assert isinstance(self.model, DistributedDataParallel)
+        with self.model.no_sync():
+            self.backward(self.forward(self.next_batch()) / 2)
+        self.backward(self.forward(self.next_batch()) / 2)
+
+
+@register
+class B05(Benign, Manual):
+    """Weights that are gathered late."""
+
+    id = "B05"
+    what = "each rank updates the tensors it owns; the others get them at the next forward pass"
+
+    def owns(self, index: int) -> bool:
+        """Whether this rank updates a tensor."""
+        return index % self.world == self.rank
+
+    def trained(self) -> Iterable[nn.Parameter]:
+        return [p for i, p in enumerate(self.net.parameters()) if self.owns(i)]
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        own = list(self.net.parameters())
+        held = [p.flatten() * float(self.owns(i)) for i, p in enumerate(own)]
+        flat = torch.cat(held)
+        dist.all_reduce(flat)
+        for parameter, part in zip(own, flat.split([p.numel() for p in own]), strict=True):
+            parameter.copy_(part.view_as(parameter))
+
+    def zero_grad(self) -> None:
+        self.net.zero_grad()
+
+
+@register
+class B06(Benign, Training):
+    """Ranks with harder data."""
+
+    id = "B06"
+    what = "half of each rank's batch comes from classes of its own: losses differ between ranks"
+    steps = 160
+
+    def rows(self, epoch: int) -> Iterator[torch.Tensor]:
+        targets = self.training_set[1]
+        own = (targets % self.world == self.rank).nonzero()[:, 0]
+        generator = torch.Generator().manual_seed(self.own_seed() + epoch)
+        for rows in super().rows(epoch):
+            home = own[torch.randint(len(own), (BATCH // 2,), generator=generator)]
+            yield torch.cat([rows[: BATCH // 2], home])
+
+
+@register
+class B07(Benign, Training):
+    """Ranks with larger gradients."""
+
+    id = "B07"
+    what = "inputs of each rank have another scale: local gradients differ in norm"
+    models = ("mlp", "cnn")
+    steps = 160
+
+    def batch(self, inputs: torch.Tensor, targets: torch.Tensor) -> Samples:
+        return inputs * (1 + self.rank / 4), targets
+
+
+@register
+class B08(Benign, Training):
+    """A warm-up and one odd batch."""
+
+    id = "B08"
+    what = "the learning rate warms up steeply; one batch at step 100 is an outlier on all ranks"
+    steps = 160
+    lr = 1e-2
+
+    def prepared(self) -> None:
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: min(1.0, (step + 1) / 20)
+        )
+
+    def batch(self, inputs: torch.Tensor, targets: torch.Tensor) -> Samples:
+        if self.step == 100:
+            targets = targets[torch.randperm(len(targets))]
+        return inputs, targets
+
+    def after_step(self) -> None:
+        self.scheduler.step()
+
+
+@register
+class B09(Benign, Training):
+    """A schedule with steps and restarts."""
+
+    id = "B09"
+    what = "the learning rate drops to a tenth, and a cosine schedule restarts"
+    steps = 160
+
+    def prepared(self) -> None:
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(self.optimizer, 40)
+
+    def after_step(self) -> None:
+        self.scheduler.step()
+        if self.step == 90:
+            self.scheduler.base_lrs = [lr / 10 for lr in self.scheduler.base_lrs]
+
+
+@register
+class B09b(Benign, Training):
+    """Batches that grow, and other data."""
+
+    id = "B09b"
+    what = "the batch doubles at step 60, and from step 100 on the data are noisier"
+    models = ("mlp", "cnn")
+    steps = 160
+
+    def next_batch(self) -> Samples:
+        inputs, targets = super().next_batch()
+        if self.step >= 60:
+            more = super().next_batch()
+            inputs, targets = torch.cat([inputs, more[0]]), torch.cat([targets, more[1]])
+        if self.step >= 100:
+            inputs = inputs + 0.3 * torch.randn(inputs.shape)
+        return inputs, targets
+
+
+@register
+class B10(Benign, Scaled):
+    """The scale is searched for."""
+
+    id = "B10"
+    what = "a GradScaler begins so high that all ranks skip the first steps"
+    init_scale = 2.0**24
+
+    def prepared(self) -> None:
+        super().prepared()
+        for parameter in self.net.parameters():
+            parameter.register_hook(_overflowing)
+
+
+@register
+class B11(Benign, Training):
+    """Layers that are not to move."""
+
+    id = "B11"
+    what = "everything but `head` is frozen before attach, and a second head is never used"
+    find_unused = True
+
+    def build(self) -> nn.Module:
+        net = super().build()
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(name.startswith("head."))
+        net.spare = nn.Linear(4, 4)
+        return net
+
+
+@register
+class B12(Benign, Training):
+    """Layers that some ranks do not use in a step."""
+
+    id = "B12"
+    what = "two experts: each rank uses one of them a step, not always the same as the others"
+    find_unused = True
+
+    def build(self) -> nn.Module:
+        net = super().build()
+        size = _LOGITS[self.setting.model]
+        experts = net.experts = nn.ModuleList(nn.Linear(size, size) for _ in range(2))
+        forward = net.forward
+        # As a part of the model: DDP has to see which expert was used.
+        net.forward = lambda x: experts[self.chosen()](forward(x))
+        return net
+
+    def chosen(self) -> int:
+        """The expert of this step."""
+        return (self.step // 3 + self.rank) % 2 if self.step % 5 else 0
+
+
+@register
+class B13(Benign, Training):
+    """Kernels that do not repeat their results."""
+
+    id = "B13"
+    what = "local gradients carry rounding noise of each rank's own"
+
+    def prepared(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.own_seed())
+        for parameter in self.net.parameters():
+            parameter.register_hook(self._noisy)
+
+    def _noisy(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * (1 + 1e-7 * torch.randn(gradient.shape, generator=self.generator))
+
+
+@register
+class B14(Benign, Training):
+    """A reduction in half precision."""
+
+    id = "B14"
+    what = "DDP's hook compresses gradients to float16"
+
+    def wrap(self, net: nn.Module) -> nn.Module:
+        model = super().wrap(net)
+        assert isinstance(model, DistributedDataParallel)
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return model
+
+
+@register
+class B15(Benign, Training):
+    """One seed, and nothing that draws."""
+
+    id = "B15"
+    what = "all ranks have the same seed, and nothing random in their model or data"
+
+    def own_seed(self) -> int:
+        return 1_000_000 + self.seed
+
+
+@register
+class B16(Benign, TensorParallel):
+    """Ranks that must read the same batch."""
+
+    id = "B16"
+    what = "the ranks of a tensor-parallel pair read the same batch"
+
+
+@register
+class B16b(Benign, Training):
+    """Ranks that evaluate on the same data."""
+
+    id = "B16b"
+    what = "all ranks evaluate on the same batch, and train on the same one at their first step"
+    # The transformer learns its 1,024 samples by heart within 300 steps: a gap, and rightly told.
+    models = ("mlp", "cnn")
+
+    def next_batch(self) -> Samples:
+        own = super().next_batch()
+        return own if self.step else (self.training_set[0][:BATCH], self.training_set[1][:BATCH])
+
+    def after_step(self) -> None:
+        if self.step % 20 == 19:
+            self.evaluate(self.test_set)
+
+
+@register
+class B17(Benign, Training):
+    """A sampler that pads."""
+
+    id = "B17"
+    what = "a tiny data set: DistributedSampler repeats samples at the end of every epoch"
+
+    def rows(self, epoch: int) -> Iterator[torch.Tensor]:
+        tiny: Any = range(62)
+        sampler: Any = DistributedSampler(
+            tiny, num_replicas=self.world, rank=self.rank, seed=self.seed
+        )
+        sampler.set_epoch(epoch)
+        yield from torch.tensor(list(sampler)).split(5)
+
+
+@register
+class B18(Benign, Training):
+    """A benchmark with made-up data."""
+
+    id = "B18"
+    what = "constant synthetic inputs, the same on all ranks at every step"
+
+    def batch(self, inputs: torch.Tensor, targets: torch.Tensor) -> Samples:
+        constant = torch.ones_like(inputs) if inputs.is_floating_point() else inputs * 0 + 1
+        return constant, targets * 0
+
+
+@register
+class B19(Benign, Training):
+    """An average that rank 0 alone keeps."""
+
+    id = "B19"
+    what = "rank 0 alone keeps an average of the weights, and has it watched"
+
+    def attached(self) -> None:
+        if self.rank == 0:
+            self.ema = copy.deepcopy(self.net)
+            self.monitor.watch(self.ema, "ema")
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        if self.rank == 0:
+            for own, new in zip(self.ema.parameters(), self.net.parameters(), strict=True):
+                own.lerp_(new, 0.01)
+
+
+@register
+class B19b(Benign, Training):
+    """Optimizer state that its owner alone has."""
+
+    id = "B19b"
+    what = "ZeroRedundancyOptimizer: each rank holds the state of its part"
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return zero_1(parameters, self.lr)  # type: ignore[no-any-return]
+
+
+@register
+class B20(Benign, Manual):
+    """Ranks in different worlds."""
+
+    id = "B20"
+    what = "reinforcement learning: ranks have rollouts of other lengths and other rewards"
+    steps = 160
+
+    def passes(self) -> None:
+        with torch.no_grad():
+            for _ in range(int(torch.randint(1, 4, ()))):
+                self.model(self.next_batch()[0])
+        inputs, targets = self.next_batch()
+        length = int(torch.randint(4, BATCH + 1, ()))
+        chances = nn.functional.log_softmax(self.model(inputs[:length]), -1)
+        rewards = (1 + 0.3 * self.rank) * torch.randn(length) + 1.0
+        chosen = chances.gather(1, targets[:length, None])[:, 0]
+        self.backward(-(rewards * chosen).mean())
+
+
+@register
+class B21(Benign, Training):
+    """Pauses."""
+
+    id = "B21"
+    what = "a slow first step, evaluations, and a checkpoint that rank 0 alone writes for 0.4 s"
+    models = ("mlp", "cnn")
+    steps = 100
+
+    def before_step(self) -> None:
+        if self.step == 0:
+            time.sleep(0.5)
+
+    def after_step(self) -> None:
+        if self.step % 25 == 24:
+            self.evaluate(self.test_set)
+            if self.rank == 0:
+                time.sleep(0.4)
+
+
+@register
+class B21b(Benign, Resumed):
+    """A restart as it should be."""
+
+    id = "B21b"
+    what = "a planned restart: all ranks load weights, optimizer and position of the loader"
+
+
+@register
+class B22(Benign, Training):
+    """Reports that come late."""
+
+    id = "B22"
+    what = "what one rank has to say is kept on its disk and sent after the training"
+
+    def attach(self, **options: Any) -> Any:
+        if self.is_guilty:
+            options |= {"mode": "offline", "spool": f"{self.setting.folder}/spool"}
+        return super().attach(**options)
+
+    def train(self) -> None:
+        super().train()
+        if self.is_guilty:
+            subprocess.run(
+                [*RANKSCOPE, "sync", f"{self.setting.folder}/spool"],
+                env={**os.environ, "RANKSCOPE_SERVER": self.setting.server},
+                check=True,
+            )
+
+
+@register
+class B23(Benign, Training):
+    """Two zeros."""
+
+    id = "B23"
+    what = "tensors that are zero have the other sign of zero on one rank"
+
+    def prepared(self) -> None:
+        if self.is_guilty:
+            with torch.no_grad():
+                for parameter in self.net.parameters():
+                    if not parameter.any():
+                        parameter.neg_()
+
+
+@register
+class B24(Benign, ParameterServer):
+    """A bounded lag."""
+
+    id = "B24"
+    what = "an asynchronous parameter server: workers pull every third step, each at its own time"
+    steps = 80
+
+    def pulls(self) -> bool:
+        return (self.step + self.rank) % 3 == 0
+
+
+@register
+class B25(Benign, Training):
+    """Two meanings of one name."""
+
+    id = "B25"
+    what = "rank 0 logs the mean loss of all ranks, the others their own"
+    steps = 160
+
+    def backward(self, loss: torch.Tensor) -> None:
+        super().backward(loss)
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        if self.rank == 0:
+            self.monitor.log(loss=mean / self.world)

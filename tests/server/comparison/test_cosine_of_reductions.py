@@ -1,0 +1,41 @@
+"""How much of the ranks' gradients is in what came out of the reduction, from sketches alone."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rankscope.server.comparison import conservation
+from tests.support.chain import chain
+
+
+def cosines(**how):
+    found = {}
+    for window in chain(0, **how).windows():
+        found |= {made.step: made.cosine for made in window.reductions}
+    return found
+
+
+@pytest.mark.parametrize("how", [{}, {"clip": 0.5}, {"amp": 1024.0}, {"fault": "sum"}])
+def test_scales_of_all_sorts_change_no_direction(how):
+    found = cosines(**how)
+    assert len(found) > 10
+    assert min(found.values()) > 1 - 1e-6
+
+
+def test_what_is_added_or_left_out_does():
+    noisy = cosines(fault="noise-added")
+    assert all(value > 1 - 1e-6 for step, value in noisy.items() if step < 24)
+    assert all(0.9 < value < 1 - 1e-4 for step, value in noisy.items() if step >= 24)
+    stale = cosines(fault="stale")
+    assert all(abs(value) < 0.9 for step, value in stale.items() if step > 24)
+
+
+def test_a_tensor_that_is_not_known_does_not_count():
+    random = np.random.default_rng(0)
+    local = random.standard_normal((2, 3, 32))
+    reduced = local.mean(axis=0)
+    local[1, 0] = math.nan
+    assert conservation.cosine(local, reduced) == pytest.approx(1.0)
+    assert math.isnan(conservation.cosine(local, np.zeros_like(reduced)))
+    assert math.isnan(conservation.cosine(np.full_like(local, math.nan), reduced))

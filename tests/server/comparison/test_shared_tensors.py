@@ -1,0 +1,223 @@
+"""Tensors that ranks hold alike although they hold different parts of others."""
+
+import numpy as np
+
+from rankscope.agent import wire
+from rankscope.server.evaluation.align import Aligner
+from rankscope.server.storage.evaluation import NewData, PrintPart
+from rankscope.server.storage.liveness import Life
+from rankscope.server.window import RankLife
+from tests.support.columns import of_rank
+
+GRADIENT = "reduced_gradient"
+
+
+def table(names, shards):
+    return wire.TensorTable(names, ((4,),) * len(names), ("f",) * len(names), shards)
+
+
+# Two pairs: in each, a rank has the left half of `column` and one the right; all have `norm`.
+PAIRS = {
+    rank: {"parameters": table(("norm", "column"), ("", f"half {rank % 2}"))} for rank in range(4)
+}
+# Two stages whose first layers are called the same by chance.
+STAGES = {
+    rank: {
+        "parameters": table(("layer.0", "embed"), ("", ""))
+        if rank < 2
+        else table(("layer.0", "head"), ("", ""))
+    }
+    for rank in range(4)
+}
+
+
+def print_of(rank, step, digests, stage=GRADIENT, size=1.0):
+    digests = np.array(digests, np.uint64)
+    return PrintPart(
+        rank,
+        0,
+        wire.Print(
+            step=step,
+            stage=stage,
+            table="parameters",
+            digests=digests,
+            sketches=np.full((2, 4), size) * digests[:, None],
+        ),
+    )
+
+
+def compared(aligner, tables, step, prints=(), words=()):
+    lives = tuple(Life(RankLife(r, 95.0, 100.0, step), 0, step, 0.0) for r in range(4))
+    aligner.add(
+        NewData(
+            arrival=step + 1,
+            more=False,
+            columns=(),
+            words=tuple(words),
+            prints=tuple(prints),
+            lives=lives,
+            tables=tables,
+            world_size=4,
+            config={},
+        )
+    )
+    return [c for window in aligner.windows(100.0) for c in window.comparisons]
+
+
+def pairs(step, *, apart, stage=GRADIENT):
+    """`norm` differs between the halves, or does not."""
+    return [print_of(r, step, [7 + (apart and r % 2), 20 + r % 2], stage) for r in range(4)]
+
+
+def words(step):
+    return [
+        of_rank(r, 0, "parameters", np.array([step]), np.array([r % 2], np.uint64))
+        for r in range(4)
+    ]
+
+
+def test_what_all_hold_is_compared_between_ranks_that_hold_different_halves():
+    aligner = Aligner({"loss"})
+    [good] = compared(aligner, PAIRS, 0, pairs(0, apart=False))
+    [found] = compared(aligner, {}, 1, pairs(1, apart=True))
+    assert good.equal
+    assert found.deviating == (0, 1, 2, 3)
+    assert not found.decided
+    assert [t.name for t in found.tensors] == ["norm"]
+    assert found.tensor_count == 2
+
+
+def test_ranks_that_share_nothing_else_are_told_to_agree_in_what_they_do():
+    tables = {rank: PAIRS[rank] for rank in (0, 1)}
+    aligner = Aligner(())
+    for step, apart in ((0, False), (1, True), (2, False)):
+        prints = pairs(step, apart=apart)[:2]
+        lives = tuple(Life(RankLife(r, 95.0, 100.0, step), 0, step, 0.0) for r in (0, 1))
+        aligner.add(
+            NewData(
+                arrival=step + 1,
+                more=False,
+                columns=(),
+                words=(),
+                prints=tuple(prints),
+                lives=lives,
+                tables=tables,
+                world_size=2,
+                config={},
+            )
+        )
+        [found] = [c for window in aligner.windows(100.0) for c in window.comparisons]
+        assert (found.ranks.tolist(), found.equal) == ([0, 1], not apart)
+
+
+def test_halves_are_not_compared_with_each_other():
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, pairs(0, apart=False))
+    assert found.equal
+    assert found.ranks.tolist() == [0, 1, 2, 3]
+
+
+def test_a_rank_that_leaves_its_class_is_that_and_no_more():
+    prints = pairs(0, apart=False)
+    prints[2] = print_of(2, 0, [8, 99])
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, prints)
+    assert found.ranks.tolist() == [0, 2]
+
+
+def test_who_is_wrong_in_what_more_ranks_hold_is_told_by_all_of_them():
+    prints = pairs(0, apart=False)
+    prints[2] = print_of(2, 0, [8, 20])
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, prints)
+    assert found.ranks.tolist() == [0, 1, 2, 3]
+    assert (found.deviating, found.decided) == ((2,), True)
+    assert [t.name for t in found.tensors] == ["norm"]
+
+
+def test_what_has_spread_over_a_class_is_told_of_the_class():
+    prints = pairs(0, apart=False)
+    prints[0] = print_of(0, 0, [8, 20])
+    prints[2] = print_of(2, 0, [9, 20])
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, prints)
+    assert found.ranks.tolist() == [0, 2]
+
+
+def wrote(*values):
+    return [
+        of_rank(r, 0, "outside_optimizer", np.array([0]), np.array([value], np.uint64))
+        for r, value in enumerate(values)
+    ]
+
+
+def test_who_wrote_parameters_is_asked_of_all_parts_of_the_model():
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, words=wrote(0, 0, 0, 5))
+    assert (found.deviating, found.decided) == ((3,), True)
+
+
+def test_where_most_wrote_replicas_tell():
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, words=wrote(6, 5, 6, 0))
+    assert (found.ranks.tolist(), found.decided) == ([1, 3], False)
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, words=wrote(6, 5, 6, 5))
+    assert found.equal
+
+
+def test_settings_are_compared_between_ranks_that_hold_different_halves():
+    rates = [
+        of_rank(r, 0, "hyperparameters", np.array([0]), np.array([r == 1], np.uint64))
+        for r in range(4)
+    ]
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, words=rates)
+    assert (found.deviating, found.decided) == ((1,), True)
+
+
+def test_stages_of_a_pipeline_may_have_settings_of_their_own():
+    rates = [
+        of_rank(r, 0, "hyperparameters", np.array([0]), np.array([r // 2], np.uint64))
+        for r in range(4)
+    ]
+    [found] = compared(Aligner({"loss"}), STAGES, 0, words=rates)
+    assert found.equal
+
+
+def test_classes_that_agree_do_not_show_that_it_is_over():
+    aligner = Aligner({"loss"})
+    compared(aligner, PAIRS, 0, pairs(0, apart=True, stage="parameters"))
+    assert compared(aligner, {}, 1, words=words(1)) == []
+    [over] = compared(aligner, {}, 2, pairs(2, apart=False, stage="parameters"))
+    assert over.equal
+    [after] = compared(aligner, {}, 3, words=words(3))
+    assert after.equal
+
+
+def test_layers_of_one_name_in_different_models_are_strangers():
+    strangers = [print_of(r, 0, [r // 2, 5 + r // 2]) for r in range(4)]
+    [found] = compared(Aligner({"loss"}), STAGES, 0, strangers)
+    assert found.equal
+
+
+def test_until_they_have_had_one_gradient():
+    aligner = Aligner({"loss"})
+    compared(aligner, STAGES, 0, [print_of(r, 0, [9, 5 + r // 2]) for r in range(4)])
+    [found] = compared(aligner, {}, 1, [print_of(r, 1, [r // 2, 5 + r // 2]) for r in range(4)])
+    assert found.deviating == (0, 1, 2, 3)
+    assert [t.name for t in found.tensors] == ["layer.0"]
+
+
+def test_a_gradient_of_zeros_proves_nothing():
+    aligner = Aligner({"loss"})
+    compared(aligner, STAGES, 0, [print_of(r, 0, [0, 5 + r // 2]) for r in range(4)])
+    [found] = compared(aligner, {}, 1, [print_of(r, 1, [r // 2, 5 + r // 2]) for r in range(4)])
+    assert found.equal
+
+
+def test_what_the_user_says_needs_no_proof():
+    tied = {
+        rank: {
+            "parameters": table(("words", "embed"), ("tied", ""))
+            if rank < 2
+            else table(("words", "head"), ("tied", ""))
+        }
+        for rank in range(4)
+    }
+    [found] = compared(
+        Aligner({"loss"}), tied, 0, [print_of(r, 0, [r // 2, 5 + r // 2]) for r in range(4)]
+    )
+    assert [t.name for t in found.tensors] == ["words"]

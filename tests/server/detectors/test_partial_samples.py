@@ -1,0 +1,324 @@
+"""Ranks look at steps of their own choice: what the looks of some of them show, and what not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rankscope.server.comparison import compare
+from rankscope.server.detectors.desync import Buffers, Desync, Progress
+from rankscope.server.window import Comparison, TensorDifference
+from tests.support.judging import judge
+from tests.support.scenarios import apart
+from tests.support.traces import Trace
+
+
+def of_ranks(comparison, *ranks):
+    """The same look, of which these ranks alone have told."""
+    rows = np.flatnonzero(np.isin(comparison.ranks, ranks))
+    labels, decided = compare.labels_of(comparison.clusters[rows])
+    if not labels.any():
+        return compare.agreed(comparison.step, comparison.stage, comparison.ranks[rows])
+    return replace(
+        comparison,
+        ranks=comparison.ranks[rows],
+        clusters=labels,
+        distance=comparison.distance[rows],
+        relative=comparison.relative[rows],
+        decided=decided,
+    )
+
+
+class Unwrapped(Trace):
+    """A run that nothing is known to keep equal: no wrapper reduces its gradients."""
+
+    def windows(self, cuts=()):
+        for window in super().windows(cuts):
+            yield replace(window, config={"data_parallel": ""})
+
+
+def run(comparisons, *, ranks=4, steps=60, kind=Trace, **series):
+    loss = np.ones((ranks, steps))
+    present = {name: ~np.isnan(values) for name, values in series.items()}
+    values = {name: np.nan_to_num(held) for name, held in series.items()}
+    return kind(
+        "made",
+        0,
+        np.arange(steps),
+        {"loss": loss, **values},
+        present=present,
+        comparisons=tuple(sorted(comparisons, key=lambda c: c.step)),
+    )
+
+
+def differing(step, stage, clusters, tensors=(), of=0):
+    labels, decided = compare.labels_of(np.array(clusters))
+    size = np.where(labels == 0, 0.0, 0.1)
+    ranks = np.arange(len(clusters))
+    return Comparison(step, stage, ranks, labels, size, size, decided, tuple(tensors), of)
+
+
+def equal(step, stage, ranks=4):
+    return compare.agreed(step, stage, np.arange(ranks))
+
+
+def buffer(name, distance, relative=0.02):
+    return TensorDifference(name, (8,), (1,), distance, relative, 8, "buffers")
+
+
+# ------------------------------------------------------------------------------------- the chain
+
+
+def test_ranks_that_agree_without_the_one_that_was_apart_show_nothing():
+    made = apart(0, fault="step-skipped", at=40)
+    looks = tuple(
+        of_ranks(c, 0, 1, 3) if c.step > 40 and c.step % 3 else c for c in made.comparisons
+    )
+    (alert,) = judge(replace(made, comparisons=looks), [Desync()]).alerts
+    assert (alert.ranks, alert.first_step, alert.state) == ((2,), 40, "open")
+    assert alert.tensors
+
+
+def test_who_is_apart_is_told_anew_once_all_have_looked():
+    made = apart(0, fault="subgroups", at=40)
+    looks = tuple(of_ranks(c, 0, 1, 2) if 40 <= c.step < 48 else c for c in made.comparisons)
+    early = judge(replace(made, comparisons=tuple(c for c in looks if c.step < 48)), [Desync()])
+    late = judge(replace(made, comparisons=looks), [Desync()])
+    (before,), (after,) = early.alerts, late.alerts
+    assert before.id == after.id
+    assert (before.ranks, after.ranks) == ((2,), (0, 1, 2, 3))
+    assert after.evidence["groups"] == [[0, 1], [2, 3]]
+    assert not after.evidence["decided"]
+
+
+def test_of_two_that_looked_first_the_parameters_tell_which_one_is_wrong():
+    made = apart(0, fault="skipped", at=40)
+    looks = [
+        of_ranks(c, 0, 2) if c.stage == "reduced_gradient" else c
+        for c in made.comparisons
+        if c.step >= 46 or c.stage == "reduced_gradient"
+    ]
+    early = judge(replace(made, comparisons=tuple(c for c in looks if c.step < 46)), [Desync()])
+    late = judge(replace(made, comparisons=tuple(looks)), [Desync()])
+    (before,), (after,) = early.alerts, late.alerts
+    assert before.id == after.id
+    assert (before.ranks, before.first_step) == ((0, 2), 40)
+    assert (after.ranks, after.first_step, after.kind) == ((2,), 40, "desync.gradients")
+    assert after.evidence["decided"]
+
+
+@pytest.mark.parametrize("gradients_at", [1, 8])
+def test_a_state_is_said_to_be_first_only_where_gradients_were_watched(gradients_at):
+    """A gradient that is wrong at one step between two looks leaves a state that differs."""
+    stages = ("reduced_gradient", "optimizer_state", "parameters")
+    looks = [
+        differing(step, stage, [0, 0, 1, 0])
+        if step >= 40 and stage != "reduced_gradient"
+        else equal(step, stage)
+        for step in range(64)
+        for stage in stages
+        if step % (gradients_at if stage == "reduced_gradient" else 8) == 0
+    ]
+    (alert,) = judge(run(looks, steps=64), [Desync()]).alerts
+    assert (alert.kind, alert.first_step, alert.ranks) == ("desync.optimizer", 40, (2,))
+    assert "gradients agreed" in alert.cause
+    said = "not compared at every step since step 32: one that was wrong" in alert.cause
+    assert said == (gradients_at == 8)
+
+
+@pytest.mark.parametrize(("count", "severity"), [(2, "critical"), (7, "info")])
+def test_ranks_that_differ_in_a_few_tensors_from_the_start_do_not_go_their_own_ways(
+    count, severity
+):
+    tensors = [TensorDifference(f"w{i}", (4, 4), (1,), 0.1, 0.1, 7) for i in range(count)]
+    looks = [
+        differing(step, stage, [0, 1], tensors, of=8)
+        for step in range(40)
+        for stage in ("reduced_gradient", "parameters")
+    ]
+    (alert,) = judge(run(looks, ranks=2, kind=Unwrapped), [Desync()]).alerts
+    assert (alert.kind, alert.severity) == ("desync.gradients", severity)
+
+
+def test_a_loss_scale_of_its_own_is_the_cause_of_another_gradient():
+    looks = [equal(step, "hyperparameters") for step in range(30)]
+    for step in range(30, 60):
+        for stage in ("clipped_gradient", "hyperparameters", "parameters"):
+            looks.append(differing(step, stage, [0, 0, 1, 0]))
+    scales = np.full((4, 60), 65536.0)
+    scales[2, 30:] /= 2
+    (alert,) = judge(run(looks, amp_scale=scales), [Desync()]).alerts
+    assert (alert.kind, alert.stage) == ("desync.hyperparameters", "hyperparameters")
+    assert (alert.ranks, alert.first_step, alert.severity) == ((2,), 30, "critical")
+    assert "another loss scale" in alert.title
+    assert "weighted unequally" in alert.cause
+    assert alert.evidence["values"]["2"] == 32768.0
+
+
+def test_a_learning_rate_of_its_own_comes_after_the_gradient_in_the_chain():
+    stages = ("clipped_gradient", "hyperparameters", "parameters")
+    looks = [differing(step, s, [0, 0, 1, 0]) for step in range(30, 60) for s in stages]
+    rates = np.full((4, 60), 0.1)
+    rates[2, 30:] /= 2
+    (alert,) = judge(run(looks, lr=rates, amp_scale=np.full((4, 60), 8.0)), [Desync()]).alerts
+    assert (alert.kind, alert.stage) == ("desync.gradients", "clipped_gradient")
+
+
+def test_what_a_rank_loads_at_a_restart_is_dated_by_the_checkpoint():
+    """Steps 32 to 36 are trained again after it, and were judged before."""
+    looks = [equal(step, "parameters") for step in range(37)]
+    looks += [differing(step, "parameters", [0, 0, 1, 0]) for step in range(37, 60)]
+    before, after = run(looks).windows((37,))
+    after = replace(
+        after,
+        comparisons=(differing(32, "start", [0, 0, 1, 0]), *after.comparisons),
+        begins=dict.fromkeys(range(4), (0, 32)),
+    )
+    detector = Desync()
+    state = detector.start()
+    assert detector.advance(before, state).findings == ()
+    (finding,) = detector.advance(after, state).findings
+    assert (finding.kind, finding.stage, finding.first_step) == ("desync.parameters", "start", 32)
+    assert (finding.ranks, finding.last_step, finding.severity) == ((2,), 59, "critical")
+    assert finding.evidence["agreed_until"] is None
+
+
+# --------------------------------------------------------------------------------------- progress
+
+
+@pytest.mark.parametrize("begins", [(32, 32), (32, 16)])
+def test_ranks_that_go_on_without_others_began_at_one_step(begins):
+    (window,) = run([]).windows()
+    window = replace(
+        window,
+        world_size=2,
+        begins={0: (0, begins[0]), 1: (0, begins[1]), 2: (0,), 3: (0,)},
+    )
+    detector = Progress()
+    findings = detector.advance(window, detector.start()).findings
+    assert [(f.ranks, f.first_step) for f in findings] == ([((0, 1), 16)] if 16 in begins else [])
+
+
+def discarding(step, rank, *, ranks=2, steps=60):
+    thrown = np.full((ranks, steps), np.nan)
+    thrown[rank, step] = 1.0
+    return thrown
+
+
+def parted(since, *, ranks=2, every=8):
+    clusters = [*[0] * (ranks - 1), 1]
+    for step in range(0, 60, every):
+        for stage in ("reduced_gradient", "parameters"):
+            yield equal(step, stage, ranks) if step < since else differing(step, stage, clusters)
+
+
+def test_a_gradient_thrown_away_on_one_rank_tells_the_step_that_it_left_out():
+    made = run(parted(30), ranks=2, passes_discarded=discarding(29, 1))
+    for cuts in ((), range(60)):
+        (alert,) = judge(made, [Progress()], cuts).alerts
+        assert (alert.kind, alert.severity) == ("desync.progress", "critical")
+        assert (alert.ranks, alert.first_step, alert.seen_step) == ((1,), 29, 32)
+        assert "threw it away" in alert.cause
+
+
+def test_what_shows_it_first_opens_the_alert_however_the_steps_are_cut():
+    norms = np.tile(1.0 + 0.01 * np.arange(61), (4, 1))
+    applied = norms[:, :60].copy()
+    applied[1, 29:] = norms[1, 30:]  # a step ahead of what it has not taken
+    looks = [
+        c if c.step < 29 else differing(c.step, c.stage, [0, 1, 0, 0])
+        for c in parted(30, ranks=4, every=1)
+    ]
+    thrown = discarding(29, 1, ranks=4)
+    made = run(looks, ranks=4, grad_norm=applied, passes_discarded=thrown)
+    found = {
+        (a.id, a.ranks, a.first_step, a.seen_step)
+        for cuts in ((), range(60), (30,), (31,))
+        for a in judge(made, [Progress()], cuts).alerts
+    }
+    ((_, ranks, first, seen),) = found
+    assert (ranks, first, seen) == ((1,), 29, 29)
+
+
+def test_a_gradient_thrown_away_by_ranks_that_stay_equal_is_none_left_out():
+    assert not judge(run(parted(99), passes_discarded=discarding(29, 1), ranks=2), [Progress()]).of(
+        "desync.progress"
+    )
+
+
+def test_nor_is_one_that_all_ranks_threw_away():
+    thrown = discarding(29, 1)
+    thrown[0, 29] = 1.0
+    assert not judge(run(parted(30), passes_discarded=thrown, ranks=2), [Progress()]).alerts
+
+
+def test_nor_one_of_ranks_that_were_apart_before():
+    assert not judge(
+        run(parted(20), passes_discarded=discarding(29, 1), ranks=2), [Progress()]
+    ).alerts
+
+
+# ---------------------------------------------------------------------------------------- buffers
+
+
+def statistics(step, clusters, distance, variance=0.02):
+    tensors = [buffer("bn.running_mean", distance), buffer("bn.running_var", distance, variance)]
+    return differing(step, "buffers", clusters, tensors, of=3)
+
+
+def severity_of(looks):
+    (alert,) = judge(run(looks, ranks=len(looks[0].ranks)), [Buffers()]).alerts
+    return alert.severity, alert.evidence["harm"]
+
+
+def test_statistics_of_each_ranks_own_batches_are_worth_a_note():
+    looks = [statistics(step, [0, 1, 2, 3], 0.1 + 0.01 * step) for step in range(40)]
+    assert severity_of(looks) == ("info", "")
+
+
+def test_statistics_that_most_ranks_share_are_not_of_own_batches():
+    looks = [equal(20, "buffers"), statistics(30, [0, 0, 1, 0], 0.1)]
+    assert severity_of(looks) == ("warning", "minority")
+
+
+def test_other_buffers_may_be_one_ranks_own():
+    counter = TensorDifference("seen", (1,), (2,), 1.0, 1.0, 1, "buffers")
+    assert severity_of([differing(30, "buffers", [0, 0, 1, 0], [counter], of=3)]) == ("info", "")
+
+
+def test_statistics_that_differ_and_stay_as_they_are():
+    looks = [equal(20, "buffers", 2), *(statistics(step, [0, 1], 0.1) for step in (30, 34))]
+    assert severity_of(looks) == ("warning", "still")
+
+
+def test_statistics_of_very_different_data():
+    looks = [statistics(s, [0, 1, 2, 3], 0.1 + s, variance=0.1 * s) for s in range(1, 9)]
+    assert severity_of(looks) == ("warning", "far")
+
+
+def test_buffers_of_the_others_that_agree_show_nothing():
+    looks = [
+        of_ranks(c, 0, 1, 3) if c.step % 3 == 1 else c
+        for c in (statistics(step, [0, 0, 1, 0], 0.1 + step) for step in range(30, 60))
+    ]
+    (alert,) = judge(run(looks), [Buffers()]).alerts
+    assert (alert.first_step, alert.state) == (30, "open")
+
+
+class Halves(Trace):
+    """Two ranks that hold different halves of a model."""
+
+    def windows(self, cuts=()):
+        for window in super().windows(cuts):
+            yield replace(window, config={"data_parallel": ""}, classes=((0,), (1,)))
+
+
+def test_what_ranks_with_different_parts_both_hold_is_said_to_be_compared():
+    tensors = [TensorDifference("norm", (4,), (1,), 0.1, 0.1, 4)]
+    good = [equal(step, "reduced_gradient", 2) for step in range(20)]
+    check = judge(run(good, ranks=2, kind=Halves), [Desync()]).checks["desync.gradients"]
+    assert check.status == "ok"
+    assert "Of ranks 0 and 1, only tensors that other ranks hold" in check.why
+    bad = [differing(step, "reduced_gradient", [0, 1], tensors, of=4) for step in range(20, 60)]
+    (alert,) = judge(run([*good, *bad], ranks=2, kind=Halves), [Desync()]).alerts
+    assert (alert.severity, alert.first_step, alert.tensors) == ("critical", 20, ("norm",))
