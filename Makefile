@@ -77,11 +77,11 @@ corpus: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.lab.corpus table .corpus --coverage docs/coverage.md $(ARGS)
 
 docs: $(STAMP)
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m docs.generate
 
 screenshot: $(STAMP)
 	@.ci/browser
-	$(BIN)/python docs/demo_screenshot.py $(ARGS)
+	$(BIN)/python -m docs.demo_screenshot $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(STACKS_VENV) .venv-peers build dist *.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,6 +1,6 @@
 """How fast digests and sketches are, beside the memory they are read from.
 
-    python benchmarks/fingerprint.py [--rounds N] [--elements N] [--json FILE]
+    python -m benchmarks.fingerprint [--rounds N] [--elements N] [--json FILE]
 
 One thread. Everything is timed in turns, round after round, so that a machine that drifts drifts
 for all; the figures are medians of the rounds, and the ratios are medians of the ratios within a

@@ -6,7 +6,7 @@ Parts, one after the other: `peers` (Rankscope, MLflow, trackio, wandb offline, 
 in turns), `ingest`, `query`, `evaluation` (from a step to its alert) and `agent`. The peers are
 installed into .venv-peers the first time, which takes minutes; `--peers none` measures Rankscope
 alone. The same parts can be called with all their options: benchmarks.load, benchmarks.query,
-benchmarks.alert_latency and benchmarks/agent/__main__.py.
+benchmarks.alert_latency and benchmarks.agent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FULL = {
     "ingest": ("-m", "benchmarks.load", "--seconds", "60"),
     "query": ("-m", "benchmarks.query"),
     "evaluation": ("-m", "benchmarks.alert_latency"),
-    "agent": ("benchmarks/agent/__main__.py",),
+    "agent": ("-m", "benchmarks.agent"),
 }
 _QUICK = {
     "ingest": ("-m", "benchmarks.load", "--seconds", "6", "--ranks", "16"),
@@ -42,7 +42,7 @@ _QUICK = {
         *("--runs", "500", "--repeats", "10"),
     ),
     "evaluation": ("-m", "benchmarks.alert_latency", "--ranks", "16", "--runs", "3"),
-    "agent": ("benchmarks/agent/__main__.py", "--quick"),
+    "agent": ("-m", "benchmarks.agent", "--quick"),
 }
 # These print their figures; the others write them where they are told to.
 _PRINTING = ("ingest", "evaluation")

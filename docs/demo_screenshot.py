@@ -31,8 +31,8 @@ def main() -> int:
         command += ["--port", str(free_port())]
         with Process(command, log=log) as demo:
             server, run = _wait_for_the_end(demo)
-            picture = [sys.executable, str(HERE / "screenshot.py"), server, run]
-            return subprocess.call([*picture, "-o", str(options.output)])
+            picture = [sys.executable, "-m", "docs.screenshot", server, run]
+            return subprocess.call([*picture, "-o", str(options.output)], cwd=HERE.parent)
 
 
 def _wait_for_the_end(demo: Process) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Writes a picture of a run's page: `python docs/screenshot.py SERVER RUN -o docs/images/x.png`.
+"""Writes a picture of a run's page: `python -m docs.screenshot SERVER RUN -o docs/images/x.png`.
 
 The picture in the README is made by this from a demo that is still serving. Needs the development
 packages and a Chromium.
@@ -10,8 +10,6 @@ import argparse
 import sys
 from pathlib import Path
 from urllib.parse import quote
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from tests.support.browser import save_screenshot
 

@@ -1,13 +1,7 @@
 """The figures of `benchmarks/agent/__main__.py`, of step times whose answer is known."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-# No part of a package: found from the repository's root alone.
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.agent import figures
 

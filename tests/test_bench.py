@@ -1,13 +1,8 @@
 """`make bench`: the points really written, really read back, and the table of what came out."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
-
-# No part of a package: found from the repository's root alone.
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import run
 from benchmarks.peers import environments, table, turns

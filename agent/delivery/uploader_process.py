@@ -48,7 +48,7 @@ def main(starter: int, library: str, trainer: int) -> None:
     if os.getppid() == trainer:
         return  # it adopts orphans: it would have a child after all
     sys.path.append(library)
-    posting = _beside("posting")
+    posting = _beside("http")
     with (
         socket.socket(fileno=0) as connection,
         socket.socket(fileno=1) as bell,
@@ -109,7 +109,10 @@ def _received(connection: socket.socket, length: int) -> bytes:
 
 def _beside(name: str) -> Any:
     """A module of this folder, without the package around it."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    path = Path(__file__).with_name(f"{name}.py")
+    # Not under its own name, which one of the standard library has.
+    name = f"_rankscope_{name}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,6 +1,6 @@
 """What the agent costs a step: the same training with and without it, in turns, in one launch.
 
-    python benchmarks/agent/__main__.py [--quick] [--json FILE] [--traincheck] [--server sink|real]
+    python -m benchmarks.agent [--quick] [--json FILE] [--traincheck] [--server sink|real]
 
 Two gloo ranks train under DistributedDataParallel on the CPU, one thread each. Times are those of
 rank 0, as ratios; absolute times belong to the machine.
@@ -125,7 +125,7 @@ def main() -> None:
 def served(kind: str, folder: str) -> Iterator[tuple[str, Any]]:
     """A server, and a function that tells what it was posted for the workloads."""
     if kind == "sink":
-        command = [sys.executable, str(Path(__file__).parent / "agent" / "sink.py")]
+        command = [sys.executable, str(Path(__file__).parent / "sink.py")]
     else:
         serve = str(Path(sys.executable).with_name("rankscope"))
         command = [serve, "serve", "--port", "0", "--db", f"sqlite:///{folder}/bench.db"]

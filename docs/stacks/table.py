@@ -1,6 +1,6 @@
 """Writes README.md of this folder from what `make test-stacks` found: stack x signal.
 
-python docs/stacks/table.py
+python -m docs.stacks.table
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.support.faultlab import case, results, scoring
+from tests.lab.faults import case, results
+from tests.lab.faults import score as scoring
 
 RIGHT = {"kind": "update.missing", "severity": "critical", "stage": None, "ranks": [0, 1]}
 RIGHT |= {"tensors": [], "first_step": 3}

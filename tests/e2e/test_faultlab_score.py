@@ -3,7 +3,12 @@
 import pytest
 
 from rankscope.agent.wire import STAGES
-from tests.support.faultlab import CASES, REPOSITORY, case, lab, scoring
+from tests.lab.faults import case, lab
+from tests.lab.faults import score as scoring
+from tests.lab.faults.families import REGISTRY
+from tests.support.faultlab import REPOSITORY
+
+CASES = REGISTRY.cases
 
 EXPECTED = case.Expected(
     kinds=("desync.gradients",),
@@ -121,4 +126,4 @@ def test_what_is_expected_of_a_case_can_be_said(kind):
         assert all(ranks <= frozenset(range(job.world)) for ranks in expected.ranks)
         assert bool(expected.kinds) == (kind.id[0] == "F")
         assert kind.what
-        assert (REPOSITORY / "benchmarks" / "faultlab" / f"{kind.family}.py").exists()
+        assert (REPOSITORY / "tests" / "lab" / "faults" / f"{kind.family}.py").exists()

@@ -9,11 +9,11 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import deepspeed
 from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
-from stacks import faults
 
 from rankscope import agent
 from tests.lab.faults.case import Expected
 from tests.lab.faults.hardware import flip
+from tests.stacks import faults
 
 
 def begin() -> int:

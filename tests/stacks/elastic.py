@@ -43,7 +43,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     told = json.loads(Path(facts).read_text(encoding="utf-8"))
     folder = Path(told["folder"])
-    job = f"stacks.jobs.{stack}"
+    job = f"tests.stacks.jobs.{stack}"
     waiting = []
     for case in importlib.import_module(job).CASES:
         if told["only"] in ("", case.id):

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from stacks.options import told
 
 from tests.lab.faults.case import Expected
 from tests.lab.faults.hardware import flip
 from tests.lab.faults.training import Training, sample_all
+from tests.stacks.options import told
 
 
 def begin() -> int:

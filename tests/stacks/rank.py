@@ -23,7 +23,7 @@ from tests.lab.faults.case import Expected, Setting
 def main() -> None:
     """Trains all cases of a stack."""
     stack, facts = sys.argv[1], json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
-    job = importlib.import_module(f"stacks.jobs.{stack}")
+    job = importlib.import_module(f"tests.stacks.jobs.{stack}")
     rank = job.begin()
     cases = [
         case(

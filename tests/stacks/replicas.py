@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_digits
-from stacks.options import told
 
 from tests.lab.faults.case import Case, Expected
+from tests.stacks.options import told
 
 BATCH = 16
 WORLD = 2

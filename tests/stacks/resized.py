@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from stacks import faults
-from stacks.options import told
 
 from rankscope import agent
 from tests.lab.faults.case import Expected
 from tests.lab.faults.models import BATCH, SAMPLES, batches_of, order_of
 from tests.lab.faults.training import Training, sample_all
+from tests.stacks import faults
+from tests.stacks.options import told
 
 _LONGEST_WAIT = 120.0
 

@@ -13,7 +13,7 @@ def test_the_table_is_made_of_the_results():
     table = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(table)
     assert (DOCS / "README.md").read_text(encoding="utf-8") == table.page(), (
-        "call `python docs/stacks/table.py`"
+        "call `python -m docs.stacks.table`"
     )
 
 

@@ -1,22 +1,11 @@
-"""The fault lab, for tests: benchmarks are no part of the installed package."""
+"""The fault lab run as a person would run it."""
 
-import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-
-if str(REPOSITORY) not in sys.path:
-    # Last: nothing of the repository's top may hide an installed module.
-    sys.path.append(str(REPOSITORY))
-
-case = importlib.import_module("tests.lab.faults.case")
-lab = importlib.import_module("tests.lab.faults.lab")
-scoring = importlib.import_module("tests.lab.faults.score")
-CASES = importlib.import_module("tests.lab.faults.families").REGISTRY.cases
-results = importlib.import_module("tests.lab.faults.results")
 
 
 def ran(folder: Path, *options: str) -> Path:

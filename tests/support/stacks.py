@@ -134,7 +134,7 @@ def run(stack: Stack, server: str, folder: Path, *, only: str = "", timeout: flo
         env={
             **os.environ,
             "PATH": f"{stack.bin}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, STACKS.parent, *stack.apart))),
+            "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, *stack.apart))),
             "RANKSCOPE_SPOOL": str(folder / "spool"),
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",

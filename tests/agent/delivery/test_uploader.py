@@ -94,10 +94,12 @@ def test_it_ends_with_its_socket(uploader: Uploader, pid: int) -> None:
 def test_bodies_and_answers_larger_than_a_socket_holds(
     collector: Collector, uploader: Uploader
 ) -> None:
-    large = wire.encode(wire.Batch(run="r" * 200, rank=0, seq=1, error="e" * 5_000_000))
+    events = tuple(wire.Event(step=n, kind="k", text="e" * 60_000, data={}) for n in range(80))
+    large = wire.encode(wire.Batch(run="r" * 200, rank=0, seq=1, events=events))
+    assert len(large) > 4_000_000
     reply = post(uploader, large)
     assert isinstance(reply, Reply)
-    assert len(collector.batches[-1].error) == 5_000_000
+    assert collector.batches[-1].events == events
 
     collector.always = collectors.Reply(body="x" * 200_000)
     reply = post(uploader)
@@ -370,9 +372,9 @@ def begin(tmp_path: Path, collector: Collector) -> Iterator[object]:
     def start(lines: str) -> tuple[subprocess.Popen[str], int]:
         script = tmp_path / "trainer.py"
         script.write_text(TRAINER + lines)
-        tests = str(Path(__file__).parents[1])
+        repository = str(Path(__file__).parents[3])
         process = subprocess.Popen(
-            [sys.executable, str(script), collector.url, str(tmp_path / "spool"), tests],
+            [sys.executable, str(script), collector.url, str(tmp_path / "spool"), repository],
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,

@@ -145,9 +145,9 @@ print(seen[0]._connection.sender.counters.dropped)
 
 def child(house, limit, each="None"):
     script = CHILD.format(limit=limit, each=each)
-    tests = str(saboteur.AGENT.parent / "tests")
+    repository = str(saboteur.AGENT.parent)
     done = subprocess.run(
-        [sys.executable, "-c", script, tests, house.collector.url, str(house.spool)],
+        [sys.executable, "-c", script, repository, house.collector.url, str(house.spool)],
         capture_output=True,
         text=True,
         timeout=60,

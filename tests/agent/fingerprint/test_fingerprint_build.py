@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.agent.fingerprint import kernel
 
-REPOSITORY = Path(__file__).parent.parent.parent
+REPOSITORY = Path(__file__).parents[3]
 FILES = ["agent/fingerprint/kernel.c", "agent/fingerprint/__init__.py", "agent/__init__.py"]
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 

@@ -23,7 +23,7 @@ from tests.lab.corpus import recorded, table
 from tests.lab.corpus.families import FAULTY, HEALTHY
 from tests.support.traces import Trace
 
-TRACES = Path(__file__).parents[2] / "tests" / "server" / "detectors" / "traces"
+TRACES = Path(__file__).parents[3] / "tests" / "server" / "detectors" / "traces"
 
 
 def judge(run: Trace, settings: Effective) -> list[str]:

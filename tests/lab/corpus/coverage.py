@@ -20,7 +20,7 @@ from tests.lab.faults.case import Setting
 from tests.lab.faults.families import REGISTRY
 from tests.support.judging import Judgement
 
-_CASES = Path(__file__).parents[2] / "tests" / "server" / "detectors" / "cases"
+_CASES = Path(__file__).parents[3] / "tests" / "server" / "detectors" / "cases"
 _HEAD = """# Where every detector is checked, and where it fires
 
 <!-- Written by `make corpus`. Do not edit by hand. -->

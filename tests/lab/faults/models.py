@@ -12,7 +12,7 @@ from torch import nn
 
 BATCH = 16
 SAMPLES = 1024
-_TEXT = Path(__file__).parents[2] / "LICENSE"
+_TEXT = Path(__file__).parents[3] / "LICENSE"
 _CONTEXT = 16
 _LETTERS = 64
 

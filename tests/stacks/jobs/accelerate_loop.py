@@ -1,9 +1,9 @@
 """Accelerate: a loop of one's own under `accumulate`, two micro-batches a step."""
 
 from accelerate import Accelerator
-from stacks.faults import Flip, OwnGradient, OwnRate, Prepared, SameData, begin, cases
 
 from rankscope import agent
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, Prepared, SameData, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 2

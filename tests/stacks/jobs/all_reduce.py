@@ -1,9 +1,8 @@
 """Ranks that reduce their gradients themselves, as many tutorials do."""
 
-from stacks.faults import Flip, OwnGradient, OwnStart, begin, cases
-
 from tests.lab.faults.case import Expected
 from tests.lab.faults.training import Manual
+from tests.stacks.faults import Flip, OwnGradient, OwnStart, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -2,12 +2,12 @@
 
 import torch
 import torch.distributed as dist
-from stacks.faults import begin, cases
-from stacks.options import told
 
 from rankscope import agent
 from tests.lab.faults.case import Expected
 from tests.lab.faults.training import Training, sample_all
+from tests.stacks.faults import begin, cases
+from tests.stacks.options import told
 
 LAUNCH = "torchrun"
 WORLD = 4

@@ -2,11 +2,11 @@
 
 import torch
 import torch.distributed as dist
-from stacks.faults import Flip, OwnGradient, begin, cases
 
 from tests.lab.faults.case import Expected
 from tests.lab.faults.models import batches_of, epoch_steps
 from tests.lab.faults.training import Manual
+from tests.stacks.faults import Flip, OwnGradient, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 4

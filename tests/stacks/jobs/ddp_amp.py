@@ -1,10 +1,10 @@
 """DDP with mixed precision: passes in float16, and a GradScaler over them."""
 
 import torch
-from stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
 
 from tests.lab.faults.case import Expected
 from tests.lab.faults.precision import Scaled
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 2

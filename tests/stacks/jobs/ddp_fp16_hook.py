@@ -1,9 +1,9 @@
 """DDP whose communication hook compresses gradients to float16."""
 
-from stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from tests.lab.faults.training import Training
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -1,9 +1,8 @@
 """DDP with gradient accumulation: all micro-batches but the last under `no_sync`."""
 
-from stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
-
 from tests.lab.faults.case import Expected
 from tests.lab.faults.training import Training
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -1,9 +1,9 @@
 """DDP whose communication hook compresses gradients by PowerSGD."""
 
-from stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from tests.lab.faults.training import Training
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -1,12 +1,12 @@
 """DDP with a static graph, for a block that is checkpointed and called twice."""
 
 import torch
-from stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from tests.lab.faults.models import Mlp
 from tests.lab.faults.training import Training
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 2

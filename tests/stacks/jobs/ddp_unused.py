@@ -1,10 +1,10 @@
 """DDP that looks for unused parameters: a layer is left out at some steps, on some ranks."""
 
 import torch
-from stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 
 from tests.lab.faults.models import Mlp
 from tests.lab.faults.training import Training
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 2

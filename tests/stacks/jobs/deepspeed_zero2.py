@@ -1,6 +1,6 @@
 """DeepSpeed: ZeRO 2, gradients and optimizer in parts; AdamW."""
 
-from stacks.deepspeed_engine import Engine, begin, parted
+from tests.stacks.deepspeed_engine import Engine, begin, parted
 
 LAUNCH = "torchrun"
 WORLD = 2

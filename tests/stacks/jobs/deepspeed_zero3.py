@@ -1,7 +1,7 @@
 """DeepSpeed: ZeRO 3, parameters, gradients and optimizer in parts; AdamW."""
 
-from stacks.deepspeed_engine import Engine, WrongGather, begin
-from stacks.faults import NotANumber, OwnRate, SameData, SmallBatches, cases
+from tests.stacks.deepspeed_engine import Engine, WrongGather, begin
+from tests.stacks.faults import NotANumber, OwnRate, SameData, SmallBatches, cases
 
 LAUNCH = "torchrun"
 WORLD = 2

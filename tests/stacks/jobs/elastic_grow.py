@@ -1,7 +1,7 @@
 """DDP under `torchrun --nnodes=1:2`: a node of two comes to the two ranks that there are."""
 
-from stacks.faults import Flip, OwnGradient, OwnRate, cases
-from stacks.resized import OlderCheckpoint, OwnWeights, Resized, begin
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, cases
+from tests.stacks.resized import OlderCheckpoint, OwnWeights, Resized, begin
 
 LAUNCH = "torchrun, a node joins"
 WORLD = 4

@@ -1,6 +1,7 @@
 """FSDP2: `fully_shard` over all ranks."""
 
-from stacks.faults import (
+from tests.lab.faults.sharded import Sharded
+from tests.stacks.faults import (
     BadLabels,
     NotANumber,
     OwnRate,
@@ -10,8 +11,6 @@ from stacks.faults import (
     begin,
     cases,
 )
-
-from tests.lab.faults.sharded import Sharded
 
 LAUNCH = "torchrun"
 WORLD = 2

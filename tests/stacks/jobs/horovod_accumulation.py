@@ -1,8 +1,9 @@
 """Horovod with `backward_passes_per_step=2` and compression to float16."""
 
 import horovod.torch as hvd
-from stacks.faults import Flip, OwnRate, SameData, cases
-from stacks.jobs.horovod_torch import Horovod, LateGradient, begin
+
+from tests.stacks.faults import Flip, OwnRate, SameData, cases
+from tests.stacks.jobs.horovod_torch import Horovod, LateGradient, begin
 
 LAUNCH = "horovodrun"
 WORLD = 2

@@ -2,10 +2,10 @@
 
 import horovod.torch as hvd
 import torch
-from stacks.faults import Flip, OwnGradient, OwnRate, cases
 
 from tests.lab.faults.case import Expected
 from tests.lab.faults.training import Training
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, cases
 
 LAUNCH = "horovodrun"
 WORLD = 2

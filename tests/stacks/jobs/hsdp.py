@@ -1,10 +1,10 @@
 """HSDP: two replicas of two shards each."""
 
-from stacks.faults import Flip, OwnRate, SameData, begin, cases
 from torch.distributed.tensor import DTensor
 
 from tests.lab.faults.case import Expected
 from tests.lab.faults.sharded import Sharded
+from tests.stacks.faults import Flip, OwnRate, SameData, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 4

@@ -2,11 +2,11 @@
 
 import torch
 import torch.distributed as dist
-from stacks.faults import Flip, OwnGradient, OwnRate, OwnStart, SameData, begin, cases
-from stacks.jobs.all_reduce import Summed
 
 from tests.lab.faults.local_sgd import MissedAverage
 from tests.lab.faults.training import Manual
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, OwnStart, SameData, begin, cases
+from tests.stacks.jobs.all_reduce import Summed
 
 LAUNCH = "torchrun"
 WORLD = 4

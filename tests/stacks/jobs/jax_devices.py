@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from stacks.replicas import BadLabels, Drifts, Nan, OwnStart, Replicated, Summed, cases
 
 from rankscope import agent
+from tests.stacks.replicas import BadLabels, Drifts, Nan, OwnStart, Replicated, Summed, cases
 
 LAUNCH = "python"
 WORLD = 2

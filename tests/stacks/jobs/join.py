@@ -1,9 +1,9 @@
 """DDP under `Join`: one rank has more batches than the other."""
 
-from stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
 from torch.distributed.algorithms.join import Join
 
 from tests.lab.faults.training import Training
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -7,9 +7,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
-from stacks.replicas import BATCH, BadLabels, Drifts, Nan, OwnStart, Replicated, cases
 
 from rankscope import agent
+from tests.stacks.replicas import BATCH, BadLabels, Drifts, Nan, OwnStart, Replicated, cases
 
 LAUNCH = "python"
 WORLD = 2

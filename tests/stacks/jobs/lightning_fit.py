@@ -3,10 +3,19 @@
 import logging
 
 import lightning
-from stacks.faults import Flip, Inside, NotANumber, OwnGradient, OwnRate, SameData, begin, cases
 
 from rankscope import agent
 from tests.lab.faults.training import sample_all
+from tests.stacks.faults import (
+    Flip,
+    Inside,
+    NotANumber,
+    OwnGradient,
+    OwnRate,
+    SameData,
+    begin,
+    cases,
+)
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -1,8 +1,7 @@
 """Local SGD: every rank trains for itself; every 8 steps the weights are averaged."""
 
-from stacks.faults import OwnRate, SameData, begin, cases
-
 from tests.lab.faults.local_sgd import LocalSGD, MissedAverage
+from tests.stacks.faults import OwnRate, SameData, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -4,12 +4,12 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from stacks import faults
-from stacks.faults import Flip, NotANumber, OwnRate, Prepared, SameData, cases
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import agent
+from tests.stacks import faults
+from tests.stacks.faults import Flip, NotANumber, OwnRate, Prepared, SameData, cases
 
 LAUNCH = "torchrun"
 WORLD = 4

@@ -1,9 +1,8 @@
 """A synchronous parameter server over reduce and broadcast."""
 
-from stacks.faults import begin, cases
-
 from tests.lab.faults.case import Expected
 from tests.lab.faults.local_sgd import ParameterServer
+from tests.stacks.faults import begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 4

@@ -2,11 +2,11 @@
 
 import torch
 import torch.distributed as dist
-from stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from tests.lab.faults.training import Training
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 4

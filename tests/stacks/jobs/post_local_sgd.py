@@ -1,11 +1,11 @@
 """Post-local SGD: DDP at first, then averages every 4 steps, as torch has it."""
 
-from stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
 
 from tests.lab.faults.training import Training
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -3,9 +3,9 @@
 import torch
 import torch.distributed as dist
 from ray.train.torch import prepare_model
-from stacks.faults import Flip, NotANumber, OwnGradient, OwnRate, SameData, cases
 
 from tests.lab.faults.training import Training
+from tests.stacks.faults import Flip, NotANumber, OwnGradient, OwnRate, SameData, cases
 
 LAUNCH = "Ray Train"
 WORLD = 2

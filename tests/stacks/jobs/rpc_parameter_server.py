@@ -4,9 +4,10 @@ import os
 import threading
 
 import torch.distributed as dist
-from stacks import faults
-from stacks.jobs.async_parameter_server import FAULTS, Model
 from torch.distributed import rpc
+
+from tests.stacks import faults
+from tests.stacks.jobs.async_parameter_server import FAULTS, Model
 
 LAUNCH = "torchrun"
 WORLD = 4

@@ -1,8 +1,7 @@
 """Gradients are collected on each rank and reduced every fourth batch only."""
 
-from stacks.faults import Flip, OwnGradient, OwnStart, begin, cases
-
 from tests.lab.faults.training import Manual
+from tests.stacks.faults import Flip, OwnGradient, OwnStart, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -1,9 +1,8 @@
 """Tensor parallel times data parallel, 2x2: halves by hand, pairs are reduced."""
 
-from stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
-
 from tests.lab.faults.case import Expected
 from tests.lab.faults.sharded import TensorParallel
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 4

@@ -1,7 +1,6 @@
 """Tensor parallel: `parallelize_module` over two ranks that read the same batches."""
 
 import torch
-from stacks.faults import Flip, NotANumber, OwnGradient, OwnRate, begin, cases
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
@@ -11,6 +10,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from tests.lab.faults.training import Training
+from tests.stacks.faults import Flip, NotANumber, OwnGradient, OwnRate, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -1,10 +1,10 @@
 """A custom loop of TensorFlow under MirroredStrategy."""
 
 import tensorflow as tf
-from stacks.jobs.keras_mirrored import Mirrored, begin
-from stacks.replicas import BadLabels, Drifts, Nan, OwnStart, Summed, cases
 
 from rankscope import agent
+from tests.stacks.jobs.keras_mirrored import Mirrored, begin
+from tests.stacks.replicas import BadLabels, Drifts, Nan, OwnStart, Summed, cases
 
 LAUNCH = "python"
 WORLD = 2

@@ -4,8 +4,9 @@ import json
 import os
 
 import tensorflow as tf
-from stacks.jobs.tensorflow_loop import Loop
-from stacks.replicas import BATCH, BadLabels, Drifts, Nan, OwnStart, Summed, cases
+
+from tests.stacks.jobs.tensorflow_loop import Loop
+from tests.stacks.replicas import BATCH, BadLabels, Drifts, Nan, OwnStart, Summed, cases
 
 LAUNCH = "TF_CONFIG"
 WORLD = 2

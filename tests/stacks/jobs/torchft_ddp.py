@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import torch
 import torchft
-from stacks.faults import Flip, NotANumber, OwnGradient, OwnRate, SameData, cases
 
 from tests.lab.faults.training import Training
+from tests.stacks.faults import Flip, NotANumber, OwnGradient, OwnRate, SameData, cases
 
 LAUNCH = "torchft"
 WORLD = 2

@@ -1,13 +1,22 @@
 """Transformers: `Trainer.train` under torchrun."""
 
 import torch
-from stacks.faults import Flip, Inside, NotANumber, OwnGradient, OwnRate, SameData, begin, cases
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from rankscope import agent
 from tests.lab.faults.training import sample_all
+from tests.stacks.faults import (
+    Flip,
+    Inside,
+    NotANumber,
+    OwnGradient,
+    OwnRate,
+    SameData,
+    begin,
+    cases,
+)
 
 LAUNCH = "torchrun"
 WORLD = 2

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
-
 from tests.lab.faults.sharded import zero_1
 from tests.lab.faults.training import Training
+from tests.stacks.faults import Flip, OwnGradient, OwnRate, SameData, begin, cases
 
 LAUNCH = "torchrun"
 WORLD = 2
