@@ -12,9 +12,9 @@ from math import inf
 
 from rankscope.agent import wire
 from rankscope.server.alerts.lifecycle import TIME_BASED, Transition
-from rankscope.server.alerts.model import Alert
 from rankscope.server.alerts.rules import BLUR, RULES, Rule
 from rankscope.server.detectors.incident import AGREED_UNTIL
+from rankscope.server.window import Alert
 
 
 def link(alerts: Sequence[Alert]) -> tuple[Alert, ...]:

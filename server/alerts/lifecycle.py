@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rankscope.agent import wire
-from rankscope.server.alerts.model import Alert
 from rankscope.server.detectors.base import Finding
+from rankscope.server.window import Alert
 
 # What they see is the clock and not a step: they are over as soon as they are no longer found.
 TIME_BASED = frozenset({"rank.failed", "rank.silent", "rank.stalled"})

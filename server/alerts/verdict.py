@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rankscope.agent import wire
-from rankscope.server.alerts.model import Alert
-from rankscope.server.detectors.base import Check, Status
+from rankscope.server.window import Alert, Check, Status
 
 _JUDGED = (Status.OK, Status.OPEN)
 _STATES_THAT_FAIL = {

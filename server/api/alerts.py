@@ -9,12 +9,12 @@ from fastapi import APIRouter, Depends, Query
 from sqlalchemy import Connection, Engine
 
 from rankscope.server import detectors
-from rankscope.server.alerts.model import Alert
 from rankscope.server.api import models
 from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.problems import Problem
 from rankscope.server.storage import alerts
 from rankscope.server.storage.engine import reading, writing
+from rankscope.server.window import Alert
 
 router = APIRouter(tags=["alerts"])
 

@@ -96,7 +96,7 @@ def get_run_settings(engine: Database, run: RunId) -> models.DetectorSettings:
         raise Problem(404, f"run {run!r} has not been looked at yet; ask again in a second")
     declared = row.config.get("profile")
     return models.DetectorSettings.model_validate(
-        judged_by.to_json() | {"profile": declared or judged_by.profile}
+        judged_by | {"profile": declared or judged_by["profile"]}
     )
 
 

@@ -23,8 +23,7 @@ from rankscope.server.api.problems import Problem
 from rankscope.server.comparison.compare import pairwise_distances
 from rankscope.server.storage import comparisons
 from rankscope.server.storage.engine import reading
-from rankscope.server.storage.evaluation import PrintPart
-from rankscope.server.window import Comparison, TensorDifference
+from rankscope.server.window import Comparison, PrintPart, TensorDifference
 
 router = APIRouter(tags=["divergence"])
 

@@ -41,7 +41,8 @@ def get_verdict(
     with reading(engine) as connection:
         row = known_run(connection, run)
         found = findings(connection, runs={row.key: row.id}, now=time.time())[row.key]
-        judged_by = settings.load_run(connection, run=row.key)
+        kept = settings.load_run(connection, run=row.key)
+    judged_by = None if kept is None else Effective.from_json(kept)
     options: dict[str, Any] = {
         "fail_on": fail_on,
         "kinds": frozenset(kind or ()),

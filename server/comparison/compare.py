@@ -211,20 +211,6 @@ def joined_table(tables: Mapping[str, wire.TensorTable]) -> LabelledTable:
     )
 
 
-def joined_print(prints: Mapping[str, wire.Print]) -> wire.Print:
-    """One fingerprint out of those of several tables, in the order of their names."""
-    ordered = [prints[name] for name in sorted(prints)]
-    if len(ordered) == 1:
-        return ordered[0]
-    sketches = [made.sketches for made in ordered if made.sketches is not None]
-    whole = len(sketches) == len(ordered) and len({s.shape[1] for s in sketches}) == 1
-    return replace(
-        ordered[0],
-        digests=np.concatenate([made.digests for made in ordered]),
-        sketches=np.concatenate(sketches) if whole else None,
-    )
-
-
 def with_prints(
     comparison: Comparison, prints: Mapping[int, wire.Print], table: LabelledTable
 ) -> Comparison:

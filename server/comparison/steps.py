@@ -13,7 +13,7 @@ from rankscope.agent import wire
 from rankscope.server.comparison import compare
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
 from rankscope.server.comparison.shared_tensors import Spans
-from rankscope.server.window import Comparison, Int64, Series
+from rankscope.server.window import Comparison, Int64, Series, joined_print
 
 # Numbers that must be the same on all ranks after a step, the link they speak for, and how exactly.
 COMPARED_SERIES = (
@@ -221,7 +221,7 @@ class Comparisons:
         table = compare.joined_table(
             {name: self._replicas.described(rank, made) for name, made in sorted(first.items())}
         )
-        joined = {rank: compare.joined_print(of_rank) for rank, of_rank in told.items()}
+        joined = {rank: joined_print(of_rank) for rank, of_rank in told.items()}
         own = None
         if len(joined) > 1:
             ranks = np.array(list(joined), dtype=np.int64)

@@ -7,13 +7,16 @@ reads as "passed".
 
 from __future__ import annotations
 
-import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from rankscope.server.detectors.policy import Policy
+
+# Authors of detectors look for these here.
+from rankscope.server.window import Check as Check
+from rankscope.server.window import Status as Status
 from rankscope.server.window import Window
 
 State = TypeVar("State")
@@ -24,32 +27,6 @@ LASTS = 0.1
 LASTS_SAMPLED = 0.5
 # What is so from some step on and stays so: however far apart observations are, enough will come.
 TO_THE_END = 1.0
-
-
-class Status(enum.StrEnum):
-    """How far a detector could judge a run."""
-
-    OK = "ok"
-    OPEN = "open"
-    INSUFFICIENT_DATA = "insufficient_data"
-    MISSING_INPUT = "missing_input"
-    NOT_APPLICABLE = "not_applicable"
-    SUSPENDED = "suspended"
-    # By the settings of the run.
-    OFF = "off"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A detector's answer for a run as it stands.
-
-    Attributes:
-        why: one sentence for a person: what was judged, or what is missing.
-    """
-
-    status: Status
-    why: str
 
 
 @dataclass(frozen=True, slots=True)

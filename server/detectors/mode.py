@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Policy
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, listing, ranks
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 _KIND = "mode.evaluation"
 _EVENT = "mode.changed"

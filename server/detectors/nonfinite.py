@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
-from rankscope.server.window import Window, is_wanted
+from rankscope.server.window import Check, Status, Window, is_wanted
 
 # Series that are losses, or were measured in an evaluation. A star stands for any characters.
 LOSS_LIKE = ("eval/*", "*loss*", "*Loss*")

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Reach, Status
+from rankscope.server.detectors.base import Reach
 from rankscope.server.detectors.statistics import Spacing
 from rankscope.server.detectors.wording import count, number
-from rankscope.server.window import Bool, Float64, Int64, Window
+from rankscope.server.window import Bool, Check, Float64, Int64, Status, Window
 
 # Steps from one observation to the next from which on steps are taken to be left out: a few that
 # are missing (a post that was lost, a phase without losses) are not.

@@ -9,11 +9,11 @@ from typing import Any
 
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.detectors import profiles
-from rankscope.server.detectors.base import Check, Detector, Finding, Reach, Status
+from rankscope.server.detectors.base import Detector, Finding, Reach
 from rankscope.server.detectors.profiles import DESCENT, LOGGED, PROFILES
 from rankscope.server.detectors.reach import Recorded
 from rankscope.server.detectors.settings import Effective
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 # A series that no rank has posted by then is not going to come: loggers of losses and norms begin
 # with the first steps.

@@ -28,14 +28,15 @@ from rankscope.server.comparison.local_gradients import LocalGradients
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
 from rankscope.server.comparison.steps import CLIPPING, COMPARED_SERIES, Comparisons
 from rankscope.server.evaluation.pending import Pending, PendingLayers, superseded_from
-from rankscope.server.storage.columns import Columns
-from rankscope.server.storage.evaluation import NewData, PrintPart
-from rankscope.server.storage.liveness import Life
 from rankscope.server.window import (
+    Columns,
     Comparison,
     ElementSums,
     Int64,
+    Life,
+    NewData,
     Occurrence,
+    PrintPart,
     RankLife,
     Reduction,
     Series,

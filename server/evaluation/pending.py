@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.agent.wire import Array
-from rankscope.server.storage.columns import Columns
-from rankscope.server.storage.layers import LayerPart
-from rankscope.server.window import Bool, Int64, LayerNumbers, Series
+from rankscope.server.window import Bool, Columns, Int64, LayerNumbers, LayerPart, Series
 
 
 class Pending:

@@ -14,8 +14,6 @@ from sqlalchemy import Connection, Engine
 
 from rankscope.server import detectors
 from rankscope.server.alerts import causes, lifecycle
-from rankscope.server.alerts.model import Alert
-from rankscope.server.detectors.base import Check, Status
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import Effective
 from rankscope.server.evaluation import snapshot
@@ -23,10 +21,10 @@ from rankscope.server.evaluation.align import MAX_LAG, WATCHED_LAYERS, Aligner
 from rankscope.server.evaluation.detector_settings import Given, for_project
 from rankscope.server.storage import comparisons, evaluation, leases, settings, snapshots
 from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.evaluation import NewData, RunRow
+from rankscope.server.storage.evaluation import RunRow
 from rankscope.server.storage.leases import Lease
-from rankscope.server.storage.liveness import Life, Lives, lives_since
-from rankscope.server.window import Window
+from rankscope.server.storage.liveness import Lives, lives_since
+from rankscope.server.window import Alert, Check, Life, NewData, Status, Window
 
 _logger = logging.getLogger(__name__)
 
@@ -200,10 +198,12 @@ class RunEvaluation:
         stored = evaluation.load_alerts(connection, run=self._key)
         # A run is judged by the settings that held when it was first looked at: evaluated again, it
         # says the same, whatever was set meanwhile.
-        judged_by = settings.load_run(connection, run=self._key)
-        if judged_by is None:
+        kept_settings = settings.load_run(connection, run=self._key)
+        if kept_settings is None:
             judged_by = for_project(connection, self._given, self._project)
             self._fresh_settings = judged_by
+        else:
+            judged_by = Effective.from_json(kept_settings)
         self._memory = self._blank(judged_by)
         kept = snapshots.load(connection, run=self._key, version=snapshot.version())
         if kept is not None and self._resume:
@@ -303,7 +303,9 @@ class RunEvaluation:
             with writing(self._engine) as connection:
                 leases.hold(connection, self.lease)
                 if self._fresh_settings is not None:
-                    settings.save_run(connection, run=self._key, settings=self._fresh_settings)
+                    settings.save_run(
+                        connection, run=self._key, settings=self._fresh_settings.to_json()
+                    )
                 for window in compared:
                     comparisons.write_comparisons(
                         connection, run=self._key, comparisons=window.comparisons

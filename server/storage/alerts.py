@@ -20,10 +20,9 @@ from sqlalchemy import (
 )
 
 from rankscope.agent import wire
-from rankscope.server.alerts.model import Alert
-from rankscope.server.detectors.base import Check, Status
 from rankscope.server.storage import schema
 from rankscope.server.storage.plain import plain
+from rankscope.server.window import Alert, Check, Status
 
 
 def alert_to_row(alert: Alert, run: int) -> dict[str, Any]:

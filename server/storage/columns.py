@@ -10,33 +10,12 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, select
 
-from rankscope.agent.wire import Array, Int64
+from rankscope.agent.wire import Int64
 from rankscope.server.storage import schema
 from rankscope.server.storage.arrivals import rows_as_they_came
 from rankscope.server.storage.dictionary import read_layouts
 from rankscope.server.storage.packing import unpack, unpack_steps
-from rankscope.server.window import is_wanted
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Some series of ranks that posted all of them at the same steps.
-
-    Attributes:
-        ranks: int64 [N], each once.
-        arrivals: int64 [N]: of several values of a rank at one step the last to arrive stands.
-        attempt: of all of the ranks.
-        names: [M]; stages, for words.
-        steps: int64 [S], ascending.
-        values: float64, uint64 for words, [N, M, S].
-    """
-
-    ranks: Int64
-    arrivals: Int64
-    attempt: int
-    names: tuple[str, ...]
-    steps: Int64
-    values: Array
+from rankscope.server.window import Columns, is_wanted
 
 
 @dataclass(slots=True)

@@ -10,13 +10,11 @@ import numpy as np
 from sqlalchemy import Connection, Row, func, insert, select, tuple_, update
 
 from rankscope.agent.wire import STAGES
-from rankscope.server.comparison.compare import joined_print
 from rankscope.server.storage import schema
-from rankscope.server.storage.evaluation import PrintPart
 from rankscope.server.storage.fingerprints import load_contents, print_of
 from rankscope.server.storage.packing import pack, unpack
 from rankscope.server.storage.plain import plain
-from rankscope.server.window import Comparison, TensorDifference
+from rankscope.server.window import Comparison, PrintPart, TensorDifference, joined_print
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, text, union, update
 
 from rankscope.agent import wire
-from rankscope.server.alerts.model import Alert
-from rankscope.server.detectors.base import Check
 from rankscope.server.storage import dialect, schema
 from rankscope.server.storage.alerts import alert_from_row, alert_to_row
-from rankscope.server.storage.columns import Columns, load_columns
+from rankscope.server.storage.columns import load_columns
 from rankscope.server.storage.fingerprints import bytes_of, load_contents, print_of
-from rankscope.server.storage.layers import LayerPart
 from rankscope.server.storage.layers import load_new as load_new_layers
-from rankscope.server.storage.liveness import Life, Lives
+from rankscope.server.storage.liveness import Lives
 from rankscope.server.storage.tables import load_tables
-from rankscope.server.window import Occurrence
+from rankscope.server.window import (
+    Alert,
+    Check,
+    NewData,
+    Occurrence,
+    PrintPart,
+)
 
 # A run that says nothing for this long is looked at no more, until a rank posts again.
 _FORGET_SECONDS = 24 * 3600.0
@@ -49,43 +52,6 @@ class RunRow:
     last_seen_at: float
     config: Mapping[str, Any]
     project: str
-
-
-@dataclass(frozen=True, slots=True)
-class PrintPart:
-    """A fingerprint of one rank."""
-
-    rank: int
-    attempt: int
-    print: wire.Print
-
-
-@dataclass(frozen=True, slots=True)
-class NewData:
-    """What came after `after`.
-
-    Attributes:
-        arrival: newest arrival read; ask on with it.
-        more: whether there is more than the limit let through.
-        tables: tensor tables by rank and name, of the newest attempts of the ranks whose tables
-            are news; a rank's is all of them.
-        configs: what ranks said of themselves at attach, of those where it is news.
-        events: what ranks told once, as far as detectors ask for it.
-        layers: numbers of single tensors, of the first few ranks.
-    """
-
-    arrival: int
-    more: bool
-    columns: tuple[Columns, ...]
-    words: tuple[Columns, ...]
-    prints: tuple[PrintPart, ...]
-    lives: tuple[Life, ...]
-    tables: Mapping[int, Mapping[str, wire.TensorTable]]
-    world_size: int
-    config: Mapping[str, Any]
-    configs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    events: tuple[Occurrence, ...] = ()
-    layers: tuple[LayerPart, ...] = ()
 
 
 def runs_to_evaluate(connection: Connection, *, now: float) -> list[RunRow]:

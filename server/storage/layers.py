@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, LargeBinary, Select, case, func, select
 
-from rankscope.agent.wire import Float64, Int64, TensorTable
+from rankscope.agent.wire import TensorTable
 from rankscope.server.storage import schema
 from rankscope.server.storage.extent import layer_extents
 from rankscope.server.storage.packing import unpack, unpack_steps
 from rankscope.server.storage.tables import load_tables
+from rankscope.server.window import LayerPart
 
 # Replicas have the same layers: what the first ranks say of them is what all would say.
 _RANKS = 4
@@ -37,25 +38,6 @@ class Family:
     ranks: tuple[int, ...]
     first_step: int
     last_step: int
-
-
-@dataclass(frozen=True, slots=True)
-class LayerPart:
-    """What one rank posted of one metric of the tensors of a table.
-
-    Attributes:
-        name: the table's.
-        steps: int64 [S], ascending.
-        values: float64 [T, S].
-    """
-
-    rank: int
-    attempt: int
-    metric: str
-    name: str
-    table: TensorTable
-    steps: Int64
-    values: Float64
 
 
 @dataclass(frozen=True, slots=True)

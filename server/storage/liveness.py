@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, func, select
 
 from rankscope.server.storage import schema
-from rankscope.server.window import RankLife
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """The newest attempt of a rank; `session` is its process."""
-
-    life: RankLife
-    attempt: int
-    through_step: int
-    started_at: float
-    session: str = ""
-
+from rankscope.server.window import Life, RankLife
 
 _A = schema.attempt.c
 # Not `tables`, `config` and `dropped`: to decode them costs more than all the rest.

@@ -6,21 +6,20 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from rankscope.server.detectors.settings import Effective
 from rankscope.server.storage import dialect, schema
 
 
-def load_run(connection: Connection, *, run: int) -> Effective | None:
-    """What a run is judged by; None before it was first looked at."""
+def load_run(connection: Connection, *, run: int) -> dict[str, Any] | None:
+    """What a run is judged by, in plain JSON; None before it was first evaluated."""
     t = schema.judged_by
     data = connection.scalar(select(t.c.settings).where(t.c.run == run))
-    return None if data is None else Effective.from_json(data)
+    return None if data is None else dict(data)
 
 
-def save_run(connection: Connection, *, run: int, settings: Effective) -> None:
+def save_run(connection: Connection, *, run: int, settings: dict[str, Any]) -> None:
     """Keeps what a run is judged by; what is there already stays."""
     statement = dialect.insert(connection, schema.judged_by).on_conflict_do_nothing()
-    connection.execute(statement.values(run=run, settings=settings.to_json()))
+    connection.execute(statement.values(run=run, settings=settings))
 
 
 def load_project(

@@ -4,7 +4,7 @@ from itertools import count
 
 import numpy as np
 
-from rankscope.server.storage.columns import Columns
+from rankscope.server.window import Columns
 
 _ARRIVALS = count(1)
 

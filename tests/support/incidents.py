@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from rankscope.server.alerts import causes, lifecycle
-from rankscope.server.alerts.model import Alert
 from rankscope.server.detectors.base import Finding
+from rankscope.server.window import Alert
 
 RUN = "digits"
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope.agent import wire
-from rankscope.server.alerts.model import Alert
-from rankscope.server.detectors.base import Check
 from rankscope.server.evaluation.worker import Worker
 from rankscope.server.storage import migrate, runs
 from rankscope.server.storage.alerts import findings, list_alerts
 from rankscope.server.storage.engine import open_engine, reading, writing
 from rankscope.server.storage.ingest import store_batch
+from rankscope.server.window import Alert, Check
 
 
 @dataclass(frozen=True)

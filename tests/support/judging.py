@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankscope.server.alerts.lifecycle import fold
-from rankscope.server.alerts.model import Alert
-from rankscope.server.detectors.base import Check, Detector
+from rankscope.server.detectors.base import Detector
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import Effective
+from rankscope.server.window import Alert, Check
 from tests.support.scenarios import Scenario
 
 

@@ -13,10 +13,7 @@ from rankscope.agent import wire
 from rankscope.server import detectors
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.evaluation.align import Aligner
-from rankscope.server.storage.columns import Columns
-from rankscope.server.storage.evaluation import NewData, PrintPart
-from rankscope.server.storage.liveness import Life
-from rankscope.server.window import Occurrence, RankLife, Window
+from rankscope.server.window import Columns, Life, NewData, Occurrence, PrintPart, RankLife, Window
 from tests.support.columns import of_rank
 
 NAMES = ("embed.weight", "first.weight", "second.weight", "first.bias", "head.weight", "head.bias")

@@ -8,13 +8,13 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.accuracy.course import Course
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Policy, Share, Sigmas
 from rankscope.server.detectors.statistics import BLOCK, mann_kendall
 from rankscope.server.detectors.walking import together
 from rankscope.server.detectors.wording import count, number, percent
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 # Blocks that are judged at a time.
 _BLOCKS = 20

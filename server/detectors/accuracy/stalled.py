@@ -10,12 +10,12 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.accuracy.course import Course
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Blocks, Observations, Policy, Share, Sigmas, Steps
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import number, percent
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import (
-    TO_THE_END,
-    Check,
-    Detector,
-    Finding,
-    Outcome,
-    Reach,
-    Status,
-)
+from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Times
 from rankscope.server.detectors.statistics import Progress, mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import count, number, percent, sentences
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
 # Steps from one look to the next.

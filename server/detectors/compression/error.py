@@ -7,20 +7,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rankscope.server.detectors.base import (
-    TO_THE_END,
-    Check,
-    Detector,
-    Finding,
-    Outcome,
-    Reach,
-    Status,
-)
+from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Policy, Share, Steps
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, listing, number, percent
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
 

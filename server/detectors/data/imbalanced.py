@@ -8,20 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import (
-    TO_THE_END,
-    Check,
-    Detector,
-    Finding,
-    Outcome,
-    Reach,
-    Status,
-)
+from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Policy, Times
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, number, ranks
-from rankscope.server.window import Float64, Int64, Window
+from rankscope.server.window import Check, Float64, Int64, Status, Window
 
 _GRACE = 20
 # At so many looks on end, and one more each time their number has doubled beyond `_FIRST`. Of

@@ -11,12 +11,12 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Progress, exceeds, rank_rows, robust_sigma
 from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
-from rankscope.server.window import Float64, Window
+from rankscope.server.window import Check, Float64, Status, Window
 
 _BACK = 64
 # Observations after which it is found out anew what is usual.

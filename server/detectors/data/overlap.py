@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data.batches import BATCHES, batch_digests, label_digests
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Number, Policy, Share, Times
 from rankscope.server.detectors.restarts import passed, restarts
 from rankscope.server.detectors.wording import count, number, percent, ranks
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
 # Samples and batches remembered. When there are more, every second one is looked at from then on.

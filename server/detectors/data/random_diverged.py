@@ -8,20 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import (
-    TO_THE_END,
-    Check,
-    Detector,
-    Finding,
-    Outcome,
-    Reach,
-    Status,
-)
+from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.restarts import passed, restarts
 from rankscope.server.detectors.wording import count, listing, ranks
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 # The generator that dropout draws from: that of the device where there is one.
 _DEVICE, _HOST = "rng/cuda", "rng/torch"

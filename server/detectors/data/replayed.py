@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data.batches import (
     BATCHES,
     Collisions,
@@ -19,7 +19,7 @@ from rankscope.server.detectors.data.batches import (
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Steps
 from rankscope.server.detectors.wording import count, ranks, sentences
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
 # Remembered observations; what lies further back is not recognised.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankscope.server.detectors.base import Check, Status
 from rankscope.server.detectors.desync.explain import finding_of
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.state import KIND_OF_STAGE, DesyncPolicy, DesyncState
 from rankscope.server.detectors.wording import count, every, ranks
+from rankscope.server.window import Check, Status
 
 # What has to be posted for each kind to be judged.
 SUBJECTS = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.incident import groups_of
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Policy, Steps
 from rankscope.server.detectors.wording import count, number, ranks
-from rankscope.server.window import Comparison, TensorDifference, Window
+from rankscope.server.window import Check, Comparison, Status, TensorDifference, Window
 
 # Beside the chain of a step, and watched because somebody asked for it.
 _STAGES = ("buffers", "watched")

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 # What ranks say of themselves: how much it matters that it is the same, and how a person calls it.
 # What belongs to a model must agree among those that hold the same tensors only. Settings of the

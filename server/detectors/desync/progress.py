@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from rankscope.server.comparison.compare import labels_of
-from rankscope.server.detectors.base import Check, Detector, Outcome, Status
+from rankscope.server.detectors.base import Detector, Outcome
 from rankscope.server.detectors.desync.step_count import (
     COUNTED,
     Behind,
@@ -21,7 +21,7 @@ from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.policy import Count, Policy, Share, Times
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count
-from rankscope.server.window import Comparison, Float64, Int64, Window
+from rankscope.server.window import Check, Comparison, Float64, Int64, Status, Window
 
 _GRACE = 20
 # Backward passes of a rank whose gradients it threw away before it stepped.

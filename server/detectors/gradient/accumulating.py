@@ -8,20 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
-    Check,
-    Detector,
-    Finding,
-    Outcome,
-    Reach,
-    Status,
-)
+from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Policy, Share, Signed, Times
 from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import count, number
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Steps, Times
@@ -22,7 +22,7 @@ from rankscope.server.detectors.statistics import (
 )
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, sentences
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 # Losses that are remembered, and how many standard errors make a difference of them.
 _LOSSES = 128

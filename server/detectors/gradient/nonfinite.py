@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.origin import FOLLOWS, Origin, go_back, reports
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
-from rankscope.server.window import Occurrence, Window
+from rankscope.server.window import Check, Occurrence, Status, Window
 
 
 @dataclass(slots=True)

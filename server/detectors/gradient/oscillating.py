@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import LASTS, Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Times
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 
 @dataclass(frozen=True, slots=True)

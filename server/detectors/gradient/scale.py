@@ -8,20 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
-    Check,
-    Detector,
-    Finding,
-    Outcome,
-    Reach,
-    Status,
-)
+from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, number, percent, ranks
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 # Steps looked back at, and the share of skipped ones among them that is no search any more.
 _BACK = 200

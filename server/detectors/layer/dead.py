@@ -10,21 +10,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
-    Check,
-    Detector,
-    Finding,
-    Outcome,
-    Reach,
-    Status,
-)
+from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
 from rankscope.server.detectors.samples import Look, looks
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, listing, percent, sentences
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
 _METRICS = {"dead_units_lasting": "dead", "saturated_units_lasting": "saturated"}

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import LASTS, Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Blocks, Policy, RisePolicy, Share, Sigmas, Times
@@ -23,7 +23,7 @@ from rankscope.server.detectors.statistics import (
     robust_sigma,
 )
 from rankscope.server.detectors.wording import count, number, percent, sentences
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 # What ranks report where another optimizer steps in turns with theirs.
 _TURNS = "optimizers.turns"

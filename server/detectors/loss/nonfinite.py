@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.origin import FOLLOWS, Origin, go_back, reports
@@ -21,7 +21,7 @@ from rankscope.server.detectors.statistics import (
     rank_rows,
 )
 from rankscope.server.detectors.wording import count, number, ranks, sentences
-from rankscope.server.window import Occurrence, Window
+from rankscope.server.window import Check, Occurrence, Status, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import (
@@ -33,7 +33,7 @@ from rankscope.server.detectors.statistics import (
     spectral_peak,
 )
 from rankscope.server.detectors.wording import count, number, sentences
-from rankscope.server.window import Float64, Window
+from rankscope.server.window import Check, Float64, Status, Window
 
 # Observations whose median makes one value; slow oscillations show on coarse scales.
 _SCALES = (1, 4, 16)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.batch_sizes import SERIES, BatchSizes, effective_sizes
 from rankscope.server.detectors.history import Companions, RankHistory, rate_sentence
 from rankscope.server.detectors.incident import Incident
@@ -30,7 +30,7 @@ from rankscope.server.detectors.statistics import (
     rank_rows,
 )
 from rankscope.server.detectors.wording import count, number, ranks, sentences
-from rankscope.server.window import Float64, Int64, Window
+from rankscope.server.window import Check, Float64, Int64, Status, Window
 
 
 @dataclass(frozen=True, slots=True)

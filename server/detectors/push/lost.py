@@ -6,13 +6,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Steps
 from rankscope.server.detectors.push.applied import SERIES, pushes
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 
 @dataclass(frozen=True, slots=True)

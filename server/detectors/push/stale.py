@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Steps, Times
 from rankscope.server.detectors.push.applied import SERIES, Push, pushes
 from rankscope.server.detectors.wording import count, number, sentences
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.rank.endings import Ending, ending_of, first_line
 from rankscope.server.detectors.wording import listing, ranks, sentences
-from rankscope.server.window import RankLife, Window
+from rankscope.server.window import Check, RankLife, Status, Window
 
 # Letters of an error in a title and in a sentence.
 _TITLE, _SENTENCE = 80, 240

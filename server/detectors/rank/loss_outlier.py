@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import LASTS, Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
@@ -21,7 +21,7 @@ from rankscope.server.detectors.statistics import (
 )
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, number, percent, ranks, sentences
-from rankscope.server.window import Float64, Int64, Window
+from rankscope.server.window import Check, Float64, Int64, Status, Window
 
 _MAX_EARLIER = 64
 

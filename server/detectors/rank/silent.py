@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.wording import count, listing, ranks
-from rankscope.server.window import RankLife, Window
+from rankscope.server.window import Check, RankLife, Status, Window
 
 # Of the ranks that never came, so many are named.
 _MOST_NAMED = 1024

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.rank.places import (
     Blame,
@@ -18,7 +18,7 @@ from rankscope.server.detectors.rank.places import (
     place_of_event,
 )
 from rankscope.server.detectors.wording import ranks, sentences
-from rankscope.server.window import RankLife, Window
+from rankscope.server.window import Check, RankLife, Status, Window
 
 _DURATION = "step_seconds"
 # The estimate of a median moves by this share of itself towards each new step.

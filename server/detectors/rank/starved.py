@@ -7,15 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import (
-    TO_THE_END,
-    Check,
-    Detector,
-    Finding,
-    Outcome,
-    Reach,
-    Status,
-)
+from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.policy import Policy
 from rankscope.server.detectors.rank.lateness import (
     QUEUEING,
@@ -28,7 +20,7 @@ from rankscope.server.detectors.rank.lateness import (
     without_queueing,
 )
 from rankscope.server.detectors.wording import count, duration, percent, ranks
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 _NAMES = ("step_seconds", "data_seconds", *QUEUEING)
 

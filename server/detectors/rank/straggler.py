@@ -10,15 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import (
-    TO_THE_END,
-    Check,
-    Detector,
-    Finding,
-    Outcome,
-    Reach,
-    Status,
-)
+from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import (
     Count,
@@ -43,7 +35,7 @@ from rankscope.server.detectors.rank.lateness import (
 from rankscope.server.detectors.statistics import Spacing
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, duration, number, percent, ranks
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
 _NAMES = ("step_seconds", "compute_seconds", "wait_seconds", *QUEUEING)

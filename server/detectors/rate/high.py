@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from rankscope.server.detectors.base import Check, Detector, Finding, Outcome, Reach, Status
+from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.gradient.exploding import GradientExploding
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.loss.diverging import LossDiverging
@@ -17,7 +17,7 @@ from rankscope.server.detectors.loss.oscillating import LossOscillating
 from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Share, Steps
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 _PARTS: tuple[type[Detector[Any]], ...] = (LossDiverging, LossOscillating, GradientExploding)
 

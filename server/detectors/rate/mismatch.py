@@ -10,22 +10,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import (
-    TO_THE_END,
-    Check,
-    Detector,
-    Finding,
-    Outcome,
-    Reach,
-    Status,
-)
+from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.batch_sizes import SERIES, whole_batches
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Progress, exceeds, mean_over_ranks
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, number, sentences
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 # Observations from one look to the next.
 _STRIDE = 10

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import LASTS_SAMPLED, Check, Detector, Outcome, Reach, Status
+from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Outcome, Reach
 from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.reduction.explain import Trouble, finding_of
 from rankscope.server.detectors.wording import count, listing, ranks
-from rankscope.server.window import Reduction, Window
+from rankscope.server.window import Check, Reduction, Status, Window
 
 _GRACE = 20
 _TELLING = frozenset(("nothing", "stale", "swapped", "ranks"))

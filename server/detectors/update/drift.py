@@ -8,21 +8,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar
 
-from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
-    Check,
-    Detector,
-    Finding,
-    Outcome,
-    Reach,
-    Status,
-)
+from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Number, Observations, Policy, Share, Times
 from rankscope.server.detectors.statistics import exceeds, mean_over_ranks
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, number
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 # Norms that are remembered: when there are more, every second one is dropped.
 _REMEMBERED = 512

@@ -9,21 +9,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import (
-    LASTS_SAMPLED,
-    Check,
-    Detector,
-    Finding,
-    Outcome,
-    Reach,
-    Status,
-)
+from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Policy, Share, Times
 from rankscope.server.detectors.samples import Look, looks
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, listing, number, sentences
-from rankscope.server.window import Window
+from rankscope.server.window import Check, Status, Window
 
 # Looks that a median is of.
 _LOOKS = 32

@@ -3,7 +3,7 @@
 import pytest
 
 from rankscope.server.alerts.verdict import judge
-from rankscope.server.detectors.base import Check, Status
+from rankscope.server.window import Check, Status
 from tests.support.incidents import alert
 
 OK = Check(Status.OK, "Nothing in 300 steps.")

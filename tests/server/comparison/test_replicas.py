@@ -6,9 +6,7 @@ import pytest
 from rankscope.agent import wire
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
 from rankscope.server.evaluation.align import Aligner
-from rankscope.server.storage.evaluation import NewData, PrintPart
-from rankscope.server.storage.liveness import Life
-from rankscope.server.window import RankLife
+from rankscope.server.window import Life, NewData, PrintPart, RankLife
 from tests.support.columns import of_rank
 
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from rankscope.server.detectors import DETECTORS, build
-from rankscope.server.detectors.base import Reach, Status
+from rankscope.server.detectors.base import Reach
 from rankscope.server.detectors.gradient import GradientAccumulating
 from rankscope.server.detectors.reach import Recorded
+from rankscope.server.window import Status
 from tests.support.courses import zeros
 from tests.support.judging import judge
 from tests.support.traces import Trace
@@ -77,8 +78,7 @@ def seen_at(steps, *, until, reach):
     recorded = Recorded(frozenset(reach.series))
     from dataclasses import replace
 
-    from rankscope.server.detectors.base import Check
-    from rankscope.server.window import Series
+    from rankscope.server.window import Check, Series
 
     for window in run.windows(range(0, until, 37)):
         at = np.searchsorted(np.arange(until), window.steps)

@@ -7,11 +7,11 @@ import pytest
 
 from rankscope.agent import wire
 from rankscope.server.detectors import DETECTORS, build
-from rankscope.server.detectors.base import Check, Detector, Outcome, Status
+from rankscope.server.detectors.base import Detector, Outcome
 from rankscope.server.detectors.profiles import PROFILES, recognised
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import effective, read
-from rankscope.server.window import Series, Window
+from rankscope.server.window import Check, Series, Status, Window
 from tests.support.incidents import finding
 from tests.support.judging import judge
 from tests.support.scenarios import recorded

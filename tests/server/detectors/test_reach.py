@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.base import Status
 from rankscope.server.detectors.gradient import GradientExploding
 from rankscope.server.detectors.loss import LossDiverging, LossSpike
 from rankscope.server.detectors.loss.spike import SpikePolicy
 from rankscope.server.detectors.rate import RateTooHigh
+from rankscope.server.window import Status
 from tests.support.judging import judge
 from tests.support.traces import Trace
 

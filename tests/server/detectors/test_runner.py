@@ -5,10 +5,10 @@ import logging
 import numpy as np
 import pytest
 
-from rankscope.server.detectors.base import Check, Detector, Outcome, Status
+from rankscope.server.detectors.base import Detector, Outcome
 from rankscope.server.detectors.profiles import LOGGED
 from rankscope.server.detectors.runner import GRACE, Evaluation
-from rankscope.server.window import Series, Window
+from rankscope.server.window import Check, Series, Status, Window
 from tests.support.incidents import finding
 
 OK = Check(Status.OK, "Fine.")

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from rankscope.agent import wire
 from rankscope.server.evaluation.align import MAX_LAG, SILENT_SECONDS, UNSEEN_SECONDS, Aligner
-from rankscope.server.storage.evaluation import NewData, PrintPart
-from rankscope.server.storage.liveness import Life
-from rankscope.server.window import RankLife
+from rankscope.server.window import Life, NewData, PrintPart, RankLife
 from tests.support.columns import of_rank
 
 TABLES = {"parameters": wire.TensorTable(("w",), ((1,),), ("float32",), ("",))}

@@ -5,9 +5,7 @@ import numpy as np
 from rankscope.agent import wire
 from rankscope.server.comparison import compare
 from rankscope.server.evaluation.align import Aligner
-from rankscope.server.storage.evaluation import NewData, PrintPart
-from rankscope.server.storage.liveness import Life
-from rankscope.server.window import RankLife
+from rankscope.server.window import Life, NewData, PrintPart, RankLife
 from tests.support.columns import of_rank
 
 TABLE = wire.TensorTable(("a", "b"), ((4,), (4,)), ("f", "f"), ("", ""))

@@ -8,11 +8,8 @@ from rankscope.agent import wire
 from rankscope.server.evaluation.align import WATCHED_LAYERS, Aligner
 from rankscope.server.storage import evaluation, layers, runs
 from rankscope.server.storage.engine import reading, writing
-from rankscope.server.storage.evaluation import NewData
 from rankscope.server.storage.ingest import store_batch
-from rankscope.server.storage.layers import LayerPart
-from rankscope.server.storage.liveness import Life
-from rankscope.server.window import RankLife
+from rankscope.server.window import LayerPart, Life, NewData, RankLife
 from tests.support.columns import of_rank
 
 TABLE = wire.TensorTable(("a", "b"), ((2, 2), (2,)), ("float32",) * 2, ("",) * 2)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.server.evaluation.pending import Pending
-from rankscope.server.storage.columns import Columns
+from rankscope.server.window import Columns
 from tests.support.columns import of_rank
 
 RANKS = np.array([0, 2, 5])

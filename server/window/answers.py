@@ -1,10 +1,37 @@
-"""The alert, as stored, shown and queried (`contract`: Alert)."""
+"""What is said of a run: a detector's answer, and the alert as it is stored, shown and queried."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+
+class Status(enum.StrEnum):
+    """How far a detector could judge a run."""
+
+    OK = "ok"
+    OPEN = "open"
+    INSUFFICIENT_DATA = "insufficient_data"
+    MISSING_INPUT = "missing_input"
+    NOT_APPLICABLE = "not_applicable"
+    SUSPENDED = "suspended"
+    # By the settings of the run.
+    OFF = "off"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A detector's answer for a run as it stands.
+
+    Attributes:
+        why: one sentence for a person: what was judged, or what is missing.
+    """
+
+    status: Status
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

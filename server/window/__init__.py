@@ -1,0 +1,57 @@
+"""What storage, alignment, detectors, alerts and figures say to each other: plain values. Pure."""
+
+from rankscope.server.window.aligned import (
+    Bool,
+    Comparison,
+    ElementSums,
+    Float64,
+    Int64,
+    LayerNumbers,
+    Misreduced,
+    Occurrence,
+    RankLife,
+    Reduction,
+    Series,
+    TensorDifference,
+    Window,
+    is_wanted,
+)
+from rankscope.server.window.answers import (
+    Alert,
+    Check,
+    Status,
+)
+from rankscope.server.window.arrived import (
+    Columns,
+    LayerPart,
+    Life,
+    NewData,
+    PrintPart,
+    joined_print,
+)
+
+__all__ = [
+    "Alert",
+    "Bool",
+    "Check",
+    "Columns",
+    "Comparison",
+    "ElementSums",
+    "Float64",
+    "Int64",
+    "LayerNumbers",
+    "LayerPart",
+    "Life",
+    "Misreduced",
+    "NewData",
+    "Occurrence",
+    "PrintPart",
+    "RankLife",
+    "Reduction",
+    "Series",
+    "Status",
+    "TensorDifference",
+    "Window",
+    "is_wanted",
+    "joined_print",
+]

@@ -1,0 +1,118 @@
+"""What came from the ranks, as storage reads it and alignment takes it: not aligned yet.
+
+Shapes: N ranks, M series, S steps, T tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rankscope.agent import wire
+from rankscope.agent.wire import Array, Float64, Int64, TensorTable
+from rankscope.server.window.aligned import Occurrence, RankLife
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Some series of ranks that posted all of them at the same steps.
+
+    Attributes:
+        ranks: int64 [N], each once.
+        arrivals: int64 [N]: of several values of a rank at one step the last to arrive stands.
+        attempt: of all of the ranks.
+        names: [M]; stages, for words.
+        steps: int64 [S], ascending.
+        values: float64, uint64 for words, [N, M, S].
+    """
+
+    ranks: Int64
+    arrivals: Int64
+    attempt: int
+    names: tuple[str, ...]
+    steps: Int64
+    values: Array
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPart:
+    """What one rank posted of one metric of the tensors of a table.
+
+    Attributes:
+        name: the table's.
+        steps: int64 [S], ascending.
+        values: float64 [T, S].
+    """
+
+    rank: int
+    attempt: int
+    metric: str
+    name: str
+    table: TensorTable
+    steps: Int64
+    values: Float64
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """The newest attempt of a rank; `session` is its process."""
+
+    life: RankLife
+    attempt: int
+    through_step: int
+    started_at: float
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrintPart:
+    """A fingerprint of one rank."""
+
+    rank: int
+    attempt: int
+    print: wire.Print
+
+
+@dataclass(frozen=True, slots=True)
+class NewData:
+    """What came after `after`.
+
+    Attributes:
+        arrival: newest arrival read; ask on with it.
+        more: whether there is more than the limit let through.
+        tables: tensor tables by rank and name, of the newest attempts of the ranks whose tables
+            are news; a rank's is all of them.
+        configs: what ranks said of themselves at attach, of those where it is news.
+        events: what ranks told once, as far as detectors ask for it.
+        layers: numbers of single tensors, of the first few ranks.
+    """
+
+    arrival: int
+    more: bool
+    columns: tuple[Columns, ...]
+    words: tuple[Columns, ...]
+    prints: tuple[PrintPart, ...]
+    lives: tuple[Life, ...]
+    tables: Mapping[int, Mapping[str, wire.TensorTable]]
+    world_size: int
+    config: Mapping[str, Any]
+    configs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    events: tuple[Occurrence, ...] = ()
+    layers: tuple[LayerPart, ...] = ()
+
+
+def joined_print(prints: Mapping[str, wire.Print]) -> wire.Print:
+    """One fingerprint out of those of several tables, in the order of their names."""
+    ordered = [prints[name] for name in sorted(prints)]
+    if len(ordered) == 1:
+        return ordered[0]
+    sketches = [made.sketches for made in ordered if made.sketches is not None]
+    whole = len(sketches) == len(ordered) and len({s.shape[1] for s in sketches}) == 1
+    return replace(
+        ordered[0],
+        digests=np.concatenate([made.digests for made in ordered]),
+        sketches=np.concatenate(sketches) if whole else None,
+    )
