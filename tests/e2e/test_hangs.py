@@ -10,7 +10,7 @@ from tests.support.service import Service, eventually
 
 pytestmark = pytest.mark.e2e
 
-SCRIPT = Path(support.__path__[0]) / "unhappy_job.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "unhappy_job.py"
 STEP = 20
 
 

@@ -211,7 +211,7 @@ def test_an_asynchronous_collective_that_is_waited_for(owner, phase):
     assert reached.wait(LONGEST)
     try:
         wait_until(lambda: running.phase == phase)
-        assert place_of(running.ident).startswith("train (test_whereabouts.py:")
+        assert place_of(running.ident).startswith("train (test_thread_phase.py:")
     finally:
         lock.release()
         running.end()
