@@ -35,12 +35,7 @@ _OURS = (
     "rankscope.agent.wire",
     *(
         f"rankscope.server.{name}"
-        for name in (
-            *("align", "alerts", "compare", "comparisons", "conservation", "detectors"),
-            *("element_sums", "local_gradients", "own_copies", "pending", "replicas"),
-            *("run_evaluation", "spans", "storage.columns", "storage.evaluation"),
-            *("storage.layers", "storage.lives", "window"),
-        )
+        for name in ("alerts", "comparison", "detectors", "evaluation", "window")
     ),
 )
 _OTHERS = frozenset(
