@@ -48,19 +48,19 @@ def main(starter: int, library: str, trainer: int) -> None:
     if os.getppid() == trainer:
         return  # it adopts orphans: it would have a child after all
     sys.path.append(library)
-    posting = _beside("http")
+    http = _http()
     with (
         socket.socket(fileno=0) as connection,
         socket.socket(fileno=1) as bell,
         contextlib.suppress(OSError, EOFError),
     ):
-        _serve(connection, bell, posting)
+        _serve(connection, bell, http)
 
 
-def _serve(connection: socket.socket, bell: socket.socket, posting: Any) -> None:
+def _serve(connection: socket.socket, bell: socket.socket, http: Any) -> None:
     (length,) = struct.unpack("<I", _received(connection, 4))
     address = json.loads(_received(connection, length))
-    poster = posting.Poster(address["url"], address["headers"], address["proxy"])
+    poster = http.Poster(address["url"], address["headers"], address["proxy"])
     # Only now: to start at the lowest priority takes seconds on a busy machine.
     os.nice(19)
     connection.sendall(b"!")
@@ -69,7 +69,7 @@ def _serve(connection: socket.socket, bell: socket.socket, posting: Any) -> None
     while True:
         connect, read, length = struct.unpack("<ddQ", _received(connection, 24))
         reply = poster.post(_received(connection, length), connect=connect, read=read)
-        if isinstance(reply, posting.NoReply):
+        if isinstance(reply, http.NoReply):
             status, retry_after, body = 0, "", reply.why.encode()
         else:
             status, retry_after, body = reply.status, reply.retry_after or "", reply.body
@@ -107,12 +107,13 @@ def _received(connection: socket.socket, length: int) -> bytes:
     return bytes(data)
 
 
-def _beside(name: str) -> Any:
-    """A module of this folder, without the package around it."""
-    path = Path(__file__).with_name(f"{name}.py")
-    # Not under its own name, which one of the standard library has.
-    name = f"_rankscope_{name}"
-    spec = importlib.util.spec_from_file_location(name, path)
+def _http() -> Any:
+    """The module `http` of this folder, without the package around it.
+
+    Under a name of its own: `http` alone is the standard library's, which it imports.
+    """
+    name = "rankscope_http"
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("http.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -10,13 +10,13 @@ import pytest
 
 PRELUDE = """
 import os, sys, time, threading, signal
-from rankscope.agent.delivery import exit_report as last_words
+from rankscope.agent.delivery import exit_report
 def say(text):
     # Past `sys.stdout`: a signal may come while that is being flushed, and it lets nobody in twice.
     os.write(1, f"{text}\\n".encode())
 def speak(state, error):
     say(f"said {state}|{error}")
-last_words.add(speak)
+exit_report.add(speak)
 """
 
 
@@ -134,12 +134,12 @@ def test_an_error_that_is_handled_by_an_exit_is_told(body, code, said):
 def test_a_crash_that_is_then_terminated_is_told_as_the_crash():
     process = start(
         """
-        last_words.remove(speak)
+        exit_report.remove(speak)
         def slow(state, error):
             say("begun")
             time.sleep(0.5)
             speak(state, error)
-        last_words.add(slow)
+        exit_report.add(slow)
         raise RuntimeError("gloo")
         """
     )
@@ -189,7 +189,7 @@ def test_taking_the_speaker_back_leaves_the_process_as_it_was():
     code, out, _ = finish(
         start(
             """
-            last_words.remove(speak)
+            exit_report.remove(speak)
             assert sys.excepthook is sys.__excepthook__
             assert sys.exit.__module__ == "sys"
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
