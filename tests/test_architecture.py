@@ -69,7 +69,7 @@ NAMED_COLLECTIVES = {
         "reader.recv(64)",
     ): "a socket between two threads of one process",
     ("agent/delivery/http.py", "sock.recv(LARGEST_ANSWER)"): "the sender thread, for the server",
-    ("agent/delivery/uploader.py", "bell.recv(_BELLS)"): "the sender thread, for its process",
+    ("agent/delivery/uploader.py", "wake_up.recv(_WAKE_UP_BYTES)"): "the sender thread, for its process",
     ("agent/delivery/uploader.py", "connection.recv(1)"): "does not wait",
     (
         "agent/delivery/uploader.py",

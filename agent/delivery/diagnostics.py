@@ -1,4 +1,4 @@
-"""What the agent says of its own troubles: each kind once, to the user and on the run's page."""
+"""What the agent reports of its own faults: each kind once, to the user and on the run's page."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _log = logging.getLogger("rankscope")
 
 # For the page of the run, once the server is there: they explain what is missing there.
 _ON_THE_PAGE = ("away", "refused", "too_large")
-# What all ranks of a node see in the same way, one of them says.
+# What all ranks of a node see in the same way, one of them reports.
 _OF_THE_NODE = ("away", "left")
 _LONGEST_TEXT = 1000
 
 
-class Troubles:
-    """Tells of them.
+class Diagnostics:
+    """Reports them.
 
     Args:
-        records: takes what is told on the page.
+        records: takes what is reported on the page.
         options: server and spool are named.
         identity: place of this process in the job.
         step: the step that it happened at.
-        on_problem: told a sentence for the user.
+        on_problem: called with a sentence for the user.
 
     Attributes:
-        guard: contains faults, and tells of them here.
+        guard: contains faults, and reports them here.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class Troubles:
         self._identity = identity
         self._step = step
         self._on_problem = on_problem
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.guard = Guard(self.fault)
 
-    def tell(self, kind: str, text: str) -> None:
+    def report(self, kind: str, text: str) -> None:
         """Something that a person should know of."""
-        if kind in self._told:
+        if kind in self._reported:
             return
-        self._told.add(kind)
+        self._reported.add(kind)
         if kind in _ON_THE_PAGE:
             self._event("agent.fault", f"server: {text}")
         identity = self._identity
@@ -75,26 +75,26 @@ class Troubles:
     def fault(self, probe: str, text: str) -> None:
         """A part of the agent failed."""
         self._event("agent.fault", f"{probe}: {text}")
-        self.tell(
+        self.report(
             f"fault {probe}", f"a part of the agent failed, training goes on: {probe}: {text}"
         )
 
     def spool(self, text: str) -> None:
         """The spool cannot be written; on the page once too, however often it is tried."""
-        if "fault spool" not in self._told:
+        if "fault spool" not in self._reported:
             self.fault("spool", f"cannot be written: {text}")
 
     def left(self, *, lost: int, kept: int, disk_problem: str) -> None:
         """At the end: points that are lost, or batches that wait in the spool."""
         if lost:
             self._records.lose("spool_failed", lost)
-            self.tell(
+            self.report(
                 "spool",
                 f"{lost} points are lost: the server is away, and the spool cannot be written "
                 f"({disk_problem})",
             )
-        elif kept and "away" not in self._told:
-            self.tell(
+        elif kept and "away" not in self._reported:
+            self.report(
                 "left",
                 f"{kept} batches have not been sent and wait in {self._options.spool}; "
                 "send them with `rankscope sync`",
@@ -108,5 +108,5 @@ class Troubles:
 
     def _event(self, kind: str, text: str) -> None:
         if self._records.stopped:
-            return  # all has been said; it is in the log
+            return  # nothing is sent any more; it is in the log
         self._records.event(wire.Event(step=self._step(), kind=kind, text=text[:_LONGEST_TEXT]))

@@ -63,7 +63,7 @@ class NoReply:
     why: str
 
 
-class Poster:
+class HttpClient:
     """Posts to one address; for one thread.
 
     Args:
@@ -82,7 +82,7 @@ class Poster:
         )
         # The key is the scheme; each of these knows how long a whole answer may take.
         self._pool.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
-        self._kept: _Kept | None = None
+        self._kept: _OpenConnection | None = None
 
     def post(self, body: bytes, *, connect: float, read: float) -> Reply | NoReply:
         """Posts a body.
@@ -133,11 +133,11 @@ class Poster:
         except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
             return NoReply(_describe(error, connect, read))
         if isinstance(connection, _Remembering):
-            self._kept = _Kept.of(connection)
+            self._kept = _OpenConnection.of(connection)
         return Reply(response.status, response.headers.get("Retry-After"), text)
 
 
-class _Kept:
+class _OpenConnection:
     """A connection over which a post was made and answered.
 
     Attributes:
@@ -164,7 +164,7 @@ class _Kept:
         self._connection.close()
 
     def post(self, body: bytes, connect: float, read: float) -> Reply | NoReply | None:
-        """As `Poster.post`; None where it was closed, and the post is to be made again."""
+        """As `HttpClient.post`; None where it was closed, and the post is to be made again."""
         sock = self._connection.sock
         head = b"%b%d%b" % (self._before, len(body), self._after)
         late = f"it did not take the batch within {connect:.3g} s"

@@ -18,7 +18,7 @@ class Entry:
 
     Attributes:
         body: the encoded batch, or None where it is on disk.
-        points: points and prints in it (0 where an earlier process wrote it: not known).
+        points: points and fingerprints in it (0 where an earlier process wrote it: not known).
         size: bytes.
         hello: whether it says hello: the last to be given up.
         folder: where it is, or goes, on disk.
@@ -36,8 +36,8 @@ class Entry:
     failed_reads: int = 0
 
 
-class Outbox:
-    """Queue of unacknowledged batches; bounded in memory and on disk.
+class BatchQueue:
+    """The unacknowledged batches of one process; bounded in memory and on disk.
 
     Not safe for several threads: the sender holds its lock around each call.
 
@@ -45,8 +45,8 @@ class Outbox:
         folder: where this process's batches go on disk.
         memory_bytes: how much waits in memory before it goes to disk.
         disk_bytes: how much may wait on disk before the oldest is given up.
-        lose: told (reason, points) of whatever is given up.
-        trouble: told in words of each write that fails.
+        lose: called with (reason, points) for whatever is given up.
+        on_fault: called with the reason in words for each write that fails.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Outbox:
         memory_bytes: int = 16 * 2**20,
         disk_bytes: int = 512 * 2**20,
         lose: Callable[[str, int], None],
-        trouble: Callable[[str], None] = lambda text: None,
+        on_fault: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._folder = folder
         self._entries: deque[Entry] = deque()
         self._memory_bytes = memory_bytes
         self._disk_bytes = disk_bytes
         self._lose = lose
-        self._trouble = trouble
+        self._on_fault = on_fault
         self._in_memory = 0
         self._on_disk = 0
         self.disk_problem = ""
@@ -73,12 +73,12 @@ class Outbox:
 
     @property
     def waiting(self) -> int:
-        """Points and prints in memory."""
+        """Points and fingerprints in memory."""
         return sum(e.points for e in self._entries if e.body is not None)
 
     @property
     def spooled(self) -> int:
-        """Points and prints of this process on disk."""
+        """Points and fingerprints of this process on disk."""
         return sum(e.points for e in self._entries if e.body is None)
 
     def put(self, seq: int, body: bytes, *, points: int, hello: bool) -> None:
@@ -201,7 +201,7 @@ class Outbox:
             written = entry.folder.write(entry.seq, entry.body)
         except OSError as error:
             self.disk_problem = str(error)
-            self._trouble(self.disk_problem)
+            self._on_fault(self.disk_problem)
             return False
         self._in_memory -= entry.size
         entry.body, entry.size = None, written
@@ -249,7 +249,7 @@ class Outbox:
 
 
 def weight_of(batch: wire.Batch) -> int:
-    """Number of points and prints in a batch."""
+    """Number of points and fingerprints in a batch."""
     return batch.points + len(batch.prints)
 
 
@@ -257,9 +257,9 @@ def halve(batch: wire.Batch) -> tuple[wire.Batch, wire.Batch] | None:
     """Two batches that together say what one did; None where there is nothing to share out.
 
     Always the same two, so that an agent and a later `rankscope sync` that split the same batch
-    give the server the same identities. Each thing in the batch (the hello, every point, print,
-    row of layers and event) has a place; the right half's sequence number carries the place of its
-    first in the upper 32 bits, so that pieces of pieces never meet.
+    give the server the same identities. Each thing in the batch (the hello, every point,
+    fingerprint, row of layers and event) has a place; the right half's sequence number carries the
+    place of its first in the upper 32 bits, so that pieces of pieces never meet.
     """
     batch = wire.in_columns(batch)
     size = (

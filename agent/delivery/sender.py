@@ -19,18 +19,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankscope.agent import wire
-from rankscope.agent.delivery.deliver import Counters, Delivery, Pace
-from rankscope.agent.delivery.diagnostics import Troubles
+from rankscope.agent.delivery.deliver import Counters, Delivery
+from rankscope.agent.delivery.diagnostics import Diagnostics
+from rankscope.agent.delivery.pace import Pace
 from rankscope.agent.delivery.process_exit import close_at_exit_of_child, remember
-from rankscope.agent.delivery.queue import Outbox, halve, weight_of
+from rankscope.agent.delivery.queue import BatchQueue, halve, weight_of
 from rankscope.agent.delivery.records import ENTRIES_A_GO, Drained, Records
 from rankscope.agent.delivery.spool import SpoolFolder, folder_of, folders_of_rank
 from rankscope.agent.delivery.tensorboard import EventThread
-from rankscope.agent.delivery.transport import Transport
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
 
-__all__ = ["Counters", "Pace", "Sender"]
+__all__ = ["Counters", "Sender"]
 
 _log = logging.getLogger("rankscope")
 # Batches made in one round; what is left waits for the next.
@@ -92,17 +92,16 @@ class Sender:
         self._session = session or secrets.token_hex(8)
         self._pace = pace or Pace()
         self._pid = os.getpid()
-        self._transport_missing = False
-        self._next_transport = 0.0
+        self._next_connect = 0.0
         self._through_step = -1
-        self._troubles = Troubles(
+        self._diagnostics = Diagnostics(
             records,
             options,
             identity,
             step=lambda: max(self._through_step, 0),
             on_problem=on_problem,
         )
-        self._guard = self._troubles.guard
+        self._guard = self._diagnostics.guard
         # Batches must go on whatever happens, so this one is never disabled.
         self._rounds = self._guard.probe("sender", tolerance=sys.maxsize)
         self._hello = self._guard.probe("hello", tolerance=3)(hello)
@@ -114,17 +113,23 @@ class Sender:
 
         folder = folder_of(options.spool, identity.run, identity.rank, self._session)
         self._folders = [SpoolFolder(folder)]
-        self._outbox = Outbox(self._folders[0], lose=records.lose, trouble=self._troubles.spool)
+        self._queue = BatchQueue(
+            self._folders[0], lose=records.lose, on_fault=self._diagnostics.spool
+        )
         # Held while facts become batches and batches change place; never during a request.
         self._turn = threading.RLock()
         self._delivery = Delivery(
-            self._outbox,
-            self._new_transport(),
+            self._queue,
+            options.server if options.mode == "online" else None,
+            options.token,
             pace=self._pace,
             turn=self._turn,
-            tell=self._troubles.tell,
+            report=self._diagnostics.report,
             on_connected=self._guard.probe("connected")(on_connected),
+            uploader_faults=self._guard.probe("uploader"),
+            on_uploader_lost=self._diagnostics.uploader_lost,
         )
+        self._connect()
         self._events: EventThread | None = None
         self._seq = 0
         self._next_batch = self._next_heartbeat = 0.0
@@ -170,7 +175,9 @@ class Sender:
         except RuntimeError:
             # No thread can start any more (interpreter shutdown, limit of the system): `close`
             # then writes to the spool what was handed over.
-            self._troubles.fault("sender", "no thread can be started; what is recorded is spooled")
+            self._diagnostics.fault(
+                "sender", "no thread can be started; what is recorded is spooled"
+            )
             return
         self._thread = thread
         close_at_exit_of_child()
@@ -210,7 +217,7 @@ class Sender:
         if not self._finished:
             # One that waits for a server is no fault of ours.
             if thread is not None and thread.is_alive() and not self._delivery.posting:
-                self._troubles.fault("sender", f"has not come back: it is {_place_of(thread)}")
+                self._diagnostics.fault("sender", f"has not come back: it is {_place_of(thread)}")
             _within(left, self._finish_from_here)
         self._closed.set()
 
@@ -257,10 +264,10 @@ class Sender:
 
     def _round(self) -> None:
         now = time.monotonic()
-        if self._transport_missing and (now >= self._next_transport or self._final is not None):
+        if self._delivery.unprepared and (now >= self._next_connect or self._final is not None):
             # A process that is out of file descriptors for a moment has none to begin with.
-            self._next_transport = now + self._pace.longest_backoff
-            self._delivery.use(self._new_transport())
+            self._next_connect = now + self._pace.longest_backoff
+            self._connect()
         if self._final is not None:
             self._collect()
             # Before the last batch, which can still tell what fails there.
@@ -301,7 +308,7 @@ class Sender:
             left = SpoolFolder(folder)
             if folder != self._folders[0].folder and left.acquire():
                 with self._turn:
-                    self._outbox.adopt(left)
+                    self._queue.adopt(left)
                     self._folders.append(left)
 
     def _collect(self) -> None:
@@ -332,12 +339,12 @@ class Sender:
         """Append a batch, where there is something to say or a sign of life is due."""
         now = time.monotonic()
         silent = drained.empty and drained.through_step <= self._through_step
-        # What waits in the outbox is a sign of life already; more of them would only fill it.
+        # What waits in the queue is a sign of life already; more of them would only fill it.
         heartbeat_due = (
             self._options.mode == "online"
             # The next occasion is a whole interval away: better a little early than late.
             and now >= self._next_heartbeat - self._pace.batch / 2
-            and not self._outbox
+            and not self._queue
         )
         if silent and not heartbeat_due and state == "running":
             return
@@ -382,7 +389,7 @@ class Sender:
             body = wire.encode(batch)
         if body is not None:
             hello = batch.hello is not None
-            self._outbox.put(batch.seq, body, points=weight_of(batch), hello=hello)
+            self._queue.put(batch.seq, body, points=weight_of(batch), hello=hello)
             return
         tries[0] -= 1
         halves = halve(batch) if tries[0] > 0 else None
@@ -446,10 +453,12 @@ class Sender:
         with self._rounds:
             self._put_final()
         with self._rounds:
-            self._outbox.spill()
+            self._queue.spill()
         with self._rounds:
-            box = self._outbox
-            self._troubles.left(lost=box.waiting, kept=len(box), disk_problem=box.disk_problem)
+            queue = self._queue
+            self._diagnostics.left(
+                lost=queue.waiting, kept=len(queue), disk_problem=queue.disk_problem
+            )
         for folder in self._folders:
             with self._rounds:
                 folder.close()
@@ -457,23 +466,10 @@ class Sender:
             with self._rounds:
                 self._delivery.close()
 
-    def _new_transport(self) -> Transport | None:
-        # None where there can be none: a proxy of a kind that is not known, say.
-        if self._options.mode != "online":
-            return None
-        transport: Transport | None = None
-        with self._guard.probe("transport", tolerance=sys.maxsize):
-            transport = Transport(
-                self._options.server,
-                self._options.token,
-                connect_timeout=self._pace.connect_timeout,
-                read_timeout=self._pace.read_timeout,
-                uploader_after=self._pace.uploader_after,
-                uploader_faults=self._guard.probe("uploader"),
-                uploader_lost=self._troubles.uploader_lost,
-            )
-        self._transport_missing = transport is None
-        return transport
+    def _connect(self) -> None:
+        # It cannot through a proxy of a kind that is not known, say.
+        with self._guard.probe("connection", tolerance=sys.maxsize):
+            self._delivery.connect()
 
     def forget(self) -> None:
         """Become harmless: this is a forked child, and everything here belongs to its parent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -11,13 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankscope.agent import wire
-from rankscope.agent.delivery.queue import Outbox
+from rankscope.agent.delivery.deliver import Delivery
+from rankscope.agent.delivery.outcome import Accepted, Away, Outcome
+from rankscope.agent.delivery.pace import Pace
+from rankscope.agent.delivery.queue import BatchQueue
 from rankscope.agent.delivery.spool import SpoolFolder, folders_below
-from rankscope.agent.delivery.transport import Accepted, Away, Outcome, Refused, Transport
 from rankscope.agent.options import resolve
 
 # A server that restarts or is busy gets this long, for each batch, before the rest is left.
 _PATIENCE_SECONDS = 20.0
+# Nobody's training waits for it, and it does not last long enough for an uploader.
+_PACE = Pace(connect_timeout=5.0, read_timeout=30.0, uploader_after=math.inf)
 
 
 @dataclass(slots=True)
@@ -66,54 +71,57 @@ def sync(
         progress: called after each batch.
     """
     report = Report()
-    transport = Transport(server, token, connect_timeout=5.0, read_timeout=30.0)
 
     def lose(reason: str, points: int) -> None:
         report.damaged += reason == "spool_damaged"
+        report.refused += reason in ("refused", "too_large")
 
+    # Nothing is put into this one: each folder has its own, so that a file which cannot be read
+    # holds up those of its process alone.
+    nothing = BatchQueue(SpoolFolder(folder), lose=lose)
+    delivery = Delivery(nothing, server, token, pace=_PACE, keep_refused=True)
+    delivery.connect()
     away = False
     for place in folders_below(folder):
         files = SpoolFolder(place)
         if not files.acquire():
             report.in_use += 1
             continue
-        outbox = Outbox(files, lose=lose)
-        outbox.adopt(files)
-        while not away and (head := outbox.head()) is not None:
-            entry, body = head
-            outcome = _post_patiently(transport, body, patience)
+        queue = BatchQueue(files, lose=lose)
+        queue.adopt(files)
+        delivery.take_from(queue)
+        while not away:
+            refused = report.refused
+            delivered = _deliver_patiently(delivery, patience)
+            if delivered is None:
+                break
+            body, outcome = delivered
             if isinstance(outcome, Away):
                 away, report.problem = True, f"the server {server} is away: {outcome.why}"
             elif isinstance(outcome, Accepted):
-                outbox.acknowledge(entry)
                 report.sent += 1
                 report.duplicates += outcome.answer.duplicate
                 if (run := wire.decode(body).run) not in report.runs:
                     report.runs.append(run)
-            elif isinstance(outcome, Refused) or not outbox.split(entry, body):
-                report.refused += 1
-                why = outcome.why if isinstance(outcome, Refused) else "a batch is too large"
-                report.problem = report.problem or f"the server refuses a batch: {why}"
-                files.set_aside(entry.seq, "refused")
-                outbox.give_up(entry, "refused")
+            elif report.refused > refused:
+                report.problem = report.problem or f"the server refuses a batch: {outcome.why}"
             progress(report)
-        report.left += len(outbox)
+        report.left += len(queue)
         files.close()
-    transport.close()
+    delivery.close()
     return report
 
 
-def _post_patiently(transport: Transport, body: bytes, patience: float) -> Outcome:
-    end, pause = time.monotonic() + patience, 0.25
+def _deliver_patiently(delivery: Delivery, patience: float) -> tuple[bytes, Outcome] | None:
+    """The oldest batch and what came of it; None where there is none that can be read."""
+    end = time.monotonic() + patience
     while True:
-        outcome = transport.post(body)
-        if not isinstance(outcome, Away) or outcome.misdirected:
-            return outcome
-        pause = max(pause, outcome.retry_after or 0.0)
-        if time.monotonic() + pause > end:
-            return outcome
-        time.sleep(pause)
-        pause = min(2 * pause, 5.0)
+        delivered = delivery.deliver_next()
+        if delivered is None or not isinstance(delivered[1], Away):
+            return delivered
+        if delivered[1].misdirected or delivery.next_try > end:
+            return delivered
+        time.sleep(max(0.0, delivery.next_try - time.monotonic()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

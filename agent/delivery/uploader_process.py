@@ -1,4 +1,4 @@
-"""The uploader's process: posts what it is handed, until the other end of its socket is closed.
+"""The uploader's process: posts what it is sent, until the other end of its socket is closed.
 
 Run by path and never imported by it, with the folder of urllib3 and the trainer's process id: so it
 needs neither the environment nor the start-up files of the trainer's interpreter, and a tenth of
@@ -25,8 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-# A launcher that ends or requeues a job signals the whole group, and the trainer's last words come
-# then: they are to be posted. The end of the socket is what ends us.
+# A launcher that ends or requeues a job signals the whole group, and then the trainer's exit report
+# is to be posted. The end of the socket is what ends us.
 _IGNORED = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1),
     *(signal.SIGUSR2, signal.SIGALRM, signal.SIGPIPE),
@@ -34,7 +34,7 @@ _IGNORED = (
 
 
 def main(starter: int, library: str, trainer: int) -> None:
-    """Serves the sockets that are the standard input (requests) and output (the bell).
+    """Serves the sockets that are the standard input (requests) and output (the wake-up socket).
 
     Args:
         starter: the process that this one was forked from, which ends at once.
@@ -51,24 +51,24 @@ def main(starter: int, library: str, trainer: int) -> None:
     http = _http()
     with (
         socket.socket(fileno=0) as connection,
-        socket.socket(fileno=1) as bell,
+        socket.socket(fileno=1) as wake_up,
         contextlib.suppress(OSError, EOFError),
     ):
-        _serve(connection, bell, http)
+        _serve(connection, wake_up, http)
 
 
-def _serve(connection: socket.socket, bell: socket.socket, http: Any) -> None:
+def _serve(connection: socket.socket, wake_up: socket.socket, http: Any) -> None:
     (length,) = struct.unpack("<I", _received(connection, 4))
     address = json.loads(_received(connection, length))
-    poster = http.Poster(address["url"], address["headers"], address["proxy"])
+    client = http.HttpClient(address["url"], address["headers"], address["proxy"])
     # Only now: to start at the lowest priority takes seconds on a busy machine.
     os.nice(19)
     connection.sendall(b"!")
-    bell.setblocking(False)
+    wake_up.setblocking(False)
     said_before: object = None
     while True:
         connect, read, length = struct.unpack("<ddQ", _received(connection, 24))
-        reply = poster.post(_received(connection, length), connect=connect, read=read)
+        reply = client.post(_received(connection, length), connect=connect, read=read)
         if isinstance(reply, http.NoReply):
             status, retry_after, body = 0, "", reply.why.encode()
         else:
@@ -77,9 +77,9 @@ def _serve(connection: socket.socket, bell: socket.socket, http: Any) -> None:
         connection.sendall(struct.pack("<III", status, len(header), len(body)) + header + body)
         said = _said(status, body)
         if said is None or said != said_before:
-            # One that nobody has listened to for long is full, and has rung.
+            # One that nobody has listened to for long is full, and wakes up its listener anyway.
             with contextlib.suppress(BlockingIOError):
-                bell.send(b"!")
+                wake_up.send(b"!")
         said_before = said
 
 

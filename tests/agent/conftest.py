@@ -13,7 +13,7 @@ from rankscope.agent.probes import loss_sources
 from rankscope.agent.probes.loss import Loss
 from tests.support.collector import Collector
 from tests.support.probe_harness import Harness
-from tests.support.sending import Rank
+from tests.support.sending import Posting, Rank
 from tests.support.watching import Watching
 
 
@@ -65,3 +65,17 @@ def watch() -> Iterator[Callable[..., Harness]]:
     for harness in made:
         harness.close()
     assert not loss_sources._taps
+
+
+@pytest.fixture
+def deliver_to(tmp_path: Path) -> Iterator[Callable[..., Posting]]:
+    """Makes deliveries that are closed in the end."""
+    made: list[Posting] = []
+
+    def posting(url: str, *given: Any, **pace: Any) -> Posting:
+        made.append(Posting(url, tmp_path / f"spool{len(made)}", *given, **pace))
+        return made[-1]
+
+    yield posting
+    for one in made:
+        one.close()

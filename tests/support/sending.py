@@ -1,15 +1,22 @@
-"""A sender with everything around it."""
+"""A sender, or a delivery alone, with everything around it."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rankscope.agent import wire
+from rankscope.agent.delivery.deliver import Delivery
+from rankscope.agent.delivery.outcome import Outcome
+from rankscope.agent.delivery.pace import Pace
+from rankscope.agent.delivery.queue import BatchQueue
 from rankscope.agent.delivery.records import Records
-from rankscope.agent.delivery.sender import Pace, Sender
+from rankscope.agent.delivery.sender import Sender
+from rankscope.agent.delivery.spool import SpoolFolder
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
 from tests.support.collector import Collector
@@ -23,6 +30,60 @@ QUICK = Pace(
     first_backoff=0.01,
     longest_backoff=0.05,
 )
+
+BODY = wire.encode(wire.Batch(run="r", rank=0, seq=0))
+
+
+class Posting:
+    """A delivery and its queue, without a sender's thread; what fails is posted again at once.
+
+    Attributes:
+        lost: reason -> points that were given up.
+        reasons: why an uploader was lost.
+    """
+
+    def __init__(
+        self, url: str, spool: Path, token: str | None = None, *, bounds: Any = None, **pace: Any
+    ) -> None:
+        self.lost: dict[str, int] = {}
+        self.reasons: list[str] = []
+        self.queue = BatchQueue(
+            SpoolFolder(spool), lose=lambda *given: self.lose(*given), **(bounds or {})
+        )
+        usual = Pace(uploader_after=math.inf, first_backoff=0.0, longest_backoff=0.0)
+        self.delivery = Delivery(
+            self.queue,
+            url,
+            token,
+            pace=replace(usual, **pace),
+            on_uploader_lost=self.reasons.append,
+        )
+        self.delivery.connect()
+
+    def lose(self, reason: str, points: int) -> None:
+        self.lost[reason] = self.lost.get(reason, 0) + points
+
+    @property
+    def by_uploader(self) -> bool:
+        """Whether the uploader's process is known to reach the server, and posts."""
+        assert self.delivery.uploader is not None
+        return self.delivery.uploader.proven
+
+    def put(self, body: bytes = BODY, points: int = 0) -> None:
+        self.queue.put(0, body, points=points, hello=False)
+
+    def post(self, body: bytes = BODY) -> Outcome:
+        """Posts what waits in the queue, or else a batch, and waits for what comes of it."""
+        if not self.queue:
+            self.put(body)
+        delivered = self.delivery.deliver_next()
+        assert delivered is not None
+        return delivered[1]
+
+    def close(self) -> None:
+        self.delivery.close()
+        for folder in self.queue.folders():
+            folder.close()
 
 
 class Rank:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agent.delivery.http import LARGEST_ANSWER, NoReply, Poster, Reply
+from rankscope.agent.delivery.http import LARGEST_ANSWER, HttpClient, NoReply, Reply
 from tests.support.collector import wait_until
 
 USUAL = b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"accepted":1}'
@@ -112,20 +112,22 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def poster(server: Server) -> Iterator[Poster]:
-    made = Poster(server.url, {"Authorization": "Bearer s3cret"}, None)
+def client(server: Server) -> Iterator[HttpClient]:
+    made = HttpClient(server.url, {"Authorization": "Bearer s3cret"}, None)
     yield made
     made.close()
 
 
-def post(poster: Poster, body: bytes = b"batch", read: float = 5.0) -> Reply | NoReply:
-    return poster.post(body, connect=1.0, read=read)
+def post(client: HttpClient, body: bytes = b"batch", read: float = 5.0) -> Reply | NoReply:
+    return client.post(body, connect=1.0, read=read)
 
 
-def test_the_head_is_that_of_the_first_with_another_length(server: Server, poster: Poster) -> None:
+def test_the_head_is_that_of_the_first_with_another_length(
+    server: Server, client: HttpClient
+) -> None:
     bodies = [b"batch", b"", b"x" * 300_000, b"last"]
 
-    assert [post(poster, body) for body in bodies] == [TAKEN] * 4
+    assert [post(client, body) for body in bodies] == [TAKEN] * 4
 
     assert [body for _, body in server.requests] == bodies
     assert server.connections == [1] * 4
@@ -204,69 +206,71 @@ ANSWERS = {
 @pytest.mark.parametrize("earlier", [0, 1, 2])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_an_answer_is_understood_whenever_it_comes(
-    server: Server, poster: Poster, answer: str, earlier: int
+    server: Server, client: HttpClient, answer: str, earlier: int
 ) -> None:
     says, meant = ANSWERS[answer]
     server.script = [Says()] * earlier + [says]
 
-    assert [post(poster) for _ in range(earlier + 2)] == [TAKEN] * earlier + [meant, TAKEN]
+    assert [post(client) for _ in range(earlier + 2)] == [TAKEN] * earlier + [meant, TAKEN]
     # One that was answered, whatever it was, is not made again, and no connection given up for it.
     given_up = says.closes or len(meant.body) > LARGEST_ANSWER
     assert server.connections == [1] * (earlier + 1) + [2 if given_up else 1]
 
 
-def test_a_compressed_answer_is_read(server: Server, poster: Poster) -> None:
+def test_a_compressed_answer_is_read(server: Server, client: HttpClient) -> None:
     body = gzip.compress(TAKEN.body)
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
     server.script = [Says([head + body]) for _ in range(5)]
 
-    assert [post(poster) for _ in range(3)] == [TAKEN] * 3
+    assert [post(client) for _ in range(3)] == [TAKEN] * 3
 
 
 @pytest.mark.parametrize(
     "piece", [b"", USUAL[:9], USUAL[:-20], USUAL[:-1]], ids=["before", "status", "head", "body"]
 )
-def test_an_answer_that_breaks_off_is_none(server: Server, poster: Poster, piece: bytes) -> None:
+def test_an_answer_that_breaks_off_is_none(
+    server: Server, client: HttpClient, piece: bytes
+) -> None:
     server.script = [Says(), Says([piece], closes=True)]
-    assert post(poster) == TAKEN
+    assert post(client) == TAKEN
 
-    assert post(poster, b"again") == TAKEN
+    assert post(client, b"again") == TAKEN
 
     # Made again at once, over a new connection: the server takes no batch twice.
     assert [body for _, body in server.requests[1:]] == [b"again", b"again"]
     assert server.connections == [1, 1, 2]
 
 
-def test_a_server_that_always_breaks_off(server: Server, poster: Poster) -> None:
+def test_a_server_that_always_breaks_off(server: Server, client: HttpClient) -> None:
     server.script = [Says(), *[Says([USUAL[:9]], closes=True)] * 5]
-    assert post(poster) == TAKEN
+    assert post(client) == TAKEN
 
-    assert post(poster) == CLOSED
+    assert post(client) == CLOSED
 
 
-def test_what_is_said_unasked_is_no_answer(server: Server, poster: Poster) -> None:
+def test_what_is_said_unasked_is_no_answer(server: Server, client: HttpClient) -> None:
     late = b"HTTP/1.1 408 Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     server.script = [Says([USUAL, late], pause=0.05, closes=True)]
-    assert post(poster) == TAKEN
-    wait_until(lambda: poster._kept is not None and not poster._kept.usable)
+    assert post(client) == TAKEN
+    wait_until(lambda: client._kept is not None and not client._kept.usable)
 
-    assert post(poster) == TAKEN
+    assert post(client) == TAKEN
     assert server.connections == [1, 2]
 
 
-def test_bytes_without_a_pause_do_not_make_it_longer(server: Server, poster: Poster) -> None:
+def test_bytes_without_a_pause_do_not_make_it_longer(server: Server, client: HttpClient) -> None:
     server.script = [Says(), Says([b"HTTP/1.1 200 OK\r\nX-A: ", *[b"a"] * 4000], pause=0.0005)]
-    assert post(poster) == TAKEN
+    assert post(client) == TAKEN
     began = time.monotonic()
 
-    assert post(poster, read=0.3) == NoReply("no answer within 0.3 s")
+    assert post(client, read=0.3) == NoReply("no answer within 0.3 s")
     assert time.monotonic() - began < 0.9
 
 
-def test_more_than_was_announced_is_not_kept(server: Server, poster: Poster) -> None:
+def test_more_than_was_announced_is_not_kept(server: Server, client: HttpClient) -> None:
     server.script = [Says(), Says([USUAL + USUAL.replace(b"200", b"404")])]
 
-    assert [post(poster) for _ in range(3)] == [TAKEN] * 3
+    assert [post(client) for _ in range(3)] == [TAKEN] * 3
     assert server.connections == [1, 1, 2]
 
 
@@ -282,31 +286,31 @@ def test_more_than_was_announced_is_not_kept(server: Server, poster: Poster) -> 
     ids=["nothing", "a line", "not all", "a byte at a time", "headers without end"],
 )
 def test_an_answer_has_so_much_time_all_in_all(
-    server: Server, poster: Poster, pieces: list[bytes]
+    server: Server, client: HttpClient, pieces: list[bytes]
 ) -> None:
     server.script = [Says(), Says([*pieces, b""], pause=0.1)]
-    assert post(poster) == TAKEN
+    assert post(client) == TAKEN
     began = time.monotonic()
 
-    assert post(poster, read=0.3) == NoReply("no answer within 0.3 s")
+    assert post(client, read=0.3) == NoReply("no answer within 0.3 s")
 
     assert time.monotonic() - began < 1.5
     assert len(server.requests) == 2
     # The answer that was not waited for is not that to the next.
-    assert post(poster) == TAKEN
+    assert post(client) == TAKEN
 
 
-def test_a_server_that_does_not_take_the_batch(server: Server, poster: Poster) -> None:
+def test_a_server_that_does_not_take_the_batch(server: Server, client: HttpClient) -> None:
     server.script = [Says(), Says(deaf=1.0)]
-    assert post(poster) == TAKEN
+    assert post(client) == TAKEN
     large = b"x" * 30_000_000
     began = time.monotonic()
 
-    outcome = poster.post(large, connect=0.3, read=5.0)
+    outcome = client.post(large, connect=0.3, read=5.0)
 
     assert outcome == NoReply("it did not take the batch within 0.3 s")
     assert time.monotonic() - began < 1.3
-    assert poster.post(large, connect=10.0, read=10.0) == TAKEN
+    assert client.post(large, connect=10.0, read=10.0) == TAKEN
     assert server.connections == [1, 2]
     assert [body == large for _, body in server.requests] == [False, True]
 
@@ -314,11 +318,11 @@ def test_a_server_that_does_not_take_the_batch(server: Server, poster: Poster) -
 @pytest.mark.parametrize(
     "flood", [b"x" * 10**6, b"HTTP/1.1 200 OK\r\n" + b"X-A: b\r\n" * 10**5], ids=["text", "headers"]
 )
-def test_a_flood_is_no_answer(server: Server, poster: Poster, flood: bytes) -> None:
+def test_a_flood_is_no_answer(server: Server, client: HttpClient, flood: bytes) -> None:
     server.script = [Says(), Says([flood], closes=True), Says([flood], closes=True)]
-    assert post(poster) == TAKEN
+    assert post(client) == TAKEN
 
-    assert post(poster) == CLOSED
+    assert post(client) == CLOSED
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate")
@@ -340,25 +344,25 @@ def test_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         server = Server(listening, "https", [Says(), Says(), Says(closes=True)])
         thread = threading.Thread(target=server.serve, daemon=True)
         thread.start()
-        poster = Poster(server.url, {}, None)
+        client = HttpClient(server.url, {}, None)
 
         bodies = [b"batch", b"x" * 300_000, b"last", b"again", b"and again"]
-        assert [post(poster, body) for body in bodies] == [TAKEN] * 5
+        assert [post(client, body) for body in bodies] == [TAKEN] * 5
 
         assert [body for _, body in server.requests] == bodies
         assert server.connections == [1, 1, 1, 2, 2]
-        poster.close()
+        client.close()
         listening.shutdown(socket.SHUT_RDWR)
         thread.join()
 
 
 def test_through_a_proxy(server: Server) -> None:
-    poster = Poster("http://far.invalid/in", {}, server.url)
+    client = HttpClient("http://far.invalid/in", {}, server.url)
 
-    assert [post(poster) for _ in range(3)] == [TAKEN] * 3
+    assert [post(client) for _ in range(3)] == [TAKEN] * 3
 
     assert server.connections == [1] * 3
     assert {head.split(b"\r\n")[0] for head, _ in server.requests} == {
         b"POST http://far.invalid/in HTTP/1.1"
     }
-    poster.close()
+    client.close()

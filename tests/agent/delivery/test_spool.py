@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankscope.agent import wire
-from rankscope.agent.delivery.queue import Outbox, halve
+from rankscope.agent.delivery.queue import BatchQueue, halve
 from rankscope.agent.delivery.spool import (
     DamagedFile,
     SpoolFolder,
@@ -173,7 +173,7 @@ class Queue:
     def __init__(self, place: Path, **bounds: int) -> None:
         self.folder = SpoolFolder(place)
         self.lost: dict[str, int] = {}
-        self.box = Outbox(self.folder, lose=self._lose, **bounds)
+        self.box = BatchQueue(self.folder, lose=self._lose, **bounds)
 
     def _lose(self, reason: str, points: int) -> None:
         self.lost[reason] = self.lost.get(reason, 0) + points

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +18,14 @@ import pytest
 from rankscope.agent import wire
 from rankscope.agent.delivery import uploader as uploader_module
 from rankscope.agent.delivery.http import LARGEST_ANSWER, NoReply, Reply
-from rankscope.agent.delivery.transport import Accepted, Away, Transport
+from rankscope.agent.delivery.outcome import Accepted, Away
 from rankscope.agent.delivery.uploader import Uploader, UploaderLost, can_be_started
 from tests.support import collector as collectors
 from tests.support.collector import HANG, Collector, wait_until
+from tests.support.sending import BODY, Posting
 from tests.support.uploaders import uploaders
 
-BODY = wire.encode(wire.Batch(run="r", rank=0, seq=0))
+DeliverTo = Callable[..., Posting]
 HEADERS = {"Content-Type": wire.CONTENT_TYPE, "Authorization": "Bearer s3cret"}
 
 
@@ -175,33 +178,33 @@ def test_one_that_does_not_come_up_is_given_up(
     assert time.monotonic() - began < 1.0
 
 
-# --------------------------------------------------------------------------------- in a transport
+# -------------------------------------------------------------------------------- in a delivery
 
 
 def test_it_takes_over_after_an_answer_and_some_time(
-    collector: Collector, before: set[int]
+    collector: Collector, deliver_to: DeliverTo, before: set[int]
 ) -> None:
-    transport = Transport(collector.url, None, uploader_after=0.2)
+    posting = deliver_to(collector.url, uploader_after=0.2)
     for _ in range(3):
-        assert isinstance(transport.post(BODY), Accepted)
+        assert isinstance(posting.post(), Accepted)
     assert uploaders(os.getpid()) <= before
 
-    wait_until(lambda: isinstance(transport.post(BODY), Accepted) and collector.connections == 2)
+    wait_until(lambda: isinstance(posting.post(), Accepted) and collector.connections == 2)
     assert len(uploaders(os.getpid()) - before) == 1
-    transport.close()
+    posting.close()
     wait_until(lambda: uploaders(os.getpid()) <= before)
 
 
-def by_uploader(transport: Transport, collector: Collector) -> None:
+def by_uploader(posting: Posting) -> None:
     """Posts until the uploader does."""
-    wait_until(lambda: isinstance(transport.post(BODY), Accepted) and transport._uploader_proven)
+    wait_until(lambda: isinstance(posting.post(), Accepted) and posting.by_uploader)
 
 
 def test_an_answer_that_was_not_read_is_not_taken_for_the_next(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
+    collector: Collector, deliver_to: DeliverTo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport = Transport(collector.url, None, uploader_after=0.0)
-    by_uploader(transport, collector)
+    posting = deliver_to(collector.url, uploader_after=0.0)
+    by_uploader(posting)
 
     def no_memory(*given: object) -> None:
         raise MemoryError
@@ -209,84 +212,98 @@ def test_an_answer_that_was_not_read_is_not_taken_for_the_next(
     with monkeypatch.context() as changed:
         changed.setattr(uploader_module, "_reply", no_memory)
         with pytest.raises(MemoryError):
-            transport.post(BODY)
+            posting.post()
     collector.always = collectors.Reply(status=503)
-    assert isinstance(transport.post(BODY), Away)
-    transport.close()
+    assert isinstance(posting.post(), Away)
+    posting.close()
 
 
 def test_a_lost_one_is_told_once_and_another_comes(
-    collector: Collector, before: set[int], monkeypatch: pytest.MonkeyPatch
+    collector: Collector,
+    deliver_to: DeliverTo,
+    before: set[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rankscope.agent.delivery.transport._AGAIN_SECONDS", 0.1)
-    told: list[str] = []
-    transport = Transport(collector.url, None, uploader_after=0.0, uploader_lost=told.append)
+    monkeypatch.setattr("rankscope.agent.delivery.uploader._AGAIN_SECONDS", 0.1)
+    posting = deliver_to(collector.url, uploader_after=0.0)
     for _ in range(2):
-        by_uploader(transport, collector)
+        by_uploader(posting)
         (pid,) = uploaders(os.getpid()) - before
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda pid=pid: pid not in uploaders())
-        assert isinstance(transport.post(BODY), Accepted)
-    by_uploader(transport, collector)
-    transport.close()
-    assert len(told) == 1
-    assert told[0].startswith("it has ended")
+        assert isinstance(posting.post(), Accepted)
+    by_uploader(posting)
+    posting.close()
+    assert len(posting.reasons) == 1
+    assert posting.reasons[0].startswith("it has ended")
 
 
 def test_one_that_does_not_reach_the_server_is_not_believed(
-    collector: Collector, before: set[int], monkeypatch: pytest.MonkeyPatch
+    collector: Collector,
+    deliver_to: DeliverTo,
+    before: set[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[str] = []
-    transport = Transport(collector.url, None, uploader_after=0.0, uploader_lost=told.append)
-    url, headers, _ = transport._address
-    # As where a name, a certificate or a proxy is known to the trainer's process alone.
-    transport._address = (url.replace("127.0.0.1", "no-such-host.invalid"), headers, None)
+    # A name that this process alone knows, as it may be with a certificate or a proxy.
+    known = socket.getaddrinfo
+
+    def resolve(host: str, *given: Any, **named: Any) -> Any:
+        return known("127.0.0.1" if host == "trainer-only.invalid" else host, *given, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    posting = deliver_to(f"http://trainer-only.invalid:{collector.port}", uploader_after=0.0)
 
     def given_up() -> bool:
-        assert isinstance(transport.post(BODY), Accepted)
-        return bool(told)
+        assert isinstance(posting.post(), Accepted)
+        return bool(posting.reasons)
 
     wait_until(given_up)
-    assert told[0].startswith("it does not reach the server: ")
+    assert posting.reasons[0].startswith("it does not reach the server: ")
     wait_until(lambda: uploaders(os.getpid()) <= before)
-    assert isinstance(transport.post(BODY), Accepted)
-    transport.close()
+    assert isinstance(posting.post(), Accepted)
+    posting.close()
 
 
-def test_a_server_that_goes_away_is_away_for_both(collector: Collector) -> None:
-    told: list[str] = []
-    transport = Transport(collector.url, None, uploader_after=0.0, uploader_lost=told.append)
-    by_uploader(transport, collector)
+def test_a_server_that_goes_away_is_away_for_both(
+    collector: Collector, deliver_to: DeliverTo
+) -> None:
+    posting = deliver_to(collector.url, uploader_after=0.0)
+    by_uploader(posting)
     collector.stop()
-    assert transport.post(BODY) == Away("no connection (Connection refused)")
+    assert posting.post() == Away("no connection (Connection refused)")
     collector.start()
-    assert isinstance(transport.post(BODY), Accepted)
-    assert transport._uploader_proven
-    assert told == []
-    transport.close()
+    assert isinstance(posting.post(), Accepted)
+    assert posting.by_uploader
+    assert posting.reasons == []
+    posting.close()
 
 
-def test_without_a_server_there_is_none(collector: Collector, before: set[int]) -> None:
-    transport = Transport(collector.url, None, uploader_after=0.0)
+def test_without_a_server_there_is_none(
+    collector: Collector, deliver_to: DeliverTo, before: set[int]
+) -> None:
+    posting = deliver_to(collector.url, uploader_after=0.0)
     collector.stop()
     for _ in range(3):
-        transport.post(BODY)
+        posting.post()
     assert uploaders(os.getpid()) <= before
-    transport.close()
+    posting.close()
 
 
 @pytest.mark.parametrize(
     "program", ["", None, "/opt/app/trainer", "/opt/app/python_trainer", "/usr/bin/python-mpi"]
 )
 def test_a_program_that_is_no_interpreter_is_not_started_again(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch, program: str | None
+    collector: Collector,
+    deliver_to: DeliverTo,
+    monkeypatch: pytest.MonkeyPatch,
+    program: str | None,
 ) -> None:
     monkeypatch.setattr(sys, "executable", program)
     monkeypatch.setattr("subprocess.Popen", None)
-    transport = Transport(collector.url, None, uploader_after=0.0)
+    posting = deliver_to(collector.url, uploader_after=0.0)
     for _ in range(3):
-        assert isinstance(transport.post(BODY), Accepted)
-    transport.close()
+        assert isinstance(posting.post(), Accepted)
+    posting.close()
 
 
 @pytest.mark.parametrize("name", ["python", "python3", "python3.13", "python3.13t", "pypy3.11"])
@@ -307,17 +324,21 @@ def test_neither_frozen_nor_first_nor_zipped(monkeypatch: pytest.MonkeyPatch) ->
     assert can_be_started()
 
 
-def test_the_last_posts_are_made_without_it(collector: Collector, before: set[int]) -> None:
-    transport = Transport(collector.url, None, uploader_after=0.0)
-    by_uploader(transport, collector)
+def test_the_last_posts_are_made_without_it(
+    collector: Collector, deliver_to: DeliverTo, before: set[int]
+) -> None:
+    posting = deliver_to(collector.url, uploader_after=0.0)
+    by_uploader(posting)
     (pid,) = uploaders(os.getpid()) - before
     os.kill(pid, signal.SIGSTOP)
+    posting.put()
     began = time.monotonic()
-    assert isinstance(transport.post(BODY, at_most=2.0), Accepted)
+    posting.delivery.run(began + 2.0, closing=True)
     assert time.monotonic() - began < 1.0
+    assert not posting.queue
     os.kill(pid, signal.SIGCONT)
     wait_until(lambda: uploaders(os.getpid()) <= before)
-    transport.close()
+    posting.close()
 
 
 # ----------------------------------------------------------------------------------- in a trainer
@@ -330,7 +351,8 @@ from rankscope.agent.delivery import exit_report
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
 from rankscope.agent.delivery.records import Records
-from rankscope.agent.delivery.sender import Pace, Sender
+from rankscope.agent.delivery.pace import Pace
+from rankscope.agent.delivery.sender import Sender
 
 sys.path.insert(0, sys.argv[3])
 from tests.support.uploaders import uploaders
@@ -360,9 +382,11 @@ def train(until=lambda: False):
         time.sleep(0.005)
 
 def up():
-    # It takes the lowest priority when it has come up.
-    found = uploaders(os.getpid()) - before
-    return found and all(os.getpriority(os.PRIO_PROCESS, pid) == 19 for pid in found)
+    # It takes the lowest priority when it has come up; what it is started by ends at once.
+    try:
+        return [os.getpriority(0, pid) for pid in uploaders(os.getpid()) - before] == [19]
+    except ProcessLookupError:
+        return False
 
 train(until=up)
 have = sender.counters.posts

@@ -13,7 +13,7 @@ import pytest
 
 from rankscope import agent
 from rankscope.agent.delivery import exit_report, sender
-from rankscope.agent.delivery.deliver import Pace
+from rankscope.agent.delivery.pace import Pace
 from rankscope.agent.probes import amp, clipping, loss_sources
 from rankscope.agent.steps import hooks
 from rankscope.agent.wire import Event

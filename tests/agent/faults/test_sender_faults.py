@@ -22,10 +22,10 @@ import pytest
 from rankscope.agent import wire
 from rankscope.agent.delivery import sender, session, tensorboard
 from rankscope.agent.delivery.deliver import Delivery
-from rankscope.agent.delivery.queue import Outbox
+from rankscope.agent.delivery.http import HttpClient
+from rankscope.agent.delivery.queue import BatchQueue
 from rankscope.agent.delivery.records import Records
 from rankscope.agent.delivery.sender import Sender
-from rankscope.agent.delivery.transport import Transport
 from rankscope.agent.monitor import Monitor
 from tests.support import saboteur
 from tests.support.collector import wait_until
@@ -40,12 +40,12 @@ PARTS = {
     "drain": (Records, "drain", "sender"),
     "put": (Sender, "_put", "sender"),
     "encode": (wire, "encode", "encoder"),
-    "queue": (Outbox, "put", "sender"),
+    "queue": (BatchQueue, "put", "sender"),
     "adopt": (sender, "folders_of_rank", "adopt"),
     "hello": (session, "replace", "hello"),
     "phase": (Monitor, "phase", "phase"),
     "run": (Delivery, "run", "sender"),
-    "post": (Transport, "post", "sender"),
+    "post": (HttpClient, "post", "sender"),
     "conclude": (Delivery, "_conclude", "sender"),
     "tensorboard": (tensorboard.EventWriter, "write", "tensorboard"),
     "tensorboard opens": (tensorboard.EventWriter, "__init__", "tensorboard"),

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from rankscope.agent.delivery.outcome import Away
 from rankscope.agent.delivery.spool import folders_below
 from rankscope.agent.delivery.sync import sync
-from rankscope.agent.delivery.transport import Away, Transport
 from tests.support import saboteur
 from tests.support.collector import HANG, Collector, wait_until
 
@@ -36,15 +36,15 @@ def test_training_goes_on_and_the_rest_waits_in_the_spool(house, caplog, behave)
 
 
 @pytest.mark.parametrize("behave", [saboteur.drips, saboteur.drips_body, saboteur.is_silent])
-def test_an_answer_takes_as_long_as_it_may_and_no_longer(behave):
+def test_an_answer_takes_as_long_as_it_may_and_no_longer(behave, deliver_to):
     with saboteur.BadServer(behave) as server:
-        transport = Transport(server.url, None, read_timeout=0.3)
+        posting = deliver_to(server.url, read_timeout=0.3)
         began = time.monotonic()
-        outcome = transport.post(b"batch")
+        outcome = posting.post()
         assert time.monotonic() - began < 1.0
         assert isinstance(outcome, Away)
         assert "no answer within 0.3 s" in outcome.why
-        transport.close()
+        posting.close()
 
 
 def test_a_server_that_was_away_is_told_that_it_was(house, collector):
@@ -66,7 +66,7 @@ def test_a_server_that_was_away_is_told_that_it_was(house, collector):
 @pytest.mark.contained
 def test_a_proxy_that_is_none(house, monkeypatch, proxy):
     monkeypatch.setenv("http_proxy", proxy)
-    monkeypatch.setattr("rankscope.agent.delivery.transport._is_loopback", lambda host: False)
+    monkeypatch.setattr("rankscope.agent.delivery.address._is_loopback", lambda host: False)
     house.train()
     monkeypatch.delenv("http_proxy")
     sync(house.spool, house.collector.url, None)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from rankscope.agent.delivery import sender, transport
+from rankscope.agent.delivery import sender, uploader
 from rankscope.agent.delivery.uploader import Uploader
 from tests.support import saboteur
 from tests.support.collector import wait_until
@@ -21,7 +21,7 @@ SLACK_SECONDS = 0.5
 pytestmark = pytest.mark.contained
 
 FAULTS = [saboteur.raises, saboteur.allocates]
-PARTS = {"start": (transport, "Uploader")} | {
+PARTS = {"start": (uploader, "Uploader")} | {
     name: (Uploader, name) for name in ("ready", "post", "send", "answer", "listen")
 }
 
