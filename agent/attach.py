@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rankscope.agent.delivery.session import Connection
+from rankscope.agent.delivery.session import Session
 from rankscope.agent.guard import attempt
 from rankscope.agent.launcher import Identity, identify
 from rankscope.agent.model import facts
@@ -154,7 +154,7 @@ def _monitor(
     config = attempt(
         lambda: configuration(model, optimizer), name="configuration", report=faults.append
     )
-    connection = Connection(
+    connection = Session(
         options,
         identity,
         config={**told, **(config or {})},

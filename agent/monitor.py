@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rankscope.agent.delivery import exit_report
-from rankscope.agent.delivery.session import Connection
+from rankscope.agent.delivery import process_exit
+from rankscope.agent.delivery.session import Session
 from rankscope.agent.guard import Guard, contained_keywords, message_of
 from rankscope.agent.process.thread_phase import phase_of, place_of, place_of_error
 from rankscope.agent.schedule import Schedule
@@ -50,13 +50,13 @@ class Monitor:
         closed: nothing is recorded any more.
     """
 
-    def __init__(self, connection: Connection, *, step: int) -> None:
+    def __init__(self, connection: Session, *, step: int) -> None:
         self.run = connection.identity.run
         self.rank = connection.identity.rank
         self.url = connection.url
         self.closed = False
         self.on_close: Callable[[], None] = lambda: None
-        self._ending = exit_report.Once(_CLOSE_SECONDS)
+        self._ending = process_exit.Once(_CLOSE_SECONDS)
         self._connection = connection
         self._records = connection.records
         self._pid = os.getpid()
@@ -179,7 +179,7 @@ class Monitor:
     def _begin(self) -> None:
         self._connection.sender.start()
         with self._bookkeeping:
-            exit_report.add(self._speak)
+            process_exit.add(self._speak)
 
     def _announce(self, group: TensorGroup) -> None:
         self._connection.announce(group.table, group.described())
@@ -241,7 +241,7 @@ class Monitor:
         with self._bookkeeping:
             if state == "failed":
                 # Where: what it failed of goes with the last batch.
-                place = (self._failed_at or exit_report.place())[:200]
+                place = (self._failed_at or process_exit.place())[:200]
                 self._records.event(Event(step=self._count.step, kind="failed", text=place))
         with self._bookkeeping:
             self._records.complete(last)
@@ -257,11 +257,11 @@ class Monitor:
     def _leave(self, state: str, error: str) -> None:
         try:
             with self._bookkeeping:
-                exit_report.begin_to_leave()
+                process_exit.begin_to_leave()
             self._speak(state, error)
         finally:  # an impatient user's Ctrl-C, too, must not leave the process deaf to SIGTERM
             with self._bookkeeping:
-                exit_report.leave(self._speak)
+                process_exit.leave(self._speak)
 
 
 def _stand_in(run: str, rank: int) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.agent.delivery.session import Connection
+from rankscope.agent.delivery.session import Session
 from rankscope.agent.launcher import identify
 from rankscope.agent.model.arrays import Arrays
 from rankscope.agent.monitor import NullMonitor
@@ -71,5 +71,5 @@ def start(
         "python": ".".join(str(n) for n in sys.version_info[:3]),
         **told,
     }
-    connection = Connection(resolved, identity, config=facts)
+    connection = Session(resolved, identity, config=facts)
     return ArrayMonitor(connection=connection, step=step, parameters=parameters)

@@ -65,11 +65,14 @@ NAMED_WAITING = {
 }
 NAMED_COLLECTIVES = {
     (
-        "agent/delivery/exit_report.py",
+        "agent/delivery/process_exit.py",
         "reader.recv(64)",
     ): "a socket between two threads of one process",
     ("agent/delivery/http.py", "sock.recv(LARGEST_ANSWER)"): "the sender thread, for the server",
-    ("agent/delivery/uploader.py", "wake_up.recv(_WAKE_UP_BYTES)"): "the sender thread, for its process",
+    (
+        "agent/delivery/uploader.py",
+        "wake_up.recv(_WAKE_UP_BYTES)",
+    ): "the sender thread, for its process",
     ("agent/delivery/uploader.py", "connection.recv(1)"): "does not wait",
     (
         "agent/delivery/uploader.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -12,19 +11,17 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, ClassVar
-
-import numpy as np
+from collections.abc import Callable
+from typing import ClassVar
 
 from rankscope.agent import wire
+from rankscope.agent.delivery.batches import BatchMaker
 from rankscope.agent.delivery.deliver import Counters, Delivery
 from rankscope.agent.delivery.diagnostics import Diagnostics
 from rankscope.agent.delivery.pace import Pace
 from rankscope.agent.delivery.process_exit import close_at_exit_of_child, remember
-from rankscope.agent.delivery.queue import BatchQueue, halve, weight_of
-from rankscope.agent.delivery.records import ENTRIES_A_GO, Drained, Records
+from rankscope.agent.delivery.queue import BatchQueue
+from rankscope.agent.delivery.records import Drained, Records
 from rankscope.agent.delivery.spool import SpoolFolder, folder_of, folders_of_rank
 from rankscope.agent.delivery.tensorboard import EventThread
 from rankscope.agent.launcher import Identity
@@ -37,13 +34,6 @@ _log = logging.getLogger("rankscope")
 _BATCHES_A_ROUND = 20
 # How long the training thread is let go on between two pieces of our work.
 _PAUSE_SECONDS = 0.0005
-# Points up to here go as rows: beside a training, which has the caches to itself, making series of
-# a few points each takes longer than all the rest. More of them repeat their names too often.
-_POINTS_IN_ROWS = 256
-# How often a batch may fail to be encoded in halves, quarters and so on before the rest is given
-# up, and how many hellos may.
-_FAILED_ENCODINGS = 64
-_HELLOS_LOST = 3
 # The part of the time for closing that is kept for writing to disk what could not be sent.
 _TO_SPILL = 0.1
 
@@ -93,23 +83,17 @@ class Sender:
         self._pace = pace or Pace()
         self._pid = os.getpid()
         self._next_connect = 0.0
-        self._through_step = -1
         self._diagnostics = Diagnostics(
             records,
             options,
             identity,
-            step=lambda: max(self._through_step, 0),
+            step=lambda: max(self._batches.through_step, 0),
             on_problem=on_problem,
         )
         self._guard = self._diagnostics.guard
         # Batches must go on whatever happens, so this one is never disabled.
         self._rounds = self._guard.probe("sender", tolerance=sys.maxsize)
-        self._hello = self._guard.probe("hello", tolerance=3)(hello)
-        self._phase = self._guard.probe("phase")(phase)
         self._prepare = self._guard.probe("prepare")(prepare)
-        # What cannot be encoded is left out; the next batch is another one.
-        self._encoder = self._guard.probe("encoder", tolerance=sys.maxsize)
-        self._hellos_lost = 0
 
         folder = folder_of(options.spool, identity.run, identity.rank, self._session)
         self._folders = [SpoolFolder(folder)]
@@ -129,10 +113,23 @@ class Sender:
             uploader_faults=self._guard.probe("uploader"),
             on_uploader_lost=self._diagnostics.uploader_lost,
         )
+        self._batches = BatchMaker(
+            records,
+            self._queue,
+            self._delivery,
+            options=options,
+            identity=identity,
+            session=self._session,
+            pace=self._pace,
+            hello=self._guard.probe("hello", tolerance=3)(hello),
+            phase=self._guard.probe("phase")(phase),
+            # What cannot be encoded is left out; the next batch is another one.
+            encoder=self._guard.probe("encoder", tolerance=sys.maxsize),
+            pause=self._let_others,
+        )
         self._connect()
         self._events: EventThread | None = None
-        self._seq = 0
-        self._next_batch = self._next_heartbeat = 0.0
+        self._next_batch = 0.0
         self._began = time.monotonic()
         self._going_on = False  # whether there were steps between the last two batches
         self._phase_of_host = zlib.crc32(socket.gethostname().encode()) / 2**32
@@ -142,7 +139,6 @@ class Sender:
         self._closing = threading.Lock()
         self._closed = threading.Event()
         self._final: tuple[str, str] | None = None
-        self._final_put = False
         self._deadline = self._last_post = float("inf")
         self._finished = False
         remember(self)
@@ -273,7 +269,7 @@ class Sender:
             # Before the last batch, which can still tell what fails there.
             self._close_events()
             with self._turn:
-                self._put_final()
+                self._batches.make_last(*(self._final or ("finished", "")))
             self._delivery.run(self._last_post, closing=True)
             with self._turn:
                 self._finish()
@@ -288,7 +284,7 @@ class Sender:
         if self._delivery.away:
             return self._pace.batch_away
         looked_at = self._delivery.dense_until
-        dense = looked_at is not None and looked_at > self._through_step
+        dense = looked_at is not None and looked_at > self._batches.through_step
         if dense or not self._going_on or now - self._began < self._pace.steady_after:
             return self._pace.batch
         # All ranks of a host at the same moments: they wait for each other, so that one step is
@@ -314,114 +310,18 @@ class Sender:
     def _collect(self) -> None:
         """Make batches of what was handed over."""
         self._prepare()
-        before = self._through_step
+        before = self._batches.through_step
         for _ in range(_BATCHES_A_ROUND):
             with self._turn:
-                drained = self._records.drain(pause=self._let_others)
-                self._put(drained)
+                drained = self._batches.make()
             self._write_events(drained)
             if not drained.more:
                 break
-        self._going_on = self._through_step > before
+        self._going_on = self._batches.through_step > before
 
     def _let_others(self) -> None:
         if self._final is None:
             time.sleep(_PAUSE_SECONDS)
-
-    def _in_turns(self, rows: Iterable[wire.Row]) -> Iterator[wire.Row]:
-        """The rows, with time between them for the training thread."""
-        for place, row in enumerate(rows, 1):
-            yield row
-            if not place % ENTRIES_A_GO:
-                self._let_others()
-
-    def _put(self, drained: Drained, *, state: str = "running", error: str = "") -> None:
-        """Append a batch, where there is something to say or a sign of life is due."""
-        now = time.monotonic()
-        silent = drained.empty and drained.through_step <= self._through_step
-        # What waits in the queue is a sign of life already; more of them would only fill it.
-        heartbeat_due = (
-            self._options.mode == "online"
-            # The next occasion is a whole interval away: better a little early than late.
-            and now >= self._next_heartbeat - self._pace.batch / 2
-            and not self._queue
-        )
-        if silent and not heartbeat_due and state == "running":
-            return
-        self._next_heartbeat = now + self._pace.heartbeat
-        self._through_step = max(self._through_step, drained.through_step)
-        points: dict[str, Any] = {"rows": drained.rows, "word_rows": drained.word_rows}
-        count = sum(len(said) for _, said in (*drained.rows, *drained.word_rows))
-        if count > _POINTS_IN_ROWS or self._delivery.rows_refused:
-            points = {
-                "columns": wire.columns_of(self._in_turns(drained.rows), np.float64),
-                "words": wire.columns_of(self._in_turns(drained.word_rows), np.uint64),
-            }
-        identity = self._identity
-        # Whatever becomes of the batch: the server takes no two of the same number.
-        seq, self._seq = self._seq, self._seq + 1
-        batch = wire.Batch(
-            project=self._options.project,
-            run=identity.run,
-            rank=identity.rank,
-            session=self._session,
-            attempt=identity.attempt,
-            seq=seq,
-            world_size=identity.world_size,
-            sent_at=time.time(),
-            through_step=self._through_step,
-            state=state,
-            phase=self._phase() or "",
-            error=error,
-            hello=self._say_hello() if self._delivery.hello_wanted else None,
-            prints=drained.prints,
-            layers=drained.layers,
-            events=drained.events,
-            dropped=self._records.dropped,
-            **points,
-        )
-        self._append(batch, [_FAILED_ENCODINGS])
-
-    def _append(self, batch: wire.Batch, tries: list[int]) -> None:
-        """Encodes a batch; where that fails, its halves, until only what cannot be is left out."""
-        body = None
-        with self._encoder:
-            body = wire.encode(batch)
-        if body is not None:
-            hello = batch.hello is not None
-            self._queue.put(batch.seq, body, points=weight_of(batch), hello=hello)
-            return
-        tries[0] -= 1
-        halves = halve(batch) if tries[0] > 0 else None
-        if halves is not None:
-            for half in halves:
-                self._append(half, tries)
-            return
-        self._records.lose("unsendable", weight_of(batch) + len(batch.events))
-        if batch.hello is not None:
-            self._hellos_lost += 1
-            self._delivery.hello_wanted = self._hellos_lost < _HELLOS_LOST
-
-    def _put_final(self) -> None:
-        """Append what is left and, once, how this process ended."""
-        state, error = self._final or ("finished", "")
-        self._records.stop()
-        while not self._final_put:
-            drained = self._records.drain()
-            if drained.more:
-                self._put(drained)
-                continue
-            self._final_put = True
-            self._put(drained, state=state, error=error)
-
-    def _say_hello(self) -> wire.Hello | None:
-        self._delivery.hello_wanted = False
-        hello = self._hello()
-        if hello is None:
-            return None
-        return replace(
-            hello, heartbeat_seconds=self._pace.heartbeat, config=_sendable(hello.config)
-        )
 
     def _write_events(self, drained: Drained) -> None:
         if self._options.tensorboard is None or not drained.rows:
@@ -451,7 +351,7 @@ class Sender:
         self._delivery.stopped = True
         # One by one: what fails must not keep the others from being done.
         with self._rounds:
-            self._put_final()
+            self._batches.make_last(*(self._final or ("finished", "")))
         with self._rounds:
             self._queue.spill()
         with self._rounds:
@@ -497,12 +397,3 @@ def _within(seconds: float, what: Callable[[], None]) -> None:
         what()
         return
     thread.join(seconds)
-
-
-def _sendable(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration as the wire can carry it; what is not plain becomes text."""
-    try:
-        plain: Mapping[str, Any] = json.loads(json.dumps(config, default=str, skipkeys=True))
-    except (TypeError, ValueError, RecursionError) as error:
-        return {"unreadable": str(error)}
-    return plain

@@ -1,4 +1,4 @@
-"""What a monitor needs to be heard: the hand-over, the sender, what is said of the process."""
+"""What a monitor needs to be heard: the records, the sender, and the hello of the process."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
 from rankscope.agent.wire import Hello, TensorTable
 
-# Of a tensor table that changes, so many versions are told.
+# Of a tensor table that changes, so many versions are sent.
 _VERSIONS = 4
 
 _logger = logging.getLogger("rankscope")
-_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+_open: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
-def _say(text: str) -> None:
+def _write(text: str) -> None:
     # A daemon may have no stderr, or a closed one: no reason to go unwatched.
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stderr.write(text)
 
 
 class HasPhase(Protocol):
-    """Says what the training thread is doing."""
+    """Knows what the training thread is doing."""
 
     @property
     def phase(self) -> str:
         """One word."""
 
 
-class Connection:
-    """The way of one monitor to the server.
+class Session:
+    """One monitor's way to the server, from its attach to its end.
 
     A process in which several monitors live (a generator's and a discriminator's) has a run for
     each: the second one's id ends in `.2`, on every rank in the order in which they were attached.
@@ -80,7 +80,7 @@ class Connection:
 
         def connected() -> None:
             if identity.rank == 0 and not identity.fresh:
-                _say(address)
+                _write(address)
 
         # Every rank meets the same absent server: one of them says so. A rank that alone cannot
         # reach it is missed by the server instead.
@@ -88,8 +88,8 @@ class Connection:
         if identity.warning:
             _logger.log(level, "%s", identity.warning)
         if identity.fresh:
-            # Nobody knows an id that was made up here: it is told whether or not a server answers.
-            _say(address)
+            # Nobody knows an id that was made up here: it is shown whether or not a server answers.
+            _write(address)
         self.sender = Sender(
             self.records,
             options=options,
@@ -112,9 +112,9 @@ class Connection:
         self._owner = weakref.ref(owner)
 
     def announce(self, name: str, table: TensorTable) -> None:
-        """Tells the server of a tensor table, before its first fingerprint."""
-        # The server keeps what it was told before; but what it was not yet told, or has lost with
-        # its database, may have fingerprints that are still on their way.
+        """Has a tensor table sent to the server, before its first fingerprint."""
+        # The server keeps the tables that it was sent before; but for one that it was not yet sent,
+        # or has lost with its database, fingerprints may still be on their way.
         base = name.partition("@")[0]
         self._tables.pop(name, None)
         versions = [known for known in self._tables if known.partition("@")[0] == base]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.agent.delivery.session import Connection
+from rankscope.agent.delivery.session import Session
 from rankscope.agent.fingerprint.array_plan import HostArray, numbers
 from rankscope.agent.model.arrays import ArrayGroup, Arrays, read
 from rankscope.agent.model.parts import part_of
@@ -27,9 +27,7 @@ _MOST_NAMES, _QUIET = 20, 64
 class ArrayMonitor(Monitor):
     """What `agent.start` returns."""
 
-    def __init__(
-        self, *, connection: Connection, step: int, parameters: Arrays | None = None
-    ) -> None:
+    def __init__(self, *, connection: Session, step: int, parameters: Arrays | None = None) -> None:
         super().__init__(connection, step=step)
         # Those met last: local gradients may be of fewer arrays than reduced ones, in turn.
         self._groups: dict[str, deque[ArrayGroup]] = {}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from rankscope.agent.delivery.session import Connection
+from rankscope.agent.delivery.session import Session
 from rankscope.agent.guard import Moments, contained
 from rankscope.agent.model.parts import part_of
 from rankscope.agent.model.tracked import Role, Tracked, is_inside
@@ -53,7 +53,7 @@ class TorchMonitor(Monitor):
     """What `attach` returns: records by itself."""
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: Any, *, connection: Connection, step: int
+        self, model: torch.nn.Module, optimizer: Any, *, connection: Session, step: int
     ) -> None:
         super().__init__(connection, step=step)
         self._readout = Readout()

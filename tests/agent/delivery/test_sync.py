@@ -93,6 +93,21 @@ def test_what_is_refused_or_damaged_is_kept_aside(collector: Collector, spool: P
     assert sync(spool, collector.url, None).sent == 0
 
 
+def test_an_older_server_is_given_what_it_knows(collector: Collector, tmp_path: Path) -> None:
+    folder = SpoolFolder(folder_of(tmp_path / "spool", "run", 0, "s"))
+    assert folder.acquire()
+    batch = wire.Batch(run="run", rank=0, session="s", seq=0, rows=((0, {"loss": 0.5}),))
+    folder.write(0, wire.encode(batch))
+    folder.close()
+    # As a server of before rows refuses them.
+    collector.replies.append(Reply(status=422, body={"detail": "v: version 7 is not known here"}))
+
+    report = sync(tmp_path / "spool", collector.url, None)
+
+    assert (report.sent, report.refused, report.left) == (1, 0, 0)
+    assert collector.points("loss") == {0: 0.5}
+
+
 def test_what_is_too_large_is_split(collector: Collector, spool: Path) -> None:
     collector.largest_body = 300
 

@@ -347,7 +347,7 @@ TRAINER = """
 import os, signal, sys, time
 from pathlib import Path
 from rankscope.agent import wire
-from rankscope.agent.delivery import exit_report
+from rankscope.agent.delivery import process_exit
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
 from rankscope.agent.delivery.records import Records
@@ -370,7 +370,7 @@ sender = Sender(
 )
 before = uploaders()
 sender.start()
-exit_report.add(sender.close)
+process_exit.add(sender.close)
 step = 0
 
 def train(until=lambda: False):

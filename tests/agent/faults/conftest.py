@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rankscope import agent
-from rankscope.agent.delivery import exit_report, sender
+from rankscope.agent.delivery import process_exit, sender
 from rankscope.agent.delivery.pace import Pace
 from rankscope.agent.probes import amp, clipping, loss_sources
 from rankscope.agent.steps import hooks
@@ -95,7 +95,7 @@ def house(
         monitor.close()
     # Where closing is what failed, something stays in torch: not for the next test.
     made.monitors.clear()
-    exit_report._speakers.clear()
+    process_exit._reports.clear()
     import_module("rankscope.agent.attach")._monitors.clear()  # nobody may have attached
     gc.collect()
     for watching in hooks._steppers:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rankscope import agent
-from rankscope.agent.delivery import exit_report
+from rankscope.agent.delivery import process_exit
 from rankscope.agent.delivery.records import Records
 from rankscope.agent.delivery.sender import Sender
 from rankscope.agent.guard import Guard, attempt
@@ -74,7 +74,7 @@ def test_what_cannot_be_sent_costs_only_itself():
     assert records.waiting == 0
 
 
-@pytest.mark.parametrize("where", ["Connection", "TorchMonitor"])
+@pytest.mark.parametrize("where", ["Session", "TorchMonitor"])
 def test_an_agent_that_cannot_start_is_none(house, monkeypatch, caplog, where):
     monkeypatch.setattr(attaching, where, saboteur.raises)
     with caplog.at_level(logging.WARNING):
@@ -93,7 +93,7 @@ def test_a_model_that_cannot_be_described_is_watched_all_the_same(house, monkeyp
 
 
 def test_last_words_that_cannot_be_prepared(house, monkeypatch):
-    monkeypatch.setattr(exit_report, "add", saboteur.raises)
+    monkeypatch.setattr(process_exit, "add", saboteur.raises)
     house.train()
     house.told_once("records", "Sabotage")
     assert house.collector.points("seen") == ALL

@@ -2,12 +2,12 @@
 
 Which thread runs what:
 
-- the training thread: the probes, their hooks, `Records` (hand-over), and at the end `close`, which
+- the training thread: the probes, their hooks, `Records`, and at the end `close`, which
   waits for the others for 5 s at most. A probe that hangs there can be cured by nobody; so nothing
   there waits for a lock, a socket or a file (`test_threads.py`).
 - `rankscope-sender`: draining, `prepare`, `hello`, `phase`, encoding, the requests, the spool.
 - `rankscope-tensorboard`: the event file, nothing else.
-- `rankscope-signals`: last words, where a SIGTERM arrives.
+- `rankscope-signals`: exit report, where a SIGTERM arrives.
 - `rankscope-last`: what is left to do at `close` where the sender hangs.
 """
 
@@ -21,11 +21,11 @@ import pytest
 
 from rankscope.agent import wire
 from rankscope.agent.delivery import sender, session, tensorboard
+from rankscope.agent.delivery.batches import BatchMaker
 from rankscope.agent.delivery.deliver import Delivery
 from rankscope.agent.delivery.http import HttpClient
 from rankscope.agent.delivery.queue import BatchQueue
 from rankscope.agent.delivery.records import Records
-from rankscope.agent.delivery.sender import Sender
 from rankscope.agent.monitor import Monitor
 from tests.support import saboteur
 from tests.support.collector import wait_until
@@ -38,7 +38,7 @@ FAULTS = [saboteur.raises, saboteur.allocates]
 # What is replaced, and whose fault it is then.
 PARTS = {
     "drain": (Records, "drain", "sender"),
-    "put": (Sender, "_put", "sender"),
+    "put": (BatchMaker, "_put", "sender"),
     "encode": (wire, "encode", "encoder"),
     "queue": (BatchQueue, "put", "sender"),
     "adopt": (sender, "folders_of_rank", "adopt"),

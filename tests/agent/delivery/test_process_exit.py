@@ -10,13 +10,13 @@ import pytest
 
 PRELUDE = """
 import os, sys, time, threading, signal
-from rankscope.agent.delivery import exit_report
+from rankscope.agent.delivery import process_exit
 def say(text):
     # Past `sys.stdout`: a signal may come while that is being flushed, and it lets nobody in twice.
     os.write(1, f"{text}\\n".encode())
 def speak(state, error):
     say(f"said {state}|{error}")
-exit_report.add(speak)
+process_exit.add(speak)
 """
 
 
@@ -134,12 +134,12 @@ def test_an_error_that_is_handled_by_an_exit_is_told(body, code, said):
 def test_a_crash_that_is_then_terminated_is_told_as_the_crash():
     process = start(
         """
-        exit_report.remove(speak)
+        process_exit.remove(speak)
         def slow(state, error):
             say("begun")
             time.sleep(0.5)
             speak(state, error)
-        exit_report.add(slow)
+        process_exit.add(slow)
         raise RuntimeError("gloo")
         """
     )
@@ -189,7 +189,7 @@ def test_taking_the_speaker_back_leaves_the_process_as_it_was():
     code, out, _ = finish(
         start(
             """
-            exit_report.remove(speak)
+            process_exit.remove(speak)
             assert sys.excepthook is sys.__excepthook__
             assert sys.exit.__module__ == "sys"
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
