@@ -33,7 +33,7 @@ _NOT_THE_USERS = (
     f"{os.sep}site-packages{os.sep}",
     f"{os.sep}dist-packages{os.sep}",
     os.path.dirname(os.__file__) + os.sep,
-    os.path.dirname(__file__) + os.sep,
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,  # the agent's own
     "<frozen",
 )
 

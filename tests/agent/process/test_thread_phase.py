@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from rankscope.agent.delivery.process_exit import Once
 from rankscope.agent.process.thread_phase import phase_of, place_of
 from tests.support import waits_for_worker
 from tests.support.collector import wait_until
@@ -193,6 +194,21 @@ class Work:
 
     def __init__(self, wait):
         self.wait = wait
+
+
+def test_a_place_in_the_agent_is_none_of_the_users():
+    once = Once(LONGEST)
+    assert once.begins()
+
+    def train():
+        once.begins()  # waits for the first
+
+    running = Running(train)
+    try:
+        wait_until(lambda: place_of(running.ident).startswith("train (test_thread_phase.py:"))
+    finally:
+        once.is_over()
+        running.end()
 
 
 @pytest.mark.parametrize(("owner", "phase"), [(Work, "collective"), (SimpleNamespace, "idle")])
