@@ -71,7 +71,7 @@ class Monitor:
         # A value that cannot be recorded is no reason to stop recording the others.
         self._bookkeeping = self._guard.probe("records", tolerance=1000)
         self._schedule = Schedule(overhead=connection.options.overhead, first_step=step)
-        connection.tell_phase(self)
+        connection.ask_phase_of(self)
 
     @property
     def inherited(self) -> bool:

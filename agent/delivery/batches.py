@@ -139,7 +139,7 @@ class BatchMaker:
             phase=self._phase() or "",
             error=error,
             hello=self._say_hello() if self._delivery.hello_wanted else None,
-            prints=drained.prints,
+            prints=drained.fingerprints,
             layers=drained.layers,
             events=drained.events,
             dropped=self._records.dropped,

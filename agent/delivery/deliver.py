@@ -60,7 +60,9 @@ class Counters:
 
 
 class Delivery:
-    """Posts the batches of a queue and draws the consequences; for one thread.
+    """Posts the batches of a queue and draws the consequences.
+
+    For one thread, except `counters` and `interrupt`.
 
     Nothing is posted before `connect` was called.
 
@@ -118,7 +120,8 @@ class Delivery:
         self.posting = False
         self.uploader: UploaderSupervisor | None = None
         self._client: HttpClient | None = None
-        self._replied = False  # anybody to this process's own posts, a precondition of the uploader
+        # Somebody has replied to a post of this process: before that no uploader is started.
+        self._replied = False
         # What was left to the uploader: then nothing else is posted.
         self._left: tuple[Entry, bytes] | None = None
         self._connected = False
@@ -211,7 +214,7 @@ class Delivery:
                 self._queue.spill()
 
     def deliver_next(self) -> tuple[bytes, Outcome] | None:
-        """Post the oldest batch at once, whenever the next try is due; needs `connect`.
+        """Post the oldest batch now, also before the next try is due; needs `connect`.
 
         Returns:
             The batch and what came of it; None where there is none that can be read.

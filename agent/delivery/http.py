@@ -28,7 +28,7 @@ LARGEST_ANSWER = 64 * 1024
 # Up to here the head and a body are put together.
 _ONE_PIECE = 64 * 1024
 _CLOSED = "it closed the connection without an answer"
-# The head of an answer: accepted, of a length that is told, over a connection that stays.
+# The head of an answer: accepted, of a stated length, over a connection that stays.
 _OTHERS = (
     rb"(?:(?!connection:(?! *keep-alive *\r\n)|transfer-encoding:|content-|retry-after:)"
     rb"[!-9;-~]+:[^\r\n]*\r\n|content-type:[^\r\n]*\r\n)*"
@@ -101,7 +101,7 @@ class HttpClient:
                 return reply
         outcome = self._post(body, connect, read)
         if kept is None and isinstance(outcome, NoReply) and outcome.why == _CLOSED:
-            # A kept connection that the server closed while it was idle; a new one tells more.
+            # A kept connection that the server closed while it was idle; a new one shows more.
             outcome = self._post(body, connect, read)
         return outcome
 

@@ -254,7 +254,7 @@ def weight_of(batch: wire.Batch) -> int:
 
 
 def halve(batch: wire.Batch) -> tuple[wire.Batch, wire.Batch] | None:
-    """Two batches that together say what one did; None where there is nothing to share out.
+    """Two batches that together hold what one did; None where there is nothing to share out.
 
     Always the same two, so that an agent and a later `rankscope sync` that split the same batch
     give the server the same identities. Each thing in the batch (the hello, every point,
@@ -278,7 +278,7 @@ def halve(batch: wire.Batch) -> tuple[wire.Batch, wire.Batch] | None:
     prints = min(left, len(batch.prints))
     layers = min(left - prints, len(batch.layers))
     events = min(left - prints - layers, len(batch.events))
-    # Only both halves together tell all about their steps, so the first must not say so; how the
+    # Only both halves together complete their steps, so the first must not say so; how the
     # process ended is the last thing to say.
     return (
         replace(

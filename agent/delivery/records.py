@@ -1,4 +1,4 @@
-"""What the training thread hands over to the sender thread, without ever waiting for it."""
+"""What the training thread publishes for the sender thread, without ever waiting for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgpack
 
 from rankscope.agent import wire
 
-_WORD = 2**64 - 1
+_DIGEST = 2**64 - 1
 _FLOAT = {float}
 _LARGEST_STEP = wire.limits.STEP.most
 
@@ -37,7 +37,7 @@ class Drained:
 
     rows: tuple[wire.Row, ...] = ()
     word_rows: tuple[wire.Row, ...] = ()
-    prints: tuple[wire.Print, ...] = ()
+    fingerprints: tuple[wire.Print, ...] = ()
     layers: tuple[wire.Layers, ...] = ()
     events: tuple[wire.Event, ...] = ()
     through_step: int = -1
@@ -46,37 +46,38 @@ class Drained:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to say but the step."""
-        return not (self.rows or self.word_rows or self.prints or self.layers or self.events)
+        return not (self.rows or self.word_rows or self.fingerprints or self.layers or self.events)
 
 
 class Records:
     """Facts on their way from the training thread to the sender thread.
 
-    Every call that hands over is O(1), takes no lock and never raises for what it is given: what
+    Every call that publishes is O(1), takes no lock and never raises for what it is given: what
     cannot be sent is found when it is drained, dropped there and counted. Calls may come from
     several threads; `drain` from one.
 
     Args:
-        limit: facts (scalars, words, events) that may wait; beyond it the oldest are dropped.
-        print_bytes: bytes of prints that may wait; beyond it the oldest are dropped.
+        limit: facts (scalars, model digests, events) that may wait; beyond it the oldest are
+            dropped.
+        fingerprint_bytes: bytes of fingerprints that may wait; beyond it the oldest are dropped.
 
     Attributes:
         stopped: nothing is taken any more.
     """
 
-    def __init__(self, limit: int = 200_000, *, print_bytes: int = 64 * 2**20) -> None:
-        self._print_bytes = print_bytes
+    def __init__(self, limit: int = 200_000, *, fingerprint_bytes: int = 64 * 2**20) -> None:
+        self._fingerprint_bytes = fingerprint_bytes
         self._entries: deque[_Entry] = deque()
-        # A print waits in a cell, and whoever takes it out of the cell owns it: the sender, or
-        # the training thread that has to make room. Both may try at the same time.
+        # A fingerprint waits in a cell, and whoever takes it out of the cell owns it: the sender,
+        # or the training thread that has to make room. Both may try at the same time.
         self._cells: deque[deque[wire.Print]] = deque()
         # Each thread counts on its own, because `+=` on a shared number loses counts and a lock
         # would make the training thread wait.
-        self._handed: dict[int, int] = {}
+        self._published: dict[int, int] = {}
         self._evicted: dict[int, int] = {}
         self._lost: dict[tuple[int, str], int] = {}
         self._taken = 0
-        # Up to where the steps are complete with what has been handed over, with what is being
+        # Up to where the steps are complete with what has been published, with what is being
         # drained (`_target` entries are still to be taken for that), and with what is drained.
         self._completed = self._promised = self._through = -1
         self._target = 0
@@ -90,12 +91,12 @@ class Records:
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
         """Values of metrics at a step; the mapping is not to be changed afterwards."""
-        # As `_hand`, without the call: this is done at every step.
+        # As `_publish`, without the call: this is done at every step.
         if self.stopped:
             self.lose("closed", len(values))
             return
         thread = get_ident()
-        self._handed[thread] = self._handed.get(thread, 0) + len(values)
+        self._published[thread] = self._published.get(thread, 0) + len(values)
         entries = self._entries
         entries.append(("scalars", step, values))
         count = len(entries)
@@ -107,14 +108,14 @@ class Records:
 
         The mapping is not to be changed afterwards.
         """
-        self._hand(("words", step, words), len(words))
+        self._publish(("words", step, words), len(words))
 
-    def fingerprint(self, print: wire.Print) -> None:
+    def fingerprint(self, fingerprint: wire.Print) -> None:
         """Digests and sketches of one link of the chain at one step."""
-        cell = deque((print,))
+        cell = deque((fingerprint,))
         self._cells.append(cell)
-        self._hand(("print", 0, cell), 1)
-        room = max(4, self._print_bytes // max(1, _bytes_of(print)))
+        self._publish(("fingerprint", 0, cell), 1)
+        room = max(4, self._fingerprint_bytes // max(1, _bytes_of(fingerprint)))
         while len(self._cells) > room:
             try:
                 self._cells.popleft().pop()
@@ -124,14 +125,14 @@ class Records:
 
     def layers(self, layers: wire.Layers) -> None:
         """One number for each tensor of a table at one step."""
-        self._hand(("layers", 0, layers), 1 + len(layers.values) // 2)
+        self._publish(("layers", 0, layers), 1 + len(layers.values) // 2)
 
     def event(self, event: wire.Event) -> None:
         """Something that happened once."""
-        self._hand(("event", 0, event), 1)
+        self._publish(("event", 0, event), 1)
 
     def complete(self, step: int) -> None:
-        """Everything about the steps up to this one has been handed over."""
+        """Everything about the steps up to this one has been published."""
         self._completed = max(self._completed, step)
 
     def stop(self) -> None:
@@ -145,9 +146,9 @@ class Records:
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Points, prints and events given up since the start, by reason.
+        """Points, fingerprints and events given up since the start, by reason.
 
-        The reasons here: `memory_full` (the sender did not come round), `closed` (handed over
+        The reasons here: `memory_full` (the sender did not come round), `closed` (published
         after the end), `not_a_number`, `bad_name`, `bad_step` and `unsendable` (what the wire
         cannot carry). The sender adds its own.
         """
@@ -161,8 +162,8 @@ class Records:
     @property
     def waiting(self) -> int:
         """Number of facts that wait to be drained."""
-        handed, evicted = sum(list(self._handed.values())), sum(list(self._evicted.values()))
-        return handed - evicted - self._taken
+        published, evicted = sum(list(self._published.values())), sum(list(self._evicted.values()))
+        return published - evicted - self._taken
 
     def drain(
         self, max_points: int = 50_000, *, pause: Callable[[], None] = lambda: None
@@ -175,11 +176,11 @@ class Records:
         """
         rows, word_rows = _Steps(), _Steps()
         names: set[str] = set()
-        prints: list[wire.Print] = []
+        fingerprints: list[wire.Print] = []
         layers: list[wire.Layers] = []
         events: list[wire.Event] = []
         if not self._target:
-            # In this order: what is complete has been handed over before.
+            # In this order: what is complete has been published before.
             self._promised = self._completed
             self._target = len(self._entries)
         # Only what is there now: otherwise a fast trainer could keep this loop busy for ever.
@@ -213,31 +214,31 @@ class Records:
                     size += 1
                 elif content:
                     try:
-                        prints.append(content.pop())
+                        fingerprints.append(content.pop())
                     except IndexError:
                         continue
-                    size += 1 + _bytes_of(prints[-1]) // 16
+                    size += 1 + _bytes_of(fingerprints[-1]) // 16
             except (TypeError, ValueError, OverflowError, AttributeError):
                 # One thing that is not what it should be must not cost all that was sorted.
                 self.lose("unsendable", weight)
         if not self._target:
             self._through = self._promised
         return Drained(
-            rows=tuple(rows.said.items()),
-            word_rows=tuple(word_rows.said.items()),
-            prints=tuple(prints),
+            rows=tuple(rows.values.items()),
+            word_rows=tuple(word_rows.values.items()),
+            fingerprints=tuple(fingerprints),
             layers=tuple(layers),
             events=tuple(events),
             through_step=self._through,
             more=left > 0,
         )
 
-    def _hand(self, entry: _Entry, weight: int) -> None:
+    def _publish(self, entry: _Entry, weight: int) -> None:
         if self.stopped:
             self.lose("closed", weight)
             return
         thread = get_ident()
-        self._handed[thread] = self._handed.get(thread, 0) + weight
+        self._published[thread] = self._published.get(thread, 0) + weight
         entries = self._entries
         entries.append(entry)
         count = len(entries)
@@ -252,7 +253,7 @@ class Records:
                 break
             weight = _weight(kind, content)
             self._evicted[thread] = self._evicted.get(thread, 0) + weight
-            if kind == "print":
+            if kind == "fingerprint":
                 try:
                     content.pop()
                 except IndexError:
@@ -291,9 +292,9 @@ class Records:
             self.lose("bad_step", len(words))
             return 0, {}
         clean = {}
-        for stage, word in words.items():
+        for stage, digest in words.items():
             try:
-                clean[stage] = int(word) & _WORD
+                clean[stage] = int(digest) & _DIGEST
             except (TypeError, ValueError, OverflowError):
                 self.lose("unsendable", 1)
         return int(step), clean
@@ -308,21 +309,21 @@ class Records:
 
 
 class _Steps:
-    """What was said of each step, the later of two values of a name."""
+    """The values of each step, of two under one name the later."""
 
     def __init__(self) -> None:
-        self.said: dict[int, dict[str, Any]] = {}
+        self.values: dict[int, dict[str, Any]] = {}
         self._copied: set[int] = set()
 
     def add(self, step: int, values: dict[str, Any]) -> None:
         if not values:
             return
-        before = self.said.setdefault(step, values)
+        before = self.values.setdefault(step, values)
         if before is values:
             return
         if step not in self._copied:
-            # What was handed over stays as it was.
-            before = self.said[step] = dict(before)
+            # What was published stays as it was.
+            before = self.values[step] = dict(before)
             self._copied.add(step)
         before.update(values)
 
@@ -341,5 +342,5 @@ def _is_name(name: str) -> bool:
     return 0 < len(name) <= wire.MAX_NAME_LENGTH and name.isprintable()
 
 
-def _bytes_of(print: wire.Print) -> int:
-    return print.digests.nbytes + (0 if print.sketches is None else print.sketches.nbytes)
+def _bytes_of(one: wire.Print) -> int:
+    return one.digests.nbytes + (0 if one.sketches is None else one.sketches.nbytes)

@@ -48,13 +48,13 @@ class Sender:
     nor blocks.
 
     Args:
-        records: what the training thread hands over.
+        records: what the training thread publishes.
         options: server, token, project, mode, spool and tensorboard are used.
         identity: place of this process in the job.
         hello: makes what is said of this process; called in the sender thread.
         phase: where the training thread was last seen; called in the sender thread.
         prepare: called in the sender thread before each drain.
-        on_problem: told a sentence once for each kind of problem; by default it is logged.
+        on_problem: called once for each kind of problem, with a sentence; by default it is logged.
         on_connected: called once, in the sender thread, when the server has first answered.
         session: random text of this process.
         pace: how often and how long.
@@ -100,7 +100,7 @@ class Sender:
         self._queue = BatchQueue(
             self._folders[0], lose=records.lose, on_fault=self._diagnostics.spool
         )
-        # Held while facts become batches and batches change place; never during a request.
+        # Held while records become batches and batches change place; never during a request.
         self._turn = threading.RLock()
         self._delivery = Delivery(
             self._queue,
@@ -147,12 +147,12 @@ class Sender:
 
     @property
     def dense_until(self) -> int | None:
-        """The server's last wish to see every step up to this one; None before the first."""
+        """Last step of the server's latest dense-sampling request; None before the first."""
         return self._delivery.dense_until
 
     @property
     def counters(self) -> Counters:
-        """What became of what was handed over so far."""
+        """What became of what was published so far."""
         if os.getpid() != self._pid:
             return Counters()
         return self._delivery.counters(self._records.dropped)
@@ -170,7 +170,7 @@ class Sender:
             thread.start()
         except RuntimeError:
             # No thread can start any more (interpreter shutdown, limit of the system): `close`
-            # then writes to the spool what was handed over.
+            # then writes to the spool what was published.
             self._diagnostics.fault(
                 "sender", "no thread can be started; what is recorded is spooled"
             )
@@ -266,7 +266,7 @@ class Sender:
             self._connect()
         if self._final is not None:
             self._collect()
-            # Before the last batch, which can still tell what fails there.
+            # Before the last batch, which can still report what fails there.
             self._close_events()
             with self._turn:
                 self._batches.make_last(*(self._final or ("finished", "")))
@@ -283,8 +283,8 @@ class Sender:
     def _until_next_batch(self, now: float) -> float:
         if self._delivery.away:
             return self._pace.batch_away
-        looked_at = self._delivery.dense_until
-        dense = looked_at is not None and looked_at > self._batches.through_step
+        requested = self._delivery.dense_until
+        dense = requested is not None and requested > self._batches.through_step
         if dense or not self._going_on or now - self._began < self._pace.steady_after:
             return self._pace.batch
         # All ranks of a host at the same moments: they wait for each other, so that one step is
@@ -308,7 +308,7 @@ class Sender:
                     self._folders.append(left)
 
     def _collect(self) -> None:
-        """Make batches of what was handed over."""
+        """Make batches of what was published."""
         self._prepare()
         before = self._batches.through_step
         for _ in range(_BATCHES_A_ROUND):

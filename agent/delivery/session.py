@@ -19,7 +19,7 @@ from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
 from rankscope.agent.wire import Hello, TensorTable
 
-# Of a tensor table that changes, so many versions are sent.
+# Of a tensor table that changes, that many versions are sent.
 _VERSIONS = 4
 
 _logger = logging.getLogger("rankscope")
@@ -107,8 +107,8 @@ class Session:
         owner = None if self._owner is None else self._owner()
         return owner is not None and not getattr(owner, "closed", True)
 
-    def tell_phase(self, owner: HasPhase) -> None:
-        """Whom to ask for the phase; held weakly."""
+    def ask_phase_of(self, owner: HasPhase) -> None:
+        """Has the phase of the training thread asked of its monitor; held weakly."""
         self._owner = weakref.ref(owner)
 
     def announce(self, name: str, table: TensorTable) -> None:

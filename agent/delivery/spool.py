@@ -1,7 +1,7 @@
 """Batches on disk, where they wait while the server is away: `<spool>/<run>/<rank>-<session>/`.
 
 One file a batch, named after its sequence number, written beside and renamed, so that a file is
-whole or not there; a checksum tells what a crash of the machine left half-written. There is no
+whole or not there; a checksum shows what a crash of the machine left half-written. There is no
 fsync: what a killed process wrote survives it, and a trainer should not wait for a disk.
 """
 
@@ -122,7 +122,7 @@ class SpoolFolder:
             self.path(seq).unlink()
 
     def set_aside(self, seq: int, why: str) -> None:
-        """Keep a file for a person to look at, as `NNNNNN.<why>`, out of the way of the others."""
+        """Keep a file for a person to examine, as `NNNNNN.<why>`, out of the way of the others."""
         with contextlib.suppress(OSError):
             self.path(seq).rename(self.path(seq).with_suffix(f".{why}"))
 

@@ -1,8 +1,8 @@
 """Optional: a rank's scalars as TensorBoard events, in a folder of its own below the chosen one.
 
 Written by a thread of its own, because such a folder is often on a network file system, and one
-that hangs must not keep the sender from telling the server. The record writer of the `tensorboard`
-package is used rather than its `EventFileWriter`: that one imports TensorFlow wherever it is
+that hangs must not keep the sender from reporting to the server. The record writer of the package
+`tensorboard` is used rather than its `EventFileWriter`: that one imports TensorFlow wherever it is
 installed, which has no business in somebody's PyTorch trainer.
 """
 
@@ -71,7 +71,7 @@ class EventThread:
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
-            return  # `write` has told, or will have nothing to tell
+            return  # `write` has raised, or will have nothing to raise
         self._thread.join(_CLOSE_SECONDS)
         if self._thread.is_alive():
             raise TimeoutError(f"{self._folder} has not taken all that was written to it")

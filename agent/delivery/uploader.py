@@ -85,7 +85,7 @@ class Uploader:
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
         self._give_up = 0.0
-        # For what was sent: seconds that an answer may take, and when they are over.
+        # For what was sent: how many seconds an answer may take, and when they are over.
         self._owed: tuple[float, float] | None = None
 
     @property
@@ -336,7 +336,7 @@ class UploaderSupervisor:
             uploader.interrupt()
 
     def lose(self, why: str, again_after: float = math.inf) -> None:
-        """It is of no use; another one may be started after so many seconds."""
+        """It is of no use; another one may be started `again_after` seconds later."""
         self.dismiss()
         self._start_at = time.monotonic() + again_after
         if not self._loss_reported:

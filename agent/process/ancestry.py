@@ -34,7 +34,7 @@ Read = Callable[[int], Process | None]
 
 
 def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
-    """What `/proc` tells of a process; None where there is no such thing."""
+    """What `/proc` says of a process; None where there is no such thing."""
     folder = proc / str(pid)
     try:
         stat = (folder / "stat").read_bytes()
@@ -65,8 +65,8 @@ def launching_process(pid: int, marks: Set[str], read: Read = read_process) -> P
 
     It is the first one, from the rank itself upwards, that is neither part of a rank nor a mere
     copy: wrappers around a rank carry its variables in their environment; forked and spawned
-    children, of a trainer as of a launcher, look like their parent or bear `multiprocessing`'s
-    mark. A trainer that is rank 0 itself and starts the others is its own launcher.
+    children, of a trainer as of a launcher, have their parent's command or bear the mark of
+    `multiprocessing`. A trainer that is rank 0 itself and starts the others is its own launcher.
 
     Args:
         pid: the rank's process.

@@ -13,7 +13,7 @@ _MAX_LINKS = 5
 def commit_of(folder: Path) -> str:
     """The commit that is checked out around `folder`; empty where none can be read.
 
-    Knows worktrees and submodules. What has been changed since the commit is not looked at.
+    Knows worktrees and submodules. What has been changed since the commit is not read.
     """
     try:
         for parent in (folder, *folder.parents):

@@ -105,7 +105,7 @@ def _waits_for_work(frame: FrameType) -> bool:
     """Whether the innermost frame is in `work.wait()`, a call into C++ that has no frame.
 
     Which method is called is read off the instruction that is under way; it has to belong to a
-    `Work` of torch.distributed, where its name tells what it is called on.
+    `Work` of torch.distributed, found by the name that it is called on.
     """
     code, at = frame.f_code, frame.f_lasti
     if "wait" not in code.co_names:

@@ -49,7 +49,7 @@ def test_an_accepted_batch_brings_the_answer(collector: Collector, posting: Post
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 599])
-def test_trouble_that_passes(collector: Collector, posting: Posting, status: int) -> None:
+def test_a_fault_that_passes(collector: Collector, posting: Posting, status: int) -> None:
     collector.always = Reply(status=status, body={"title": "Busy", "detail": "come\nback"})
 
     outcome = posting.post()
@@ -58,7 +58,7 @@ def test_trouble_that_passes(collector: Collector, posting: Posting, status: int
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 401, 403, 404, 405, 407])
-def test_trouble_that_a_person_has_to_end(
+def test_a_fault_that_a_person_has_to_end(
     collector: Collector, posting: Posting, status: int
 ) -> None:
     # A redirect is not followed: it could take the token to another server.
@@ -78,7 +78,7 @@ def test_a_final_no(collector: Collector, posting: Posting, status: int) -> None
     assert posting.post() == Refused(f"it answers {status}, rank: is missing")
 
 
-def test_the_servers_own_words_come_from_the_problem(
+def test_the_servers_own_explanation_comes_from_the_problem(
     collector: Collector, posting: Posting
 ) -> None:
     outcome = posting.post(b"garbage")
@@ -193,7 +193,7 @@ def test_a_kept_connection_that_the_server_closed(collector: Collector, posting:
     assert isinstance(posting.post(), Accepted)
     collector.replies.append(CLOSE)
 
-    # Not seen as trouble: the second attempt is made at once.
+    # Not seen as a fault: the second attempt is made at once.
     assert isinstance(posting.post(), Accepted)
 
 

@@ -1,4 +1,4 @@
-"""The hand-over from the training thread: nothing waits, nothing grows, nothing vanishes."""
+"""Publishing from the training thread: nothing waits, nothing grows, nothing vanishes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_facts_become_columns() -> None:
         (1, {"parameters": 2**64 - 1}),
         (2, {"parameters": 2**64 - 2}),
     )
-    assert [p.step for p in drained.prints] == [2]
+    assert [p.step for p in drained.fingerprints] == [2]
     assert [e.text for e in drained.events] == ["epoch"]
     assert drained.through_step == 2
     assert not drained.more
@@ -105,7 +105,7 @@ def test_a_print_takes_the_place_of_its_bytes() -> None:
     for step in range(4):
         records.fingerprint(a_print(step, tensors=100))  # 52 kB each
 
-    assert len(records.drain(max_points=5000).prints) == 2
+    assert len(records.drain(max_points=5000).fingerprints) == 2
 
 
 def test_beyond_the_limit_the_oldest_go_and_are_counted() -> None:
@@ -129,19 +129,19 @@ def test_markers_alone_do_not_grow_either() -> None:
     assert records.dropped == {}
 
 
-def test_prints_are_bounded_by_their_bytes() -> None:
-    records = Records(print_bytes=10 * a_print().digests.nbytes * 65)
+def test_fingerprints_are_bounded_by_their_bytes() -> None:
+    records = Records(fingerprint_bytes=10 * a_print().digests.nbytes * 65)
     for step in range(25):
         records.fingerprint(a_print(step))
 
     drained = records.drain()
 
-    assert [p.step for p in drained.prints] == list(range(15, 25))
+    assert [p.step for p in drained.fingerprints] == list(range(15, 25))
     assert records.dropped == {"memory_full": 15}
 
 
 @pytest.mark.parametrize(
-    ("hand", "dropped"),
+    ("publish", "dropped"),
     [
         (lambda r: r.scalars(0, {"": 1.0}), {"bad_name": 1}),
         (lambda r: r.scalars(0, {"a\nb": 1.0}), {"bad_name": 1}),
@@ -154,9 +154,11 @@ def test_prints_are_bounded_by_their_bytes() -> None:
         (lambda r: r.words(-1, {"parameters": 0}), {"bad_step": 1}),
     ],
 )
-def test_what_the_wire_cannot_carry_costs_only_itself(hand: Any, dropped: dict[str, int]) -> None:
+def test_what_the_wire_cannot_carry_costs_only_itself(
+    publish: Any, dropped: dict[str, int]
+) -> None:
     records = Records()
-    hand(records)
+    publish(records)
     records.scalars(0, {"loss": math.nan})
 
     drained = records.drain()
@@ -194,7 +196,7 @@ def test_after_the_end_everything_is_counted() -> None:
 def test_produced_is_drained_and_dropped(
     limit: int, print_room: int, moves: list[tuple[str, int]]
 ) -> None:
-    records = Records(limit=limit, print_bytes=print_room * 1040)
+    records = Records(limit=limit, fingerprint_bytes=print_room * 1040)
     produced = drained = 0
     through = -1
     for step, (move, size) in enumerate(moves):
@@ -211,21 +213,21 @@ def test_produced_is_drained_and_dropped(
             records.complete(step)
         else:
             part = records.drain(max_points=size)
-            drained += points(part) + len(part.prints)
+            drained += points(part) + len(part.fingerprints)
             assert part.through_step >= through
             through = part.through_step
         assert records.waiting <= limit
     more = True
     while more:
         part = records.drain()
-        drained += points(part) + len(part.prints)
+        drained += points(part) + len(part.fingerprints)
         more = part.more
 
     assert produced == drained + sum(records.dropped.values())
 
 
 def test_threads_lose_no_count() -> None:
-    records = Records(limit=500, print_bytes=8 * 1040)
+    records = Records(limit=500, fingerprint_bytes=8 * 1040)
     each, threads = 4000, 3
     drained = 0
     stop = threading.Event()
@@ -241,7 +243,7 @@ def test_threads_lose_no_count() -> None:
         while True:
             last = stop.is_set()
             part = records.drain(max_points=100)
-            drained += points(part) + len(part.prints)
+            drained += points(part) + len(part.fingerprints)
             if last and not part.more:
                 return
 

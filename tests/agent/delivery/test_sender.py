@@ -38,7 +38,7 @@ def test_everything_arrives_in_order_and_without_gaps(
     assert through == sorted(through)
     assert through[-1] == 199
     assert [b.state for b in batches] == ["running"] * (len(batches) - 1) + ["finished"]
-    # A batch never claims a step of which a later one tells.
+    # A batch never claims a step that a later one still adds to.
     for earlier, later in zip(batches, batches[1:], strict=False):
         for column in (*later.columns.values(), *later.words.values()):
             assert int(column.steps.min()) > earlier.through_step
@@ -223,7 +223,7 @@ def test_chaos_stores_every_point_exactly_once(
     collector: Collector, rank: Callable[..., Rank], seed: int
 ) -> None:
     chance = random.Random(seed)
-    trouble = [
+    failures = [
         CLOSE,
         LOSE,
         Reply(status=500, body="<h1>broken</h1>"),
@@ -238,7 +238,7 @@ def test_chaos_stores_every_point_exactly_once(
         one.train(chance.randint(1, 8), prints=chance.random() < 0.3)
         event = chance.random()
         if event < 0.3:
-            collector.replies.append(chance.choice(trouble))
+            collector.replies.append(chance.choice(failures))
         elif event < 0.35:
             collector.stop()
             one.train(5)

@@ -14,7 +14,7 @@ import pytest
 from rankscope.agent.delivery.sync import sync
 from tests.support.collector import HANG, Collector
 
-# A trainer without torch: hands over three steps and says so; then `END` happens.
+# A trainer without torch: publishes three steps and says so; then `END` happens.
 TRAINER = """
 import logging, multiprocessing, os, signal, sys, threading, time
 from pathlib import Path
@@ -124,7 +124,7 @@ def test_how_a_process_ended_is_said(
         ("spawn", "", "finished"),
     ],
 )
-def test_a_rank_that_multiprocessing_started_says_its_last_words(
+def test_a_rank_that_multiprocessing_started_sends_its_exit_report(
     tmp_path: Path, collector: Collector, method: str, end: str, state: str
 ) -> None:
     run(
@@ -265,7 +265,7 @@ while True:
         command(tmp_path, nobody, end), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout is not None
-        handed = [int(process.stdout.readline()) for _ in range(3)][-1]
+        published = [int(process.stdout.readline()) for _ in range(3)][-1]
         process.send_signal(signal.SIGKILL)
         process.wait()
 
@@ -274,7 +274,7 @@ while True:
         restarted = run(tmp_path, nobody, "records, sender = begin()\ntrain(records, first=1000)")
         assert restarted.stderr == ""
         arrived = list(nobody.points("loss"))
-    assert arrived[:handed] == list(range(handed))
+    assert arrived[:published] == list(range(published))
     assert arrived[-3:] == [1000, 1001, 1002]
     assert len({batch.session for batch in nobody.batches}) == 2
     assert list(spool.rglob("*.batch")) == []

@@ -1,4 +1,4 @@
-"""In which form the sender hands points on, and what the training has of it."""
+"""In which form the sender passes points on, and what that costs the training."""
 
 from __future__ import annotations
 

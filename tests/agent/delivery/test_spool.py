@@ -168,24 +168,24 @@ def test_the_oldest_folder_comes_first(tmp_path: Path) -> None:
 
 
 class Queue:
-    """An outbox and what it gave up."""
+    """A queue and what it gave up."""
 
     def __init__(self, place: Path, **bounds: int) -> None:
         self.folder = SpoolFolder(place)
         self.lost: dict[str, int] = {}
-        self.box = BatchQueue(self.folder, lose=self._lose, **bounds)
+        self.batches = BatchQueue(self.folder, lose=self._lose, **bounds)
 
     def _lose(self, reason: str, points: int) -> None:
         self.lost[reason] = self.lost.get(reason, 0) + points
 
     def put(self, seq: int, size: int = 100, *, points: int = 1, hello: bool = False) -> None:
-        self.box.put(seq, bytes(size), points=points, hello=hello)
+        self.batches.put(seq, bytes(size), points=points, hello=hello)
 
     def sequence(self) -> list[int]:
         found = []
-        while (head := self.box.head()) is not None:
+        while (head := self.batches.head()) is not None:
             found.append(head[0].seq)
-            self.box.acknowledge(head[0])
+            self.batches.acknowledge(head[0])
         return found
 
     def files(self) -> list[int]:
@@ -201,7 +201,7 @@ def test_in_memory_nothing_is_written(queue: Queue, tmp_path: Path) -> None:
     queue.put(0)
     queue.put(1)
 
-    assert (len(queue.box), queue.box.waiting, queue.box.spooled) == (2, 2, 0)
+    assert (len(queue.batches), queue.batches.waiting, queue.batches.spooled) == (2, 2, 0)
     assert queue.sequence() == [0, 1]
     assert list(tmp_path.iterdir()) == []
 
@@ -212,7 +212,7 @@ def test_what_does_not_fit_into_memory_goes_to_disk_in_order(tmp_path: Path) -> 
         queue.put(seq)
 
     assert queue.files() == [0, 1, 2]
-    assert (queue.box.waiting, queue.box.spooled) == (1, 3)
+    assert (queue.batches.waiting, queue.batches.spooled) == (1, 3)
     assert queue.sequence() == [0, 1, 2, 3]
     assert queue.files() == []
 
@@ -221,7 +221,7 @@ def test_a_full_spool_gives_up_the_oldest_but_not_the_hello(tmp_path: Path) -> N
     queue = Queue(tmp_path / "run" / "0-abc", disk_bytes=350)
     for seq in range(6):
         queue.put(seq, points=10, hello=seq == 0)
-        queue.box.spill()
+        queue.batches.spill()
 
     assert queue.files() == [0, 4, 5]
     assert queue.lost == {"spool_full": 30}
@@ -235,14 +235,14 @@ def test_without_a_disk_memory_is_the_bound(tmp_path: Path) -> None:
         queue.put(seq, points=10, hello=seq == 0)
 
     assert queue.lost == {"memory_full": 30}
-    assert "run" in queue.box.disk_problem
+    assert "run" in queue.batches.disk_problem
     assert queue.sequence() == [0, 4]
 
 
 def test_a_damaged_file_is_passed_over_and_kept(queue: Queue) -> None:
     for seq in range(3):
         queue.put(seq)
-    queue.box.spill()
+    queue.batches.spill()
     (queue.folder.folder / "000001.batch").write_bytes(b"RSB")
 
     assert queue.sequence() == [0, 2]
@@ -253,7 +253,7 @@ def test_a_damaged_file_is_passed_over_and_kept(queue: Queue) -> None:
 def test_a_removed_file_is_passed_over(queue: Queue) -> None:
     for seq in range(3):
         queue.put(seq)
-    queue.box.spill()
+    queue.batches.spill()
     (queue.folder.folder / "000000.batch").unlink()
 
     assert queue.sequence() == [1, 2]
@@ -263,13 +263,13 @@ def test_a_removed_file_is_passed_over(queue: Queue) -> None:
 def test_an_unreadable_file_is_tried_again(queue: Queue) -> None:
     queue.put(0)
     queue.put(1)
-    queue.box.spill()
+    queue.batches.spill()
     path = queue.folder.folder / "000000.batch"
     content = path.read_bytes()
     path.unlink()
     path.mkdir()  # reading a folder fails like running out of file descriptors does
 
-    assert queue.box.head() is None
+    assert queue.batches.head() is None
     path.rmdir()
     path.write_bytes(content)
     assert queue.sequence() == [0, 1]
@@ -280,13 +280,13 @@ def test_what_an_earlier_process_left_comes_in_its_order(tmp_path: Path) -> None
     earlier = Queue(tmp_path / "run" / "0-abc")
     for seq in (3, 4, 11):
         earlier.put(seq)
-    earlier.box.spill()
+    earlier.batches.spill()
     earlier.folder.close()
 
     queue = Queue(tmp_path / "run" / "0-def")
     left = SpoolFolder(earlier.folder.folder)
     assert left.acquire()
-    assert queue.box.adopt(left) == 3
+    assert queue.batches.adopt(left) == 3
     queue.put(0)
 
     assert queue.sequence() == [3, 4, 11, 0]
@@ -335,24 +335,24 @@ def test_a_batch_that_is_made_simpler_keeps_its_place(tmp_path: Path, spilled: b
     batch = wire.Batch(run="r", rank=0, seq=3, rows=((0, {"loss": 0.5}),))
     bodies = [wire.encode(batch), wire.encode(wire.Batch(run="r", rank=0, seq=4)), b"not known"]
     for seq, body in enumerate(bodies, 3):
-        queue.box.put(seq, body, points=1, hello=False)
+        queue.batches.put(seq, body, points=1, hello=False)
     if spilled:
-        queue.box.spill()
+        queue.batches.spill()
     simplified = []
     for _ in range(3):
-        head = queue.box.head()
+        head = queue.batches.head()
         assert head is not None
-        simplified.append(queue.box.simplify(*head))
-        head = queue.box.head()
+        simplified.append(queue.batches.simplify(*head))
+        head = queue.batches.head()
         assert head is not None
         if simplified[-1]:
             assert head[0].seq == 3
             assert same(wire.decode(head[1]), wire.in_columns(batch))
-            assert not queue.box.simplify(*head)
-        queue.box.acknowledge(head[0])
+            assert not queue.batches.simplify(*head)
+        queue.batches.acknowledge(head[0])
 
     assert simplified == [True, False, False]
-    assert queue.box.head() is None
+    assert queue.batches.head() is None
 
 
 @pytest.mark.parametrize("spilled", [False, True])
@@ -360,16 +360,16 @@ def test_halves_take_the_place_of_the_whole(tmp_path: Path, spilled: bool) -> No
     queue = Queue(tmp_path / "run" / "0-abc")
     column = wire.Column(np.arange(5), np.arange(5.0))
     batch = wire.Batch(run="r", rank=0, seq=3, columns={"loss": column})
-    queue.box.put(3, wire.encode(batch), points=5, hello=False)
-    queue.box.put(4, b"next", points=1, hello=False)
+    queue.batches.put(3, wire.encode(batch), points=5, hello=False)
+    queue.batches.put(4, b"next", points=1, hello=False)
     if spilled:
-        queue.box.spill()
+        queue.batches.spill()
 
-    head = queue.box.head()
+    head = queue.batches.head()
     assert head is not None
-    assert queue.box.split(*head)
+    assert queue.batches.split(*head)
 
-    assert queue.box.waiting + queue.box.spooled == 6
+    assert queue.batches.waiting + queue.batches.spooled == 6
     assert queue.files() == ([3, 3 + (2 << 32), 4] if spilled else [])
     assert queue.sequence() == [3, 3 + (2 << 32), 4]
     assert queue.files() == []
@@ -377,9 +377,9 @@ def test_halves_take_the_place_of_the_whole(tmp_path: Path, spilled: bool) -> No
 
 def test_a_single_thing_cannot_be_split(queue: Queue) -> None:
     batch = wire.Batch(run="r", rank=0, seq=3)
-    queue.box.put(3, wire.encode(batch), points=0, hello=False)
-    head = queue.box.head()
+    queue.batches.put(3, wire.encode(batch), points=0, hello=False)
+    head = queue.batches.head()
     assert head is not None
 
-    assert not queue.box.split(*head)
+    assert not queue.batches.split(*head)
     assert queue.sequence() == [3]

@@ -218,7 +218,7 @@ def test_an_answer_that_was_not_read_is_not_taken_for_the_next(
     posting.close()
 
 
-def test_a_lost_one_is_told_once_and_another_comes(
+def test_a_lost_one_is_reported_once_and_another_comes(
     collector: Collector,
     deliver_to: DeliverTo,
     before: set[int],
@@ -437,7 +437,7 @@ def test_a_trainer_ends_and_so_does_its_uploader(collector: Collector, begin) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_whole_group_leaves_time_for_last_words(
+def test_a_signal_to_the_whole_group_leaves_time_for_the_exit_report(
     collector: Collector, begin, number: signal.Signals
 ) -> None:
     process, pid = begin("train()")
@@ -487,7 +487,7 @@ train(until=lambda: sender.counters.posts > have + 5)
     all_arrived(collector)
 
 
-def test_an_uploader_that_stands_still_does_not_cost_the_last_words(
+def test_an_uploader_that_stands_still_does_not_cost_the_exit_report(
     collector: Collector, begin
 ) -> None:
     process, pid = begin(
@@ -496,7 +496,7 @@ os.kill((uploaders(os.getpid()) - before).pop(), signal.SIGSTOP)
 # Long enough for the next post to have begun.
 began = time.monotonic()
 train(until=lambda: time.monotonic() - began > 0.3)
-sender.close("failed", "its last words")
+sender.close("failed", "its exit report")
 assert time.monotonic() - began < 2.0
 """
     )
@@ -505,7 +505,7 @@ assert time.monotonic() - began < 2.0
     finally:
         os.kill(pid, signal.SIGCONT)
     all_arrived(collector)
-    assert collector.batches[-1].error == "its last words"
+    assert collector.batches[-1].error == "its exit report"
     assert not [e for batch in collector.batches for e in batch.events]
 
 

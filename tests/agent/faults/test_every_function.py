@@ -44,7 +44,7 @@ DOORS = {
     # How a fault is told. See `test_monitor_faults.py` for what happens when that fails.
     "monitor.py:Monitor._report",
     "records.py:Records.event",
-    "records.py:Records._hand",
+    "records.py:Records._publish",
     "records.py:Records._make_room",
 }
 MOST_TRAININGS = 80

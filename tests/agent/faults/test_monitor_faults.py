@@ -92,7 +92,7 @@ def test_a_model_that_cannot_be_described_is_watched_all_the_same(house, monkeyp
     assert house.collector.points("seen") == ALL
 
 
-def test_last_words_that_cannot_be_prepared(house, monkeypatch):
+def test_an_exit_report_that_cannot_be_prepared(house, monkeypatch):
     monkeypatch.setattr(process_exit, "add", saboteur.raises)
     house.train()
     house.told_once("records", "Sabotage")

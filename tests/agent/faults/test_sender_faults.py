@@ -1,4 +1,4 @@
-"""Each part of what runs behind the training thread fails, and none of it is felt there.
+"""Each part of what runs behind the training thread fails, and the training goes on.
 
 Which thread runs what:
 

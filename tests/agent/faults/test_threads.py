@@ -135,7 +135,7 @@ def test_the_training_goes_on_while_the_sender_holds_everything(house):
     assert outcome.slowest_step < 1
 
 
-def test_the_hand_over_has_no_lock():
+def test_publishing_has_no_lock():
     locks = type(threading.Lock()), type(threading.RLock()), threading.Condition
-    handed = records.Records()
-    assert not [v for v in vars(handed).values() if isinstance(v, locks)]
+    made = records.Records()
+    assert not [v for v in vars(made).values() if isinstance(v, locks)]
