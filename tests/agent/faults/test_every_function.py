@@ -25,13 +25,13 @@ DOORS = {
     "monitor.py:Monitor.close",
     "monitor.py:Monitor._leave",
     "monitor.py:Monitor._speak",
-    "torch_monitor.py:TorchMonitor.watch",
+    "steps/torch_monitor.py:TorchMonitor.watch",
     # What torch calls, which does no more than to call what is guarded.
-    "hooks.py:RootHook.__call__",
-    "hooks.py:_before_step",
-    "hooks.py:_after_step",
-    "hooks.py:_tell_before",
-    "hooks.py:_tell_after",
+    "steps/hooks.py:RootHook.__call__",
+    "steps/hooks.py:_before_step",
+    "steps/hooks.py:_after_step",
+    "steps/hooks.py:_tell_before",
+    "steps/hooks.py:_tell_after",
     "probes/amp.py:_wrapped.<locals>.step",
     "probes/amp.py:_wrapped.<locals>.step.<locals>.<listcomp>",
     "probes/clipping.py:_noting_kind.<locals>.total_norm",
@@ -43,9 +43,9 @@ DOORS = {
     "probes/clipping.py:_listed",
     # How a fault is told. See `test_monitor_faults.py` for what happens when that fails.
     "monitor.py:Monitor._report",
-    "records.py:Records.event",
-    "records.py:Records._publish",
-    "records.py:Records._make_room",
+    "delivery/records.py:Records.event",
+    "delivery/records.py:Records._publish",
+    "delivery/records.py:Records._make_room",
 }
 MOST_TRAININGS = 80
 

@@ -21,14 +21,14 @@ from tests.support import saboteur
 # Modules whose functions run on the training thread between `attach` and `close`.
 ON_THE_STEP_PATH = [
     "guard.py",
-    "hooks.py",
+    "steps/hooks.py",
     "monitor.py",
-    "readout.py",
-    "records.py",
+    "steps/readout.py",
+    "delivery/records.py",
     "schedule.py",
-    "tensors.py",
-    "torch_monitor.py",
-    "tracked.py",
+    "model/tensors.py",
+    "steps/torch_monitor.py",
+    "model/tracked.py",
     *(p.relative_to(saboteur.AGENT).as_posix() for p in saboteur.AGENT.glob("probes/*.py")),
 ]
 WAITING = {"acquire", "join", "recv", "connect", "select", "wait_for", "flock", "fsync"}
