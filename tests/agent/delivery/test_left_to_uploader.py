@@ -67,6 +67,14 @@ def settled(posting: Posting) -> bool:
     return not posting.delivery.left
 
 
+def signalled(number: signal.Signals, pids: set[int]) -> set[int]:
+    """Sends processes a signal; one of an earlier test may just be ending."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return pids
+
+
 def test_nothing_is_left_to_an_uploader_that_was_not_seen_to_post(
     collector: Collector, tmp_path: Path
 ) -> None:
@@ -158,25 +166,22 @@ def test_there_is_no_outcome_before_the_answer(collector: Collector, posting: Po
 
 
 def test_an_answer_that_never_comes(posting: Posting, monkeypatch: pytest.MonkeyPatch) -> None:
-    (pid,) = uploaders(os.getpid())
     # Together with the time that a request may take: a fifth of a second.
     patience = 0.2 - LONG_SECONDS - 1.0
     monkeypatch.setattr("rankscope.agent.delivery.uploader._PATIENCE_SECONDS", patience)
-    os.kill(pid, signal.SIGSTOP)
+    stopped = signalled(signal.SIGSTOP, uploaders(os.getpid()))
     try:
         assert leave(posting)
         wait_until(lambda: settled(posting))
     finally:
-        os.kill(pid, signal.SIGCONT)
+        signalled(signal.SIGCONT, stopped)
     assert [why[:20] for why in posting.reasons] == ["no answer of it with"]
     assert len(posting.queue) == 1
     assert isinstance(posting.post(), Accepted)
 
 
 def test_one_that_is_killed_is_heard_and_lost(posting: Posting) -> None:
-    for pid in uploaders(os.getpid()):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    signalled(signal.SIGKILL, uploaders(os.getpid()))
     if leave(posting):
         assert listened(posting) < LONG_SECONDS
         wait_until(lambda: settled(posting))
