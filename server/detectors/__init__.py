@@ -17,7 +17,7 @@ from rankscope.server.detectors.data import (
     Duplicated,
     Imbalanced,
     Overlap,
-    RandomParted,
+    RandomDiverged,
     RandomShared,
     Replayed,
 )
@@ -86,7 +86,7 @@ DETECTORS: tuple[type[Detector[Any]], ...] = (
     Replayed,
     Overlap,
     RandomShared,
-    RandomParted,
+    RandomDiverged,
     BatchShared,
     Imbalanced,
     UpdateMissing,

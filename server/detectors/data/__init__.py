@@ -4,7 +4,7 @@ from rankscope.server.detectors.data.duplicated import Duplicated
 from rankscope.server.detectors.data.imbalanced import Imbalanced
 from rankscope.server.detectors.data.outlier import DataOutlier
 from rankscope.server.detectors.data.overlap import Overlap
-from rankscope.server.detectors.data.random_diverged import RandomParted
+from rankscope.server.detectors.data.random_diverged import RandomDiverged
 from rankscope.server.detectors.data.randomness import RandomShared
 from rankscope.server.detectors.data.replayed import Replayed
 from rankscope.server.detectors.data.shared import BatchShared
@@ -15,7 +15,7 @@ __all__ = [
     "Duplicated",
     "Imbalanced",
     "Overlap",
-    "RandomParted",
+    "RandomDiverged",
     "RandomShared",
     "Replayed",
 ]

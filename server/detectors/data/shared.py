@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data.batches import BATCHES, batch_digests
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.data.groups import Group, Groups, Ranks, groups_of, suspects_of
+from rankscope.server.detectors.episode import Episode
 from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.policy import Observations, Policy
-from rankscope.server.detectors.restarts import passed, restarts
+from rankscope.server.detectors.restarts import restarts
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import Check, Status, Window
 
@@ -33,38 +34,34 @@ class SharedPolicy(Policy):
 
 
 @dataclass(slots=True)
-class Parted:
+class Different:
     """A group whose ranks got different batches.
 
     Attributes:
         group: the ranks.
-        guilty: those without the batch of most; all of them where there is none.
+        suspects: those without the batch of most; all of them where there is none.
         shared: observations at which they had had one.
         agreed_until: the last of them.
         losses_apart: first step at which their losses were no longer the same; None where these do
             not tell.
     """
 
-    group: tuple[int, ...]
-    guilty: tuple[int, ...]
+    group: Ranks
+    suspects: Ranks
     shared: int
     agreed_until: int
     losses_apart: int | None
 
 
 @dataclass(slots=True)
-class Shared:
+class Shared(Group):
     """A group of ranks that share their batches.
 
     Attributes:
-        times: observations at which they did.
-        agreed_until: the last of them.
         same_loss: last step at which all of them had one and the same loss.
         other_loss: first step after it at which they had not; None for none.
     """
 
-    times: int
-    agreed_until: int
     same_loss: int = -1
     other_loss: int | None = None
 
@@ -79,20 +76,14 @@ class SharedState:
     """What is remembered.
 
     Attributes:
-        candidates: ranks that have had one batch -> at how many observations on end.
-        groups: those that are known to share.
+        groups: ranks that share their batches.
         last: batch of each rank at its last observation.
-        restarts: how often a rank has begun anew so far.
     """
 
     steps: int = 0
-    judged: int = 0
     applicable: bool = False
-    candidates: dict[tuple[int, ...], int] = field(default_factory=dict)
-    groups: dict[tuple[int, ...], Shared] = field(default_factory=dict)
+    groups: Groups[Shared, Different] = field(default_factory=Groups)
     last: dict[int, int] = field(default_factory=dict)
-    restarts: int = 0
-    watch: Watch[Parted] = field(default_factory=lambda: Watch(clear_after=8))
 
 
 class BatchShared(Detector[SharedState]):
@@ -150,74 +141,53 @@ class BatchShared(Detector[SharedState]):
                 # A batch is read before its loss is known.
                 _follow_losses(window, state, done, column)
                 done = column
-                begun = passed(later, int(window.steps[column]))
-                if begun > state.restarts:
-                    state.restarts = begun
-                    state.candidates.clear()
-                    state.groups.clear()
+                state.groups.begin(later, int(window.steps[column]))
                 rows = np.flatnonzero(words.present[:, column])
                 batches = words.values[rows, column].tolist()
                 now = dict(zip(window.ranks[rows].tolist(), batches, strict=True))
                 self._step(state, int(window.steps[column]), now, part)
             _follow_losses(window, state, done, len(window.steps))
-        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        findings = tuple(_finding(e) for e in state.groups.episodes(window.last_step))
         return Outcome({"desync.batch": _check(window, state, self.policy)}, findings)
 
     def _step(
         self, state: SharedState, step: int, now: dict[int, int], part: dict[int, int]
     ) -> None:
-        state.judged += 1
         last, state.last = state.last, {**state.last, **now}
-        sharing: dict[int, list[int]] = defaultdict(list)
-        for rank, batch in now.items():
-            sharing[batch].append(rank)
-        parted, looked = None, set[tuple[int, ...]]()
-        for group, known in state.groups.items():
-            held = {rank: now[rank] for rank in group if rank in now}
-            if len(held) == len(group):
-                looked.add(group)
-                if len(set(held.values())) == 1:
-                    known.times, known.agreed_until = known.times + 1, step
-                elif parted is None:
-                    guilty, since = _outside(held), known.losses_apart
-                    parted = Parted(group, guilty, known.times, known.agreed_until, since)
-        if parted is not None:
-            state.watch.bad(step, parted, first_step=parted.losses_apart)
-        elif looked:
-            episode = state.watch.current
-            # Ranks look at steps of their own: others that agree say nothing of these.
-            if episode is None or not episode.holding or episode.facts.group in looked:
-                state.watch.good(step)
-        candidates = {}
-        for batch, members in sharing.items():
-            group = tuple(members)
-            parts = {part.get(rank) for rank in group}
-            # A batch that is the one before it is synthetic, or all the data there are.
-            fresh = all(last.get(rank) != batch for rank in group)
-            if len(group) > 1 and len(parts) == len(group) and fresh and group not in state.groups:
-                candidates[group] = state.candidates.get(group, 0) + 1
-                if candidates[group] >= self.policy.shared and not any(
-                    set(group) & set(known) for known in state.groups
-                ):
-                    state.groups[group] = Shared(candidates[group], step)
-        state.candidates = candidates
+        # A batch that is the one before it is synthetic, or all the data there are.
+        stale = {batch for rank, batch in now.items() if last.get(rank) == batch}
+        fresh = {rank: batch for rank, batch in now.items() if batch not in stale}
+        state.groups.observe(
+            step,
+            now,
+            groups_of(fresh, part),
+            needed=self.policy.shared,
+            made=Shared,
+            differs=_differs,
+        )
+
+
+def _differs(group: Ranks, known: Shared, held: Mapping[int, int]) -> tuple[Different, int | None]:
+    since = known.losses_apart
+    return Different(group, suspects_of(held), known.times, known.agreed_until, since), since
 
 
 def _follow_losses(window: Window, state: SharedState, first: int, end: int) -> None:
     """Takes the losses of all groups at the columns from `first` to `end`, without the last."""
     losses = window.series.get(_LOSS)
-    if losses is None or not state.groups or first >= end:
+    if losses is None or not state.groups.known or first >= end:
         return
     columns = slice(first, end)
     steps = window.steps[columns]
-    members = np.searchsorted(window.ranks, [rank for group in state.groups for rank in group])
-    sizes = np.array([len(group) for group in state.groups])
+    groups = state.groups.known
+    members = np.searchsorted(window.ranks, [rank for group in groups for rank in group])
+    sizes = np.array([len(group) for group in groups])
     begins = np.cumsum(sizes) - sizes
     values = losses.values[members, columns]
     there = losses.present[members, columns] & np.isfinite(values)
     told = np.logical_and.reduceat(there, begins, axis=0)
     same = np.minimum.reduceat(values, begins) == np.maximum.reduceat(values, begins)
-    for known, posted, alike in zip(state.groups.values(), told, same, strict=True):
+    for known, posted, alike in zip(state.groups.known.values(), told, same, strict=True):
         last = np.flatnonzero(posted & alike)
         if len(last):
             known.same_loss, known.other_loss = int(steps[last[-1]]), None
@@ -226,31 +196,21 @@ def _follow_losses(window: Window, state: SharedState, first: int, end: int) -> 
             known.other_loss = int(steps[apart[0]]) if len(apart) else None
 
 
-def _outside(held: dict[int, int]) -> tuple[int, ...]:
-    by_batch: dict[int, list[int]] = defaultdict(list)
-    for rank, batch in held.items():
-        by_batch[batch].append(rank)
-    most = max(by_batch.values(), key=len)
-    if 2 * len(most) <= len(held):
-        return tuple(sorted(held))
-    return tuple(sorted(set(held) - set(most)))
-
-
-def _finding(episode: Episode[Parted]) -> Finding:
-    parted, step = episode.facts, episode.first_step
-    group, guilty = parted.group, parted.guilty
-    alone = guilty != group
-    reads, them = ("reads", "it") if len(guilty) == 1 else ("read", "them")
+def _finding(episode: Episode[Different]) -> Finding:
+    found, step = episode.facts, episode.first_step
+    group, suspects = found.group, found.suspects
+    alone = suspects != group
+    reads, them = ("reads", "it") if len(suspects) == 1 else ("read", "them")
     title = (
-        f"{ranks(guilty).capitalize()} {reads} another batch than the ranks that share the model "
+        f"{ranks(suspects).capitalize()} {reads} another batch than the ranks that share the model "
         f"with {them}"
         if alone
         else f"{ranks(group).capitalize()} share a model and read different batches"
     )
     unknown = "" if alone else " Nothing tells which of them is wrong."
     since = ""
-    if parted.losses_apart is not None:
-        since = f" Since step {parted.losses_apart} they no longer have one and the same loss."
+    if found.losses_apart is not None:
+        since = f" Since step {found.losses_apart} they no longer have one and the same loss."
     return Finding(
         kind="desync.batch",
         severity="critical",
@@ -258,11 +218,11 @@ def _finding(episode: Episode[Parted]) -> Finding:
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
-        ranks=guilty,
+        ranks=suspects,
         stage="batch",
         cause=(
             f"{ranks(group).capitalize()} hold different parts of the model and had one and the "
-            f"same batch at {count(parted.shared, 'step')} before; at step {episode.seen_step} "
+            f"same batch at {count(found.shared, 'step')} before; at step {episode.seen_step} "
             f"they had not.{since} What they compute together is the result of no batch at all: a "
             "loader that is seeded or sharded by the global rank, or a rank that drew one batch "
             f"more.{unknown}"
@@ -275,16 +235,16 @@ def _finding(episode: Episode[Parted]) -> Finding:
         clear_after=episode.clear_after,
         evidence={
             "group": list(group),
-            "shared": parted.shared,
-            AGREED_UNTIL: parted.agreed_until,
-            "losses_apart": parted.losses_apart,
+            "shared": found.shared,
+            AGREED_UNTIL: found.agreed_until,
+            "losses_apart": found.losses_apart,
             "observed": episode.seen,
         },
     )
 
 
 def _check(window: Window, state: SharedState, policy: SharedPolicy) -> Check:
-    episode = state.watch.open(window.last_step)
+    episode = state.groups.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
     if not state.applicable and window.replicas:
@@ -292,11 +252,11 @@ def _check(window: Window, state: SharedState, policy: SharedPolicy) -> Check:
             Status.NOT_APPLICABLE,
             "All ranks hold the same tensors, or shards of them: each has batches of its own.",
         )
-    if state.groups:
-        told = listing([ranks(group) for group in sorted(state.groups)], most=4)
+    if state.groups.known:
+        told = listing([ranks(group) for group in sorted(state.groups.known)], most=4)
         return Check(Status.OK, f"{told.capitalize()} had the same batches, as they have to.")
-    if state.judged < policy.shared and state.steps < _GRACE:
+    if state.groups.judged < policy.shared and state.steps < _GRACE:
         return Check(Status.INSUFFICIENT_DATA, "Too few batches have been seen yet.")
-    if not state.judged:
+    if not state.groups.judged:
         return Check(Status.MISSING_INPUT, "No two ranks post digests of their batches.")
     return Check(Status.NOT_APPLICABLE, "No ranks that hold different parts share their batches.")
