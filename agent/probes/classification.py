@@ -11,6 +11,12 @@ import torch
 # every step (a language model has 50,000 classes a token): then the leading rows are judged.
 _MAX_ELEMENTS = 1 << 20
 
+# Targets of a binary loss are classes where they take few values: 0 and 1, those values smoothed,
+# and what a mixture of two samples makes of them. Pixels and probabilities, which an autoencoder
+# is trained to give back, take nearly as many values as are looked at.
+_MAX_VALUES = 16
+_VALUES_SEEN = 256
+
 CLASS_INDEX_LOSSES = frozenset(("cross_entropy", "nll_loss", "multi_margin_loss"))
 # Loss -> the score from which on the class is the positive one.
 _BINARY_LOSSES = {"binary_cross_entropy_with_logits": 0.0, "binary_cross_entropy": 0.5}
@@ -52,8 +58,24 @@ def hits_of(name: str, given: Mapping[str, Any]) -> Hits | None:
         return None
     scores = scores.detach().reshape(-1)[:_MAX_ELEMENTS]
     target = target.detach().reshape(-1)[:_MAX_ELEMENTS]
-    correct = (scores > threshold) == (target > 0.5)
-    return Hits(_number(correct.sum()), correct.numel())
+    correct = ((scores > threshold) == (target > 0.5)).sum()
+    if not target.is_floating_point() or target.numel() <= _MAX_VALUES:
+        return Hits(_number(correct), target.numel())
+    classes = _few_values(target)
+    if target.is_cpu:
+        return Hits(_number(correct), target.numel()) if classes else None
+    return Hits(correct * classes, classes * target.numel())
+
+
+def _few_values(target: torch.Tensor) -> torch.Tensor:
+    """Whether elements from all over a tensor take few values; of one element, on its device.
+
+    Args:
+        target: [N].
+    """
+    # An odd stride: rows of an image have even lengths, and would be met at the same places.
+    values = target[:: target.numel() // _VALUES_SEEN | 1].sort().values
+    return (values[1:] != values[:-1]).sum() < _MAX_VALUES
 
 
 def hits(scores: torch.Tensor, target: torch.Tensor, *, ignore: int | None) -> Hits | None:

@@ -442,3 +442,33 @@ def test_a_loss_module_that_calls_another(watch):
     harness.optimizer.step()
     assert harness.value("loss") == loss.item()
     assert harness.value("accuracy") == (scores.argmax(1) == y).double().mean().item()
+
+
+def reconstructing(watch, target, *, loss=functional.binary_cross_entropy_with_logits):
+    """The step in which a model of 64 outputs is trained to give `target` back."""
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64)
+    harness = watch(model)
+    scores = model(target.float())
+    loss(scores if "logits" in loss.__name__ else scores.sigmoid(), target).backward()
+    harness.optimizer.step()
+    return harness, scores.detach()
+
+
+@pytest.mark.parametrize(
+    "loss", [functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits]
+)
+def test_pixels_that_are_given_back_are_no_classes(watch, loss):
+    pixels = torch.rand(12, 64).square()
+    pixels[:, ::2] = 0  # most of an image is background
+    harness, _ = reconstructing(watch, pixels, loss=loss)
+    assert "loss" in harness.steps[0].scalars
+    assert "accuracy" not in harness.steps[0].scalars
+
+
+@pytest.mark.parametrize("values", [(0.0, 1.0), (0.05, 0.95), (0.0, 0.3, 0.7, 1.0)])
+def test_labels_that_are_smoothed_or_mixed_are_classes(watch, values):
+    target = torch.tensor(values)[torch.randint(0, len(values), (12, 64))]
+    harness, scores = reconstructing(watch, target)
+    right = ((scores > 0) == (target > 0.5)).double().mean().item()
+    assert harness.value("accuracy") == pytest.approx(right)
