@@ -299,7 +299,9 @@ class LossDiverging(Detector[DivergingState]):
             remedy = (
                 f"Compare what changed around step {incident.first_step}: data, schedule, resume. "
                 f"Restart from a checkpoint near step {incident.best_step}, where the loss was "
-                "best, with a third of the learning rate."
+                "best, with a third of the learning rate. If this loss need not fall (a policy's, "
+                "a player's, a surrogate), say so when attaching: "
+                '`config={"profile": "reinforcement"}`.'
             )
         return Finding(
             kind="loss.diverging",

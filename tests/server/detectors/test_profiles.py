@@ -154,3 +154,25 @@ def test_a_ring_gan_that_learns_well_raises_nothing_once_it_says_what_it_is():
     assert [a for a in judged.alerts if a.severity != "info"] == []
     assert judged.checks["loss.diverging"].status == "not_applicable"
     assert judged.checks["loss.nonfinite"].status == "ok"
+
+
+def test_a_policy_s_loss_that_rises_is_told_how_to_say_so():
+    rng = np.random.default_rng(0)
+    values = np.concatenate([np.linspace(20, 9, 150), np.linspace(9, 45, 150)])
+    losses = np.tile(values * np.exp(0.05 * rng.standard_normal(300)), (2, 1))
+    shown = {}
+    for profile in (None, "reinforcement"):
+        config = {} if profile is None else {"profile": profile}
+        whole = replace(
+            window(0, 300, config=config),
+            series={"loss": Series(losses, np.ones(losses.shape, bool))},
+        )
+        found, _ = Evaluation(build()).advance(whole)
+        shown[profile] = [f for f in found if f.kind == "loss.diverging"]
+    [finding] = shown[None]
+    assert '"profile": "reinforcement"' in finding.remedy
+    assert shown["reinforcement"] == []
+
+
+def test_clipping_is_at_most_information_where_returns_set_the_gradient():
+    assert "clipping.saturated" in PROFILES["reinforcement"].lenient
