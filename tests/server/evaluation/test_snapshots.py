@@ -191,7 +191,7 @@ def named(module, name):
         named("builtins", "eval"),
         named("rankscope.server.demo.processes", "Process"),
         named("numpy", "load"),
-        b"\x80\x04\x8c\x16rankscope.server.align\x8c\x0cpartial.func\x93.",
+        b"\x80\x04\x8c\x21rankscope.server.evaluation.align\x8c\x0cpartial.func\x93.",
         pickle.dumps({"a": 1})[:-2],
     ],
 )
