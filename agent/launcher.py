@@ -88,6 +88,7 @@ class Surroundings:
 
     Attributes:
         boot: text that differs after each start of the machine.
+        script: file name of what was started.
     """
 
     pid: int
@@ -107,8 +108,14 @@ class Surroundings:
             pid=os.getpid(),
             host=socket.gethostname(),
             boot=boot,
-            script=Path(sys.argv[0] if sys.argv else "").name,
+            script=_script_name(sys.argv[0] if sys.argv else ""),
         )
+
+
+def _script_name(started: str) -> str:
+    """File name of what was started; of `python -m package`, the name of the package."""
+    path = Path(started)
+    return path.parent.name if path.name == "__main__.py" else path.name
 
 
 def torch_process_group() -> tuple[int, int] | None:
@@ -143,7 +150,7 @@ def identify(
     if found is None and group is not None and group[1] > 1:
         found = _processes(environ, *group)
     if found is None:
-        chosen = run or run_id.fresh(now or datetime.now().astimezone())
+        chosen = run or run_id.fresh(now or datetime.now().astimezone(), script=around.script)
         return Identity(run=chosen, fresh=run is None)
     rank, world_size = found.rank, found.world_size
     if group is not None and group[1] > 1 and not found.grouped:

@@ -23,17 +23,25 @@ _ANIMALS = (
     "raven robin seal shrike stoat"
 ).split()
 
+_MAX_SCRIPT = 40  # characters of a script's name; the id is to be read, said and put in a column
+# What stands in the place of a script where Python was started with `-c`, or reads from a terminal,
+# and what starts the kernel of a notebook.
+_NAMELESS = frozenset(("", "-c", "-m", "-", "ipykernel_launcher.py", "colab_kernel_launcher.py"))
 
-def fresh(now: datetime, entropy: bytes | None = None) -> str:
-    """A new id with the day in it, for example `brisk-heron-0421-3f9c`.
+
+def fresh(now: datetime, entropy: bytes | None = None, *, script: str = "") -> str:
+    """A new id with script and day in it, for example `train-vae-brisk-heron-0421-3f9c`.
 
     Args:
         now: time of the trainer's own clock.
+        script: file name of what was started; empty where there is none, as in a notebook.
         entropy: at least 4 bytes, drawn from the system's where not given. Never from `random`,
             whose state belongs to the trainer.
     """
     drawn = entropy if entropy is not None else secrets.token_bytes(4)
-    return f"{_words(drawn)}-{now:%m%d}-{drawn[2:4].hex()}"
+    made = f"{_words(drawn)}-{now:%m%d}-{drawn[2:4].hex()}"
+    name = _of_script(script)
+    return f"{name}-{made}" if name else made
 
 
 def derived(*facts: str) -> str:
@@ -51,6 +59,15 @@ def from_launcher(given: str) -> str:
         return derived("uuid", given.lower())
     plain = "".join(c if c.isprintable() and c not in "/\\" else "-" for c in given).strip()
     return plain[:MAX_NAME_LENGTH] if plain.strip(".") else derived("launcher", given)
+
+
+def _of_script(script: str) -> str:
+    """The name of a script as it may stand in an address without being escaped, or empty."""
+    if script in _NAMELESS:
+        return ""
+    name = re.sub(r"\.(py|pyc|pyz|ipynb)$", "", script, flags=re.IGNORECASE)
+    plain = re.sub(r"[^A-Za-z0-9._]+", "-", name)
+    return plain[:_MAX_SCRIPT].strip("-._")
 
 
 def _words(drawn: bytes) -> str:

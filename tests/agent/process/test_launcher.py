@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from rankscope.agent.launcher import Identity, Surroundings, identify
 from rankscope.agent.process import run_id
 from rankscope.agent.process.ancestry import Process
+from rankscope.agent.wire import MAX_NAME_LENGTH
 
 READABLE = re.compile(r"[a-z]+-[a-z]+-[0-9a-f]{8}")
 SHELL, AGENT = 50, 100
@@ -447,9 +449,47 @@ def test_a_single_process_gets_a_fresh_id() -> None:
     found = who({}, now=datetime(2026, 4, 21, tzinfo=UTC))
 
     assert found.fresh
-    assert re.fullmatch(r"[a-z]+-[a-z]+-0421-[0-9a-f]{4}", found.run)
+    assert re.fullmatch(r"train-[a-z]+-[a-z]+-0421-[0-9a-f]{4}", found.run)
     assert (found.rank, found.local_rank, found.world_size, found.launcher) == (0, 0, 1, "")
     assert found.run != who({}).run
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("train_vae.py", "train_vae-"),
+        ("Fine Tune (v2).py", "Fine-Tune-v2-"),
+        ("../../x/ü.py", "x-"),
+        ("модель.py", ""),
+        ("-c", ""),
+        ("", ""),
+        ("ipykernel_launcher.py", ""),
+        ("a" * 300 + ".py", "a" * 40 + "-"),
+    ],
+)
+def test_a_fresh_id_begins_with_the_name_of_the_script(script: str, name: str) -> None:
+    made = run_id.fresh(datetime(2026, 4, 21, tzinfo=UTC), b"\0\0\x3f\x9c", script=script)
+
+    assert made == f"{name}amber-badger-0421-3f9c"
+    assert quote(made, safe="") == made
+    assert len(made) < MAX_NAME_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("started", "script"),
+    [
+        ("/srv/train.py", "train.py"),
+        ("/srv/trainer/__main__.py", "trainer"),
+        ("-c", "-c"),
+        ("", ""),
+    ],
+)
+def test_the_script_is_what_was_started(
+    started: str, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [started])
+
+    assert Surroundings.here().script == script
 
 
 def test_a_fresh_id_leaves_the_trainers_random_numbers_alone() -> None:
