@@ -12,7 +12,7 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Policy
 from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import count, listing, ranks
+from rankscope.server.detectors.wording import agree, count, if_several, listing, ranks
 from rankscope.server.window import Check, Status, Window
 
 _KIND = "mode.evaluation"
@@ -271,7 +271,7 @@ def _finding(episode: Episode[Evaluating], window: Window) -> Finding:
         title, cause = _of_ranks(found, suspects, what, since, effect)
     elif most.whole:
         some = len(suspects) < len(window.ranks)
-        who, verb = ranks(suspects), "trains" if len(suspects) == 1 else "train"
+        who, verb = ranks(suspects), agree(len(suspects), "trains")
         title = f"{who.capitalize()} {verb}" if some else "The model trains"
         title += f" in evaluation mode {since}"
         cause = (
@@ -298,7 +298,8 @@ def _finding(episode: Episode[Evaluating], window: Window) -> Finding:
         ranks=suspects,
         cause=cause,
         remedy=(
-            "Call `model.train()` after each evaluation and before the next step, on every rank. "
+            "Call `model.train()` after each evaluation and before the next step"
+            f"{if_several(len(window.ranks), 'on every rank', before=', ')}. "
             "If these modules are meant to be frozen, freeze them before the first step, or "
             "silence this kind."
         ),
@@ -333,14 +334,14 @@ def _of_ranks(
     if all(m.count for m in found.by_rank.values()):
         title = f"{who.capitalize()} {'trains' if one else 'train'} in evaluation mode {since}"
         cause = (
-            f"{what} {'is' if len(found.names) == 1 else 'are'} in evaluation mode on {who} and "
+            f"{what} {agree(len(found.names), 'is')} in evaluation mode on {who} and "
             f"not on the other ranks. {effect}, so {who} {'does' if one else 'do'} not compute "
             "gradients of the function that the others train."
         )
     else:
         title = f"{who.capitalize()} {'differs' if one else 'differ'} in mode {since}"
         cause = (
-            f"{what} {'is' if len(found.names) == 1 else 'are'} in evaluation mode on the other "
+            f"{what} {agree(len(found.names), 'is')} in evaluation mode on the other "
             f"ranks; on {who} {listing([str(c) for c in sorted(counts)])} mode-dependent modules "
             f"are. {effect}, so the ranks do not compute gradients of the same function."
         )

@@ -10,7 +10,7 @@ import numpy as np
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import count, listing, ranks, sentences
+from rankscope.server.detectors.wording import agree, count, listing, ranks, sentences
 from rankscope.server.window import Check, Status, Window, is_wanted
 
 # Series that are losses, or were measured in an evaluation. A star stands for any characters.
@@ -238,7 +238,7 @@ def _buffers(episode: Episode[Values], state: ValuesState) -> Finding:
         kind="buffers.nonfinite",
         severity="critical",
         title=f"{count(facts.more, 'buffer')} on {ranks(facts.ranks)} "
-        f"{'is' if facts.more == 1 else 'are'} not finite since step {step}{first}"[:118],
+        f"{agree(facts.more, 'is')} not finite since step {step}{first}"[:118],
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,

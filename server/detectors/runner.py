@@ -13,6 +13,7 @@ from rankscope.server.detectors.base import Detector, Finding, Reach
 from rankscope.server.detectors.profiles import DESCENT, LOGGED, PROFILES
 from rankscope.server.detectors.reach import Recorded
 from rankscope.server.detectors.settings import Effective
+from rankscope.server.detectors.wording import agree, count, listing
 from rankscope.server.window import Check, Status, Window
 
 # A series that no rank has posted by then is not going to come: loggers of losses and norms begin
@@ -189,16 +190,17 @@ class Evaluation:
         return outcome.findings
 
     def _without(self, missing: Sequence[str]) -> Check:
-        names = " and ".join(missing)
+        names = listing(missing)
         if self._observed < GRACE:
-            why = f"{names} has not been posted in the first {self._observed} steps."
+            first = "first step" if self._observed == 1 else f"first {self._observed} steps"
+            why = f"{names} {agree(len(missing), 'has')} not been posted in the {first}."
             return Check(Status.INSUFFICIENT_DATA, why)
         return Check(Status.MISSING_INPUT, f"No rank posts {names}.")
 
 
 def _not_applicable(detector: Detector[Any], window: Window) -> Check:
-    ranks = "1 rank" if window.world_size == 1 else f"{window.world_size} ranks"
-    why = f"It compares at least {detector.min_ranks} ranks; this run has {ranks}."
+    least, held = count(detector.min_ranks, "rank"), count(window.world_size, "rank")
+    why = f"It compares at least {least}; this run has {held}."
     return Check(Status.NOT_APPLICABLE, why)
 
 

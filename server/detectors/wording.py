@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+_OF_MANY = {"is": "are", "was": "were", "has": "have", "does": "do"}
+
 
 def ranks(numbers: Sequence[int]) -> str:
     """`rank 2`, `ranks 0 and 3`, `ranks 0, 1 and 3`; long runs as `ranks 8-15`."""
@@ -42,8 +44,29 @@ def number(value: float) -> str:
 
 
 def count(amount: int, thing: str) -> str:
-    """`1 step`, `1,200 steps`."""
-    return f"{amount:,} {thing}{'' if amount == 1 else 's'}"
+    """`1 step`, `1,200 steps`, `0 batches`."""
+    return f"{amount:,} {thing if amount == 1 else plural(thing)}"
+
+
+def plural(thing: str) -> str:
+    """`steps`, `odd batches`, `entries`, `matrices`: of the last word, by its ending."""
+    if thing.endswith("trix"):
+        return f"{thing[:-1]}ces"
+    if thing.endswith(("s", "x", "z", "ch", "sh")):
+        return f"{thing}es"
+    if thing.endswith("y") and thing[-2:-1] not in tuple("aeiou"):
+        return f"{thing[:-1]}ies"
+    return f"{thing}s"
+
+
+def agree(amount: int, verb: str) -> str:
+    """The verb, given as it goes with one (`is`, `takes`), as it goes with so many."""
+    return verb if amount == 1 else _OF_MANY.get(verb) or verb.removesuffix("s")
+
+
+def if_several(world_size: int, phrase: str, *, before: str = " ") -> str:
+    """A phrase about all ranks (` of every rank`); nothing where the run has one process only."""
+    return f"{before}{phrase}" if world_size > 1 else ""
 
 
 def every(period: int) -> str:

@@ -453,7 +453,7 @@ def _check(window: Window, state: OutlierState, policy: OutlierPolicy) -> Check:
             f"{policy.evidence} needed."
         )
         return Check(Status.INSUFFICIENT_DATA, why)
-    before = f"; {count(len(state.odd), 'odd batch')} before".replace("batchs", "batches")
+    before = f"; {count(len(state.odd), 'odd batch')} before"
     return Check(
         Status.OK,
         f"{count(state.judged, 'step')} judged: no batch of one rank stands out"

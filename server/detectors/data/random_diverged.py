@@ -13,7 +13,7 @@ from rankscope.server.detectors.data.groups import Group, Groups, Ranks, groups_
 from rankscope.server.detectors.episode import Episode
 from rankscope.server.detectors.policy import Observations, Policy
 from rankscope.server.detectors.restarts import restarts
-from rankscope.server.detectors.wording import count, listing, ranks
+from rankscope.server.detectors.wording import agree, count, listing, ranks
 from rankscope.server.window import Check, Status, Window
 
 # The generator that dropout draws from: that of the device where there is one.
@@ -171,7 +171,7 @@ def _finding(episode: Episode[Different]) -> Finding:
     group, suspects = found.group, found.suspects
     alone = suspects != group
     title = (
-        f"{ranks(suspects).capitalize()} {'draws' if len(suspects) == 1 else 'draw'} other random "
+        f"{ranks(suspects).capitalize()} {agree(len(suspects), 'draws')} other random "
         "numbers than the ranks that share the model"
         if alone
         else f"{ranks(group).capitalize()} share a model and draw different random numbers"

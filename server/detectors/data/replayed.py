@@ -18,7 +18,7 @@ from rankscope.server.detectors.data.batches import (
 )
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Steps
-from rankscope.server.detectors.wording import count, ranks, sentences
+from rankscope.server.detectors.wording import agree, count, if_several, ranks, sentences
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
@@ -254,10 +254,10 @@ def _finding(episode: Episode[Repeat], *, by_labels: bool = False) -> Finding:
         seen = (
             f"The labels of {count(repeat.length, 'batch')} in a row are the same as before; the "
             "inputs differ, as random augmentation makes them."
-        ).replace("batchs", "batches")
+        )
     if repeat.restarted:
         who = ranks(repeat.restarted)
-        verb = "has" if len(repeat.restarted) == 1 else "have"
+        verb = agree(len(repeat.restarted), "has")
         title = f"Batches are replayed since the restart at step {step}"
         cause = sentences(
             f"{who.capitalize()} {verb} begun anew at step {step}, and the batches since then are "
@@ -273,8 +273,9 @@ def _finding(episode: Episode[Repeat], *, by_labels: bool = False) -> Finding:
     else:
         title = f"Batches come in the same order again since step {step}"
         cause = sentences(
-            f"From step {step} on, every rank gets the batches of step {repeat.earlier} on once "
-            f"more, in the same order, {count(repeat.distance, 'step')} apart: an epoch "
+            f"From step {step} on, the batches of step {repeat.earlier} on come once more"
+            f"{if_several(len(repeat.ranks), 'on every rank')}, in the same order, "
+            f"{count(repeat.distance, 'step')} apart: an epoch "
             "is not shuffled, or shuffled like the one before it.",
             seen,
         )
@@ -315,7 +316,8 @@ def _check(
     if not seen.judged:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No batches have been seen yet.")
-        return Check(Status.MISSING_INPUT, "No step has the digests of all ranks' batches.")
+        whose = if_several(len(window.ranks), "of all ranks")
+        return Check(Status.MISSING_INPUT, f"No step has the digests of the batches{whose}.")
     if 2 * seen.constant > seen.judged:
         return Check(
             Status.NOT_APPLICABLE, "The batches are all the same: they have no order to repeat."

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rankscope.server.detectors.desync.explain import finding_of
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.state import KIND_OF_STAGE, DesyncPolicy, DesyncState
-from rankscope.server.detectors.wording import count, every, ranks
+from rankscope.server.detectors.wording import agree, count, every, ranks
 from rankscope.server.window import Check, Status
 
 # What has to be posted for each kind to be judged.
@@ -81,7 +81,7 @@ def _alone(state: DesyncState) -> str:
     if partly:
         told += f" Of {ranks(partly)}, only tensors that other ranks hold, too, were compared."
     if alone:
-        verb = "holds" if len(alone) == 1 else "hold"
+        verb = agree(len(alone), "holds")
         told += f" Not compared: {ranks(alone)}, which {verb} what no other rank holds."
     return told
 

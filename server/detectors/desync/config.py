@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
-from rankscope.server.detectors.wording import count, listing, ranks, sentences
+from rankscope.server.detectors.wording import agree, count, listing, ranks, sentences
 from rankscope.server.window import Check, Status, Window
 
 # What ranks say of themselves: how much it matters that it is the same, and how a person calls it.
@@ -270,7 +270,7 @@ def _finding(settings: tuple[Setting, ...], step: int, last_step: int) -> Findin
         kind="desync.config",
         severity=worst.severity,
         title=f"{ranks(guilty).capitalize()} "
-        + ("was" if len(guilty) == 1 else "were")
+        + agree(len(guilty), "was")
         + f" started differently ({worst.called}{more})",
         seen_step=step,
         last_step=max(last_step, step),
@@ -304,7 +304,7 @@ def _told(setting: Setting) -> str:
     if setting.tensors:
         shown = [
             f"{listing([f'`{name}`' for name in names], most=4)} "
-            f"{'is' if len(names) == 1 else 'are'} frozen on {ranks(held)} only"
+            f"{agree(len(names), 'is')} frozen on {ranks(held)} only"
             for held, names in setting.frozen.items()
         ]
         return f"{called}: not the same on {ranks(setting.guilty)}; {listing(shown, most=4)}."

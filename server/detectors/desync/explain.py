@@ -9,7 +9,15 @@ from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.desync.incident import Apart, Growth
 from rankscope.server.detectors.desync.links import broken_link, shown_groups, stage_of
 from rankscope.server.detectors.incident import AGREED_UNTIL
-from rankscope.server.detectors.wording import count, every, listing, number, ranks, sentences
+from rankscope.server.detectors.wording import (
+    agree,
+    count,
+    every,
+    listing,
+    number,
+    ranks,
+    sentences,
+)
 from rankscope.server.window import TensorDifference
 
 _MAX_DETAILS = 16
@@ -165,7 +173,7 @@ def _title(incident: Apart) -> str:
         when = f"at step {incident.first_step}, once"
     where = _where(incident)
     if incident.decided:
-        verb = "has" if len(incident.ranks) == 1 else "have"
+        verb = agree(len(incident.ranks), "has")
         title = f"{who} {verb} {what[0]} than the other ranks {when}"
     else:
         title = f"{who} have {what[1]} {when}"
@@ -230,7 +238,7 @@ def _tensors(incident: Apart) -> str:
     of = f"{len(names)} of {count(incident.tensor_count, 'tensor')}"
     if incident.everywhere:
         return f"All {incident.tensor_count} tensors differ {looked}."
-    return f"{of} {'differs' if len(names) == 1 else 'differ'} {looked}: {listing(names)}."
+    return f"{of} {agree(len(names), 'differs')} {looked}: {listing(names)}."
 
 
 def _named(tensor: TensorDifference) -> str:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from rankscope.server.detectors.desync.incident import Apart
-from rankscope.server.detectors.wording import count, every, listing, number, ranks, sentences
+from rankscope.server.detectors.wording import (
+    agree,
+    count,
+    every,
+    listing,
+    number,
+    ranks,
+    sentences,
+)
 
 _LINK = {
     "start": "parameters before the first step",
@@ -161,8 +169,8 @@ def _gradients(incident: Apart) -> tuple[str, str]:
     elif _exchanged(incident):
         held = listing([f"{t.name} (that of {t.partner})" for t in incident.tensors], most=4)
         cause = (
-            f"At step {incident.first_step} {ranks(incident.ranks)} hold"
-            f"{'s' if len(incident.ranks) == 1 else ''} in one tensor the gradient that the "
+            f"At step {incident.first_step} {ranks(incident.ranks)} "
+            f"{agree(len(incident.ranks), 'holds')} in one tensor the gradient that the "
             f"other ranks hold in another one of the same shape: {held}. "
             f"{ranks(incident.ranks).capitalize()} started these reductions in another order, so "
             "that they were paired wrongly on all ranks."

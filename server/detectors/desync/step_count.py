@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode
-from rankscope.server.detectors.wording import listing, ranks, sentences
+from rankscope.server.detectors.wording import agree, listing, ranks, sentences
 
 # What is counted, and how a person calls it.
 COUNTED = {
@@ -39,10 +39,10 @@ def counted_finding(episode: Episode[Behind]) -> Finding:
     behind, step = episode.facts, episode.first_step
     what, guilty = COUNTED[behind.what], behind.guilty
     who = ranks(guilty).capitalize()
-    verb = "has" if len(guilty) == 1 else "have"
+    verb = agree(len(guilty), "has")
     told = _told(behind, what)
     if behind.what == "epoch":
-        title = f"{who} {'is' if len(guilty) == 1 else 'are'} in another epoch since step {step}"
+        title = f"{who} {agree(len(guilty), 'is')} in another epoch since step {step}"
         cause = (
             f"At step {step}, {told}. Their epochs are not equally long: the data are dealt out "
             "unequally (sampler lengths, filtered samples, `drop_last` on some ranks only), or a "
@@ -180,11 +180,11 @@ def _told(behind: Behind, what: str) -> str:
         by_value.setdefault(value, []).append(rank)
     said = []
     for value, held in sorted(by_value.items(), key=lambda item: len(item[1])):
-        verb = "has" if len(held) == 1 else "have"
+        verb = agree(len(held), "has")
         if what == "step":
             said.append(f"{ranks(held)} at step {value:,.0f}")
         elif what == "epochs":
-            said.append(f"{ranks(held)} {'is' if len(held) == 1 else 'are'} in epoch {value:,.0f}")
+            said.append(f"{ranks(held)} {agree(len(held), 'is')} in epoch {value:,.0f}")
         else:
             said.append(f"{ranks(held)} {verb} {value:,.0f} {what}")
     return listing(said, most=4)

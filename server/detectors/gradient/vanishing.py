@@ -166,7 +166,10 @@ class GradientVanishing(Detector[VanishingState]):
                 self._look(found["grad_norm"], state)
         state.zero.take(window, self.policy.zero)
         findings = [_finding(e, self.policy) for e in state.watch.take(window.last_step)]
-        findings += [zero.finding(e, state.zero) for e in state.zero.watch.take(window.last_step)]
+        findings += [
+            zero.finding(e, state.zero, window.world_size)
+            for e in state.zero.watch.take(window.last_step)
+        ]
         return Outcome({"gradient.vanishing": _check(window, state, self.policy)}, tuple(findings))
 
     def _learn(self, step: int, row: dict[str, float], state: VanishingState) -> None:
@@ -259,7 +262,7 @@ def _finding(episode: Episode[Fading], policy: VanishingPolicy) -> Finding:
         tensors=facts.weak,
         stage="local_gradient",
         cause=sentences(
-            f"Of {count(facts.matrices, 'matrix').replace('matrixs', 'matrices')} the last has a "
+            f"Of {count(facts.matrices, 'matrix')} the last has a "
             f"gradient of norm {number(most)}, the first of {number(least)}; below a hundredth of "
             f"the last are {weak}.",
             f"The loss has gained {percent(max(facts.gained, 0.0))} so far: the layers at the end "
@@ -291,7 +294,7 @@ def _check(window: Window, state: VanishingState, policy: VanishingPolicy) -> Ch
         return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
     zeros = state.zero.watch.open(window.last_step)
     if zeros is not None:
-        return Check(Status.OPEN, f"{zero.finding(zeros, state.zero).title}.")
+        return Check(Status.OPEN, f"{zero.finding(zeros, state.zero, window.world_size).title}.")
     if state.zero.observed and not state.zero.learns:
         why = f"All gradients were exactly zero at {count(state.zero.observed, 'checked step')}."
         return Check(Status.INSUFFICIENT_DATA, why)

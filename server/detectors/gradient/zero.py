@@ -11,7 +11,7 @@ from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.samples import Look
 from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
-from rankscope.server.detectors.wording import count, number, sentences
+from rankscope.server.detectors.wording import count, if_several, number, sentences
 from rankscope.server.window import Window
 
 _BESIDE = ("loss", "accuracy", "lr", "update_ratio")
@@ -115,7 +115,7 @@ class ZeroGradients:
             self.update = update if math.isnan(self.update) else max(self.update, update)
 
 
-def finding(episode: Episode[None], zero: ZeroGradients) -> Finding:
+def finding(episode: Episode[None], zero: ZeroGradients, world_size: int) -> Finding:
     """What to say of it."""
     step = episode.first_step
     seen = count(zero.observed, "checked step")
@@ -162,7 +162,8 @@ def finding(episode: Episode[None], zero: ZeroGradients) -> Finding:
         first_step=step,
         stage="local_gradient",
         cause=sentences(
-            f"All gradients of all ranks were exactly zero at each of {seen}.",
+            f"All gradients{if_several(world_size, 'of all ranks')} were exactly zero at each of "
+            f"{seen}.",
             loss,
             explained,
             moved,

@@ -15,7 +15,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
 from rankscope.server.detectors.samples import Look, looks
 from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import count, listing, percent, sentences
+from rankscope.server.detectors.wording import agree, count, listing, percent, sentences
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
@@ -306,7 +306,7 @@ def _cut(episode: Episode[Cut], window: Window) -> Finding:
     facts, step = episode.facts, episode.first_step
     amount = facts.missing - facts.usual
     of = f" of {facts.of}" if facts.of else ""
-    verb = "gets" if amount == 1 else "get"
+    verb = agree(amount, "gets")
     if facts.of and facts.missing >= facts.of:
         title = f"No parameter gets a gradient any more since step {step}"
     else:

@@ -20,7 +20,7 @@ from rankscope.server.detectors.statistics import (
     mean_over_ranks,
     rank_rows,
 )
-from rankscope.server.detectors.wording import count, number, ranks, sentences
+from rankscope.server.detectors.wording import count, if_several, number, ranks, sentences
 from rankscope.server.window import Check, Occurrence, Status, Window
 
 
@@ -206,9 +206,10 @@ class LossNonFinite(Detector[NonFiniteState]):
     def _finding(self, incident: _NonFinite) -> Finding:
         what = "NaN" if math.isnan(incident.value) else "infinite"
         step, who = incident.first_step, incident.ranks
-        whose = f" of {ranks(who)}" if who else " of every rank"
-        if not who and (incident.ran_away or incident.world == 1):
-            whose = ""
+        if who:
+            whose = f" of {ranks(who)}"
+        else:
+            whose = "" if incident.ran_away else if_several(incident.world, "of every rank")
         cause, remedy = _explained(incident, rate_sentence(incident.rise))
         origin = incident.origin
         evidence: dict[str, object] = {

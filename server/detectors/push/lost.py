@@ -11,7 +11,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Steps
 from rankscope.server.detectors.push.applied import SERIES, pushes
 from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import count
+from rankscope.server.detectors.wording import agree, count
 from rankscope.server.window import Check, Status, Window
 
 
@@ -177,9 +177,9 @@ def _finding(episode: Episode[Missing]) -> Finding:
     missing, step = episode.facts, episode.first_step
     lost = missing.pushes > 0
     amount = abs(missing.pushes)
-    what = f"{amount:,} push{'' if amount == 1 else 'es'} of rank {missing.worker}"
+    what = f"{count(amount, 'push')} of rank {missing.worker}"
     title = (
-        f"{what} {'was' if amount == 1 else 'were'} "
+        f"{what} {agree(amount, 'was')} "
         f"{'never applied' if lost else 'applied again'}, since version {step:,}"
     )
     return Finding(

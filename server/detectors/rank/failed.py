@@ -9,7 +9,7 @@ from typing import ClassVar
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.rank.endings import Ending, ending_of, first_line
-from rankscope.server.detectors.wording import listing, ranks, sentences
+from rankscope.server.detectors.wording import agree, if_several, listing, ranks, sentences
 from rankscope.server.window import Check, RankLife, Status, Window
 
 # Letters of an error in a title and in a sentence.
@@ -152,7 +152,7 @@ def _finding(
     error = first_line(first.error)
     step = min(failure.step for failure in named)
     if stopped:
-        verb = "was" if len(named) == 1 else "were"
+        verb = agree(len(named), "was")
         how = "interrupted" if "KeyboardInterrupt" in error else "told to end"
         title = f"{_who(named)} {verb} {how} in step {step}: {error[:_TITLE]}"
         severity = "warning" if rest else "info"
@@ -170,7 +170,7 @@ def _finding(
         first_step=step,
         ranks=left or tuple(sorted(failure.rank for failure in named)),
         cause=_cause(first, named, rest, left),
-        remedy=_remedy(first, step, left),
+        remedy=_remedy(first, step, left, window.world_size),
         clear_after=0,
         evidence={
             "errors": {str(f.rank): first_line(f.error) for f in failures[:16]},
@@ -213,7 +213,7 @@ def _cause(
     )
 
 
-def _remedy(first: Failure, step: int, left: Sequence[int]) -> str:
+def _remedy(first: Failure, step: int, left: Sequence[int], world_size: int) -> str:
     again = f"Then restart from the last checkpoint before step {step}."
     if first.ending is Ending.STOPPED:
         return f"Nothing, if this is meant. Else look for who ended it. {again}"
@@ -224,8 +224,8 @@ def _remedy(first: Failure, step: int, left: Sequence[int]) -> str:
         )
     if first.ending is Ending.COLLECTIVE:
         return (
-            "Look at the output and the exit code of each rank and at the network between them. "
-            + again
+            f"Look at the output and the exit code{if_several(world_size, 'of each rank')} and at "
+            f"the network{if_several(world_size, 'between them')}. {again}"
         )
     return f"Mend the error; the whole traceback is in the output of {ranks([first.rank])}. {again}"
 

@@ -20,7 +20,7 @@ from rankscope.server.detectors.statistics import (
     rank_rows,
 )
 from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import count, number, percent, ranks, sentences
+from rankscope.server.detectors.wording import agree, count, number, percent, ranks, sentences
 from rankscope.server.window import Check, Float64, Int64, Status, Window
 
 _MAX_EARLIER = 64
@@ -381,7 +381,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
                 )
             cause = sentences(
                 f"The others are at {number(incident.level)}; {ranks(who)} "
-                f"{'lies' if len(who) == 1 else 'lie'} {side} them in nearly every step.",
+                f"{agree(len(who), 'lies')} {side} them in nearly every step.",
                 accurate,
                 "It was so from the first steps on." if incident.from_start else "",
                 why,

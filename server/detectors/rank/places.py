@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rankscope.server.detectors.wording import count, listing, ranks
+from rankscope.server.detectors.wording import agree, count, listing, ranks
 from rankscope.server.window import Occurrence
 
 # Certain waits: the agent saw the call.
@@ -164,6 +164,6 @@ def described(places: Mapping[int, Place]) -> str:
     told = []
     for (step, does, text), held in sorted(together.items(), key=lambda item: -len(item[1])):
         at = f" at {text}" if text else ""
-        verb = "is" if len(held) == 1 else "are"
+        verb = agree(len(held), "is")
         told.append(f"{ranks(held)} {verb} {does}{at}, step {step}")
     return listing(told, most=4) if told else count(len(places), "rank")

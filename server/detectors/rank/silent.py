@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.policy import Policy, Seconds, Times
-from rankscope.server.detectors.wording import count, listing, ranks
+from rankscope.server.detectors.wording import agree, count, listing, ranks
 from rankscope.server.window import Check, RankLife, Status, Window
 
 # Of the ranks that never came, so many are named.
@@ -221,7 +221,8 @@ class RankSilent(Detector[SilentState]):
                 f"Nothing is heard of {ranks(quiet)}{after} at the moment, and "
                 f"{'it has' if len(quiet) == 1 else 'they have'} not said to have ended.",
             )
-        return Check(Status.OK, "Every rank is heard of, or has said itself that it ended.")
+        who = "The only rank" if window.world_size == 1 else "Every rank"
+        return Check(Status.OK, f"{who} is heard of, or has said itself that it ended.")
 
     def _finding(
         self, host: str, lives: Sequence[RankLife], window: Window, state: SilentState
@@ -262,7 +263,7 @@ class RankSilent(Detector[SilentState]):
         else:
             cause = (
                 f"{named.capitalize()}{on} {has} said nothing for {seconds}, while "
-                f"{ranks(heard)} {'is' if len(heard) == 1 else 'are'} still heard of. The process "
+                f"{ranks(heard)} {agree(len(heard), 'is')} still heard of. The process "
                 "was killed or stopped, or its machine or network is gone; in synchronous training "
                 f"the others wait for it in their next collective.{last_words}"
             )

@@ -17,7 +17,7 @@ from rankscope.server.detectors.rank.places import (
     described,
     place_of_event,
 )
-from rankscope.server.detectors.wording import ranks, sentences
+from rankscope.server.detectors.wording import agree, ranks, sentences
 from rankscope.server.window import Check, RankLife, Status, Window
 
 _DURATION = "step_seconds"
@@ -232,7 +232,7 @@ def _finding(
         if at := next(iter(places.values())).text:
             title += f", at {at[:_PLACE]}"
     elif found.decided:
-        verb = "waits" if len(rest) == 1 else "wait"
+        verb = agree(len(rest), "waits")
         title = (
             f"{ranks(rest).capitalize()} {verb} in step {step} for {ranks(suspects)}, "
             f"{_where(places, suspects, done, gone)}"

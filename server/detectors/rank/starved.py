@@ -19,7 +19,7 @@ from rankscope.server.detectors.rank.lateness import (
     timed,
     without_queueing,
 )
-from rankscope.server.detectors.wording import count, duration, percent, ranks
+from rankscope.server.detectors.wording import agree, count, duration, percent, ranks
 from rankscope.server.window import Check, Status, Window
 
 _NAMES = ("step_seconds", "data_seconds", *QUEUEING)
@@ -95,7 +95,7 @@ class RankStarved(Detector[StarvedState]):
 
 def _finding(late: Late) -> Finding:
     who, step = ranks(late.ranks), late.first_step
-    verb = "waits" if len(late.ranks) == 1 else "wait"
+    verb = agree(len(late.ranks), "waits")
     return Finding(
         kind="rank.starved",
         severity="critical" if late.lost > 0.5 else "warning",

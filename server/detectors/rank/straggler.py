@@ -34,7 +34,7 @@ from rankscope.server.detectors.rank.lateness import (
 )
 from rankscope.server.detectors.statistics import Spacing
 from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import count, duration, number, percent, ranks
+from rankscope.server.detectors.wording import agree, count, duration, number, percent, ranks
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
@@ -273,7 +273,7 @@ def _lower_quartile(values: Sequence[float]) -> float:
 
 def _straggling(late: Late) -> Finding:
     who, step = ranks(late.ranks), late.first_step
-    verb = "takes" if len(late.ranks) == 1 else "take"
+    verb = agree(len(late.ranks), "takes")
     before = ""
     if late.before < 0.8 * late.step_seconds:
         before = (

@@ -14,7 +14,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share
 from rankscope.server.detectors.statistics import Progress
 from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import count, number, percent
+from rankscope.server.detectors.wording import count, if_several, number, percent
 from rankscope.server.window import Check, Status, Window
 
 # Losses from one look to the next.
@@ -166,7 +166,7 @@ class RateTooLow(Detector[LowState]):
             if state.progress.count % _STRIDE == 0:
                 self._look(step, state)
         findings = tuple(
-            _finding(e, state, self.policy) for e in state.watch.take(window.last_step)
+            _finding(e, state, self.policy, window) for e in state.watch.take(window.last_step)
         )
         return Outcome({"lr.too_low": _check(window, state, self.policy)}, findings)
 
@@ -243,7 +243,7 @@ class RateTooLow(Detector[LowState]):
 def _check(window: Window, state: LowState, policy: LowPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, state, policy).title}.")
+        return Check(Status.OPEN, f"{_finding(episode, state, policy, window).title}.")
     if state.progress.count < policy.evidence:
         why = f"{count(state.progress.count, 'finite loss value')} of {policy.evidence} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
@@ -261,7 +261,7 @@ def _check(window: Window, state: LowState, policy: LowPolicy) -> Check:
     )
 
 
-def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy) -> Finding:
+def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window: Window) -> Finding:
     facts = episode.facts
     evidence: dict[str, float] = {
         "lr": facts.rate,
@@ -285,8 +285,8 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy) -> Find
             f"In the {policy.before} steps before, the loss fell by "
             f"{number(facts.gained_before)}, in the {policy.wait} after, by "
             f"{number(facts.gained_after)}. Most likely the schedule counts something else than it "
-            "is told: steps for epochs, micro-batches or ranks for steps, or a total that is too "
-            "small."
+            "is told: steps for epochs, micro-batches"
+            f"{if_several(window.world_size, 'or ranks')} for steps, or a total that is too small."
         )
         remedy = (
             f"The schedule ended after {count(facts.collapse_step, 'call')} or so: compare that "
@@ -309,7 +309,8 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy) -> Find
             f"Raise the learning rate by tens, up to {number(facts.rate * times)}, at which a step "
             f"would change the parameters by {number(policy.usual_update)} of their size. If the "
             "rate is meant to be so, look at the gradient: it may be divided once too often (by "
-            "ranks, micro-batches, or a mean over tokens)."
+            f"{if_several(window.world_size, 'ranks, ', before='')}micro-batches, or a mean over "
+            "tokens)."
         )
     return Finding(
         kind="lr.too_low",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode
 from rankscope.server.detectors.incident import AGREED_UNTIL
-from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
+from rankscope.server.detectors.wording import agree, count, listing, number, ranks, sentences
 from rankscope.server.window import Misreduced, Reduction
 
 _MAX_DETAILS = 16
@@ -190,7 +190,7 @@ def _where(trouble: Trouble) -> str:
         return f"In {names} only a part of the elements is wrong."
     names = listing([t.name for t in trouble.tensors], most=4)
     hows = Counter(t.how for t in trouble.tensors)
-    verb = "is" if len(trouble.tensors) == 1 else "are"
+    verb = agree(len(trouble.tensors), "is")
     wrong = f"{names} {verb} wrong, of {count(trouble.reduction.known, 'tensor')}"
     return f"{wrong}." if len(hows) == 1 else f"{wrong}, in {len(hows)} ways."
 

@@ -13,7 +13,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import count, listing, ranks, sentences
+from rankscope.server.detectors.wording import agree, count, listing, ranks, sentences
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
@@ -391,7 +391,7 @@ def _finding(episode: Episode[Still], window: Window) -> Finding:
         what = "No parameter moves"
     else:
         of = f" of {still.of}" if still.of else ""
-        verb = "does" if still.tensors == 1 else "do"
+        verb = agree(still.tensors, "does")
         what = f"{count(still.tensors, 'tensor')}{of} {verb} not move"
     return Finding(
         kind="update.missing",
@@ -440,7 +440,7 @@ def _stopped(episode: Episode[Frozen], window: Window) -> Finding:
         key="frozen",
         severity="info" if at_first else "warning",
         title=f"{count(frozen.count, 'tensor')}{f' of {of}' if of else ''} "
-        f"{'is' if frozen.count == 1 else 'are'} frozen since step {step}{where}",
+        f"{agree(frozen.count, 'is')} frozen since step {step}{where}",
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
@@ -449,7 +449,7 @@ def _stopped(episode: Episode[Frozen], window: Window) -> Finding:
         stage="parameters",
         cause=sentences(
             f"Since step {step} at the latest {names} "
-            f"{'requires' if frozen.count == 1 else 'require'} no gradient{where}, and did when "
+            f"{agree(frozen.count, 'requires')} no gradient{where}, and did when "
             "the monitor was attached: the optimizer holds them, and no step changes them.",
             "Something has set `requires_grad` to False on the way: possibly a schedule of "
             "freezing, a switch for another phase (evaluation, a second network) that was not "
@@ -480,7 +480,7 @@ def _held(still: Still, step: int, last_step: int) -> Finding:
             "built before the model was wrapped, moved to a device or replaced."
         )
     else:
-        left = "is" if still.tensors == 1 else "are"
+        left = agree(still.tensors, "is")
         title = (
             f"{still.tensors} of {count(still.of, 'trained tensor')} {left} not in the optimizer"
         )

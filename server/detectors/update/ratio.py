@@ -14,7 +14,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Policy, Share, Times
 from rankscope.server.detectors.samples import Look, looks
 from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import count, listing, number, sentences
+from rankscope.server.detectors.wording import agree, count, if_several, listing, number, sentences
 from rankscope.server.window import Check, Status, Window
 
 # Looks that a median is of.
@@ -145,7 +145,7 @@ class UpdateRatio(Detector[RatioState]):
                 state.begun = step if state.begun < 0 else state.begun
                 state.updates.append((step, update))
                 self._look(step, state)
-        findings = [_finding(e, self.policy) for e in state.whole.take(window.last_step)]
+        findings = [_finding(e, self.policy, window) for e in state.whole.take(window.last_step)]
         findings += [_single(e) for e in state.single.take(window.last_step)]
         return Outcome({"update.ratio": _check(window, state, self.policy)}, tuple(findings))
 
@@ -204,7 +204,7 @@ def _typical(state: RatioState) -> float:
     return median([update for _, update in state.updates])
 
 
-def _finding(episode: Episode[Large], policy: RatioPolicy) -> Finding:
+def _finding(episode: Episode[Large], policy: RatioPolicy, window: Window) -> Finding:
     facts = episode.facts
     names = sorted(facts.tensors, key=lambda name: (-facts.tensors[name], name))
     evidence: dict[str, object] = {"update_ratio": facts.update}
@@ -236,7 +236,8 @@ def _finding(episode: Episode[Large], policy: RatioPolicy) -> Finding:
             "changed as there is: what was learned is written over.",
             f"Most of it in {most}." if most else "",
             "The learning rate is too high for these parameters, or gradients are not averaged "
-            "(a sum over samples, ranks or micro-batches).",
+            f"(a sum over samples{if_several(window.world_size, 'ranks', before=', ')} or "
+            "micro-batches).",
         ),
         remedy=f"{advice}. Begin with a warm-up, and clip gradients where they jump.",
         clear_after=episode.clear_after,
@@ -252,8 +253,8 @@ def _single(episode: Episode[Large]) -> Finding:
         kind="update.ratio",
         key="matrices",
         severity="info",
-        title=f"{count(len(names), 'matrix').replace('matrixs', 'matrices')} of the model "
-        f"{'changes' if len(names) == 1 else 'change'} at a pace of "
+        title=f"{count(len(names), 'matrix')} of the model "
+        f"{agree(len(names), 'changes')} at a pace of "
         f"{'its' if len(names) == 1 else 'their'} own",
         seen_step=episode.seen_step,
         last_step=episode.last_step,
@@ -281,7 +282,7 @@ def _single(episode: Episode[Large]) -> Finding:
 def _check(window: Window, state: RatioState, policy: RatioPolicy) -> Check:
     episode = state.whole.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+        return Check(Status.OPEN, f"{_finding(episode, policy, window).title}.")
     single = state.single.open(window.last_step)
     if single is not None:
         return Check(Status.OPEN, f"{_single(single).title}.")

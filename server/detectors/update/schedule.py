@@ -11,7 +11,7 @@ from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outco
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Policy, Share, Steps
 from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import count, number
+from rankscope.server.detectors.wording import count, if_several, number
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
@@ -219,8 +219,9 @@ def _too_fast(episode: Episode[Fast], window: Window) -> Finding:
         stage="hyperparameters",
         cause=(
             f"Since step {step}, `scheduler.step()` is called {fast.times} times between two "
-            f"optimizer steps,{each or ' the same number every time'}, on every rank. A schedule "
-            f"of N steps is over after N / {fast.times}, warm-up included.{design}"
+            f"optimizer steps,{each or ' the same number every time'}"
+            f"{if_several(size, 'on every rank', before=', ')}. A schedule of N steps "
+            f"is over after N / {fast.times}, warm-up included.{design}"
         ),
         remedy=(
             "Call `scheduler.step()` once an optimizer step: not in the loop over micro-batches, "

@@ -97,6 +97,23 @@ def test_missing_input(absent):
     assert [f.seen_step for f in findings] == [3, 30]
 
 
+@pytest.mark.parametrize(
+    ("needs", "steps", "why"),
+    [
+        (("loss",), 1, "loss has not been posted in the first step."),
+        (("loss", "lr"), 2, "loss and lr have not been posted in the first 2 steps."),
+        (("loss", "lr", "x"), 2, "loss, lr and x have not been posted in the first 2 steps."),
+    ],
+)
+def test_how_missing_series_are_told(needs, steps, why):
+    class Needs(Tells):
+        pass
+
+    Needs.needs = needs
+    _, checks = Evaluation([Needs()]).advance(window(0, steps, metrics=()))
+    assert checks["loss.spike"] == Check(Status.INSUFFICIENT_DATA, why)
+
+
 def test_a_series_that_was_there_once_is_not_missing():
     evaluation = Evaluation([Tells()])
     evaluation.advance(window(0, 1))
