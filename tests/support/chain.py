@@ -65,6 +65,10 @@ def chain(
         batch: samples in a batch.
         hook: communication hook of torch that reduces the gradients.
         size: what the loss, and so every gradient, is multiplied by.
+
+    Faults that begin with `alone` reduce nothing from the first step on: in `alone-averaged` the
+    parameters are averaged every `at` steps, in `alone-shared` two ranks have one gradient at step
+    `at`, and in `alone-wrapped` there is a wrapper that the forward pass goes around.
     """
     random = np.random.default_rng(seed)
     reducer = hook_of(hook)
@@ -112,6 +116,12 @@ def chain(
         ids = [ids[r - r % groups] for r in range(ranks)]
         if fault == "batch-apart" and hit:
             ids[rank] = 10**6 + step
+        written = [0] * ranks
+        if fault == "alone-averaged" and step and step % at == 0:
+            mean = [np.mean(tensors, axis=0) for tensors in zip(*held, strict=True)]
+            for r in range(ranks):
+                written[r] = (model_word(mean) - model_word(held[r])) % 2**64
+                held[r] = [t.copy() for t in mean]
         local = []
         for r in range(ranks):
             noise = np.random.default_rng((seed, ids[r], r if fault == "synthetic" else 0))
@@ -172,6 +182,10 @@ def chain(
             applied = [
                 [g * np.float32(0.1 if r == rank else 1.0) for g in reduced] for r in range(ranks)
             ]
+        if fault.startswith("alone"):
+            applied = [[g.copy() for g in tensors] for tensors in local]
+            if fault == "alone-shared" and step == at:
+                applied[1] = [g.copy() for g in applied[0]]
         rate = 0.05
         if fault == "schedule":
             rate = 0.05 * 0.97 ** (step * ranks)
@@ -242,13 +256,15 @@ def chain(
                     said.scalars["amp_scale"] = scale_now / 2
             said.words |= {
                 "batch": word(ids[r]),
-                "outside_optimizer": 0,
+                "outside_optimizer": written[r],
                 "parameters": model_word(held[r]),
                 "rng/torch": word(
                     "rng", 0 if fault == "idle-rng" else step, 0 if fault.endswith("-rng") else r
                 ),
                 "hyperparameters": word(rate),
             }
+            if written[r]:
+                said.scalars["parameters_written"] = 1.0
             if reads:
                 samples = read(
                     reads, seed=seed, step=step, rank=r, ranks=ranks, epoch=epoch, batch=batch
@@ -353,6 +369,8 @@ def chain(
     configs = [config_of() for _ in range(ranks)]
     for config in configs:
         config["data_parallel"] |= reducer.config
+    if fault.startswith("alone") and fault != "alone-wrapped":
+        configs = [config_of(data_parallel={}) for _ in range(ranks)]
     if fault == "other-learning-rate":
         configs[rank] = config_of(parameter_groups=[{"lr": 0.1, "momentum": 0.9}])
     if fault == "other-commit":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
+
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.incident import groups_of
 from rankscope.server.detectors.incident import Incident
@@ -22,6 +24,9 @@ _MAX_DETAILS = 16
 _VARIANCE = ".running_var"
 _STATISTICS = (".running_mean", _VARIANCE)
 _FAR = 0.5
+# What the parameters are by, and how far these lie apart (of their norm) in other models.
+_PARAMETERS = ("start", "parameters")
+_OTHER_MODEL = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class OwnBuffers(Incident):
         tensors: those that differed at the first look tensor by tensor; of `tensor_count`.
         agreeing: whether the last comparison found them equal.
         most: largest relative distance of a variance so far.
+        far: whether one was more than half of its norm, of ranks with the same parameters.
         still: whether statistics were the same number apart at two looks on end.
         last: relative distances at the last look, by name of the statistics.
     """
@@ -53,18 +59,25 @@ class OwnBuffers(Incident):
     tensor_count: int = 0
     agreeing: bool = False
     most: float = 0.0
+    far: bool = False
     still: bool = False
     last: dict[str, float] = field(default_factory=dict)
 
-    def look(self, comparison: Comparison) -> None:
-        """Takes a look that found them apart, tensor by tensor."""
+    def look(self, comparison: Comparison, *, one_model: bool) -> None:
+        """Takes a look that found them apart, tensor by tensor.
+
+        Args:
+            one_model: whether the ranks hold the same parameters: other layers before it make other
+                statistics, whatever the inputs are.
+        """
         held = {t.name: t.distance for t in comparison.tensors if t.name.endswith(_STATISTICS)}
         # Statistics that the batches still move are never twice the same distance apart.
         self.still |= bool(held) and held == self.last
         self.last = held
         for tensor in comparison.tensors:
-            if tensor.name.endswith(_VARIANCE) and tensor.relative > self.most:
-                self.most = tensor.relative
+            if tensor.name.endswith(_VARIANCE):
+                self.most = max(self.most, tensor.relative)
+                self.far |= one_model and tensor.relative > _FAR
 
     @property
     def harm(self) -> str:
@@ -77,7 +90,7 @@ class OwnBuffers(Incident):
             return "minority"
         if self.still:
             return "still"
-        return "far" if self.most > _FAR else ""
+        return "far" if self.far else ""
 
 
 @dataclass(slots=True)
@@ -91,9 +104,10 @@ class Kept:
 
 @dataclass(slots=True)
 class BuffersState:
-    """What is remembered, by stage."""
+    """What is remembered, by stage; and whether the ranks held the same parameters at last."""
 
     steps: int = 0
+    one_model: bool = True
     kept: dict[str, Kept] = field(default_factory=lambda: {stage: Kept() for stage in _STAGES})
 
 
@@ -111,9 +125,10 @@ class Buffers(Detector[BuffersState]):
         by default: nothing is wrong with the training then, but which rank is evaluated and saved
         matters. Warning where running means and variances are not those of each rank's own batches
         (most ranks agree bit for bit and some do not; or they differ and no step moves them any
-        more), or where a running variance is apart by more than half of its norm: the same model
-        then does something else on another rank. Warning where parameters of a watched module
-        differ: it is made from parameters that are the same everywhere, so it has to be, too.
+        more), or where a running variance is apart by more than half of its norm although the
+        parameters are the same: the model then does something else on another rank. Warning where
+        parameters of a watched module differ: it is made from parameters that are the same
+        everywhere, so it has to be, too.
 
     Evidence:
         `groups` (ranks that agree with each other), `decided`, `tensors_differing`,
@@ -142,9 +157,14 @@ class Buffers(Detector[BuffersState]):
         """Goes through the comparisons of the buffers."""
         findings: list[Finding] = []
         state.steps += len(window.steps)
-        for comparison in window.comparisons:
-            if comparison.stage in _STAGES and len(comparison.ranks) > 1:
-                self._step(state.kept[comparison.stage], comparison, findings)
+        # What the forward pass of a step went through comes before its statistics.
+        for comparison in sorted(window.comparisons, key=lambda c: (c.step, c.stage in _STAGES)):
+            if len(comparison.ranks) < 2:
+                continue
+            if comparison.stage in _STAGES:
+                self._step(state, comparison, findings)
+            elif comparison.stage in _PARAMETERS:
+                state.one_model = _one_model(comparison, was=state.one_model)
         for kept in state.kept.values():
             incident = kept.incident
             if incident is not None:
@@ -153,8 +173,8 @@ class Buffers(Detector[BuffersState]):
                 findings.append(_finding(incident))
         return Outcome({"desync.buffers": _check(state)}, tuple(findings))
 
-    def _step(self, kept: Kept, comparison: Comparison, findings: list[Finding]) -> None:
-        step = comparison.step
+    def _step(self, state: BuffersState, comparison: Comparison, findings: list[Finding]) -> None:
+        step, kept = comparison.step, state.kept[comparison.stage]
         kept.checked += 1
         kept.differed += not comparison.equal
         incident = kept.incident
@@ -188,7 +208,15 @@ class Buffers(Detector[BuffersState]):
             incident.tensors = comparison.tensors
             incident.tensor_count = comparison.tensor_count
         if comparison.tensors:
-            incident.look(comparison)
+            incident.look(comparison, one_model=state.one_model)
+
+
+def _one_model(comparison: Comparison, *, was: bool) -> bool:
+    """Whether ranks hold the same parameters, rounding aside; words do not tell of rounding."""
+    if comparison.equal:
+        return True
+    known = comparison.relative[~np.isnan(comparison.relative)]
+    return not bool((known > _OTHER_MODEL).any()) if comparison.tensor_count and len(known) else was
 
 
 def _finding(incident: OwnBuffers) -> Finding:

@@ -71,7 +71,9 @@ class Desync(Detector[DesyncState]):
         size is not known. Gradients, hyperparameters and parameters at the start are critical
         whatever the size, drift aside: what differs there grows. Info for the first 64 steps where
         every rank was alone from the beginning, in half of the tensors at least, and no DDP is
-        there to keep them equal: local SGD and parameter servers begin like this.
+        there to keep them equal: local SGD and parameter servers begin like this. For 128 steps
+        where they stay near each other; later, where nothing of an exchange was seen (no gradient
+        that two ranks share, no parameters written outside the optimizer), they train alone.
 
     Evidence:
         `groups` (ranks that agree with each other), `decided`, `last_equal_step` and `agreed_until`
@@ -109,6 +111,7 @@ class Desync(Detector[DesyncState]):
         members = max(window.replicas, key=len)
         state.own_copies = not window.own_copies.isdisjoint(members)
         met = deque(state.meetings.found(window, members))
+        state.exchange.look(window, own_copies=state.own_copies)
         relevant = (c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1)
         for step, group in groupby(relevant, key=lambda c: c.step):
             if step <= state.last_step:
@@ -119,6 +122,7 @@ class Desync(Detector[DesyncState]):
                 comparisons = [c for c in comparisons if not c.equal or known.covers(c)]
             broken = [c for c in comparisons if not c.equal]
             _gradients_seen(state, step, every)
+            state.exchange.take(every)
             for comparison in comparisons:
                 stage = comparison.stage
                 state.checked[stage] = state.checked.get(stage, 0) + 1
@@ -144,6 +148,9 @@ class Desync(Detector[DesyncState]):
         if incident is not None:
             if not incident.agreeing:
                 incident.stands(window.last_step, window.lives)
+            met_before = bool(state.returns or state.period) or state.workers is not None
+            alone = state.exchange.none_seen(incident, state.last_equal.get("parameters"))
+            incident.alone = alone and not met_before
             findings += self._told(incident)
         elif state.period:
             findings.append(self._periodic(state, state.last_step))

@@ -24,6 +24,8 @@ _MAX_DETAILS = 16
 _TINY = sys.float_info.min
 # Steps within which ranks that go their own ways from the start may be made equal.
 _PATIENCE = 64
+# The same where they stay near each other, as averages keep them, and small learning rates, too.
+_PATIENCE_NEAR = 128
 
 
 def finding_of(incident: Apart, drift: float, critical: float) -> Finding:
@@ -36,13 +38,14 @@ def finding_of(incident: Apart, drift: float, critical: float) -> Finding:
     """
     # What no sketch shows are zeros of another sign.
     drifting = incident.relative < drift and (incident.spread or incident.relative <= _TINY)
-    cause, remedy = _explain(incident, drifting)
+    alone = _train_alone(incident, critical)
+    cause, remedy = _explain(incident, drifting, alone=alone)
     return Finding(
         kind=incident.kind,
         # Beside the alert that ranks are apart between synchronisations, which they are again next.
         key="missed" if incident.missed else "",
         severity=_severity(incident, drifting, critical),
-        title=_title(incident),
+        title=_title(incident, alone=alone),
         seen_step=incident.seen_step,
         last_step=incident.last_step,
         first_step=incident.first_step,
@@ -163,10 +166,22 @@ def _may_be_meant(incident: Apart) -> bool:
     if incident.met >= 0 and not incident.unmet:
         # All of them write their parameters now and then, and nobody saw that it is no average.
         return incident.last_step - incident.met <= max(_PATIENCE, incident.met_after)
+    if incident.alone and incident.last_step - incident.first_step > _PATIENCE_NEAR:
+        return False
     return incident.bounded or incident.growth in (Growth.CONSTANT, Growth.SHRINKING)
 
 
-def _title(incident: Apart) -> str:
+def _train_alone(incident: Apart, critical: float) -> bool:
+    """Whether it is certain that these ranks exchange nothing, and not by design."""
+    late = incident.last_step - incident.first_step > _PATIENCE
+    # Of gradients that are nearly the same, something is shared.
+    near = incident.relative < critical
+    return incident.alone and late and not near and not _may_be_meant(incident)
+
+
+def _title(incident: Apart, *, alone: bool) -> str:
+    if alone:
+        return "The ranks train alone: the model is not wrapped, gradients are not reduced"
     who, what = ranks(incident.ranks).capitalize(), _what(incident)
     when = "from the start" if incident.stage == "start" else f"since step {incident.first_step}"
     if _once(incident):
@@ -215,10 +230,12 @@ def _values(incident: Apart) -> str:
     return f"{found} instead of {number(others[0])}" if others else found
 
 
-def _explain(incident: Apart, drifting: bool) -> tuple[str, str]:
-    cause, remedy = broken_link(incident, drifting)
+def _explain(incident: Apart, drifting: bool, *, alone: bool) -> tuple[str, str]:
+    cause, remedy = broken_link(incident, drifting, alone=alone)
+    # Where all of them are wrong, nothing has to tell which one is.
+    guilt = "" if alone else _guilt(incident)
     return (
-        sentences(cause, _tensors(incident), _guilt(incident), _size(incident), _since(incident)),
+        sentences(cause, _tensors(incident), guilt, _size(incident), _since(incident)),
         remedy,
     )
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 
 import numpy as np
 
@@ -59,6 +60,8 @@ class Apart(Incident):
         met: last step before which all ranks wrote their parameters; -1 for none.
         met_after: steps from the one before, or from the beginning, to that.
         unmet: whether such a step was looked at that did not make them equal.
+        alone: whether nothing was ever seen of an exchange between these ranks: no wrapper, no
+            gradient that two of them share, no parameters written outside the optimizer.
         at_start: whether it was there at the first step of a process.
         agreeing: whether the last comparison of the parameters found them equal.
         behind: of parameters, the optimizer's state that was seen later and must have been first.
@@ -93,6 +96,7 @@ class Apart(Incident):
     met: int = -1
     met_after: int = 0
     unmet: bool = False
+    alone: bool = False
     behind: Apart | None = None
     shown_by: int | None = None
     _stride: int = 1
@@ -238,6 +242,15 @@ class Apart(Incident):
         step, distance, _ = self.sizes[-1]
         longer = (step - self.first_step + 1) / (since - self.first_step + 1)
         return longer >= 4 and distance < most * longer**0.25
+
+    @property
+    def closer(self) -> bool:
+        """Whether a look found the ranks less than half as far apart as the look before it.
+
+        That is what an average of the parameters leaves, where nothing else shows it.
+        """
+        known = [d for _, d, _ in self.sizes if math.isfinite(d)]
+        return any(after < 0.5 * before for before, after in pairwise(known))
 
     @property
     def growth(self) -> Growth:

@@ -27,17 +27,20 @@ _LINK = {
 _RESTORE_STATE = "Restore the optimizer on every rank, or broadcast its state after loading."
 
 
-def broken_link(incident: Apart, drifting: bool) -> tuple[str, str]:
+def broken_link(incident: Apart, drifting: bool, *, alone: bool = False) -> tuple[str, str]:
     """Cause and remedy of what is known of an incident.
 
     Args:
         incident: what is known.
         drifting: whether the ranks differ by little more than rounding.
+        alone: whether it is certain that the ranks exchange nothing.
     """
     if incident.missed:
         return _missed(incident)
     if incident.lag[0]:
         return _stale(incident)
+    if alone:
+        return _alone(incident)
     if incident.kind == "desync.gradients":
         return _gradients(incident)
     if incident.kind == "desync.hyperparameters":
@@ -79,6 +82,26 @@ def _restore(incident: Apart, source: str = "") -> str:
     return (
         "Then make the ranks equal again: broadcast parameters and optimizer state from "
         f"{source}, or {again}."
+    )
+
+
+def _alone(incident: Apart) -> tuple[str, str]:
+    steps = incident.last_step - incident.first_step + 1
+    before = "They differed before the first step already." if incident.stage == "start" else ""
+    return (
+        sentences(
+            f"In {count(steps, 'step')} no two ranks were seen to apply the same gradient, and no "
+            "rank was seen to write its parameters outside its optimizer, as averaging does: each "
+            "rank trains a model of its own on its part of the data. The model is not wrapped (no "
+            "DistributedDataParallel or FullyShardedDataParallel), and its gradients are not "
+            "reduced.",
+            before,
+        ),
+        "Wrap the model on every kind of device that the script runs on (scripts that wrap it "
+        "under a condition on the GPU train alone on CPUs), and call the wrapper; or all-reduce "
+        "the gradients before each step. If the ranks are meant to train alone (an ensemble, a "
+        "search), say so: `monitor.replicas(None)`. "
+        f"{_restore(incident)}",
     )
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.desync.averaging_rounds import Meetings
+from rankscope.server.detectors.desync.exchange import Exchange
 from rankscope.server.detectors.desync.incident import Apart
 from rankscope.server.detectors.desync.settings import Settings
 from rankscope.server.detectors.desync.versions import Versions
@@ -92,6 +93,7 @@ class DesyncState:
         workers: where these are versions of one model, by design.
         meetings: when the ranks wrote their parameters together.
         settings: those that differ where the ranks are apart by design.
+        exchange: what was seen of an exchange between ranks that no wrapper keeps equal.
     """
 
     steps: int = 0
@@ -118,3 +120,4 @@ class DesyncState:
     workers: Asynchronous | None = None
     meetings: Meetings = field(default_factory=Meetings)
     settings: Settings = field(default_factory=Settings)
+    exchange: Exchange = field(default_factory=Exchange)

@@ -9,6 +9,7 @@ from rankscope.server.detectors import build
 from rankscope.server.detectors.desync import Desync
 from rankscope.server.detectors.desync.incident import Growth
 from rankscope.server.window import Comparison, Series, TensorDifference, Window
+from tests.support.chain import chain
 from tests.support.judging import judge
 from tests.support.scenarios import apart
 from tests.support.traces import Trace
@@ -149,6 +150,31 @@ def test_ranks_that_learn_for_themselves_differ_in_all_tensors(differing, severi
     (alert,) = judge(made, [Desync()]).alerts
     assert alert.evidence["growth"] == Growth.GROWING
     assert (alert.kind, alert.severity, alert.ranks) == ("desync.gradients", severity, (0, 1))
+
+
+ALONE = "The ranks train alone: the model is not wrapped, gradients are not reduced"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("cuts", [(), range(0, 300, 7)], ids=("whole", "blocks"))
+def test_ranks_that_train_alone_are_called_so_once_it_is_certain(ranks, cuts):
+    (early,) = judge(chain(1, fault="alone", ranks=ranks, steps=120), [Desync()], cuts).alerts
+    assert (early.severity, early.title == ALONE) == ("info", False)
+    (late,) = judge(chain(1, fault="alone", ranks=ranks, steps=200), [Desync()], cuts).alerts
+    assert (late.severity, late.title, late.id) == ("critical", ALONE, early.id)
+    assert "monitor.replicas(None)" in late.remedy
+
+
+@pytest.mark.parametrize(
+    ("fault", "at"), [("alone-averaged", 64), ("alone-averaged", 100), ("alone-shared", 40)]
+)
+def test_ranks_that_exchange_something_are_not_alone(fault, at):
+    for ranks in (2, 4):
+        if fault == "alone-shared" and ranks == 2:
+            continue  # what two ranks share, all of them do
+        found = judge(chain(1, fault=fault, at=at, ranks=ranks, steps=300), [Desync()])
+        assert {a.severity for a in found.alerts} == {"info"}
+        assert ALONE not in {a.title for a in found.alerts}
 
 
 def test_clipping_on_one_rank_only():

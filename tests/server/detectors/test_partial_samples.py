@@ -296,6 +296,19 @@ def test_statistics_of_very_different_data():
     assert severity_of(looks) == ("warning", "far")
 
 
+def test_statistics_of_different_models_say_nothing_of_the_data():
+    moved = [TensorDifference("w", (4, 4), (1, 2, 3), 0.3, 0.3, 9)]
+    looks = [
+        look
+        for s in range(1, 9)
+        for look in (
+            statistics(s, [0, 1, 2, 3], 0.1 + s, variance=0.1 * s),
+            differing(s, "parameters", [0, 1, 2, 3], moved, of=1),
+        )
+    ]
+    assert severity_of(looks) == ("info", "")
+
+
 def test_buffers_of_the_others_that_agree_show_nothing():
     looks = [
         of_ranks(c, 0, 1, 3) if c.step % 3 == 1 else c
