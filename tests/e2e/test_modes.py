@@ -26,7 +26,7 @@ def judged(service, folder, run, forget):
         *(service.url, run, "20", forget),
         ranks=3,
         folder=folder,
-        environment={"PYTHONPATH": str(SCRIPT.parents[1])},
+        environment={"PYTHONPATH": str(SCRIPT.parents[2])},
         timeout_s=240,
     ).check()
     service.wait_for_state(run, "finished")

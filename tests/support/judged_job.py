@@ -52,7 +52,7 @@ def judged_job(
             ranks=ranks,
             folder=folder,
             environment={
-                "PYTHONPATH": str(Path(__file__).parents[1]),
+                "PYTHONPATH": str(Path(__file__).parents[2]),
                 "OMP_NUM_THREADS": "1",
                 "RANKSCOPE_SERVER": collector.url,
                 "RANKSCOPE_RUN": "run",

@@ -95,7 +95,7 @@ def main() -> None:
         sys.modules["rankscope"] = None  # type: ignore[assignment]
     else:
         importlib.import_module("rankscope.agent.attach")
-    sys.path.insert(0, str(Path(__file__).parent.parent))  # the classes are those of `support.kept`
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # the classes are of `tests.support`
     # What was wrapped in DistributedDataParallel wants a process group.
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
