@@ -103,7 +103,7 @@ def _figures(source: Source) -> APIRouter:
     ) -> Response:
         everyone = _known(source, run)
         chosen = ranges.parse(ranks) if ranks else None
-        named = ranges.parse(highlight) if highlight else source.guilty(run)
+        named = ranges.parse(highlight) if highlight else source.suspects(run)
         wanted = Selection(
             ranks=chosen, from_step=from_step, to_step=to_step, max_points=max_points
         )

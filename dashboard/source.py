@@ -93,5 +93,5 @@ class Source(Protocol):
     def marks(self, run: str) -> Sequence[Mark]:
         """The run's alerts that are no consequences of others."""
 
-    def guilty(self, run: str) -> Sequence[int]:
+    def suspects(self, run: str) -> Sequence[int]:
         """Ranks that open alerts name."""

@@ -114,7 +114,7 @@ class DatabaseSource:
             found, _ = alerts.list_alerts(connection, run=_key(connection, run), limit=_MAX_MARKS)
         return [Mark(a.id, a.severity, a.title, a.first_step, a.last_step) for a in found]
 
-    def guilty(self, run: str) -> Sequence[int]:
+    def suspects(self, run: str) -> Sequence[int]:
         """See `Source`."""
         with reading(self._engine) as connection:
             found, _ = alerts.list_alerts(

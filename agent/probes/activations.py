@@ -33,8 +33,8 @@ _WEIGHTED = (
 # A unit is saturated where its output stays this close to the ends of its range, as a share of
 # half the range.
 _CLOSE = 0.01
-# A unit is idle for good, as far as can be told, where it was for this many samples on end. A batch
-# of 16 leaves half of the units of a healthy layer idle.
+# A unit is idle for good, as far as can be told, where it was for this many consecutive samples. A
+# batch of 16 leaves half of the units of a healthy layer idle.
 _LASTING = 512
 # So many calls of a module during one step are told apart; what comes after them is not looked at.
 _MOST_CALLS = 64

@@ -26,7 +26,7 @@ _FEW_POINTS = 60
 _FEW_STEPS = 8
 # More rows than this in one hover box cover the chart.
 _UNIFIED_LINES = 8
-# Half of 256 ranks may be guilty: then the bands tell the story, and a few lines are examples.
+# Half of 256 ranks may be suspects: then the bands tell the story, and a few lines are examples.
 _MAX_NAMED = 8
 
 
@@ -56,7 +56,7 @@ def rank_curves(
         theme: colours.
         smoothing: weight of the moving average, see `smooth`; the raw line stays, faded.
         log_y: logarithmic y axis.
-        highlight: guilty ranks: drawn on top and named at their end.
+        highlight: suspect ranks: drawn on top and named at their end.
         marks: alerts.
         x_range: first and last step that the axis shows; default: those of the data.
         color_ranks: all ranks of the run, so that a rank keeps its colour where some are left out;
@@ -82,10 +82,10 @@ def rank_curves(
     lines = [c for c in curves if c.rank in named] if many else curves
     # The highlighted ones come last: what is drawn last lies on top.
     for curve in sorted(lines, key=lambda c: c.rank in named):
-        # Where all are guilty none stands out, and where several are they must be told apart.
-        guilty = curve.rank in named and len(named) < len(curves)
-        emphasis = 1 if guilty else (-1 if len(named) in range(1, len(curves)) else 0)
-        alone = guilty and len(named) == 1
+        # Where all are suspects none stands out, and where several are they must be told apart.
+        suspects = curve.rank in named and len(named) < len(curves)
+        emphasis = 1 if suspects else (-1 if len(named) in range(1, len(curves)) else 0)
+        alone = suspects and len(named) == 1
         color = theme.critical if alone else colors.get(curve.rank, theme.muted)
         traces += _line_traces(
             curve, color=color, emphasis=emphasis, smoothing=smoothing, log_y=log_y

@@ -1,4 +1,4 @@
-"""Names at the end of the lines, so that a guilty rank needs no legend."""
+"""Names at the end of the lines, so that a suspect rank needs no legend."""
 
 from __future__ import annotations
 

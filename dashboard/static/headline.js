@@ -22,7 +22,7 @@ export function headline(node, { run, verdict, alerts, ranks }) {
   const roots = families(alerts).map(([root]) => root);
   const open = roots.filter((a) => a.state === "open" && a.severity !== "info" && !a.silenced);
   const word = settled(run.id, verdict.verdict);
-  const told = open.length ? broken(open, run) : whole(word, { run, verdict, roots, ranks });
+  const told = open.length ? broken(open, run, ranks) : whole(word, { run, verdict, roots, ranks });
   node.className = `panel headline is-${told.tone}`;
   node.removeAttribute("aria-busy");
   fill(
@@ -45,15 +45,16 @@ function whole(word, { run, verdict, roots, ranks }) {
   return tooEarly(verdict, run, roots);
 }
 
-function broken(open, run) {
+function broken(open, run, ranks) {
   const [first, ...others] = open;
+  const word = first.kind === "rank.failed" ? "the run failed" : first.severity;
   const tensors = first.tensors.length
     ? [el("span", { class: "mono" }, first.tensors[0]), first.tensors.length > 1 ? ` and ${first.tensors.length - 1} more` : ""]
     : null;
   return {
     tone: first.severity,
     sign: severitySign(first.severity),
-    word: `Not fine: ${first.severity}` + (first.acknowledged ? ", acknowledged" : "") + (others.length ? `, and ${others.length} more open alert${others.length > 1 ? "s" : ""}` : ""),
+    word: `Not fine: ${word}` + (first.acknowledged ? ", acknowledged" : "") + (others.length ? `, and ${others.length} more open alert${others.length > 1 ? "s" : ""}` : ""),
     title: first.title,
     body: [
       el(
@@ -62,6 +63,7 @@ function broken(open, run) {
         answer("Since", `step ${first.first_step}`, run.last_step > first.first_step ? ` (${run.state === "running" ? "now at" : "ended at"} ${run.last_step})` : "",
           `, found at ${clock(first.opened_at)}`),
         answer("Who", first.ranks.length ? ranksText(first.ranks) : "the whole run"),
+        where(first, ranks),
         first.stage && answer("First broken link", first.stage.replaceAll("_", " ")),
         tensors && answer("Tensor", ...tensors),
         answer("How far apart", apart(first.evidence)),
@@ -74,6 +76,12 @@ function broken(open, run) {
       ),
     ],
   };
+}
+
+/** Host and process of the rank that an alert names, where it is one. */
+function where(alert, ranks) {
+  const rank = alert.ranks.length === 1 && ranks.find((rank) => rank.rank === alert.ranks[0]);
+  return rank && rank.host ? answer("Where", `${rank.host}, process ${rank.pid}`) : null;
 }
 
 /** How far replicas are apart, where the finding is of such: the newest of its sizes. */

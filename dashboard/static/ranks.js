@@ -13,13 +13,13 @@ const MIN_SILENCE = 15;
 const silent = (rank) =>
   rank.state === "running" && age(rank.last_seen_at) > Math.max(MIN_SILENCE, SILENT_BEATS * rank.heartbeat_seconds);
 
-/** @param guilty Set of ranks that open alerts name */
-export function rankTable(run, ranks, guilty) {
+/** @param named Set of ranks that open alerts name */
+export function rankTable(run, ranks, named) {
   const rows = ranks.map((rank) => {
     const quiet = silent(rank);
-    return { ...rank, quiet, guilty: guilty.has(rank.rank), suspect: quiet || guilty.has(rank.rank) || rank.state === "failed" };
+    return { ...rank, quiet, named: named.has(rank.rank), suspect: quiet || named.has(rank.rank) || rank.state === "failed" };
   });
-  rows.sort((a, b) => b.guilty - a.guilty || b.quiet - a.quiet || b.suspect - a.suspect || a.rank - b.rank);
+  rows.sort((a, b) => b.named - a.named || b.quiet - a.quiet || b.suspect - a.suspect || a.rank - b.rank);
   const missing = run.world_size - ranks.length;
   const suspects = rows.filter((r) => r.suspect).length;
   $("ranks-summary").textContent = [
@@ -34,7 +34,7 @@ export function rankTable(run, ranks, guilty) {
   more.textContent = everyone ? "Show fewer" : `Show all ${rows.length} ranks`;
   more.onclick = () => {
     everyone = !everyone;
-    rankTable(run, ranks, guilty);
+    rankTable(run, ranks, named);
   };
 }
 
@@ -43,7 +43,7 @@ function row(rank, run) {
   return el(
     "tr",
     { class: rank.suspect ? "suspect" : null, "data-rank": rank.rank },
-    el("th", { scope: "row" }, `${rank.rank}`, rank.guilty && [" ", badge("named by an alert", "critical", "\u25B2")]),
+    el("th", { scope: "row" }, `${rank.rank}`, rank.named && [" ", badge("named by an alert", "critical", "\u25B2")]),
     el("td", { "data-label": "State" }, rank.quiet ? badge("silent", "critical", "?") : stateBadge(rank.state),
       rank.phase && rank.state === "running" && el("span", { class: "muted" }, ` in ${rank.phase}`),
       rank.error && el("div", { class: "is-critical" }, rank.error)),

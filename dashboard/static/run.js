@@ -235,10 +235,10 @@ function tick() {
     fact("Last heard of", staleness(about) ?? ago(about.last_seen_at)),
     fact("Started", el("time", { datetime: about.started_at, title: about.started_at }, ago(about.started_at))),
   );
-  // As the charts have it: what follows from an alert and mere information name nobody guilty.
+  // As the charts have it: what follows from an alert and mere information make nobody a suspect.
   const telling = facts.alerts.filter((a) => a.state === "open" && !a.parent && !a.silenced && a.severity !== "info");
-  const guilty = new Set(telling.flatMap((a) => a.ranks));
-  rankTable(about, ranks, guilty);
+  const suspects = new Set(telling.flatMap((a) => a.ranks));
+  rankTable(about, ranks, suspects);
 }
 
 const ago = (time) => (age(time) < 2 ? "just now" : `${duration(age(time))} ago`);

@@ -35,7 +35,7 @@ class Injector:
     def __init__(self, injection: Injection, *, rank: int, seed: int) -> None:
         self.injection = injection
         self.generator = torch.Generator().manual_seed(seed)
-        self.guilty = injection.rank is None or injection.rank == rank
+        self.is_target = injection.rank is None or injection.rank == rank
 
     def wrapped(self, model: DistributedDataParallel) -> None:
         """DDP has wrapped the model; nothing has been trained yet."""
@@ -78,7 +78,7 @@ class SkippedAllreduce(Injector):
         self, group: dist.ProcessGroup, bucket: GradBucket
     ) -> torch.futures.Future[torch.Tensor]:
         kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if self.guilty and self._step == self.injection.step:
+        if self.is_target and self._step == self.injection.step:
             kept = [
                 (view, view.clone())
                 for parameter, view in zip(bucket.parameters(), bucket.gradients(), strict=True)
@@ -101,7 +101,7 @@ class Bitflip(Injector):
         self, step: int, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
     ) -> None:
         """Flips it once."""
-        if not self.guilty or step != self.injection.step:
+        if not self.is_target or step != self.injection.step:
             return
         words = self.parameter(model).detach().view(torch.int32).view(-1)
         index = int(torch.randint(len(words), (1,), generator=self.generator))
@@ -118,7 +118,7 @@ class HighLearningRate(Injector):
         self, step: int, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
     ) -> None:
         """Multiplies it once."""
-        if self.guilty and step == self.injection.step:
+        if self.is_target and step == self.injection.step:
             for group in optimizer.param_groups:
                 group["lr"] *= self.FACTOR
 
@@ -136,7 +136,7 @@ class BadLabels(Injector):
         self, step: int, images: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Deals the batch's labels out anew."""
-        if self.guilty and self.injection.step is not None and step >= self.injection.step:
+        if self.is_target and self.injection.step is not None and step >= self.injection.step:
             labels = labels[torch.randperm(len(labels), generator=self.generator)]
         return images, labels
 
@@ -148,7 +148,7 @@ class DeadRank(Injector):
         self, step: int, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
     ) -> None:
         """Kills this very process, without a chance to say a word."""
-        if self.guilty and step == self.injection.step:
+        if self.is_target and step == self.injection.step:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -159,7 +159,7 @@ class NotANumber(Injector):
         self, step: int, images: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Spoils one pixel of the batch."""
-        if self.guilty and step == self.injection.step:
+        if self.is_target and step == self.injection.step:
             images = images.clone()
             images.view(-1)[len(images.view(-1)) // 2] = torch.nan
         return images, labels
@@ -170,7 +170,7 @@ class UnsyncedStart(Injector):
 
     def wrapped(self, model: DistributedDataParallel) -> None:
         """Draws this rank's weights again, after DDP broadcast those of rank 0."""
-        if not self.guilty:
+        if not self.is_target:
             return
         with torch.random.fork_rng():
             torch.manual_seed(int(self.generator.initial_seed()) + 1)

@@ -67,7 +67,7 @@ class Finding:
         last_step: last one; the alert resolves once `clear_after` steps later nothing was found.
         first_step: since which step it has gone wrong, as well as can be told (an onset that was
             found later is dated back).
-        ranks: the guilty ones.
+        ranks: the suspect ranks.
         tensors: parameter names, most telling first.
         clear_after: steps without a finding after which it is over; None: never by itself.
         evidence: JSON-able numbers behind it, for a person and for the page.

@@ -26,7 +26,7 @@ class ModePolicy(Policy):
     """Thresholds of `mode.evaluation`.
 
     Attributes:
-        looks: looked-at steps on end that were taken in evaluation mode; a trainer may take a
+        looks: consecutive looked-at steps that were taken in evaluation mode; a trainer may take a
             single one so on purpose.
     """
 
@@ -95,7 +95,7 @@ class ModeState:
     Attributes:
         told: rank -> what it said, in the order of the steps.
         first: rank -> the first of it: modules in evaluation mode then are meant to be.
-        bad: looks on end, and the step of the first.
+        bad: consecutive looks, and the step of the first.
     """
 
     told: dict[int, list[Modes]] = field(default_factory=dict)
@@ -117,9 +117,9 @@ class EvaluationMode(Detector[ModeState]):
     Statistic:
         The mode of the mode-dependent modules (dropout, normalization with running statistics,
         modules of the user's own that ask for `self.training`) at training steps. Wrong are, at 3
-        looked-at steps on end: the whole model in evaluation mode; modules in evaluation mode that
-        were not at the first step; ranks that hold the same model and differ. Modules in evaluation
-        mode from the first step on are meant to be (a frozen backbone, a teacher).
+        consecutive looked-at steps: the whole model in evaluation mode; modules in evaluation mode
+        that were not at the first step; ranks that hold the same model and differ. Modules in
+        evaluation mode from the first step on are meant to be (a frozen backbone, a teacher).
 
     Severity:
         Warning. Info for normalization alone, which is frozen on purpose as often as not (in the

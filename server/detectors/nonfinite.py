@@ -90,7 +90,7 @@ class EvaluationNonFinite(Detector[ValuesState]):
             if is_wanted(name, LOSS_LIKE) and not is_wanted(name, _NOT_MEANT)
         ]
         for column, step in enumerate(window.steps.tolist()):
-            seen, found, guilty, value = False, [], set(), ""
+            seen, found, suspects, value = False, [], set(), ""
             for name in meant:
                 there = window.series[name].present[:, column]
                 if not there.any():
@@ -101,13 +101,13 @@ class EvaluationNonFinite(Detector[ValuesState]):
                 bad = there & ~np.isfinite(values)
                 if bad.any():
                     found.append(name)
-                    guilty |= set(window.ranks[bad].tolist())
+                    suspects |= set(window.ranks[bad].tolist())
                     value = value or ("NaN" if np.isnan(values[bad]).any() else "infinite")
                     state.bad.add(name)
                 else:
                     state.bad.discard(name)
             if found:
-                facts = Values(tuple(sorted(guilty)), value, tuple(found))
+                facts = Values(tuple(sorted(suspects)), value, tuple(found))
                 known = state.watch.bad(step, facts).facts
                 known.names = tuple(dict.fromkeys((*known.names, *found)))[:_MAX_NAMES]
             elif seen and not state.bad:

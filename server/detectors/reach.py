@@ -189,8 +189,8 @@ class Recorded:
         recorded = number(round(steps / seen.spacing.count))
         yield (
             True,
-            f"{told} is recorded at one of {recorded} steps, and at most at {seen.span:,} on end: "
-            "what comes again after more steps than these may pass unseen.",
+            f"{told} is recorded at one of {recorded} steps, and at most at {seen.span:,} in a "
+            "row: what comes again after more steps than these may pass unseen.",
         )
 
 

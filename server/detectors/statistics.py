@@ -230,7 +230,7 @@ class Spacing:
 
 @dataclass(slots=True)
 class Unmeasured:
-    """Observations on end that are not finite: from a block of them on nothing can be judged.
+    """Consecutive observations that are not finite: from a block of them on nothing can be judged.
 
     Single ones are not: a loss scale that was too large skips a step and goes on.
 

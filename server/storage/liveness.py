@@ -73,13 +73,14 @@ def _life(*values: Any) -> Life:
 
 
 def lives_since(lives: Sequence[Life], floor: float) -> tuple[Life, ...]:
-    """Lives as if every rank had been heard of at `floor`.
+    """Lives as if every rank that runs had been heard of at `floor`.
 
-    While the server was away it could not hear anybody: silence is counted from its return.
+    While the server was away it could not hear anybody: silence is counted from its return. Of a
+    rank that has ended the time stays: it says which one ended first.
     """
     return tuple(
         life
-        if life.life.last_seen >= floor
+        if life.life.state != "running" or life.life.last_seen >= floor
         else replace(life, life=replace(life.life, last_seen=floor))
         for life in lives
     )

@@ -37,6 +37,13 @@ def tell(origin: str, run: str, rank: int = 0, *, steps: int = 30, **fields) -> 
     httpx.post(f"{origin}/api/v1/ingest", json=batch).raise_for_status()
 
 
+def wait_for_alert(origin: str, run: str) -> None:
+    deadline = time.monotonic() + 60
+    while not httpx.get(f"{origin}/api/v1/runs/{run}/alerts").json()["items"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     with Service(tmp_path_factory.mktemp("server")) as service:
@@ -87,21 +94,22 @@ def test_a_healthy_run_that_goes_on_is_fine_so_far(open_page, server):
     assert "checks passed on 2 ranks" in text
 
 
-def test_a_run_that_crashed_says_which_rank_with_which_error(open_page):
+def test_a_run_that_crashed_says_which_rank_with_which_error(open_page, server):
+    wait_for_alert(server, "crashed")
     page = open_page("/runs/crashed")
     text = page.inner_text("#headline")
     assert "Not fine: the run failed" in text
-    assert "Ranks 0-1 ended with an error at step 20" in text
-    assert ERROR in text
+    assert f"Rank 0 failed in step 21: {ERROR}" in text
+    assert "What the others say follows from it: rank 1 (the other one is gone)" in text
     assert "node7, process 4711" in text
-    assert "Look at the log of rank 0, which ended first" in text
+    assert "the whole traceback is in the output of rank 0" in text
     assert page.get_attribute("#headline", "class").endswith("is-critical")
 
 
-def test_of_ranks_that_end_in_the_same_step_the_first_one_is_named(open_page):
+def test_of_ranks_that_end_in_the_same_step_the_first_one_is_named(open_page, server):
+    wait_for_alert(server, "together")
     text = open_page("/runs/together").inner_text("#headline")
-    assert "Look at the log of rank 1, which ended first" in text
-    assert ERROR in text
+    assert f"Rank 1 failed in step 21: {ERROR}" in text
 
 
 def test_a_run_without_fingerprints_has_no_empty_controls(open_page):

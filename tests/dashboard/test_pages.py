@@ -60,7 +60,7 @@ class Arrays:
     def marks(self, run):
         return [Mark("a1", "critical", "rank 2 left", 20, 29)]
 
-    def guilty(self, run):
+    def suspects(self, run):
         return [2]
 
 

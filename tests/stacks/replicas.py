@@ -32,7 +32,7 @@ class Replicated(ABC, Case):
         return Expected()
 
     @property
-    def guilty(self) -> int:
+    def suspects(self) -> int:
         """The second replica: `numpy()` and `numpy.asarray` would see the first one only."""
         return 1
 
@@ -53,10 +53,10 @@ class Replicated(ABC, Case):
 
     @abstractmethod
     def shift(self, amount: float) -> None:
-        """Adds to an element of the guilty replica's copy of `chosen`."""
+        """Adds to an element of the suspects replica's copy of `chosen`."""
 
     def spoil(self, step: int, inputs: np.ndarray, targets: np.ndarray) -> None:
-        """Changes the guilty replica's part of a batch in place."""
+        """Changes the suspects replica's part of a batch in place."""
 
     def before_step(self, step: int) -> None:
         """A step begins."""

@@ -152,7 +152,7 @@ def odd_batches(
     Args:
         sigma: standard deviation of the losses' logarithm.
         start: the loss before anything is learned.
-        lasts: for so many steps on end.
+        lasts: for so many consecutive steps.
         together: whether all ranks' are.
         same: what the odd batches have in common: the whole `batch`, or a `sample`.
     """

@@ -442,24 +442,24 @@ def silence(
         if left:
             found = [RankLife(r, 0.0, 0.0, 36, state=left) for r in (ranks, ranks + 1)]
         for r in range(ranks):
-            guilty = r == rank
-            if guilty and never:
+            suspects = r == rank
+            if suspects and never:
                 continue
             state, error = "running", ""
             until = 1e9
-            if guilty or others == "stop":
-                until = at if guilty else at + later
+            if suspects or others == "stop":
+                until = at if suspects else at + later
             elif others == "fail" and time >= at + 3:
                 state, error, until = "failed", "RuntimeError: Connection closed by peer", at + 3
             elif others == "fail-before" and time >= at - 20:
                 state, error, until = "failed", "ValueError: no more data", at - 20
             elif others == "finish" and time >= at:
                 state, until = "finished", at
-            if guilty and time >= back:
+            if suspects and time >= back:
                 until = 1e9
             stopped = at if others in ("wait", "fail", "finish", "stop") else 1e9
             step = int(10 * posted(time, min(until, stopped if time < back else 1e9)))
-            if not guilty and others in ("wait", "fail"):
+            if not suspects and others in ("wait", "fail"):
                 # Its last report was lost with it; the others got as far as they could without it.
                 step = min(
                     int(10 * posted(time, until)), int(10 * at) + 3 if time < back else 10**9

@@ -34,7 +34,7 @@ def timings(
         every: waits are told at every so many steps, and at the first 8.
         hiccups: probability that a rank loses its core for 30 ms in a step.
         slower_rank: a second rank with the same fault.
-        queued: what the guilty rank takes longer, it waits for a processor.
+        queued: what the suspects rank takes longer, it waits for a processor.
         busy: the others wait for theirs meanwhile, and not for it.
         hosts: machines that the ranks are on, in their order.
     """
@@ -48,12 +48,12 @@ def timings(
     own += 0.03 * (random.random(shape) < hiccups)
     reduce = times(compute / 10)[:1].repeat(ranks, axis=0)
     reduce += 0.03 * (random.random((1, steps)) < hiccups)
-    guilty = [rank] if slower_rank < 0 else [rank, slower_rank]
+    suspects = [rank] if slower_rank < 0 else [rank, slower_rank]
     span = slice(at, until)
     if fault == "computes":
-        own[guilty, span] += slower
+        own[suspects, span] += slower
     elif fault == "fetches":
-        fetch[guilty, span] += slower
+        fetch[suspects, span] += slower
     elif fault == "reduces":
         reduce[:, span] += slower
     arrival = fetch + own
@@ -62,9 +62,9 @@ def timings(
     sampled[:, :8] = sampled[:, ::every] = True
     lost = np.zeros(shape)
     if queued:
-        lost[guilty, span] = slower
+        lost[suspects, span] = slower
     if busy:
-        others = [r for r in range(ranks) if r not in guilty]
+        others = [r for r in range(ranks) if r not in suspects]
         lost[others] = wait[others]
     return Trace(
         f"timings-{fault}",

@@ -64,7 +64,7 @@ class Collisions:
         return min((self.equal + 3) / pairs, 1.0) if pairs else 1.0
 
     def needed(self) -> int:
-        """Observations on end that repeat earlier ones, beyond what chance does in such a run."""
+        """Consecutive observations that repeat earlier ones, beyond what chance does here."""
         probability = self.probability
         if probability >= 0.5:
             return 2**31  # such labels tell nothing

@@ -25,8 +25,8 @@ class DuplicatedPolicy(Policy):
     """Thresholds of `data.duplicated`.
 
     Attributes:
-        some: on end in which some ranks had the same batch.
-        everyone: on end in which all ranks had.
+        some: consecutive ones at which some ranks had the same batch.
+        everyone: consecutive ones at which all ranks had.
     """
 
     some: Observations = 4
@@ -55,7 +55,7 @@ class DuplicatedState:
     Attributes:
         judged: steps at which two or more replicas had posted their batches.
         constant: those at which a rank's own batch was the one before it.
-        groups, streak, since: ranks with the same batch, at so many observations on end.
+        groups, streak, since: ranks with the same batch, at so many consecutive observations.
         last: batch of each rank at its last observation.
     """
 
@@ -77,8 +77,9 @@ class Duplicated(Detector[DuplicatedState]):
         Equal digests of the batch on ranks that hold replicas of the same tensors, or shards that
         FSDP has dealt out (ranks of one tensor-parallel group share a batch and hold different
         parts). All replicas alike at two
-        steps on end, or some of them at four. A rank whose batch is the one before it has synthetic
-        input, or all of the data in one batch, and is not judged. Over after 8 steps without.
+        consecutive steps, or some of them at four. A rank whose batch is the one before it has
+        synthetic input, or all of the data in one batch, and is not judged. Over after 8 steps
+        without.
 
     Severity:
         Warning; critical where all ranks have the same batch.
@@ -99,7 +100,7 @@ class Duplicated(Detector[DuplicatedState]):
     policy: DuplicatedPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
-        """As many batches on end as it takes where not all ranks share them."""
+        """As many consecutive batches as it takes where not all ranks share them."""
         return (Reach(BATCHES, self.policy.some, LASTS_SAMPLED),)
 
     def start(self) -> DuplicatedState:
@@ -231,7 +232,7 @@ def _drawn(window: Window) -> str:
 
 def _finding(episode: Episode[Same], window: Window) -> Finding:
     same = episode.facts
-    guilty = tuple(sorted(r for group in same.groups for r in group))
+    suspects = tuple(sorted(r for group in same.groups for r in group))
     whole = all(len(group) == same.size for group in same.groups)
     step = episode.first_step
     shared = listing([ranks(group) for group in same.groups], most=4)
@@ -242,11 +243,11 @@ def _finding(episode: Episode[Same], window: Window) -> Finding:
     return Finding(
         kind="data.duplicated",
         severity="critical" if whole else "warning",
-        title=f"{ranks(guilty).capitalize()} train on the same batches since step {step}",
+        title=f"{ranks(suspects).capitalize()} train on the same batches since step {step}",
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
-        ranks=guilty,
+        ranks=suspects,
         stage="batch",
         cause=sentences(
             f"At each step, {shared} {'each ' if len(same.groups) > 1 else ''}got one and the same "

@@ -16,7 +16,7 @@ from rankscope.server.detectors.wording import count, number, ranks
 from rankscope.server.window import Check, Float64, Int64, Status, Window
 
 _GRACE = 20
-# At so many looks on end, and one more each time their number has doubled beyond `_FIRST`. Of
+# At so many consecutive looks, and one more each time their number has doubled beyond `_FIRST`. Of
 # batches of random lengths one in twelve is that short (deviation of the logarithm 0.5): eight on
 # end happen by chance once in 5e8 looks, and even where it is one in four, a long run with many
 # ranks has as good as none.
@@ -40,14 +40,14 @@ class Uneven:
 
     Attributes:
         what: `tokens` or `samples`.
-        guilty: those with less, or, where these are most, those with more.
+        suspects: those with less, or, where these are most, those with more.
         sizes: by rank, at the last look.
-        share: of all samples or tokens, that of the guilty ranks together.
+        share: of all samples or tokens, that of the suspect ranks together.
         weight: what they count in an average over ranks.
     """
 
     what: str
-    guilty: tuple[int, ...]
+    suspects: tuple[int, ...]
     sizes: dict[int, float]
     share: float
     weight: float
@@ -58,7 +58,7 @@ class UnevenState:
     """What is remembered.
 
     Attributes:
-        streaks: rank -> looks on end (negative: with less), and the first of them.
+        streaks: rank -> consecutive looks (negative: with less), and the first of them.
         looks: so far.
     """
 
@@ -77,9 +77,9 @@ class Imbalanced(Detector[UnevenState]):
 
     Statistic:
         `tokens` of a step where they are told, else `samples`: at most half of the median of the
-        other ranks, or at least twice that, on the same side at 8 looks on end (one more each time
-        the number of looks doubles beyond 64). Batches whose sizes vary by themselves, or that are
-        short at the end of an epoch, are not on one side for so long. Over after 16 steps.
+        other ranks, or at least twice that, on the same side at 8 consecutive looks (one more each
+        time the number of looks doubles beyond 64). Batches whose sizes vary by themselves, or that
+        are short at the end of an epoch, are not on one side for so long. Over after 16 steps.
 
     Severity:
         Warning. A loss that is weighted by hand, so that it comes out right, cannot be seen.
@@ -100,7 +100,7 @@ class Imbalanced(Detector[UnevenState]):
     policy: ImbalancedPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
-        """Batches on end of another size."""
+        """Consecutive batches of another size."""
         return (Reach(self.wants, _LOOKS, TO_THE_END),)
 
     def start(self) -> UnevenState:
@@ -150,21 +150,21 @@ class Imbalanced(Detector[UnevenState]):
                 streaks[rank] = (side, step)
         less = tuple(r for r in who.tolist() if r in streaks and streaks[r][0] <= -needed)
         more = tuple(r for r in who.tolist() if r in streaks and streaks[r][0] >= needed)
-        guilty = less if less and (len(less) <= len(more) or not more) else more
-        if not guilty:
+        suspects = less if less and (len(less) <= len(more) or not more) else more
+        if not suspects:
             _even(state, step, who)
             return
         by_rank = dict(zip(who.tolist(), sizes.tolist(), strict=True))
-        share = sum(by_rank[r] for r in guilty) / max(float(sizes.sum()), 1.0)
-        facts = Uneven(state.what, guilty, by_rank, share, len(guilty) / len(who))
-        since = min(state.streaks[r][1] for r in guilty)
+        share = sum(by_rank[r] for r in suspects) / max(float(sizes.sum()), 1.0)
+        facts = Uneven(state.what, suspects, by_rank, share, len(suspects) / len(who))
+        since = min(state.streaks[r][1] for r in suspects)
         state.watch.bad(step, facts, first_step=since)
 
 
 def _even(state: UnevenState, step: int, who: Int64) -> None:
     """Takes a look at which no rank stands out: of ranks that did not look it says nothing."""
     known = state.watch.current
-    if known is None or set(known.facts.guilty).issubset(who.tolist()):
+    if known is None or set(known.facts.suspects).issubset(who.tolist()):
         state.watch.good(step)
 
 
@@ -183,13 +183,13 @@ def _median_of_others(sizes: Float64) -> Float64:
 
 def _finding(episode: Episode[Uneven]) -> Finding:
     uneven, step = episode.facts, episode.first_step
-    who, what = ranks(uneven.guilty), uneven.what
-    one = len(uneven.guilty) == 1
+    who, what = ranks(uneven.suspects), uneven.what
+    one = len(uneven.suspects) == 1
     sizes = sorted(uneven.sizes.values())
     typical = float(
-        np.median([s for r, s in uneven.sizes.items() if r not in uneven.guilty] or sizes)
+        np.median([s for r, s in uneven.sizes.items() if r not in uneven.suspects] or sizes)
     )
-    own = float(np.median([uneven.sizes[r] for r in uneven.guilty]))
+    own = float(np.median([uneven.sizes[r] for r in uneven.suspects]))
     side = "smaller" if own < typical else "larger"
     return Finding(
         kind="data.imbalanced",
@@ -199,7 +199,7 @@ def _finding(episode: Episode[Uneven]) -> Finding:
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
-        ranks=uneven.guilty,
+        ranks=uneven.suspects,
         stage="batch",
         cause=(
             f"Since step {step}, {who} {'trains' if one else 'train'} on {number(own)} {what} a "

@@ -320,7 +320,7 @@ def _samples(
 
 def _finding(episode: Episode[Shared], *, by_labels: bool = False) -> Finding:
     shared, step = episode.facts, episode.first_step
-    guilty = tuple(sorted(shared.ranks))
+    suspects = tuple(sorted(shared.ranks))
     share = shared.repeats / (shared.repeats + shared.fresh + shared.own)
     what = "samples" if shared.samples else "the labels of batches" if by_labels else "batches"
     looked = " that were looked at" if shared.samples else ""
@@ -328,11 +328,11 @@ def _finding(episode: Episode[Shared], *, by_labels: bool = False) -> Finding:
     return Finding(
         kind="data.overlap",
         severity="warning",
-        title=f"{ranks(guilty).capitalize()} share samples within an epoch since step {step}",
+        title=f"{ranks(suspects).capitalize()} share samples within an epoch since step {step}",
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
-        ranks=guilty,
+        ranks=suspects,
         stage="batch",
         cause=(
             f"{shared.repeats:,} {what} since step {step} had been another rank's before, "

@@ -28,7 +28,7 @@ class DrawnPolicy(Policy):
     """Thresholds of `desync.rng`.
 
     Attributes:
-        shared: on end at which ranks had one batch and one state, a new one each time.
+        shared: consecutive ones at which ranks had one batch and one state, a new one each time.
     """
 
     shared: Observations = 4
@@ -75,7 +75,8 @@ class RandomDiverged(Detector[DrawnState]):
 
     Statistic:
         Digests of the state of torch's generator (that of the device, where there is one). Ranks
-        that hold different parts of the model and had, at four observations on end, one and the
+        that hold different parts of the model and had, at four consecutive observations, one and
+        the
         same batch and state, new ones each time, are a group: numbers are drawn, and drawn alike.
         From then on their states have to be equal. Ranks that hold replicas, or read batches of
         their own, are no group: they should draw their own numbers (`rng.shared`). Learned anew

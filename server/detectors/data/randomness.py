@@ -28,7 +28,7 @@ class SharedPolicy(Policy):
     """Thresholds of `rng.shared`.
 
     Attributes:
-        streak: on end at which states are equal and were drawn from since the one before.
+        streak: consecutive ones at which states are equal and were drawn from since the one before.
     """
 
     streak: Observations = 5
@@ -50,7 +50,8 @@ class RandomShared(Detector[SharedState]):
 
     Statistic:
         Digests of the states of `torch`, CUDA, `numpy` and `random`, equal on all ranks that hold
-        the same tensors, at five observations on end between which numbers were drawn. A common
+        the same tensors, at five consecutive observations between which numbers were drawn. A
+        common
         seed for the first weights is right and is not told: nothing is drawn from it later.
 
     Severity:
@@ -70,7 +71,7 @@ class RandomShared(Detector[SharedState]):
     policy: SharedPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
-        """States on end that are equal."""
+        """Consecutive states that are equal."""
         return (Reach(_STATES, self.policy.streak + 1, TO_THE_END),)
 
     def start(self) -> SharedState:

@@ -31,7 +31,7 @@ class ReplayedPolicy(Policy):
     """Thresholds of `data.replayed`.
 
     Attributes:
-        run: on end that repeat earlier ones at one distance.
+        run: consecutive ones that repeat earlier ones at one distance.
         far: between them from which on one observation less is enough: what is used again at once,
             as in passes over one buffer of rollouts, is not so far.
     """
@@ -106,12 +106,13 @@ class Replayed(Detector[ReplayedState]):
     An epoch is like the one before it, or a resumed run begins with its data anew.
 
     Statistic:
-        Digests of the batches of all ranks, as one sequence: three on end that were seen before
-        (two, where 16 steps or more lie between them), each as many steps ago as the others. Where
-        ranks had just started again, the data are replayed; else the order of an epoch is repeated.
-        Of labels, which batches share by chance, as many on end, at least eight different ones, as
-        come once in a million runs, by how often two of the run's steps have the same ones: so an
-        order shows where random augmentation makes each batch a new one.
+        Digests of the batches of all ranks, as one sequence: three consecutive ones that were seen
+        before (two, where 16 steps or more lie between them), each as many steps ago as the others.
+        Where ranks had just started again, the data are replayed; else the order of an epoch is
+        repeated. Of labels, which batches share by chance, as many consecutive ones, at least eight
+        different ones, as come once in a million runs, by how often two of the run's steps have the
+        same
+        ones: so an order shows where random augmentation makes each batch a new one.
         Batches that are all the same have no order. Over 64 steps (8 after a restart) after the
         last batch of the sequence.
 

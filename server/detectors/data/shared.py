@@ -27,7 +27,8 @@ class SharedPolicy(Policy):
     """Thresholds of `desync.batch`.
 
     Attributes:
-        shared: on end at which ranks had one batch, a new one each time, until they are a group.
+        shared: consecutive ones at which ranks had one batch, a new one each time, until they are a
+            group.
     """
 
     shared: Observations = 4
@@ -94,7 +95,7 @@ class BatchShared(Detector[SharedState]):
 
     Statistic:
         Ranks that hold different parts of the model, all of which had one and the same batch at
-        four observations on end, a new one each time, are a group. From then on their batches'
+        four consecutive observations, a new one each time, are a group. From then on their batches'
         digests have to be equal. Ranks that hold replicas of the same tensors are no group: they
         should have batches of their own (`data.duplicated`). Which ranks share is learned anew
         after a restart. Ranks that compute one result have one loss, to the last bit: where they

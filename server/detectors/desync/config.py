@@ -77,7 +77,7 @@ class Setting:
     frozen: Mapping[tuple[int, ...], tuple[str, ...]] = field(default_factory=dict)
 
     @property
-    def guilty(self) -> tuple[int, ...]:
+    def suspects(self) -> tuple[int, ...]:
         """Ranks that have another value than most; all of them where there is no majority."""
         others = self.values[1:] if self.decided else self.values
         return tuple(sorted(rank for _, held in others for rank in held))
@@ -260,7 +260,9 @@ def _finding(settings: tuple[Setting, ...], step: int, last_step: int) -> Findin
     ranked = sorted(settings, key=lambda s: order.index(s.severity))
     worst = ranked[0]
     decided = all(s.decided for s in ranked)
-    guilty = tuple(sorted({r for s in ranked if s.severity == worst.severity for r in s.guilty}))
+    suspects = tuple(
+        sorted({r for s in ranked if s.severity == worst.severity for r in s.suspects})
+    )
     names = listing(list(dict.fromkeys(s.called for s in ranked)), most=4)
     more = f" and {len(ranked) - 1} more" if len(ranked) > 1 else ""
     nobody = ""
@@ -269,13 +271,13 @@ def _finding(settings: tuple[Setting, ...], step: int, last_step: int) -> Findin
     return Finding(
         kind="desync.config",
         severity=worst.severity,
-        title=f"{ranks(guilty).capitalize()} "
-        + agree(len(guilty), "was")
+        title=f"{ranks(suspects).capitalize()} "
+        + agree(len(suspects), "was")
         + f" started differently ({worst.called}{more})",
         seen_step=step,
         last_step=max(last_step, step),
         first_step=step,
-        ranks=guilty,
+        ranks=suspects,
         tensors=worst.tensors,
         stage="start",
         cause=sentences(
@@ -307,9 +309,9 @@ def _told(setting: Setting) -> str:
             f"{agree(len(names), 'is')} frozen on {ranks(held)} only"
             for held, names in setting.frozen.items()
         ]
-        return f"{called}: not the same on {ranks(setting.guilty)}; {listing(shown, most=4)}."
+        return f"{called}: not the same on {ranks(setting.suspects)}; {listing(shown, most=4)}."
     if setting.key.endswith("digest"):
-        return f"{called}: not the same on {ranks(setting.guilty)}."
+        return f"{called}: not the same on {ranks(setting.suspects)}."
     return f"{called}: {listing(said)}."
 
 

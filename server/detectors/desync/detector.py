@@ -51,7 +51,7 @@ class Desync(Detector[DesyncState]):
     agree again.
 
     Statistic:
-        Equality of digests (bit by bit), and of gradient norms to 1e-6. The guilty ranks are those
+        Equality of digests (bit by bit), and of gradient norms to 1e-6. The suspect ranks are those
         outside the largest group of equal ranks, as soon as all have looked; with two ranks, or two
         groups of one size, all are named and nothing tells which one is wrong. That ranks agree
         again counts where those that were apart are among them. The tensors come from the first

@@ -224,9 +224,9 @@ def _where(incident: Apart) -> str:
 
 
 def _values(incident: Apart) -> str:
-    guilty = sorted({v for r, v in incident.values.items() if r in incident.ranks})
+    suspects = sorted({v for r, v in incident.values.items() if r in incident.ranks})
     others = sorted({v for r, v in incident.values.items() if r not in incident.ranks})
-    found = listing([number(v) for v in guilty], most=4)
+    found = listing([number(v) for v in suspects], most=4)
     return f"{found} instead of {number(others[0])}" if others else found
 
 

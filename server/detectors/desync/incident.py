@@ -35,8 +35,8 @@ class Apart(Incident):
     Attributes:
         kind: out of `wire.KINDS`.
         stage: the first link that broke.
-        ranks: the guilty ones.
-        decided: whether a majority tells who is guilty.
+        ranks: the suspect ranks.
+        decided: whether a majority tells which ranks are suspect.
         groups: ranks that agreed with each other when it began, the largest group first.
         agreed: links that were compared at the first step and agreed.
         by_norm: those of them of which only a norm was compared.
@@ -53,7 +53,7 @@ class Apart(Incident):
         setting: the hyperparameter that differed, as a person calls it; empty if it is not known.
         values: rank -> that hyperparameter when it began.
         missed: period of a synchronisation that did not take place; 0 for none.
-        lag: of workers of a parameter server, steps by which the guilty ones' parameters are old,
+        lag: of workers of a parameter server, steps by which the suspects' parameters are old,
             and by which others were at most; (0, 0) for none.
         tentative: whether every rank was alone from the first comparison on, and nothing was seen
             that would keep them equal: they may be made equal later, on purpose.

@@ -279,7 +279,7 @@ def _exchanged(incident: Apart) -> bool:
 
 
 def _zeroed(incident: Apart) -> bool:
-    """Whether what differs was zero on the guilty ranks."""
+    """Whether what differs was zero on the suspect ranks."""
     return (
         incident.decided and bool(incident.tensors) and all(t.factor == 0 for t in incident.tensors)
     )

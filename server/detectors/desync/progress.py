@@ -38,7 +38,7 @@ class ProgressPolicy(Policy):
         same: relative difference up to which two norms are one, summed on machines of different
             kinds.
         epochs: epochs without a difference after which ranks are level again.
-        late: steps on end at which a rank applied what the others did a step later.
+        late: consecutive steps at which a rank applied what the others did a step later.
     """
 
     same: Share = 1e-6
@@ -108,9 +108,9 @@ class Progress(Detector[ProgressState]):
         `optimizer_steps`, `steps_skipped` and the whole part of `epoch` (where it is logged) of a
         step, equal on all ranks that hold the same tensors, and the step at which each rank's
         newest process began. Over after 8 steps of agreement. A rank whose gradient norm is,
-        twice on end, that of the others one step later has not taken a step that they took; nor has
-        one that threw away a backward pass before its step, as the others did not, where gradients,
-        state or parameters are no longer equal at the next comparison.
+        twice in a row, that of the others one step later has not taken a step that they took; nor
+        has one that threw away a backward pass before its step, as the others did not, where
+        gradients, state or parameters are no longer equal at the next comparison.
 
     Severity:
         Critical; warning for the epoch alone, which counts as over after one and a half epochs
@@ -272,7 +272,7 @@ class Progress(Detector[ProgressState]):
             held = shown.get(step, [])
             behind = state.discarded
             if behind is not None:
-                held = [c for c in held if _shows(c, behind.guilty)]
+                held = [c for c in held if _shows(c, behind.suspects)]
             if not held:
                 continue
             state.level = all(c.equal for c in held)
@@ -331,30 +331,30 @@ def _newest(ranks_: Int64, rows: Float64, last: Mapping[int, float]) -> dict[int
     return known
 
 
-def _shows(comparison: Comparison, guilty: tuple[int, ...]) -> bool:
+def _shows(comparison: Comparison, suspects: tuple[int, ...]) -> bool:
     """Whether some ranks are compared with others."""
     present = set(comparison.ranks.tolist())
-    return present.issuperset(guilty) and len(present) > len(guilty)
+    return present.issuperset(suspects) and len(present) > len(suspects)
 
 
 def _discarding(told: Mapping[int, float], classes: list[tuple[int, ...]]) -> Behind | None:
     """Ranks that threw away a pass where others that hold the same threw away none."""
     for members in classes:
         values = {rank: told.get(rank, 0.0) for rank in members}
-        guilty = tuple(rank for rank, value in values.items() if value)
-        if guilty and len(guilty) < len(members):
-            return Behind(_DISCARDED, values, guilty, decided=True)
+        suspects = tuple(rank for rank, value in values.items() if value)
+        if suspects and len(suspects) < len(members):
+            return Behind(_DISCARDED, values, suspects, decided=True)
     return None
 
 
 def _behind(what: str, who: Int64, values: Float64) -> Behind:
     labels, decided = labels_of(values)
     decided = decided and len(who) > 2
-    guilty = who[labels > 0] if decided else who
+    suspects = who[labels > 0] if decided else who
     return Behind(
         what,
         {int(r): float(v) for r, v in zip(who, values, strict=True)},
-        tuple(int(r) for r in guilty),
+        tuple(int(r) for r in suspects),
         decided,
     )
 

@@ -77,8 +77,8 @@ class DesyncState:
         differed: stage -> those that found a difference.
         last_equal: stage -> last step at which the ranks agreed.
         ranks: most ranks that were compared with each other.
-        gradients_since, gradients_until: first and last of the newest steps on end at which the
-            gradients of all of these were compared.
+        gradients_since, gradients_until: first and last of the newest consecutive steps at which
+            the gradients of all of these were compared.
         parameters_equal: outcome of the last comparison of the parameters.
         returns: steps at which the parameters were equal again after they were not.
         period: steps from one synchronisation to the next, where there is one; else 0.

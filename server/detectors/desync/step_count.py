@@ -24,12 +24,12 @@ class Behind:
     Attributes:
         what: one of `COUNTED`, or `begin` for the step at which they began.
         values: by rank, at the first step.
-        guilty: those outside the majority; all where there is none.
+        suspects: those outside the majority; all where there is none.
     """
 
     what: str
     values: dict[int, float]
-    guilty: tuple[int, ...]
+    suspects: tuple[int, ...]
     decided: bool
     before: dict[int, float] = field(default_factory=dict)
 
@@ -37,12 +37,12 @@ class Behind:
 def counted_finding(episode: Episode[Behind]) -> Finding:
     """Ranks that have counted other steps, skipped steps or epochs."""
     behind, step = episode.facts, episode.first_step
-    what, guilty = COUNTED[behind.what], behind.guilty
-    who = ranks(guilty).capitalize()
-    verb = agree(len(guilty), "has")
+    what, suspects = COUNTED[behind.what], behind.suspects
+    who = ranks(suspects).capitalize()
+    verb = agree(len(suspects), "has")
     told = _told(behind, what)
     if behind.what == "epoch":
-        title = f"{who} {agree(len(guilty), 'is')} in another epoch since step {step}"
+        title = f"{who} {agree(len(suspects), 'is')} in another epoch since step {step}"
         cause = (
             f"At step {step}, {told}. Their epochs are not equally long: the data are dealt out "
             "unequally (sampler lengths, filtered samples, `drop_last` on some ranks only), or a "
@@ -85,7 +85,7 @@ def counted_finding(episode: Episode[Behind]) -> Finding:
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
-        ranks=guilty,
+        ranks=suspects,
         stage="parameters" if step else "start",
         cause=sentences(cause, _guess(behind)),
         remedy=remedy,
@@ -107,7 +107,7 @@ _SKIPPED = (
 def late_finding(episode: Episode[Behind]) -> Finding:
     """Ranks that have left out a step, told by what they apply or threw away."""
     behind, step = episode.facts, episode.first_step
-    who = ranks(behind.guilty)
+    who = ranks(behind.suspects)
     return Finding(
         kind="desync.progress",
         key="late",
@@ -116,7 +116,7 @@ def late_finding(episode: Episode[Behind]) -> Finding:
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
-        ranks=behind.guilty,
+        ranks=behind.suspects,
         stage="parameters",
         cause=(
             f"Since step {step}, {who} applies at each step the gradient that the others apply "
@@ -142,7 +142,7 @@ def late_finding(episode: Episode[Behind]) -> Finding:
 
 def begun_finding(behind: Behind, step: int, last_step: int) -> Finding:
     """Ranks that began at different steps."""
-    who = ranks(behind.guilty).capitalize()
+    who = ranks(behind.suspects).capitalize()
     begun = "began" if behind.decided else "began each"
     return Finding(
         kind="desync.progress",
@@ -152,7 +152,7 @@ def begun_finding(behind: Behind, step: int, last_step: int) -> Finding:
         seen_step=step,
         last_step=max(step, last_step),
         first_step=step,
-        ranks=behind.guilty,
+        ranks=behind.suspects,
         stage="start",
         cause=sentences(
             f"The ranks did not begin at the same step: {_told(behind, 'step')}. The checkpoint "

@@ -23,8 +23,8 @@ class AccumulatingPolicy(Policy):
     """Thresholds of `gradient.accumulating`.
 
     Attributes:
-        certain: steps on end that the gradients themselves show to add up.
-        alike: without that: steps on end whose gradient points where the last one did.
+        certain: consecutive steps that the gradients themselves show to add up.
+        alike: without that: consecutive steps whose gradient points where the last one did.
         cosine: cosine from which on it does.
         grown: by how much it has to have grown over them.
         slack: share of the last norm below which it has not grown: noise makes it shorter now and
@@ -89,7 +89,7 @@ class GradientAccumulating(Detector[AddingState]):
         rank, at two looks in a row. Or, where both sides of the reduction are known at two steps on
         end: the reduced gradient is that of the step before plus the mean of this step's own, to
         1e-3, twice in a row. Else, a
-        cosine above 0.8 to the gradient of the step before at 8 observations on end, while the
+        cosine above 0.8 to the gradient of the step before at 8 consecutive observations, while the
         norm grows to twice its size. Over after 16 steps.
 
     Severity:
@@ -111,7 +111,7 @@ class GradientAccumulating(Detector[AddingState]):
     policy: AccumulatingPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
-        """Steps on end that carry gradients on; of zeros nothing is carried."""
+        """Consecutive steps that carry gradients on; of zeros nothing is carried."""
         carried = "gradient_carried", "grad_cosine", "reductions"
         return (
             # The first step has nothing before it that could be carried on.
@@ -278,9 +278,12 @@ def _check(window: Window, state: AddingState) -> Check:
         return Check(Status.OPEN, f"{_finding(episode, window).title}.")
     if not state.judged:
         if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No two steps on end have been looked at yet.")
+            return Check(
+                Status.INSUFFICIENT_DATA, "No two consecutive steps have been looked at yet."
+            )
         return Check(
-            Status.MISSING_INPUT, "No rank posts fingerprints of its gradients at two steps on end."
+            Status.MISSING_INPUT,
+            "No rank posts fingerprints of its gradients at two consecutive steps.",
         )
     return Check(
         Status.OK,

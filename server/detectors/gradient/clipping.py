@@ -25,7 +25,7 @@ class ClippingPolicy(Policy):
     Attributes:
         share: share of the last 100 gradients that were clipped, from which on it is told.
         tiny: factor so small that it is no matter of outliers, and a warning.
-        soon: so many on end with such a factor are told at once.
+        soon: this many consecutive ones with such a factor are told at once.
     """
 
     share: Share = 0.95
@@ -63,8 +63,8 @@ class ClippingSaturated(Detector[ClippingState]):
 
     Statistic:
         The factor by which clipping multiplied the gradient (of the rank with the smallest one):
-        below 1 at 95 % of the last 100 observations; or below 0.01 at six on end, as when gradients
-        are clipped before the loss scale is taken out. Over after 32 steps in order.
+        below 1 at 95 % of the last 100 observations; or below 0.01 at six consecutive ones, as when
+        gradients are clipped before the loss scale is taken out. Over after 32 steps in order.
 
     Severity:
         Info; warning for a median below 0.01.

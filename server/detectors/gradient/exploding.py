@@ -36,7 +36,7 @@ class ExplodingPolicy(RisePolicy):
     Attributes:
         evidence: finite norms before anything is judged.
         warm: at the beginning that are not looked at.
-        in_a_row: observations on end.
+        in_a_row: consecutive observations.
         factor: newest norms over the usual ones.
         of_start: newest norms over the first ones.
         onset: norm over the usual one at which it is taken to have begun.
@@ -46,7 +46,7 @@ class ExplodingPolicy(RisePolicy):
         held: norm over the usual one down to which it goes on.
         critical: largest norm over the usual one from which on it is critical.
         calm: steps below `held` after which it is over.
-        patience: observations on end, where the loss has not risen.
+        patience: consecutive observations, where the loss has not risen.
         level: newest losses that are held against those of before.
     """
 

@@ -105,9 +105,9 @@ class GradientNonFinite(Detector[BrokenState]):
             if step in local:
                 posted = window.series["grad_norm_local"].present[:, columns[step]]
                 own = posted & ~np.isfinite(local[step])
-            guilty = own if own.any() else bad
+            suspects = own if own.any() else bad
             value = "NaN" if np.isnan(row[bad]).any() else "infinite"
-            who = tuple(int(r) for r in window.ranks[guilty])
+            who = tuple(int(r) for r in window.ranks[suspects])
             loss = None
             if step in losses:
                 posted = window.series["loss"].present[:, columns[step]]

@@ -25,7 +25,7 @@ class OscillatingPolicy(Policy):
         earlier: earlier measurements before anything is judged.
         factor: the scatter over the median of the earlier ones.
         least: the scatter of the logarithm, at least.
-        in_a_row: measurements on end.
+        in_a_row: consecutive measurements.
         back: norms in a measurement, and steps without it after which it is over.
         stride: norms from one measurement to the next.
     """

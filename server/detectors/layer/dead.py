@@ -31,11 +31,11 @@ class DeadPolicy(Policy):
         evidence: observations before it is judged how many tensors have no gradient.
         varying: the same where their number varies by itself. That the last 4 of 24 are above all
             others happens by chance in one of 10,626 cases.
-        in_a_row: observations on end with more of them than is usual.
+        in_a_row: consecutive observations with more of them than is usual.
         never: observations without a gradient that make a tensor one that never had any.
         idle: units of a module that do nothing.
         nearly_all: from here on it is critical.
-        looks: looks on end at such units.
+        looks: consecutive looks at such units.
         back: observations that tell what number of tensors without a gradient is usual.
         nothing_left: loss below which no gradient is needed any more.
         calm: steps without it after which it is over.
@@ -80,11 +80,11 @@ class DeadState:
     Attributes:
         nothing_left: observations without any gradient at a loss of 0.
         usual: how many tensors had no gradient, at the observations that count as usual.
-        above: observations on end with more than that, and the first of them.
+        above: consecutive observations with more than that, and the first of them.
         alive: names of tensors that have had a gradient; `names` of all, `silent` of those that
             had none at any look.
         least: fewest tensors without a gradient at any observation.
-        idle: looks on end at which most units of a module were idle, by what and module.
+        idle: consecutive looks at which most units of a module were idle, by what and module.
     """
 
     usual: deque[int]
@@ -115,12 +115,12 @@ class LayerDead(Detector[DeadState]):
     Statistic:
         The number of tensors without a gradient (none, or zeros), the least of all ranks, is above
         all of the last 256 observations, of which there are 8 or more (20 where it varies by
-        itself), at 4 observations on end:
+        itself), at 4 consecutive observations:
         experts and heads that have no sample now and then are among those 256. Which tensors it is
         comes from the norms of single tensors, at sampled steps. Where there is no gradient at all,
         and no loss either, everything is learned. Units: more than half of those of a ReLU module
         were 0, or of a tanh or sigmoid module at the end of their range, for 512 samples or more of
-        every rank that tells of them, at 3 looks on end. Over after 8 steps without it.
+        every rank that tells of them, at 3 consecutive looks. Over after 8 steps without it.
 
     Severity:
         Warning for tensors without a gradient, critical for more than half of them; info for those
@@ -143,7 +143,7 @@ class LayerDead(Detector[DeadState]):
     policy: DeadPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
-        """Observations on end with fewer gradients than is usual."""
+        """Consecutive observations with fewer gradients than is usual."""
         counted = "tensors_without_gradient", "layers/grad_norm"
         return (Reach(counted, self.policy.in_a_row, LASTS_SAMPLED),)
 
@@ -385,10 +385,10 @@ def _idle(episode: Episode[Idle], policy: DeadPolicy) -> Finding:
     each = listing([f"`{n}` {percent(facts.shares[n])}" for n in worst], most=6)
     if dead:
         cause = (
-            f"Since step {step} at the latest these units were 0 for hundreds of samples on end: "
-            f"{each}. A ReLU that is never active passes no gradient back, and so mostly stays "
-            "so. Usual causes are one step that was too large (a learning rate without warm-up, "
-            "an odd batch) or biases far below 0."
+            f"Since step {step} at the latest these units were 0 for hundreds of consecutive "
+            f"samples: {each}. A ReLU that is never active passes no gradient back, and so mostly "
+            "stays so. Usual causes are one step that was too large (a learning rate without "
+            "warm-up, an odd batch) or biases far below 0."
         )
         remedy = (
             "Restart from before it with a lower learning rate or a warm-up, and clip gradients; "
@@ -398,8 +398,8 @@ def _idle(episode: Episode[Idle], policy: DeadPolicy) -> Finding:
     else:
         cause = (
             f"Since step {step} at the latest these units stood within 1 % of the ends of their "
-            f"range for hundreds of samples on end: {each}. There the slope is next to nothing, "
-            "and so is the gradient that they pass back."
+            f"range for hundreds of consecutive samples: {each}. There the slope is "
+            "negligible, and so is the gradient that they pass back."
         )
         remedy = (
             "Normalise what goes into them (layer or batch normalisation, inputs of unit "

@@ -157,8 +157,8 @@ class LossNonFinite(Detector[NonFiniteState]):
         if incident is None:
             state.companions.pass_to(step)
             earlier = [s for s, v in state.companions.norms if s < step and not math.isfinite(v)]
-            # All ranks at once, or a loss that was beyond all bounds already: nobody is guilty, it
-            # came through what they share.
+            # All ranks at once, or a loss that was beyond all bounds already: no rank is suspect,
+            # it came through what they share.
             usual = float(np.median(np.abs(values[present & ~bad]))) if len(who) < posting else 0.0
             ran_away = max(usual, abs(state.last_mean)) > self.policy.run_away * abs(
                 state.progress.start

@@ -24,7 +24,7 @@ class StalePolicy(Policy):
         least: versions by which a gradient may be old in any case.
         times: what is usual for the worker, or for all of them at equal pace, that is allowed.
         memory: pushes of a worker that say what is usual for it.
-        pushes: so many on end make it so: one alone is a hiccup of the machine.
+        pushes: this many consecutive ones make it so: one alone is a hiccup of the machine.
         clear_after: versions without one after which it is over, for each worker.
     """
 
@@ -59,9 +59,9 @@ class Pace:
     Attributes:
         usual: staleness of its pushes that were not too old.
         version: that its last push was computed on.
-        since: version made by the first push on end that was computed on that one again; -1
-            where the last one was not.
-        old: pushes on end that were too old, and the version made by the first of them.
+        since: version made by the first of the consecutive pushes that was computed on that one
+            again; -1 where the last one was not.
+        old: consecutive pushes that were too old, and the version made by the first of them.
     """
 
     watch: Watch[Old]
@@ -92,9 +92,9 @@ class PushStale(Detector[StaleState]):
     Statistic:
         Staleness: the versions that the server made from the pull to the push. Among N workers of
         one pace it is N - 1. Too old is what exceeds 8, four times N - 1, and four times what three
-        of four of the last 64 pushes of this worker kept within; two pushes on end. Where they were
-        all computed on one version, it is dated back to the first one that was so again. Over after
-        16 versions without, times the number of workers.
+        of four of the last 64 pushes of this worker kept within; two consecutive pushes. Where they
+        were all computed on one version, it is dated back to the first one that was so again. Over
+        after 16 versions without, times the number of workers.
 
     Severity:
         Warning; critical for a worker that goes on computing on one version.

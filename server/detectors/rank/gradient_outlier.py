@@ -115,7 +115,7 @@ class GradientOutlierState:
         usual, limit: of `apart` by rank, as they were some looks ago; NaN for too few.
         far: number of the last look at which any rank was further from the others than an outlier
             has to be; most runs have none, and are to cost next to nothing.
-        firing: windows on end in which a rank stood out.
+        firing: consecutive windows in which a rank stood out.
         offset: what is wrong at present at nearly every look.
         bursting: rank -> what is wrong with it now and then.
         members: ranks that are compared: the largest class of replicas.
@@ -164,7 +164,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         d = logarithm of `grad_norm_local` minus the median of the other ranks' at the same step.
         Offset: over N = 8 to 30 looks, the mean of d is more than 6 (1 + 10 / N) standard errors
         from 0, a factor of more than 2, and more than 3 times the range of the norms of the ranks
-        that do not stand out; at two looks on end. The onset is the change point of d in the
+        that do not stand out; at two consecutive looks. The onset is the change point of d in the
         last 256 looks. Bursts: looks at which d lies more than a factor of 5 and 4 standard
         deviations above the rank's own median; a rank has 4 or more of the last 1,024 looks'
         bursts and more than its share by chance (binomial, 1e-5), or 5 or more of its own at equal
@@ -315,7 +315,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         state.firing = state.firing + 1 if stands else 0
         if not stands or (state.offset is None and state.firing < policy.windows):
             return
-        guilty = same if decided else fires
+        suspects = same if decided else fires
         if state.offset is None:
             state.offset = _Outlier(
                 first_step=_onset(state.apart, members, members.searchsorted(known[top])),
@@ -334,11 +334,11 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         incident.last_step = incident.found_at = step
         incident.patience = policy.calm
         incident.clear_after = state.spacing.steps(policy.calm)
-        incident.ranks = tuple(int(r) for r in known[guilty])
+        incident.ranks = tuple(int(r) for r in known[suspects])
         incident.decided = decided
         incident.factor = float(np.exp(mean[top] if decided else size[top]))
         incident.z = float(size[top] / error[top]) if error[top] > 0 else math.inf
-        incident.others = float(np.exp(np.median(own[~guilty] if not guilty.all() else own)))
+        incident.others = float(np.exp(np.median(own[~suspects] if not suspects.all() else own)))
         incident.looks = int(looks[top])
 
     def _burst(

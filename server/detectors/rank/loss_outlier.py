@@ -42,7 +42,7 @@ class LossOutlierPolicy(Policy):
         windows: so many in a row open an incident.
         critical_level: share of the level, with `critical_progress`, that is critical.
         critical_progress: share of the progress made.
-        same_side: share of the largest difference from which another rank is guilty with it.
+        same_side: share of the largest difference from which another rank is suspect with it.
         undecided: share of the largest difference at which a rank on the other side makes it
             impossible to tell who is wrong.
         memory: observations among which the onset is looked for.
@@ -239,8 +239,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
             state.firing = 0
             return
         relative = float(mean[top]) / abs(level) if level else 0.0
-        guilty = side if decided else same | other | halves
-        who = tuple(int(r) for r in rank_numbers[guilty])
+        suspects = side if decided else same | other | halves
+        who = tuple(int(r) for r in rank_numbers[suspects])
         critical = bool(
             size[top] > policy.critical_level * abs(level)
             and size[top] > policy.critical_progress * scale
@@ -318,12 +318,14 @@ class RankLossOutlier(Detector[LossOutlierState]):
     def _accuracies(
         self, state: LossOutlierState, known: Int64, who: tuple[int, ...]
     ) -> tuple[float, float]:
-        """Mean accuracy of the guilty ranks and of the others; NaN where there is none."""
+        """Mean accuracy of the suspect ranks and of the others; NaN where there is none."""
         accuracies = state.accuracies.matrix(known)
-        guilty = np.isin(known, who)
-        if not len(accuracies) or guilty.all() or not np.isfinite(accuracies).any(axis=0).all():
+        suspects = np.isin(known, who)
+        if not len(accuracies) or suspects.all() or not np.isfinite(accuracies).any(axis=0).all():
             return math.nan, math.nan
-        return float(np.nanmean(accuracies[:, guilty])), float(np.nanmean(accuracies[:, ~guilty]))
+        return float(np.nanmean(accuracies[:, suspects])), float(
+            np.nanmean(accuracies[:, ~suspects])
+        )
 
     def _check(self, state: LossOutlierState) -> Check:
         if state.incident is not None:

@@ -35,8 +35,9 @@ class MismatchPolicy(Policy):
 
     Attributes:
         change: factor by which the batch has to change.
-        stable: times that batches on end may be apart to be of one size.
-        in_a_row: batches of the new size on end; the last one of an epoch is shorter, and alone.
+        stable: times that consecutive batches may be apart to be of one size.
+        in_a_row: consecutive batches of the new size; the last one of an epoch is shorter, and
+            alone.
         apart: factor by which the learning rate is off what the rule says.
         settle: learning rates after the change before they are judged, and of which the largest
             counts.
@@ -185,7 +186,7 @@ class RateMismatch(Detector[MismatchState]):
     policy: MismatchPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
-        """Batches on end of a new size."""
+        """Consecutive batches of a new size."""
         return (Reach(("samples",), self.policy.in_a_row, TO_THE_END),)
 
     def start(self) -> MismatchState:
@@ -440,7 +441,8 @@ def _check(window: Window, state: MismatchState, policy: MismatchPolicy) -> Chec
         if state.seen < 5 * policy.in_a_row:
             why = f"{count(state.seen, 'batch size')} so far, of {policy.in_a_row} alike needed."
         else:
-            why = f"Of {count(state.seen, 'batch')}, no {policy.in_a_row} on end are of one size."
+            seen = count(state.seen, "batch")
+            why = f"Of {seen}, no {policy.in_a_row} consecutive ones are of one size."
         return Check(Status.INSUFFICIENT_DATA, why)
     changed = f"The batch went to {number(state.size)} samples at step {state.changed}"
     if state.unjudged:

@@ -48,7 +48,7 @@ def finding_of(episode: Episode[Trouble]) -> Finding:
     everyone = tuple(int(r) for r in made.ranks)
     cause, remedy = _explain(trouble, step)
     mild = trouble.pattern in ("nothing", "other")
-    guilty = tuple(sorted({*trouble.lost, *(r for t in trouble.tensors for r in t.ranks)}))
+    suspects = tuple(sorted({*trouble.lost, *(r for t in trouble.tensors for r in t.ranks)}))
     return Finding(
         kind="reduction.wrong",
         severity="warning" if mild else "critical",
@@ -57,7 +57,7 @@ def finding_of(episode: Episode[Trouble]) -> Finding:
         last_step=episode.last_step,
         first_step=step,
         # One and the same factor is what all ranks did.
-        ranks=guilty or everyone,
+        ranks=suspects or everyone,
         tensors=tuple(t.name for t in trouble.tensors),
         stage="reduced_gradient",
         cause=sentences(cause, _where(trouble), _often(episode)),

@@ -74,8 +74,8 @@ class ReductionWrong(Detector[ReductionState]):
         Sketches are linear: the sketch of what came out must be the mean of the sketches of what
         went in, to 1e-4 of its size (3e-2 for tensors of 16 bits). One factor for all tensors is
         that of clipping and loss scale where these are posted; where it is the number of ranks, or
-        one over it (twice on end, if gradients were scaled by hand before), the division is wrong.
-        Tensors without the common factor are compared with zeros, the step before, the other
+        one over it (twice in a row, if gradients were scaled by hand before), the division is
+        wrong. Tensors without the common factor are compared with zeros, the step before, the other
         tensors of their shape, and sums over some of the ranks. Something else altogether is
         reported only where the reduction was right before: a gradient may be changed on purpose
         (clipping by value, noise, hooks). Where torch's own hooks round to 16 bits, these bits are
@@ -105,7 +105,7 @@ class ReductionWrong(Detector[ReductionState]):
     policy: ReductionPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
-        """Reductions on end that are off by a factor."""
+        """Consecutive reductions that are off by a factor."""
         return (Reach(("reductions",), self.policy.held, LASTS_SAMPLED),)
 
     def start(self) -> ReductionState:

@@ -28,11 +28,12 @@ class MissingPolicy(Policy):
     """Thresholds of `update.missing`.
 
     Attributes:
-        some: on end in which a tensor was left as it was.
-        everything: on end in which the whole model was.
+        some: consecutive ones at which a tensor was left as it was.
+        everything: consecutive ones at which the whole model was.
         small_rate: share of the highest rate below which tensors may well stand still.
         converged: share of the first gradients' norm below which they may, too.
-        never: looks on end, over as many steps at least, at which what the optimizer does not hold
+        never: consecutive looks, over as many steps at least, at which what the optimizer does not
+            hold
             was as at first: another optimizer that moves it now and then has done so by then.
         forgotten: share of the trained tensors up to which what is left out was forgotten, as it
             seems; who trains a part of a model on purpose leaves out most of it.
@@ -100,7 +101,7 @@ class MissingState:
         judged: steps at which an update was due and could be looked at.
         words: whole-model word of each rank, and its step.
         without: steps at which all gradients were exactly zero.
-        still: steps on end at which a rank's whole model did not move, and the first of them.
+        still: consecutive steps at which a rank's whole model did not move, and the first of them.
         some: the same for single tensors, all ranks together.
         highest: largest learning rate so far.
         norms: of the first gradients.
@@ -141,8 +142,8 @@ class UpdateMissing(Detector[MissingState]):
     Statistic:
         At attach: which of the model's trained parameters the optimizer holds. After it: digests
         of the parameters before and after a step, bit by bit; a whole model that did not move at
-        two observations on end, or tensors with a gradient (1e-4 of the whole or more) that did
-        not at four. Steps without a gradient, with one that is not finite, skipped by a loss
+        two consecutive observations, or tensors with a gradient (1e-4 of the whole or more) that
+        did not at four. Steps without a gradient, with one that is not finite, skipped by a loss
         scaler, with a learning rate below a thousandth of the largest so far, or a gradient below
         1e-5 of the first 32 ones (both move less than the last bit) do not count. Over after 16
         steps. And parameters in the optimizer that required a gradient at attach and do not any
@@ -178,7 +179,7 @@ class UpdateMissing(Detector[MissingState]):
     policy: MissingPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
-        """Steps on end that leave some tensors as they were."""
+        """Consecutive steps that leave some tensors as they were."""
         seen = "words/parameters", "tensors_unchanged"
         return (Reach(seen, self.policy.some, LASTS_SAMPLED),)
 
@@ -564,8 +565,8 @@ def _check(window: Window, state: MissingState) -> Check:
             return Check(Status.INSUFFICIENT_DATA, why)
         return Check(
             Status.MISSING_INPUT,
-            "No rank posts its parameters of two steps on end together with its gradient's norm "
-            "and learning rate.",
+            "No rank posts its parameters of two consecutive steps together with its gradient's "
+            "norm and learning rate.",
         )
     return Check(
         Status.OK, f"Every update moved the parameters, at {count(state.judged, 'checked step')}."

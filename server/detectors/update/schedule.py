@@ -26,7 +26,7 @@ class SchedulePolicy(Policy):
         nothing: share of the highest rate below which a rate is none.
         at_least: without a rate, at least: a last step with 0 is how many schedules end.
         share: of all steps that were without a rate.
-        looks: looks on end at which the schedule was too fast.
+        looks: consecutive looks at which the schedule was too fast.
         looked: steps over which it was.
     """
 
@@ -123,7 +123,7 @@ class ScheduleMismatch(Detector[ScheduleState]):
     policy: SchedulePolicy
 
     def reaches(self) -> tuple[Reach, ...]:
-        """Learning rates on end that are as good as zero."""
+        """Consecutive learning rates that are as good as zero."""
         return (Reach(self.needs, _GRACE, TO_THE_END),)
 
     def start(self) -> ScheduleState:

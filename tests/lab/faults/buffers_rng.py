@@ -99,11 +99,11 @@ class F45(TensorParallel):
             torch.rand(1)
 
     def expected(self) -> Expected:
-        pair = frozenset({self.guilty, self.guilty ^ 1})
+        pair = frozenset({self.suspects, self.suspects ^ 1})
         return Expected(
             # The contract has no kind for it.
             kinds=("desync.rng", "desync.random"),
-            ranks=(frozenset({self.guilty}), pair),
+            ranks=(frozenset({self.suspects}), pair),
             step=self.at,
         )
 

@@ -1,7 +1,7 @@
 """What a case is: an injection with everything about it decided, and what has to be said of it.
 
 What is expected comes from the catalogue of faults and from the contract (which kind a broken link
-has, which ranks are guilty), never from what the system says. No torch in here.
+has, which ranks are suspects), never from what the system says. No torch in here.
 """
 
 from __future__ import annotations
@@ -135,14 +135,14 @@ class Case:
         )
 
     @property
-    def guilty(self) -> int:
+    def suspects(self) -> int:
         """The rank that is broken, where it is one."""
         return self._choice[0]
 
     @property
     def is_guilty(self) -> bool:
         """Whether that is this process."""
-        return self.rank == self.guilty
+        return self.rank == self.suspects
 
     @property
     def at(self) -> int:
@@ -168,18 +168,18 @@ class Case:
         return (frozenset(range(self.world)), frozenset())
 
     def one(self) -> tuple[frozenset[int], ...]:
-        """The guilty rank, told by what it posts of itself."""
-        return (frozenset({self.guilty}),)
+        """The suspects rank, told by what it posts of itself."""
+        return (frozenset({self.suspects}),)
 
     def all(self) -> tuple[frozenset[int], ...]:
         """Every rank differs from every other, or two halves do: all of them are named."""
         return (frozenset(range(self.world)),)
 
     def odd_one(self) -> tuple[frozenset[int], ...]:
-        """The guilty rank, told by its difference from the others.
+        """The suspects rank, told by its difference from the others.
 
         Of two ranks nobody can tell which one it is: both are named. If something else tells, it
-        is the guilty one.
+        is the suspects one.
         """
         both = (frozenset({0, 1}),) if self.world == 2 else ()
         return (*self.one(), *both)

@@ -135,11 +135,11 @@ class F56(TensorParallel):
         return inputs, targets
 
     def expected(self) -> Expected:
-        pair = frozenset({self.guilty, self.guilty ^ 1})
+        pair = frozenset({self.suspects, self.suspects ^ 1})
         return Expected(
             kinds=("desync.batch",),
             stages=("batch",),
-            ranks=(frozenset({self.guilty}), pair),
+            ranks=(frozenset({self.suspects}), pair),
             step=self.at,
         )
 

@@ -116,7 +116,7 @@ class F73(LeftAlone):
     what = "at one step one rank enters a collective of a pair that its peer never joins"
 
     def prepared(self) -> None:
-        self.pair = dist.new_group([self.guilty, (self.guilty + 1) % self.world])
+        self.pair = dist.new_group([self.suspects, (self.suspects + 1) % self.world])
 
     def before_step(self) -> None:
         if self.is_guilty and self.step == self.at:

@@ -142,8 +142,8 @@ class F81(ParameterServer):
 
     @property
     def worker(self) -> int:
-        """The guilty one: never the server itself."""
-        return max(self.guilty, 1)
+        """The suspects one: never the server itself."""
+        return max(self.suspects, 1)
 
     def pulls(self) -> bool:
         late = self.rank == self.worker and self.step >= self.at
@@ -282,8 +282,8 @@ class F85(BadLabels):
     worlds = (4,)
 
     @property
-    def guilty(self) -> int:
-        return 1 + super().guilty % 3
+    def suspects(self) -> int:
+        return 1 + super().suspects % 3
 
     def forward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         loss = super().forward(batch)

@@ -22,7 +22,7 @@ def copies(optimizer, what):
 
 
 def main():
-    folder, guilty, step, tensor, *names = sys.argv[1:]
+    folder, suspects, step, tensor, *names = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=training.COLLECTIVE_TIMEOUT)
     rank = dist.get_rank()
@@ -42,7 +42,7 @@ def main():
     for name in names:
         before.clear()
         after.clear()
-        injection = Injection(FAULTS[name], rank=int(guilty), step=int(step), tensor=tensor)
+        injection = Injection(FAULTS[name], rank=int(suspects), step=int(step), tensor=tensor)
         fault = INJECTORS[name](injection, rank=rank, seed=7)
         training.train(fault=fault, rank=rank, steps=6, seed=7)
         torch.save({"before": before, "after": after}, f"{folder}/{name}.{rank}.pt")

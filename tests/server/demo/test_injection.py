@@ -83,7 +83,7 @@ def test_an_unsynced_start_parts_every_tensor_of_one_rank_before_the_first_step(
 
 
 @pytest.mark.parametrize(
-    ("name", "guilty", "rank", "factor"),
+    ("name", "suspects", "rank", "factor"),
     [
         ("high-lr", None, 0, 30.0),
         ("high-lr", None, RANK, 30.0),
@@ -91,10 +91,10 @@ def test_an_unsynced_start_parts_every_tensor_of_one_rank_before_the_first_step(
         ("lr-mismatch", RANK, 0, 1.0),
     ],
 )
-def test_a_rate_is_changed_once_and_stays(name, guilty, rank, factor):
+def test_a_rate_is_changed_once_and_stays(name, suspects, rank, factor):
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.25)
-    fault = INJECTORS[name](Injection(FAULTS[name], rank=guilty, step=STEP), rank=rank, seed=7)
+    fault = INJECTORS[name](Injection(FAULTS[name], rank=suspects, step=STEP), rank=rank, seed=7)
     rates = []
     for step in range(6):
         fault.before_step(step, None, optimizer)

@@ -47,7 +47,7 @@ def started(*, frozen=None, trained=None):
 
 
 @pytest.mark.parametrize(
-    ("configs", "guilty", "says"),
+    ("configs", "suspects", "says"),
     [
         (
             [started(frozen=[])] * 3 + [started(frozen=["head.weight", "head.bias"])],
@@ -66,7 +66,7 @@ def started(*, frozen=None, trained=None):
         ),
     ],
 )
-def test_which_ranks_do_not_train_what(configs, guilty, says):
+def test_which_ranks_do_not_train_what(configs, suspects, says):
     finding = told(configs)
-    assert finding.ranks == guilty
+    assert finding.ranks == suspects
     assert says in finding.cause

@@ -236,13 +236,13 @@ def test_an_outlier_that_is_mended_resolves():
     assert len(made.series["loss"]) == 4
 
 
-@pytest.mark.parametrize(("less", "guilty"), [(0.9, (1, 2)), (0.5, (1,)), (0.25, (1,))])
-def test_a_second_rank_at_fault_does_not_hide_the_first(less, guilty):
+@pytest.mark.parametrize(("less", "suspects"), [(0.9, (1, 2)), (0.5, (1,)), (0.25, (1,))])
+def test_a_second_rank_at_fault_does_not_hide_the_first(less, suspects):
     loss = noise(0, ranks=8).series["loss"]
     loss[1, 200:] += 2.5
     loss[2, 200:] += less * 2.5
     (alert,) = judge(trace(loss), [RankLossOutlier()]).alerts
-    assert (alert.ranks, alert.evidence["decided"]) == (guilty, True)
+    assert (alert.ranks, alert.evidence["decided"]) == (suspects, True)
     assert alert.first_step == 200
 
 

@@ -113,8 +113,8 @@ def test_an_order_is_seen_where_both_times_were_recorded(steps, until, seen):
 def test_why_an_order_may_have_passed_unseen():
     check = seen_at(POWERS, until=600, reach=ORDER)
     assert check.why == (
-        "Nothing came again. But `batch` is recorded at one of 40 steps, and at most at 9 on end: "
-        "what comes again after more steps than these may pass unseen."
+        "Nothing came again. But `batch` is recorded at one of 40 steps, and at most at 9 in a "
+        "row: what comes again after more steps than these may pass unseen."
     )
 
 

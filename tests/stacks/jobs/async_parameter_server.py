@@ -32,12 +32,12 @@ class Model(Training):
         return max(self.rank - 1, 0), self.world - 1
 
     @property
-    def guilty(self):
+    def suspects(self):
         """A worker."""
-        return 1 + super().guilty % (self.world - 1)
+        return 1 + super().suspects % (self.world - 1)
 
     def is_late(self, version):
-        """Whether a version is after the onset, on the guilty rank."""
+        """Whether a version is after the onset, on the suspects rank."""
         return self.is_guilty and version >= self.at
 
     def loses(self, worker, version):
@@ -155,7 +155,7 @@ class Messages(Model):
 
 
 class _Fault:
-    """It shows at the next version that the guilty worker pulls, and in what comes of that."""
+    """It shows at the next version that the suspects worker pulls, and in what comes of that."""
 
     def near(self, *kinds, **more):
         return Expected(
@@ -184,7 +184,7 @@ class Lost(_Fault):
     lost = False
 
     def loses(self, worker, version):
-        loses = not self.lost and worker == self.guilty and version >= self.at
+        loses = not self.lost and worker == self.suspects and version >= self.at
         self.lost |= loses
         return loses
 
@@ -206,7 +206,7 @@ class WrongPull(_Fault):
 
     def expected(self):
         # Often nobody but the server holds the same version.
-        ranks = (*self.one(), frozenset({0, self.guilty}))
+        ranks = (*self.one(), frozenset({0, self.suspects}))
         return Expected(
             kinds=("desync.parameters",),
             ranks=ranks,

@@ -65,9 +65,9 @@ class StateNotTaken:
     onset = 0
 
     @property
-    def guilty(self):
+    def suspects(self):
         """Never the one that broadcasts."""
-        return max(super().guilty, 1)
+        return max(super().suspects, 1)
 
     def takes_state(self):
         return not self.is_guilty
@@ -109,7 +109,7 @@ class AnothersShare:
 
     @property
     def other(self):
-        return (self.guilty + 1) % self.world
+        return (self.suspects + 1) % self.world
 
     def part(self, epoch):
         return self.other if self.is_guilty and epoch >= 2 else self.rank
@@ -117,7 +117,7 @@ class AnothersShare:
     def expected(self):
         return Expected(
             kinds=("data.duplicated",),
-            ranks=(frozenset({self.guilty, self.other}),),
+            ranks=(frozenset({self.suspects, self.other}),),
             step=self.at,
         )
 

@@ -17,9 +17,9 @@ class Hybrid(Sharded):
     replicated = True
 
     def peers(self):
-        """The guilty rank and its replica: of two nobody can tell which one is wrong."""
-        pair = frozenset({self.guilty, (self.guilty + 2) % 4})
-        return (frozenset({self.guilty}), pair)
+        """The suspects rank and its replica: of two nobody can tell which one is wrong."""
+        pair = frozenset({self.suspects, (self.suspects + 2) % 4})
+        return (frozenset({self.suspects}), pair)
 
 
 class ShardFlip(Flip):

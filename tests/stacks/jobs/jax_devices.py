@@ -45,7 +45,7 @@ class Sharded(Replicated):
         layer, name = self.chosen.split(".")
         held = self.parameters[layer][name]
         copies = [shard.data for shard in held.addressable_shards]
-        copies[self.guilty] = copies[self.guilty].at[3, 3].add(amount)
+        copies[self.suspects] = copies[self.suspects].at[3, 3].add(amount)
         self.parameters[layer][name] = jax.make_array_from_single_device_arrays(
             held.shape, held.sharding, copies
         )

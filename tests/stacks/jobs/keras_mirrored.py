@@ -62,7 +62,7 @@ class Mirrored(Replicated):
     def shift(self, amount):
         paths = [v.path.replace("/", ".") for v in self.net.trainable_variables]
         held = self.net.trainable_variables[paths.index(self.chosen)]
-        copy = self.copies(held.value)[self.guilty]
+        copy = self.copies(held.value)[self.suspects]
         change = np.zeros(copy.shape, "float32")
         change[3, 3] = amount
         copy.assign_add(change)

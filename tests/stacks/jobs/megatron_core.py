@@ -75,8 +75,8 @@ class ShardFlip(Flip):
         return "inner.weight"
 
     def odd_one(self):
-        pair = frozenset({self.guilty, (self.guilty + 2) % 4})
-        return (frozenset({self.guilty}), pair)
+        pair = frozenset({self.suspects, (self.suspects + 2) % 4})
+        return (frozenset({self.suspects}), pair)
 
 
 class NormFlip(Flip):
@@ -93,7 +93,7 @@ class BothNan(NotANumber):
     """What one rank of a pair makes of it reaches the other one in the same forward pass."""
 
     def one(self):
-        return (frozenset({self.guilty, self.guilty ^ 1}),)
+        return (frozenset({self.suspects, self.suspects ^ 1}),)
 
 
 CASES = cases(Megatron, ShardFlip, NormFlip, OwnRate, SameData, BothNan)

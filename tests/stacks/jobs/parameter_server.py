@@ -10,13 +10,13 @@ __all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
 
 
 class _Worker:
-    """The guilty one is never the server itself."""
+    """The suspects one is never the server itself."""
 
     onset = 30
 
     @property
     def worker(self):
-        return max(self.guilty, 1)
+        return max(self.suspects, 1)
 
     def named(self):
         return (frozenset({self.worker}),)

@@ -55,18 +55,18 @@ class Stages(Training):
 
     @property
     def tensor(self):
-        return "3.weight" if self.guilty % 2 else "0.weight"
+        return "3.weight" if self.suspects % 2 else "0.weight"
 
     def odd_one(self):
         """Of two replicas nobody can tell which one is wrong."""
-        return (frozenset({self.guilty}), frozenset({self.guilty, (self.guilty + 2) % 4}))
+        return (frozenset({self.suspects}), frozenset({self.suspects, (self.suspects + 2) % 4}))
 
 
 class Rate(OwnRate):
     """Learning rates are the same on all stages: here one of four is the odd one."""
 
     def odd_one(self):
-        return (frozenset({self.guilty}), frozenset({self.guilty, (self.guilty + 2) % 4}))
+        return (frozenset({self.suspects}), frozenset({self.suspects, (self.suspects + 2) % 4}))
 
 
 CASES = cases(Stages, Flip, OwnGradient, Rate)

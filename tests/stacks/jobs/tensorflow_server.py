@@ -38,14 +38,14 @@ class Served(Case):
         return Expected()
 
     @property
-    def guilty(self):
+    def suspects(self):
         """A worker."""
-        return 1 + super().guilty % (self.world - 1)
+        return 1 + super().suspects % (self.world - 1)
 
     def late(self, version):
-        """Whether the guilty worker is at a version after the onset, as a tensor."""
+        """Whether the suspects worker is at a version after the onset, as a tensor."""
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        return tf.logical_and(worker + 1 == self.guilty, version >= self.at)
+        return tf.logical_and(worker + 1 == self.suspects, version >= self.at)
 
     def loss_of(self, loss, version):
         """A loss as it is told, and derived."""
