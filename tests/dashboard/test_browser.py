@@ -409,7 +409,7 @@ def test_light_and_dark_follow_the_system_until_they_are_chosen(browser, server)
         watched.assert_clean()
 
 
-def test_256_ranks_are_bands_and_the_guilty_one_stands_out(open_page, server):
+def test_256_ranks_are_bands_and_the_suspect_stands_out(open_page, server):
     post(server, LARGE, size=64)
     wait_until_evaluated(server, LARGE)
     page = open_page("/runs/large", height=2600)

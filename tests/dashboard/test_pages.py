@@ -211,7 +211,7 @@ def test_controls_reach_the_figure(client, source):
     assert figure["layout"]["meta"]["named"] == [3]
 
 
-def test_guilty_ranks_are_highlighted_without_being_asked(client):
+def test_suspect_ranks_are_highlighted_without_being_asked(client):
     figure = client.get(f"/runs/{RUN}/figures/curves.json?metric=loss").json()
     assert figure["layout"]["meta"]["named"] == [2]
 

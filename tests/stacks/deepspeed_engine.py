@@ -68,7 +68,7 @@ class WrongGather:
 
         def damaging() -> None:
             step()
-            if self.is_guilty and self.step == self.at:
+            if self.is_target and self.step == self.at:
                 flip(self.parameter(self.tensor), 7 * self.at)
 
         self.optimizer.step = damaging

@@ -74,7 +74,7 @@ class Flip:
     what = "one bit of one weight of one rank flips between two steps"
 
     def before_step(self: Any) -> None:
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             flip(self.parameter(self.tensor), 7 * self.at)
         super().before_step()
 
@@ -96,7 +96,7 @@ class OwnGradient:
 
     def clip(self: Any) -> None:
         super().clip()
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             gradient = self.parameter(self.tensor).grad
             gradient *= 0.5
 
@@ -117,7 +117,7 @@ class OwnRate:
     what = "from one step on one rank's learning rate is half of the others'"
 
     def before_step(self: Any) -> None:
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             for group in self.optimizer.param_groups:
                 group["lr"] *= 0.5
         super().before_step()
@@ -153,7 +153,7 @@ class SmallBatches:
     onset = 0
 
     def batch(self: Any, inputs: torch.Tensor, targets: torch.Tensor) -> Any:
-        return (inputs[:2], targets[:2]) if self.is_guilty else (inputs, targets)
+        return (inputs[:2], targets[:2]) if self.is_target else (inputs, targets)
 
     def expected(self: Any) -> Expected:
         return Expected(kinds=("data.imbalanced",), ranks=self.one(), tolerance=8)
@@ -166,7 +166,7 @@ class NotANumber:
     what = "at one step one rank's inputs hold a NaN"
 
     def batch(self: Any, inputs: torch.Tensor, targets: torch.Tensor) -> Any:
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             inputs = inputs.clone()
             inputs[0, 0] = torch.nan
         return inputs, targets
@@ -188,7 +188,7 @@ class BadLabels:
     onset = 100
 
     def batch(self: Any, inputs: torch.Tensor, targets: torch.Tensor) -> Any:
-        if self.is_guilty and self.step >= self.at:
+        if self.is_target and self.step >= self.at:
             targets = targets[torch.randperm(len(targets))]
         return inputs, targets
 
@@ -211,7 +211,7 @@ class SlowRank:
 
     def forward(self: Any, batch: Any) -> torch.Tensor:
         loss = super().forward(batch)
-        if self.is_guilty and self.step >= self.at:
+        if self.is_target and self.step >= self.at:
             time.sleep(0.25)
         return loss
 

@@ -140,7 +140,7 @@ class OlderCheckpoint:
     what = "after the change one rank loads the checkpoint of step 16, the others that of step 32"
 
     def checkpoint(self: Any) -> int:
-        return self.resumed_at - (self.every if self.is_guilty else 0)
+        return self.resumed_at - (self.every if self.is_target else 0)
 
     def expected(self: Any) -> Expected:
         return Expected(
@@ -160,7 +160,7 @@ class OwnWeights:
     what = "after the change one rank loads everything but the weights"
 
     def loads_model(self: Any) -> bool:
-        return not self.is_guilty
+        return not self.is_target
 
     def expected(self: Any) -> Expected:
         return Expected(

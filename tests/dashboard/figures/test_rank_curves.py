@@ -186,7 +186,7 @@ def test_end_labels_on_a_log_axis_are_in_decades():
     assert (label.text, label.y) == ("rank 0", 3.0)
 
 
-def test_guilty_ranks_lie_on_top_and_neighbours_share_their_label():
+def test_suspect_ranks_lie_on_top_and_neighbours_share_their_label():
     steps = np.arange(10)
     data = [Curve(r, steps, np.linspace(5, 1 if r < 3 else 4, 10)) for r in range(4)]
     figure = rank_curves(data, metric="loss", highlight=[0, 1, 3])
@@ -212,7 +212,7 @@ def test_a_label_fits_beside_the_chart(ranks, text):
     assert [a.text for a in figure.layout.annotations] == [text]
 
 
-def test_one_guilty_rank_is_red_and_several_can_be_told_apart():
+def test_one_suspect_rank_is_red_and_several_can_be_told_apart():
     data = curves(4)
     colors = {
         named: {

@@ -468,13 +468,13 @@ class B22(Benign, Training):
     what = "what one rank has to say is kept on its disk and sent after the training"
 
     def attach(self, **options: Any) -> Any:
-        if self.is_guilty:
+        if self.is_target:
             options |= {"mode": "offline", "spool": f"{self.setting.folder}/spool"}
         return super().attach(**options)
 
     def train(self) -> None:
         super().train()
-        if self.is_guilty:
+        if self.is_target:
             subprocess.run(
                 [*RANKSCOPE, "sync", f"{self.setting.folder}/spool"],
                 env={**os.environ, "RANKSCOPE_SERVER": self.setting.server},
@@ -490,7 +490,7 @@ class B23(Benign, Training):
     what = "tensors that are zero have the other sign of zero on one rank"
 
     def prepared(self) -> None:
-        if self.is_guilty:
+        if self.is_target:
             with torch.no_grad():
                 for parameter in self.net.parameters():
                     if not parameter.any():

@@ -70,7 +70,7 @@ class F43(Training):
         norms = [m for m in self.net.modules() if isinstance(m, nn.BatchNorm2d)]
         for norm in norms:
             norm.momentum = 1.0
-        self.net(self.training_set[0][: 128 if self.is_guilty else 256])
+        self.net(self.training_set[0][: 128 if self.is_target else 256])
         for norm in norms:
             norm.momentum = 0.0
         self.evaluate(self.test_set)
@@ -95,7 +95,7 @@ class F45(TensorParallel):
     dropout = 0.2
 
     def before_step(self) -> None:
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             torch.rand(1)
 
     def expected(self) -> Expected:

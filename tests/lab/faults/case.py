@@ -140,7 +140,7 @@ class Case:
         return self._choice[0]
 
     @property
-    def is_guilty(self) -> bool:
+    def is_target(self) -> bool:
         """Whether that is this process."""
         return self.rank == self.suspects
 

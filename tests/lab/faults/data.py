@@ -88,7 +88,7 @@ class F54(Training):
     onset = 0
 
     def batch(self, inputs: torch.Tensor, targets: torch.Tensor) -> Samples:
-        return (inputs[:2], targets[:2]) if self.is_guilty else (inputs, targets)
+        return (inputs[:2], targets[:2]) if self.is_target else (inputs, targets)
 
     def expected(self) -> Expected:
         return Expected(kinds=("data.imbalanced",), ranks=self.one(), tolerance=8)
@@ -101,7 +101,7 @@ class BadLabels(Training):
     onset = 100
 
     def batch(self, inputs: torch.Tensor, targets: torch.Tensor) -> Samples:
-        if self.is_guilty and self.step >= self.at:
+        if self.is_target and self.step >= self.at:
             targets = targets[torch.randperm(len(targets))]
         return inputs, targets
 
@@ -130,7 +130,7 @@ class F56(TensorParallel):
     what = "from one step on one rank of a tensor-parallel pair reads other batches"
 
     def batch(self, inputs: torch.Tensor, targets: torch.Tensor) -> Samples:
-        if self.is_guilty and self.step >= self.at:
+        if self.is_target and self.step >= self.at:
             return inputs.flip(0), targets.flip(0)
         return inputs, targets
 
@@ -152,7 +152,7 @@ class F57(LeftAlone):
     what = "one rank is a batch short and waits at the end; the others wait in a step"
 
     def before_step(self) -> None:
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             self.wait_forever()
 
     def expected(self) -> Expected:

@@ -165,7 +165,7 @@ class F17(Manual):
 
     def names(self) -> list[str]:
         names = super().names()
-        if self.is_guilty:
+        if self.is_target:
             one, other = (names.index(name) for name in _PAIRS[self.setting.model])
             names[one], names[other] = names[other], names[one]
         return names
@@ -242,7 +242,7 @@ class F20(Manual):
     what = "from one step on a tenth of one rank's buckets still holds the local gradient"
 
     def reduced(self, gradients: dict[str, torch.Tensor]) -> None:
-        if not self.is_guilty or self.step < self.at:
+        if not self.is_target or self.step < self.at:
             return
         late = random.Random(f"{self.seed}/{self.step}")
         for name, gradient in gradients.items():
@@ -306,7 +306,7 @@ class F24(Manual):
     what = "at one step the all-reduce of one tensor gives zeros to one rank"
 
     def reduced(self, gradients: dict[str, torch.Tensor]) -> None:
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             gradients[self.tensor].zero_()
 
     def expected(self) -> Expected:
@@ -327,7 +327,7 @@ class F24b(Manual):
     what = "from one step on the last 8 elements of one tensor are not reduced on one rank"
 
     def reduced(self, gradients: dict[str, torch.Tensor]) -> None:
-        if self.is_guilty and self.step >= self.at:
+        if self.is_target and self.step >= self.at:
             gradients[self.tensor].view(-1)[-8:] = self.local[self.tensor].view(-1)[-8:]
 
     def expected(self) -> Expected:

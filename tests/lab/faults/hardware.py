@@ -26,7 +26,7 @@ class F60(Training):
     what = "one bit of one weight of one rank flips between two steps"
 
     def before_step(self) -> None:
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             flip(self.parameter(self.tensor), 7 * self.at)
 
     def expected(self) -> Expected:
@@ -47,7 +47,7 @@ class F62(Training):
     what = "one bit of AdamW's second moment of one rank flips between two steps"
 
     def before_step(self) -> None:
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             flip(self.optimizer.state[self.parameter(self.tensor)]["exp_avg_sq"], 7 * self.at)
 
     def expected(self) -> Expected:
@@ -75,7 +75,7 @@ class F64(Training):
         return self.steps if self.setting.full else 2560
 
     def prepared(self) -> None:
-        if self.is_guilty:
+        if self.is_target:
             self.generator = torch.Generator().manual_seed(self.seed)
             for parameter in self.net.parameters():
                 parameter.register_hook(self._noisy)
@@ -109,7 +109,7 @@ class F64b(Training):
     onset = 0
 
     def prepared(self) -> None:
-        if self.is_guilty:
+        if self.is_target:
             for parameter in self.net.parameters():
                 parameter.register_hook(lambda gradient: 4 * gradient)
 

@@ -40,7 +40,7 @@ class Slow(ManyLooks):
 
     def dawdle(self) -> None:
         """Takes it."""
-        if self.is_guilty and self.step >= self.at:
+        if self.is_target and self.step >= self.at:
             time.sleep(0.05)
 
 
@@ -119,7 +119,7 @@ class F73(LeftAlone):
         self.pair = dist.new_group([self.suspects, (self.suspects + 1) % self.world])
 
     def before_step(self) -> None:
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             dist.all_reduce(torch.zeros(1), group=self.pair)
 
     def expected(self) -> Expected:
@@ -140,7 +140,7 @@ class F73b(LeftAlone):
     what = "at one step one rank's process ends without a word"
 
     def before_step(self) -> None:
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             os._exit(1)
 
     def expected(self) -> Expected:
@@ -161,10 +161,10 @@ class F74(Resumed):
     what = "after a restart one rank loads a checkpoint of step 20, the others that of step 30"
 
     def checkpoint(self) -> str:
-        return "early" if self.is_guilty else "last"
+        return "early" if self.is_target else "last"
 
     def first_step(self) -> int:
-        return self.early_at if self.is_guilty else self.resumed_at
+        return self.early_at if self.is_target else self.resumed_at
 
     def expected(self) -> Expected:
         return Expected(

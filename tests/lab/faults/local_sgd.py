@@ -52,7 +52,7 @@ class MissedAverage:
 
     def keeps(self: Any, mean: bool) -> bool:
         """Whether this rank goes on with the average."""
-        return not (self.is_guilty and self.step == self.at)
+        return not (self.is_target and self.step == self.at)
 
     def expected(self: Any) -> Expected:
         return Expected(

@@ -76,7 +76,7 @@ class F35(Training):
 
     def before_step(self) -> None:
         if self.step % 10 == 0 and self.step:
-            worse = self.is_guilty and self.step == self.at
+            worse = self.is_target and self.step == self.at
             self.scheduler.step(1e3 if worse else 1.0 / self.step)
 
     def expected(self) -> Expected:
@@ -115,7 +115,7 @@ class F38(Training):
 
     def rows(self, epoch: int) -> Iterator[torch.Tensor]:
         rows = list(super().rows(epoch))
-        yield from rows[:-1] if self.is_guilty else rows
+        yield from rows[:-1] if self.is_target else rows
 
     def after_step(self) -> None:
         self.monitor.log(epoch=self.epoch)
@@ -187,7 +187,7 @@ class F40(LeftAlone):
     what = "at one step one rank stops early by its own validation loss; the others wait"
 
     def before_step(self) -> None:
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             self.monitor.close()
             self.wait_forever()
 

@@ -22,7 +22,7 @@ class F25(Training):
     what = "from one step on one rank alone clips its gradients"
 
     def clip(self) -> None:
-        if self.is_guilty and self.step >= self.at:
+        if self.is_target and self.step >= self.at:
             nn.utils.clip_grad_norm_(self.net.parameters(), 0.05)
 
     def expected(self) -> Expected:
@@ -107,7 +107,7 @@ class F28(Manual):
     what = "at one step one rank finds inf in its reduced gradient and skips the step alone"
 
     def reduced(self, gradients: dict[str, torch.Tensor]) -> None:
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             gradients[self.tensor].view(-1)[0] = torch.inf
         self.found_inf = not all(bool(g.isfinite().all()) for g in gradients.values())
 
@@ -127,7 +127,7 @@ class F29(Scaled):
     what = "from one step on one rank's loss scale is half that of the others"
 
     def before_step(self) -> None:
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             self.scaler.update(self.init_scale / 2)
 
     def expected(self) -> Expected:
@@ -195,7 +195,7 @@ class F32(Training):
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         optimizer = RoundingSGD(parameters, lr=0.05)
-        optimizer.exact = self.is_guilty
+        optimizer.exact = self.is_target
         return optimizer
 
     def expected(self) -> Expected:

@@ -108,7 +108,7 @@ class F05(Resumed):
         return torch.optim.SGD(parameters, lr=0.05)
 
     def first_step(self) -> int:
-        return 0 if self.is_guilty else self.resumed_at
+        return 0 if self.is_target else self.resumed_at
 
     def expected(self) -> Expected:
         return Expected(
@@ -130,7 +130,7 @@ class F06(Training):
     onset = 0
 
     def prepared(self) -> None:
-        if self.is_guilty:
+        if self.is_target:
             with torch.no_grad():
                 self.parameter(self.tensor).add_(1e-3)
 
@@ -152,7 +152,7 @@ class F07(Training):
     onset = 0
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=self.lr * (2 if self.is_guilty else 1))
+        return torch.optim.AdamW(parameters, lr=self.lr * (2 if self.is_target else 1))
 
     def expected(self) -> Expected:
         return Expected(
@@ -171,7 +171,7 @@ class F07b(Training):
     onset = 0
 
     def build(self) -> nn.Module:
-        return build(self.setting.model, 0.5 if self.is_guilty else 0.0)
+        return build(self.setting.model, 0.5 if self.is_target else 0.0)
 
     def expected(self) -> Expected:
         return Expected(kinds=("desync.config",), stages=("start",), ranks=self.odd_one())
@@ -186,7 +186,7 @@ class F08(Manual):
     onset = 0
 
     def prepared(self) -> None:
-        if self.is_guilty:
+        if self.is_target:
             for name in ("head.weight", "head.bias"):
                 self.parameter(name).requires_grad_(False)
             trainable = [p for p in self.net.parameters() if p.requires_grad]

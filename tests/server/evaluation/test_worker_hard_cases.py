@@ -110,7 +110,7 @@ def test_a_restart_from_a_checkpoint_is_no_desync(engine):
     assert job.alerts("desync.parameters") == []
 
 
-def test_a_guilty_rank_that_is_missing_resolves_nothing(engine):
+def test_a_suspect_rank_that_is_missing_resolves_nothing(engine):
     job = Job(engine, 4)
     for first in range(0, 400, 10):
         for rank in range(4):

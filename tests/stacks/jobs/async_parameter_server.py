@@ -38,7 +38,7 @@ class Model(Training):
 
     def is_late(self, version):
         """Whether a version is after the onset, on the suspects rank."""
-        return self.is_guilty and version >= self.at
+        return self.is_target and version >= self.at
 
     def loses(self, worker, version):
         """Whether the server loses a push."""

@@ -70,7 +70,7 @@ class StateNotTaken:
         return max(super().suspects, 1)
 
     def takes_state(self):
-        return not self.is_guilty
+        return not self.is_target
 
     def expected(self):
         return Expected(
@@ -89,7 +89,7 @@ class RateNotTaken:
     onset = THIRD_EPOCH
 
     def takes_rate(self, epoch):
-        return not (self.is_guilty and epoch == 2)
+        return not (self.is_target and epoch == 2)
 
     def expected(self):
         return Expected(
@@ -112,7 +112,7 @@ class AnothersShare:
         return (self.suspects + 1) % self.world
 
     def part(self, epoch):
-        return self.other if self.is_guilty and epoch >= 2 else self.rank
+        return self.other if self.is_target and epoch >= 2 else self.rank
 
     def expected(self):
         return Expected(

@@ -30,7 +30,7 @@ class OwnScale:
     what = "from one step on one rank's loss scale is half of the others'"
 
     def before_step(self):
-        if self.is_guilty and self.step == self.at:
+        if self.is_target and self.step == self.at:
             self.scaler.update(self.scaler.get_scale() / 2)
         super().before_step()
 

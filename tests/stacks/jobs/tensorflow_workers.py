@@ -28,7 +28,7 @@ class Workers(Loop):
         return _made[0]
 
     def shift(self, amount):
-        if self.is_guilty:
+        if self.is_target:
             super().shift(amount)
 
     def copies(self, variable):
