@@ -64,18 +64,44 @@ def attach_outside(
     if not isinstance(monitor, TorchMonitor) or hasattr(step, "rankscope"):
         return monitor
 
-    @functools.wraps(step)
-    def told(*args: Any, **kwargs: Any) -> Any:
-        monitor.step_begins(outer)
+    optimizer.step = ReportedStep(optimizer, step, outer, monitor, norm_of)
+    return monitor
+
+
+class ReportedStep:
+    """An optimizer's `step` that tells the monitor where it begins and ends.
+
+    It is kept by whoever pickles or copies the optimizer as the `step` of its class.
+
+    Attributes:
+        rankscope: the optimizer as the monitor knows it.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        step: Callable[..., Any],
+        outer: Outer,
+        monitor: TorchMonitor,
+        norm_of: Callable[[Any], float | None],
+    ) -> None:
+        functools.update_wrapper(self, step)
+        self.rankscope = outer
+        self._optimizer = optimizer
+        self._step = step
+        self._monitor = monitor
+        self._norm_of = norm_of
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._monitor.step_begins(self.rankscope)
         try:
-            result = step(*args, **kwargs)
-            norm = norm_of(result)
+            result = self._step(*args, **kwargs)
+            norm = self._norm_of(result)
             if norm is not None:
-                monitor.log(grad_norm=norm)
+                self._monitor.log(grad_norm=norm)
             return result
         finally:
-            monitor.step_ended(outer)
+            self._monitor.step_ended(self.rankscope)
 
-    told.rankscope = outer  # type: ignore[attr-defined]
-    optimizer.step = told
-    return monitor
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (getattr, (self._optimizer, "step"))

@@ -32,6 +32,7 @@ from rankscope.agent.probes.classification import Hits
 from rankscope.agent.probes.scaling import COMPOSED, Root, read_root, weighted
 from rankscope.agent.steps.autograd import graph_task, sequence
 from rankscope.agent.steps.dynamo import leave_alone
+from rankscope.agent.steps.hook_tables import pickled_by_value
 
 _FUNCTIONS = (
     "binary_cross_entropy",
@@ -317,7 +318,7 @@ def _scalers() -> list[type]:
     """GradScaler, and what overrides its `scale` (that of FSDP does)."""
     found: list[Any] = [GradScaler]
     for kind in found:
-        found += [s for s in kind.__subclasses__() if s not in found]
+        found += [s for s in kind.__subclasses__() if s not in found and not pickled_by_value(s)]
     methods = [(kind, kind.__dict__.get("scale")) for kind in found]
     return [k for k, m in methods if isinstance(m, FunctionType) and _can_be_tapped(m)]
 

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from rankscope.agent.guard import process_wide
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.steps.dynamo import leave_alone
+from rankscope.agent.steps.hook_tables import pickled_by_value
 
 # Its scheduler advances once a process on purpose: schedules are given the steps of one process.
 _BY_PROCESSES = "accelerate.scheduler"
@@ -28,7 +29,8 @@ class Scheduler(Probe):
 
     Costs half a microsecond each time it does, and a look at a dictionary where the tier `signals`
     is due. Of several schedulers it is the one that has advanced most, and a chain or sequence of
-    them is one; a schedule that is no `LRScheduler`, or is computed by hand, is not seen. Where
+    them is one; a schedule that is no `LRScheduler`, or is computed by hand, is not seen, nor one
+    of a class of the script's own whose `step` does not call that of its base. Where
     Accelerate advances it once for each process, as it does by design, an event
     `scheduler.wrapped` says so.
     """
@@ -104,7 +106,7 @@ def listen(listener: SchedulerListener) -> None:
     _listeners = (*_listeners, weakref.ref(listener, _forget))
     known = {kind for kind, _, _ in _wrapped}
     for kind in _kinds(LRScheduler):
-        if kind not in known and "step" in vars(kind):
+        if kind not in known and "step" in vars(kind) and not pickled_by_value(kind):
             original = vars(kind)["step"]
             wrapper = _telling(original)
             _wrapped.append((kind, original, wrapper))

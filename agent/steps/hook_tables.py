@@ -50,6 +50,11 @@ def is_ours(hook: Any) -> bool:
     return hasattr(type(hook), "of_rankscope")
 
 
+def pickled_by_value(kind: type[Any]) -> bool:
+    """Whether cloudpickle and dill write the class itself, and with it what was put on it."""
+    return kind.__module__ == "__main__" or "<locals>" in kind.__qualname__
+
+
 class HiddenHook:
     """A hook of ours on a module, until it is removed.
 

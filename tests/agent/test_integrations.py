@@ -1,14 +1,18 @@
 """Adapters for frameworks are there when asked for, and cost nothing before."""
 
 import ast
+import copy
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from rankscope import agent
 from rankscope.agent import integrations
+from rankscope.agent.integrations._steps import attach_outside
 
 
 def frameworks(path):
@@ -54,3 +58,39 @@ def test_an_adapter_leaves_the_functions_in_their_places():
     told = "from rankscope import agent; agent.parameter_server; print(callable(agent.start))"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+class MasterCopies:
+    """As DeepSpeed's and Megatron's: none of torch's, with one of torch's inside."""
+
+    def __init__(self, model):
+        self.inner = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @property
+    def param_groups(self):
+        return self.inner.param_groups
+
+    def step(self):
+        self.inner.step()
+        return 2.0
+
+
+@pytest.mark.parametrize(
+    "kept", [lambda o: pickle.loads(pickle.dumps(o)), copy.deepcopy], ids=["pickled", "copied"]
+)
+def test_an_optimizer_from_outside_is_kept_without_what_is_on_its_step(kept, tmp_path):
+    model = torch.nn.Linear(3, 2)
+    optimizer = MasterCopies(model)
+    options = {"server": "http://127.0.0.1:9", "spool": str(tmp_path), "mode": "offline"}
+    monitor = attach_outside(model, optimizer, lambda norm: norm, **options)
+    try:
+        again = kept(optimizer)
+        model(torch.ones(1, 3)).sum().backward()
+        before = model.weight.detach().clone()
+        assert again.step() == 2.0  # of its own copies of the parameters
+        assert torch.equal(model.weight, before)
+        assert b"rankscope" not in pickle.dumps(optimizer)
+        assert optimizer.step() == 2.0
+        assert not torch.equal(model.weight, before)
+    finally:
+        monitor.close()

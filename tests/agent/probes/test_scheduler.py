@@ -1,7 +1,9 @@
 """How often a schedule advances, with torch's own schedulers."""
 
 import copy
+import pickle
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -93,3 +95,24 @@ def test_classes_are_given_back():
     assert hasattr(vars(schedules.LRScheduler)["step"], "__wrapped__")
     made.harness.close()
     assert {kind: vars(kind).get("step") for kind in before} == before
+
+
+def test_a_class_that_is_pickled_by_value_is_left_as_it_is(job):
+    # As those of a script's `__main__` are.
+    class Local(schedules.StepLR):
+        def step(self, epoch=None):
+            super().step()
+
+    made = Local(job.before.optimizer, 100)
+    job.harness.close()
+    before = cloudpickle.dumps(made)
+    with_local = Job()
+    try:
+        assert b"rankscope" not in cloudpickle.dumps(Local)
+        assert cloudpickle.dumps(made) == before
+        assert pickle.loads(before).last_epoch == 0
+        own = Local(with_local.optimizer, 100)
+        # It is counted all the same, where it calls what it overrides; it advances when it is made.
+        assert with_local.steps(3, own) == [1, 2, 3]
+    finally:
+        with_local.harness.close()
