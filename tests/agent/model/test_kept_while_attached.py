@@ -12,6 +12,7 @@ import pickletools
 import re
 import subprocess
 import sys
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import cloudpickle
@@ -217,6 +218,44 @@ def test_what_is_kept_has_the_same_bytes(watching, tmp_path, one_rank, kind):
         if kind == "module":
             whole = {tuple(r) for n, r in mine.items() if n.endswith("model-whole.pt")}
             assert whole == {("Net", "Net")}
+
+
+def exported(model):
+    program = torch.export.export(model, (torch.ones(5, FEATURES),))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file)
+    return without_numbers(program.graph_module.code), without_numbers(loaded.graph_module.code)
+
+
+DERIVED = {
+    "exported": exported,
+    "traced symbolically": lambda model: torch.fx.symbolic_trace(model).code,
+    "traced": lambda model: str(torch.jit.trace(model, torch.ones(5, FEATURES)).code),
+    "for another process": lambda model: bytes(ForkingPickler.dumps(model)).count(b"rankscope"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python boolean")
+@pytest.mark.parametrize("way", DERIVED)
+def test_what_is_derived_from_a_model_is_the_same(watching, way):
+    def derive_all(watched):
+        training = Training("module")
+        if watched:
+            watching.attach(training.called, training.optimizer)
+        found = {}
+
+        def derive(step, moment):
+            found[step, moment] = attempted(DERIVED[way], training.model)
+
+        training.train(derive)
+        return found
+
+    plain = derive_all(False)
+    assert derive_all(True) == plain
+    assert not any("Error" in str(code) for code in plain.values())
 
 
 @pytest.mark.parametrize("mode", ["online", "disabled"])
