@@ -14,7 +14,7 @@ from rankscope.server.detectors.profiles import DESCENT, LOGGED, PROFILES
 from rankscope.server.detectors.reach import Recorded
 from rankscope.server.detectors.settings import Effective
 from rankscope.server.detectors.wording import agree, count, listing
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Status, Window, is_wanted
 
 # A series that no rank has posted by then is not going to come: loggers of losses and norms begin
 # with the first steps.
@@ -179,7 +179,12 @@ class Evaluation:
                 self.seconds[type(detector).__name__] += self._clock() - started
         # It was shown the block all the same: when a series first comes must not change what a
         # detector remembers of the steps before.
-        missing = [name for name in detector.needs if name not in self._seen]
+        missing = [
+            name.replace("*", "")
+            for name in detector.needs
+            if name not in self._seen
+            and not ("*" in name and any(is_wanted(seen, (name,)) for seen in self._seen))
+        ]
         if missing:
             running.checks = _for_all(detector, self._without(missing))
         else:

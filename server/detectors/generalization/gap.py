@@ -14,7 +14,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Spacing, mann_kendall, median_error, robust_sigma
 from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import count, number, percent
+from rankscope.server.detectors.wording import count, number, percent, sentences
 from rankscope.server.window import Check, Status, Window
 
 
@@ -88,10 +88,14 @@ class _Evaluation:
 
 
 @dataclass(slots=True)
-class GapState:
-    """What `generalization.gap` remembers."""
+class Course:
+    """What is remembered of the evaluations of one data set.
 
-    training: deque[tuple[int, float]]
+    Attributes:
+        name: of the evaluation; empty where there is one only.
+    """
+
+    name: str
     evaluations: deque[_Evaluation] = field(default_factory=lambda: deque(maxlen=64))
     first: float = math.nan
     total: int = 0
@@ -100,8 +104,19 @@ class GapState:
     watch: Watch[Gap] = field(default_factory=Watch)
 
 
+@dataclass(slots=True)
+class GapState:
+    """What `generalization.gap` remembers: losses of training, and evaluations by series."""
+
+    training: deque[tuple[int, float]]
+    courses: dict[str, Course] = field(default_factory=dict)
+
+
 class GeneralizationGap(Detector[GapState]):
-    """The loss of the evaluation rises while that of training falls: the data are learned by heart.
+    """The loss of the evaluation rises while that of training falls: the data are memorised.
+
+    Each evaluation (`eval/loss`, `eval/val/loss`) is judged for itself; one whose name says that it
+    is of the training data is not.
 
     Statistic:
         With 6 evaluations or more, 3 of them after the best: the median of the last 3 lies above
@@ -118,25 +133,26 @@ class GeneralizationGap(Detector[GapState]):
         change their sign.
 
     Evidence:
-        `best`, `best_step`, `now`, `rise` (at most), `training_then`, `training_now`, and with an
-        accuracy `accuracy_then`, `accuracy_now`.
+        `evaluation` (its name, where there are several), `best`, `best_step`, `now`, `rise` (at
+        most), `training_then`, `training_now`, and with an accuracy `accuracy_then`,
+        `accuracy_now`.
 
     Source:
         Early stopping by the rise above the best (Prechelt 1998), with a noise floor. SageMaker's
         rule, a gap of 10 % between both losses, fires on 56 of 64 healthy runs; this one on those
-        that do learn noise by heart.
+        that do memorise noise.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("generalization.gap",)
-    needs: ClassVar[tuple[str, ...]] = ("eval/loss",)
-    wants: ClassVar[tuple[str, ...]] = ("loss", "eval/accuracy")
+    needs: ClassVar[tuple[str, ...]] = ("eval/*loss",)
+    wants: ClassVar[tuple[str, ...]] = ("loss", "eval/*accuracy")
 
     policies: ClassVar[type[Policy]] = GapPolicy
     policy: GapPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """Evaluations whose loss can change."""
-        return (Reach(self.needs, self.policy.evaluations, TO_THE_END, moves="at all"),)
+        return (Reach(("eval/loss",), self.policy.evaluations, TO_THE_END, moves="at all"),)
 
     def start(self) -> GapState:
         """Nothing seen yet."""
@@ -144,25 +160,31 @@ class GeneralizationGap(Detector[GapState]):
 
     def advance(self, window: Window, state: GapState) -> Outcome:
         """Takes the evaluations one by one."""
-        for step, row in together(window, "loss", "eval/loss", "eval/accuracy"):
+        evaluations = [name for name in sorted(window.series) if _is_judged(name)]
+        accuracies = {name: name.removesuffix("loss") + "accuracy" for name in evaluations}
+        for step, row in together(window, "loss", *evaluations, *accuracies.values()):
             if math.isfinite(row.get("loss", math.nan)):
                 state.training.append((step, row["loss"]))
-            loss = row.get("eval/loss", math.nan)
-            if math.isfinite(loss):
-                accuracy = row.get("eval/accuracy", math.nan)
-                training, error = self._training(step, state)
-                self._take(state, _Evaluation(step, loss, training, error, accuracy))
+            for name, of_accuracy in accuracies.items():
+                loss = row.get(name, math.nan)
+                if math.isfinite(loss):
+                    course = state.courses.setdefault(name, Course(_name(name)))
+                    accuracy = row.get(of_accuracy, math.nan)
+                    training, error = self._training(step, state, course)
+                    self._take(course, _Evaluation(step, loss, training, error, accuracy))
         findings = tuple(
-            _finding(e, state, self.policy) for e in state.watch.take(window.last_step)
+            _finding(episode, course, self.policy)
+            for course in state.courses.values()
+            for episode in course.watch.take(window.last_step)
         )
         return Outcome({"generalization.gap": self._check(window, state)}, findings)
 
-    def _training(self, step: int, state: GapState) -> tuple[float, float]:
+    def _training(self, step: int, state: GapState, course: Course) -> tuple[float, float]:
         """The loss of training by the time of an evaluation, and its logarithm's error."""
         if not state.training:
             return math.nan, 0.0
         # In a sparse log as many losses would reach back over several evaluations.
-        before = state.evaluations[-1].step if state.evaluations else -1
+        before = course.evaluations[-1].step if course.evaluations else -1
         since = min(step - self.policy.training, before)
         recent = [loss for at, loss in state.training if at > since]
         recent = recent or [state.training[-1][1]]
@@ -177,11 +199,11 @@ class GeneralizationGap(Detector[GapState]):
         """
         if not (then.training > 0 and now.training >= 0):
             return now.training <= then.training
-        # A loss of 0 is next to nothing, as among those that the error is of.
+        # A loss of 0 is negligible, as among those that the error is of.
         fell = -math.log(max(now.training / then.training, 1e-12))
         return fell > self.policy.fallen * math.hypot(then.error, now.error)
 
-    def _take(self, state: GapState, new: _Evaluation) -> None:
+    def _take(self, state: Course, new: _Evaluation) -> None:
         policy = self.policy
         state.evaluations.append(new)
         state.spacing.push(new.step)
@@ -232,19 +254,40 @@ class GeneralizationGap(Detector[GapState]):
         state.watch.bad(new.step, facts, first_step=best.step)
 
     def _check(self, window: Window, state: GapState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode, state, self.policy).title}.")
-        if state.best is None or state.total < self.policy.evaluations:
-            why = f"{count(state.total, 'evaluation')} of {self.policy.evaluations} needed."
+        for course in state.courses.values():
+            episode = course.watch.open(window.last_step)
+            if episode is not None:
+                return Check(Status.OPEN, f"{_finding(episode, course, self.policy).title}.")
+        most = max((course.total for course in state.courses.values()), default=0)
+        judged = [c for c in state.courses.values() if c.total >= self.policy.evaluations]
+        if not judged:
+            why = f"{count(most, 'evaluation')} of {self.policy.evaluations} needed."
             return Check(Status.INSUFFICIENT_DATA, why)
-        if not math.isfinite(state.best.training):
+        if not any(c.best is not None and math.isfinite(c.best.training) for c in judged):
             return Check(Status.MISSING_INPUT, "No rank posts the loss of training.")
-        return Check(
-            Status.OK,
-            f"The best of {count(state.total, 'evaluation')} is {number(state.best.loss)} "
-            f"(step {state.best.step}), the last one {number(state.evaluations[-1].loss)}.",
-        )
+        return Check(Status.OK, sentences(*(_standing(course) for course in judged[:4])))
+
+
+def _is_judged(name: str) -> bool:
+    """Whether a series is the loss of an evaluation, and of other data than those of training."""
+    return (
+        name.startswith("eval/")
+        and (name == "eval/loss" or name.endswith("/loss"))
+        and "train" not in name.lower()
+    )
+
+
+def _name(series: str) -> str:
+    return series.removeprefix("eval/").removesuffix("loss").strip("/")
+
+
+def _standing(course: Course) -> str:
+    of = f" of `{course.name}`" if course.name else ""
+    assert course.best is not None
+    return (
+        f"The best of {count(course.total, 'evaluation')}{of} is {number(course.best.loss)} "
+        f"(step {course.best.step}), the last one {number(course.evaluations[-1].loss)}."
+    )
 
 
 def _update(episode: Episode[Gap], new: _Evaluation, level: float) -> None:
@@ -255,10 +298,10 @@ def _update(episode: Episode[Gap], new: _Evaluation, level: float) -> None:
         facts.accuracy_now = new.accuracy
 
 
-def _finding(episode: Episode[Gap], state: GapState, policy: GapPolicy) -> Finding:
+def _finding(episode: Episode[Gap], state: Course, policy: GapPolicy) -> Finding:
     facts = episode.facts
     slight = not facts.rise > policy.rise
-    evidence = {
+    evidence: dict[str, float | str] = {
         "best": facts.best,
         "best_step": facts.best_step,
         "now": facts.now,
@@ -268,6 +311,9 @@ def _finding(episode: Episode[Gap], state: GapState, policy: GapPolicy) -> Findi
     }
     if math.isfinite(facts.accuracy_then) and math.isfinite(facts.accuracy_now):
         evidence |= {"accuracy_then": facts.accuracy_then, "accuracy_now": facts.accuracy_now}
+    if state.name:
+        evidence["evaluation"] = state.name
+    which = f"evaluation `{state.name}`" if state.name else "evaluation"
     fell = (
         f"Since step {facts.best_step} the loss of training went from "
         f"{number(facts.training_then)} to {number(facts.training_now)}."
@@ -283,7 +329,7 @@ def _finding(episode: Episode[Gap], state: GapState, policy: GapPolicy) -> Findi
         )
     else:
         cause = (
-            f"{fell} The model learns its samples by heart: they are too few for its size, some "
+            f"{fell} The model memorises its samples: they are too few for its size, some "
             "labels are wrong, or it is trained for too long."
         )
         remedy = (
@@ -293,9 +339,10 @@ def _finding(episode: Episode[Gap], state: GapState, policy: GapPolicy) -> Findi
     surrogate = facts.best < 0 or state.first < 0
     return Finding(
         kind="generalization.gap",
+        key=state.name,
         severity="info" if facts.surer(policy) or surrogate or slight else "warning",
         title=(
-            f"The loss of the evaluation is {percent(facts.rise)} above its best of "
+            f"The loss of the {which} is {percent(facts.rise)} above its best of "
             f"{number(facts.best)} (step {facts.best_step}) while that of training falls"
         ),
         seen_step=episode.seen_step,

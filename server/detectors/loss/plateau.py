@@ -300,7 +300,7 @@ def _explained(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
         "The targets do not belong to the inputs (shuffled separately), the gradient does not "
         "reach the early layers (saturated or dead units), or the rate throws the parameters "
         "about.",
-        "Try to learn one batch by heart: if that fails, it is the model or the rate (try a tenth"
+        "Try to memorise one batch: if that fails, it is the model or the rate (try a tenth"
         f"{f', {number(facts.rate / 10)}' if facts.rate > 0 else ''}); if it works, compare inputs "
         "and targets of some samples by eye.",
     )
