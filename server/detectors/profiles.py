@@ -36,10 +36,9 @@ class Profile:
 
 def _losses_of(*players: str) -> frozenset[str]:
     """How the loss of one of several is called: `loss_g`, `g_loss`, `loss/g`, `g/loss`."""
-    cased = [name for player in players for name in (player, player.upper()[:1] + player[1:])]
     return frozenset(
         text
-        for name, joint in product(cased, "_/")
+        for name, joint in product(players, "_/")
         for text in (f"loss{joint}{name}", f"{name}{joint}loss")
     )
 
@@ -90,7 +89,13 @@ PROFILES: Mapping[str, Profile] = {
         without=_SURROGATE,
         # Returns that grow make the gradients of a value function grow with them.
         lenient=_NOISY | {"clipping.saturated"},
-        logged=((_losses_of("policy", "actor"), _losses_of("value", "critic")),),
+        # CleanRL, Stable-Baselines3, Spinning Up; `q` and `qf` are the critics of off-policy ones.
+        logged=(
+            (
+                _losses_of("policy", "actor", "pi", "policy_gradient", "pg"),
+                _losses_of("value", "critic", "v", "vf", "q", "qf", "qf1", "q1"),
+            ),
+        ),
     ),
     "surrogate": Profile(
         what="a loss whose gradient counts and whose value does not",
@@ -112,8 +117,8 @@ PROFILES: Mapping[str, Profile] = {
 }
 assert tuple(PROFILES) == NAMES
 
-# Series that somebody may log, by which a profile is told.
-LOGGED: frozenset[str] = frozenset(
+# Last parts of the names of series that somebody may log, which indicate a profile.
+_LOGGED: frozenset[str] = frozenset(
     name
     for profile in PROFILES.values()
     for sets in profile.logged
@@ -122,9 +127,26 @@ LOGGED: frozenset[str] = frozenset(
 )
 
 
+# The series among which they are, as patterns.
+LOGGED: frozenset[str] = frozenset({"*loss*", "*Loss*"})
+
+
+def plain(name: str) -> str | None:
+    """What a name of a series indicates, without the groups it is in; None if nothing.
+
+    `losses/policy_loss`, `train/policy_loss` and `Policy_Loss` are one.
+    """
+    parts = name.lower().split("/")
+    # `loss/g` has a stroke of its own: two parts before one.
+    for kept in ("/".join(parts[-2:]), parts[-1]):
+        if kept in _LOGGED:
+            return kept
+    return None
+
+
 def recognised(seen: Collection[str]) -> str | None:
-    """The profile that the names of a run's series tell of, if any."""
-    there = LOGGED.intersection(seen)
+    """The profile that the names of a run's series indicate, if any."""
+    there = {name for name in map(plain, seen) if name is not None}
     if there:
         for name, profile in PROFILES.items():
             if any(all(there & names for names in sets) for sets in profile.logged):

@@ -10,7 +10,7 @@ from typing import Any
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.detectors import profiles
 from rankscope.server.detectors.base import Detector, Finding, Reach
-from rankscope.server.detectors.profiles import DESCENT, LOGGED, PROFILES
+from rankscope.server.detectors.profiles import DESCENT, LOGGED, PROFILES, plain
 from rankscope.server.detectors.reach import Recorded
 from rankscope.server.detectors.settings import Effective
 from rankscope.server.detectors.wording import agree, count, listing
@@ -214,7 +214,7 @@ def _first_step(window: Window, names: set[str]) -> int:
     told = [
         int(window.steps[series.present.any(axis=0).argmax()])
         for name, series in window.series.items()
-        if name in LOGGED and name in names and series.present.any()
+        if plain(name) and name in names and series.present.any()
     ]
     return max(told, default=-1)
 
