@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed
 STACKS_VENV := .venv-stacks
 STACKS_STAMP := $(STACKS_VENV)/.installed
 ARGS ?=
+# Of `make test`, each with the files that are next; 0 tests in pytest's own process (for --pdb, -s).
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-stacks check fix demo faultlab bench docs screenshot clean
@@ -17,7 +19,7 @@ help:
 	@echo "make faultlab    break trainings in every known way and score what is said; ARGS=\"--list\""
 	@echo "make bench       speed and size, beside other trackers; ARGS=\"--quick\" or \"--peers none\""
 	@echo "make corpus      train small models, healthy and broken, judge them; ARGS=\"--seeds 0 1\""
-	@echo "make test        the whole test suite; ARGS=\"tests/wire -x\" goes to pytest"
+	@echo "make test        the whole test suite; ARGS=\"tests/wire -x\" goes to pytest; WORKERS=2"
 	@echo "make test-stacks real jobs of Horovod, TensorFlow and all other stacks; ARGS=\"-k horovod\""
 	@echo "make check       format, lint, types, who may import whom"
 	@echo "make fix         mend what ruff can mend by itself"
@@ -43,7 +45,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt agent/fingerprint/kernel.c
 
 test: $(STAMP)
 	@.ci/browser
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 $(STACKS_STAMP): tests/stacks/install.sh tests/stacks/constraints.txt tests/stacks/horovod.txt
 	@echo "Installing the stacks into $(STACKS_VENV) (the first time this takes 10 minutes) ..."

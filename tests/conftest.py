@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from rankscope.agent import guard
+from tests.support import parallel
 
 # How long an example takes says more about the machine than about the code. The same examples each
 # time: whether a commit is good must not be a matter of luck. EXPLORE=1 looks for new ones.
@@ -18,6 +23,53 @@ settings.load_profile("rankscope")
 # A developer's own settings must not reach the agents and servers under test.
 for name in [name for name in os.environ if name.startswith("RANKSCOPE_")]:
     del os.environ[name]
+
+_TURNS = pytest.StashKey[parallel.Turns]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        config.stash[_TURNS] = parallel.Turns(Path(os.environ[parallel.RUN]))
+        config.add_cleanup(config.stash[_TURNS].close)
+    else:
+        folder = tempfile.mkdtemp(prefix="tests-of-rankscope-")
+        os.environ[parallel.RUN] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take longest come first, so that no worker is left with one of them at the end."""
+    places = {Path(__file__).parent / name: n for n, name in enumerate(parallel.LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Waits for its turn before its time limit begins."""
+    turns = item.config.stash.get(_TURNS, None)
+    alone = item.get_closest_marker("alone") is not None
+    with contextlib.nullcontext() if turns is None else turns.turn(alone=alone):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
+    """Nothing that the workers have started outlives them."""
+    yield
+    if not session.config.pluginmanager.hasplugin("dsession"):
+        return
+    if left := parallel.left_behind():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        report = pytest.TestReport(
+            nodeid="processes that were left behind",
+            location=("tests", None, "processes that were left behind"),
+            keywords={},
+            outcome="failed",
+            longrepr="\n".join(left),
+            when="teardown",
+        )
+        terminal = session.config.pluginmanager.getplugin("terminalreporter")
+        terminal.stats.setdefault("error", []).append(report)
 
 
 @pytest.fixture(autouse=True)

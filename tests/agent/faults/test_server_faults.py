@@ -18,6 +18,7 @@ from tests.support import saboteur
 from tests.support.collector import HANG, Collector, wait_until
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("behave", saboteur.BAD, ids=[b.__name__ for b in saboteur.BAD])
 def test_training_goes_on_and_the_rest_waits_in_the_spool(house, caplog, behave):
     with saboteur.BadServer(behave) as server, caplog.at_level(logging.WARNING):

@@ -114,6 +114,7 @@ def test_the_step_path_asks_for_no_lock_no_socket_and_no_file(house, monkeypatch
     assert askers, "the sender asks for its own lock"
 
 
+@pytest.mark.alone
 def test_the_training_goes_on_while_the_sender_holds_everything(house):
     """As if a disk hung under it: with its lock held, for ever."""
     freed = threading.Event()

@@ -85,6 +85,7 @@ def test_an_uploader_that_is_killed_costs_nothing(house, monkeypatch):
     assert uploaders(os.getpid()) <= before
 
 
+@pytest.mark.alone
 def test_an_uploader_that_stands_still_holds_nothing_up(house, monkeypatch):
     monkeypatch.setattr("rankscope.agent.delivery.uploader._PATIENCE_SECONDS", 0.1)
     send, each, before = each_with_a_signal(signal.SIGSTOP)
