@@ -277,8 +277,7 @@ RULES = (
         root=("loss.oscillating",),
         consequence=("loss.spike",),
         earliest=-BLUR,
-        latest=EPISODE,
-        why="a swing of the loss begins like a spike",
+        why="each swing of the loss is like a spike",
     ),
     Rule(
         root=("loss.diverging",),

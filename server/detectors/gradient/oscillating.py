@@ -11,6 +11,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.gradient.recurring import Recurrence, Recurring
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Times
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
@@ -40,13 +41,18 @@ class OscillatingPolicy(Policy):
 
 @dataclass(slots=True)
 class Jumps:
-    """What was seen: the scatter of the logarithm before and now, and the rate's change."""
+    """What was seen: the scatter of the logarithm before and now, and the rate's change.
+
+    Attributes:
+        recurs: what comes again, where the scatter is that.
+    """
 
     before: float
     now: float
     lr_before: float
     lr_now: float
     signed: bool
+    recurs: Recurrence | None = None
 
 
 @dataclass(slots=True)
@@ -60,27 +66,33 @@ class OscillatingState:
     earlier: deque[float] = field(default_factory=lambda: deque(maxlen=32))
     above: int = 0
     signed: bool = False
+    recurring: Recurring = field(default_factory=Recurring)
 
 
 class GradientOscillating(Detector[OscillatingState]):
-    """The norm of the gradient jumps from step to step as it did not before.
+    """The norm of the gradient jumps from step to step as it did not before, or again and again.
 
     Statistic:
         s is the standard deviation of the differences of neighbouring log norms, over the root of
         2, in 64 observations, looked at every 16. It is above 3 times the median of the earlier
         ones (at least 4, those that were alarmed about left out) and above 0.5, twice in a row.
-        Over after 64 steps without it.
+        Also from the start: at a period of which 6 fit into 64 or 256 log norms, put side by side,
+        the place within the period explains more than half of the scatter, beyond chance (6
+        standard deviations), and the largest is above 10 times the smallest; or 5 single norms of
+        256 are above 10 times the median and 8 robust standard deviations. Over after 64 steps
+        without it.
 
     Severity:
         Warning; info for losses that change their sign, whose gradient has no lasting size.
 
     Evidence:
-        `scatter_before`, `scatter`, `lr_before`, `lr`.
+        `scatter_before`, `scatter`, `lr_before`, `lr`; of what recurs `period` (observations, 0 for
+        none), `factor` and `share` (of the observations that are large).
 
     Source:
         The scatter of a mean of B samples goes with 1 over the root of B (McCandlish et al. 2018):
         a loader that gives the same sample many times was found 20 to 36 steps after it began.
-        Healthy runs, also of single samples, have none.
+        Healthy runs, also of single samples, have none. Epoch folding: Leahy et al. (1983).
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.oscillating",)
@@ -112,6 +124,8 @@ class GradientOscillating(Detector[OscillatingState]):
                 continue
             state.total += 1
             state.norms.append((step, math.log(norm)))
+            if state.recurring.push(step, math.log(norm)) and state.recurring.found:
+                self._recur(step, state, state.recurring.found)
             if len(state.norms) == self.policy.back and state.total % self.policy.stride == 0:
                 self._look(step, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
@@ -129,12 +143,20 @@ class GradientOscillating(Detector[OscillatingState]):
         if not high:
             state.earlier.append(scatter)
         if state.above < self.policy.in_a_row:
-            state.watch.good(step)
+            if state.recurring.found is None:
+                state.watch.good(step)
             return
         rates = list(state.rates) or [math.nan]
         facts = Jumps(usual, scatter, rates[0], rates[-1], state.signed)
         episode = state.watch.bad(step, facts, first_step=_onset(state, usual))
         episode.facts.now = max(episode.facts.now, scatter)
+
+    def _recur(self, step: int, state: OscillatingState, found: Recurrence) -> None:
+        scatter = float(np.std(np.diff([norm for _, norm in state.norms]))) / math.sqrt(2)
+        rates = list(state.rates) or [math.nan]
+        facts = Jumps(median(state.earlier), scatter, rates[0], rates[-1], state.signed)
+        episode = state.watch.bad(step, facts, first_step=found.first_step)
+        episode.facts.recurs = found
 
 
 def _onset(state: OscillatingState, usual: float) -> int:
@@ -156,14 +178,31 @@ def _check(window: Window, state: OscillatingState, policy: OscillatingPolicy) -
     if state.total < need:
         why = f"{count(state.total, 'gradient norm')} of {need} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
-    scatter = number(state.earlier[-1])
+    scatter = number(state.earlier[-1] if state.earlier else math.nan)
     return Check(Status.OK, f"The logarithm of the gradient norm scatters by {scatter}, as before.")
 
 
 def _finding(episode: Episode[Jumps]) -> Finding:
     facts = episode.facts
     fewer = (facts.now / facts.before) ** 2 if facts.before else math.inf
-    if facts.lr_now > 1.5 * facts.lr_before:
+    title = (
+        f"The gradient norm jumps by a factor of {number(math.exp(facts.now))} from step to step"
+    )
+    told = {
+        "scatter_before": facts.before,
+        "scatter": facts.now,
+        "lr_before": facts.lr_before,
+        "lr": facts.lr_now,
+    }
+    evidence = {name: value for name, value in told.items() if math.isfinite(value)}
+    if facts.recurs is not None:
+        title, cause, remedy = facts.recurs.title, facts.recurs.cause, facts.recurs.remedy
+        evidence |= {
+            "period": facts.recurs.period,
+            "factor": facts.recurs.factor,
+            "share": facts.recurs.share,
+        }
+    elif facts.lr_now > 1.5 * facts.lr_before:
         cause = (
             f"The learning rate rose from {number(facts.lr_before)} to {number(facts.lr_now)}: the "
             "steps jump across the valley."
@@ -184,20 +223,12 @@ def _finding(episode: Episode[Jumps]) -> Finding:
     return Finding(
         kind="gradient.oscillating",
         severity="info" if facts.signed else "warning",
-        title=(
-            f"The gradient norm jumps by a factor of {number(math.exp(facts.now))} from step to "
-            f"step since step {episode.first_step}"
-        ),
+        title=f"{title} since step {episode.first_step}",
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=episode.first_step,
         cause=cause,
         remedy=remedy,
         clear_after=episode.clear_after,
-        evidence={
-            "scatter_before": facts.before,
-            "scatter": facts.now,
-            "lr_before": facts.lr_before,
-            "lr": facts.lr_now,
-        },
+        evidence=evidence,
     )

@@ -29,6 +29,10 @@ from rankscope.server.window import Check, Status, Window
 _TURNS = "optimizers.turns"
 # Blocks that are remembered.
 _BLOCKS = 24
+# A loss of so many times its start has blown up, however much it scatters up there: what has no
+# course that noise could be measured by. A tenfold loss is an effect that matters by any measure,
+# and noise of single samples stays below it in medians of 10.
+_BLOWN_UP = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +108,8 @@ class LossDiverging(Detector[DivergingState]):
         medians: that of their differences, and that which the scatter of single values gives them,
         on the logarithm. Where the loss never made progress (less than 10 % of its start, or than
         4 times that noise), half the start takes the place of the progress, and the median of the
-        last 24 blocks that of the best. It is dated back to where the rise left 10 % behind, and is
-        over after 9 blocks below 15 %.
+        last 24 blocks that of the best. Above 10 times its start no noise is asked for. It is dated
+        back to where the rise left 10 % behind, and is over after 9 blocks below 15 %.
 
     Severity:
         Warning; critical where all progress is lost, that is where the loss is above its start.
@@ -182,7 +186,7 @@ class LossDiverging(Detector[DivergingState]):
             lost > policy.min_lost
             and median - progress.best > policy.min_noise * noise
             and self._clear(median, before, error)
-        )
+        ) or (not state.signed and median > _BLOWN_UP * progress.start > 0)
         state.above = state.above + 1 if above else 0
         incident = state.incident
         if incident is not None:
