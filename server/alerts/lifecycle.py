@@ -59,6 +59,7 @@ def fold(
     now: float,
     heard_at: Mapping[int, float] | None = None,
     reported: Mapping[int, int] | None = None,
+    start: int = 0,
 ) -> Folded:
     """Takes one evaluation's findings into the alerts of a run.
 
@@ -74,6 +75,7 @@ def fold(
             since: a server that has just started, and finds nothing yet, proves nothing.
         reported: last step that each rank has reported. Steps of which an alert's ranks say nothing
             are no clean ones: a rank that is missing resolves nothing.
+        start: number of the start of the job that the findings and the alerts are of.
     """
     before = {alert.id: alert for alert in alerts}
     after = dict(before)
@@ -96,7 +98,7 @@ def fold(
             transitions.append(transition)
             standing = None
         if standing is None:
-            alert = _open(finding, run, now)
+            alert = _open(finding, run, now, start)
             known = after.get(alert.id)
             if known is not None:  # the same incident goes on after all
                 alert = replace(alert, opened_at=known.opened_at, acknowledged=known.acknowledged)
@@ -154,10 +156,27 @@ def unconfirmed(
     )
 
 
-def alert_id(run: str, kind: str, key: str, seen_step: int) -> str:
+def ended_by_start(stored: Sequence[Alert], *, start: int, now: float) -> Folded:
+    """What is stored as open of other starts of the job than the one that is evaluated.
+
+    Args:
+        stored: all alerts of the run.
+        start: number of the start that is evaluated.
+    """
+    over = [a for a in stored if a.state == "open" and a.start != start]
+    reason = "The job was started again and began anew: this is of the start before."
+    return Folded(
+        tuple(replace(alert, state="resolved", resolved_at=now) for alert in over),
+        tuple(Transition(a.id, a.last_step, now, "resolved", reason) for a in over),
+    )
+
+
+def alert_id(run: str, kind: str, key: str, seen_step: int, start: int = 0) -> str:
     """16 hexadecimal digits; the same whenever the same data are evaluated again."""
+    # The same fault in a job that was launched again is another incident.
+    again = (f"start {start}",) if start else ()
     # Unit separators, since a run's id may hold anything that is printable.
-    text = "\x1f".join((run, kind, key, str(seen_step)))
+    text = "\x1f".join((run, kind, key, str(seen_step), *again))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -193,9 +212,10 @@ def _continues(alert: Alert, finding: Finding) -> bool:
     return finding.seen_step - alert.last_step <= max(alert.clear_after, 1)
 
 
-def _open(finding: Finding, run: str, now: float) -> Alert:
+def _open(finding: Finding, run: str, now: float, start: int) -> Alert:
     return Alert(
-        id=alert_id(run, finding.kind, finding.key, finding.seen_step),
+        id=alert_id(run, finding.kind, finding.key, finding.seen_step, start),
+        start=start,
         run=run,
         kind=finding.kind,
         key=finding.key,

@@ -109,7 +109,8 @@ def judge(
 ) -> Verdict:
     """Judges a run as it stands.
 
-    An alert counts whether it is still open or not: what went wrong in a run has gone wrong. A root
+    An alert counts whether it is still open or not: what went wrong in a run has gone wrong. Of a
+    job that was started again, `counted` says which alerts are those of its last start. A root
     counts with the highest severity among itself and what follows from it, and where its kind is
     silenced or ignored, so is what follows from it.
 
@@ -146,6 +147,34 @@ def judge(
     if all(one.state == "not_applicable" for one in wanted):
         waiting.append("nothing is left that could be judged")
     return Verdict("pending" if waiting else "pass", tuple(waiting), lines, wanted)
+
+
+def counts(state: str, start: int, last_step: int, *, last: int, resumed_step: int | None) -> bool:
+    """Whether an alert is of the last start of a job, or of what that went on from.
+
+    Args:
+        state, start, last_step: the alert's.
+        last: number of the job's last start: it was launched again, and began anew.
+        resumed_step: step at which the job went on from a checkpoint after all of its processes had
+            ended; what was over before that step is not part of what it trained since.
+    """
+    if start != last:
+        return False
+    return state == "open" or resumed_step is None or last_step >= resumed_step
+
+
+def counted(alerts: Sequence[Alert], *, last: int, resumed_step: int | None) -> list[Alert]:
+    """The alerts that a verdict looks at, in their order; see `counts`.
+
+    A root counts where anything that follows from it does.
+    """
+    own = [
+        a
+        for a in alerts
+        if counts(a.state, a.start, a.last_step, last=last, resumed_step=resumed_step)
+    ]
+    ids = {a.id for a in own} | {a.parent for a in own}
+    return [a for a in alerts if a.id in ids]
 
 
 def _failures(

@@ -172,4 +172,5 @@ def _members(alert: Alert, silenced: bool) -> dict[str, Any]:
         "evidence": dict(alert.evidence),
         "parent": alert.parent,
         "consequences": list(alert.consequences),
+        "start": alert.start,
     }

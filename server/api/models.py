@@ -257,7 +257,7 @@ class Transition(BaseModel):
 
 
 class Alert(BaseModel):
-    """An alert."""
+    """An alert; `start` is the number of the start of the job that it was found in."""
 
     id: str
     run: str
@@ -279,6 +279,7 @@ class Alert(BaseModel):
     evidence: dict[str, Any]
     parent: str | None
     consequences: list[str]
+    start: int
 
 
 class AlertDetail(Alert):
@@ -401,7 +402,9 @@ class Verdict(BaseModel):
     """Pass, fail or pending, and why; `so_far` is what it would be if the run ended now.
 
     What was not checked is in `checks` as `not_run`. `evaluated` is false while data that the
-    server has wait for its detectors.
+    server has wait for its detectors. It is the verdict of the job's last start, whose number is
+    `start`; where that went on from a checkpoint, alerts that were over before `resumed_step` do
+    not count.
     """
 
     verdict: VerdictName
@@ -412,3 +415,5 @@ class Verdict(BaseModel):
     state: RunState
     evaluated: bool
     settings: VerdictSettings
+    start: int
+    resumed_step: int | None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import APIRouter, Query
 
 from rankscope.server import detectors
-from rankscope.server.alerts.verdict import Verdict, judge
+from rankscope.server.alerts.verdict import Verdict, counted, judge
 from rankscope.server.api import models
 from rankscope.server.api.deps import Database, RunId, known_run
 from rankscope.server.api.problems import Problem
@@ -66,6 +66,8 @@ def get_verdict(
         state=row.state,
         evaluated=not unevaluated,
         settings=_settings(row, judged_by),
+        start=row.start,
+        resumed_step=row.resumed_step,
     )
 
 
@@ -94,7 +96,7 @@ def _judge(state: str, row: Any, found: Findings, **options: Any) -> Verdict:
     return judge(
         state,
         row.world_size,
-        found.alerts,
+        counted(found.alerts, last=row.start, resumed_step=row.resumed_step),
         found.checks,
         silenced=found.silenced,
         **options,

@@ -53,9 +53,10 @@ _SNAPSHOT_SHARE = 50.0
 
 
 class Renumbered(Exception):
-    """What is in memory has attempts by numbers that they have no more.
+    """What is in memory is of processes that are counted otherwise now.
 
-    An earlier process's words came after a later one's, from the disk.
+    An earlier process's words came after a later one's, from the disk, so that attempts have other
+    numbers; or the whole job was launched again and begins anew.
     """
 
 
@@ -64,6 +65,7 @@ class _Memory:
     """All that is remembered of a run: what a snapshot consists of.
 
     Attributes:
+        start: number of the job's start that it is of, and the arrival that this began with.
         arrival: newest arrival that has been evaluated.
         attempts: number of each process, by rank and session.
         looked_into: alerts for which dense sampling was asked for: once each, so as not to slow a
@@ -77,6 +79,7 @@ class _Memory:
     arrival: int
     attempts: dict[tuple[int, str], int]
     looked_into: set[str]
+    start: tuple[int, int] = (0, 0)
 
 
 class RunEvaluation:
@@ -120,8 +123,12 @@ class RunEvaluation:
         self._lives = Lives()
         # What the run is judged by, until that is kept with it.
         self._fresh_settings: Effective | None = None
-        # What an evaluation before this one left, until this one has caught up with it.
+        # What an evaluation before this one left, until this one has caught up with it; and what
+        # those of other starts of the job left.
         self._stored: dict[str, Alert] | None = None
+        self._past: tuple[Alert, ...] = ()
+        # Whether checks and comparisons are there that may be those of another start.
+        self._stale = False
         self._told_through = -1
         # When (`now`) some rank had reported which step: of the last evaluations.
         self._progress: deque[tuple[float, int]] = deque(maxlen=_PROGRESS)
@@ -162,6 +169,8 @@ class RunEvaluation:
                     beyond=self._memory.aligner.last_step - MAX_LAG,
                 )
             more = data.more
+            if data.start != self._memory.start:
+                raise Renumbered
             for entry in data.lives:
                 known = (entry.life.rank, entry.session)
                 if self._memory.attempts.setdefault(known, entry.attempt) != entry.attempt:
@@ -205,19 +214,28 @@ class RunEvaluation:
         else:
             judged_by = Effective.from_json(kept_settings)
         self._memory = self._blank(judged_by)
+        start = evaluation.current_start(connection, run=self._key)
+        self._memory.start = start
+        self._memory.arrival = max(start[1] - 1, 0)
+        resumed = False
         kept = snapshots.load(connection, run=self._key, version=snapshot.version())
         if kept is not None and self._resume:
             try:
                 self._memory = snapshot.from_bytes(kept)
+                resumed = True
             except snapshot.Unreadable:
                 _logger.exception("run %s is evaluated again from its start", self.id)
+        number = self._memory.start[0]
+        self._past = tuple(alert for alert in stored if alert.start != number)
+        stored = [alert for alert in stored if alert.start == number]
         carried = lifecycle.carried(stored)
-        if self._memory.arrival:
+        if resumed:
             # What sees the clock alone does not come of the data again.
             carried = tuple(a for a in stored if a.kind in lifecycle.TIME_BASED)
         self._memory.alerts |= {alert.id: alert for alert in carried}
         self._stored = {alert.id: alert for alert in stored}
         self._told_through = evaluation.evaluated_step(connection, run=self._key)
+        self._stale = not resumed and (number > 0 or bool(self._past) or not self._resume)
 
     def _count_work(self) -> None:
         now = time.perf_counter()
@@ -266,6 +284,7 @@ class RunEvaluation:
                 now=now,
                 heard_at={entry.life.rank: entry.life.last_seen for entry in data.lives},
                 reported=reported,
+                start=memory.start[0],
             )
             for alert in folded.alerts:
                 memory.alerts[alert.id] = changed[alert.id] = alert
@@ -287,6 +306,9 @@ class RunEvaluation:
             changed |= {alert.id: alert for alert in folded.alerts}
             transitions += folded.transitions
         changed = {alert.id: self._as_it_was(alert) for alert in changed.values()}
+        ended = lifecycle.ended_by_start(self._past, start=memory.start[0], now=now)
+        changed |= {alert.id: alert for alert in ended.alerts}
+        transitions += ended.transitions
         if not data.more:
             self._stored = {}
         state = _ended(row, lives, now, told=_silence_told(checks))
@@ -298,7 +320,7 @@ class RunEvaluation:
         between_posts = self._between_posts(newest, lives, now)
         # Steps may be complete without news: a rank is waited for no longer.
         steps = any(len(window.steps) for window in compared)
-        if news or steps or changed or stale or state:
+        if news or steps or changed or stale or state or self._stale:
             kept = self._snapshot()
             with writing(self._engine) as connection:
                 leases.hold(connection, self.lease)
@@ -306,6 +328,8 @@ class RunEvaluation:
                     settings.save_run(
                         connection, run=self._key, settings=self._fresh_settings.to_json()
                     )
+                if self._stale:
+                    evaluation.forget(connection, run=self._key)
                 for window in compared:
                     comparisons.write_comparisons(
                         connection, run=self._key, comparisons=window.comparisons
@@ -335,7 +359,7 @@ class RunEvaluation:
                     )
                 if kept is not None:
                     self._keep(connection, kept)
-            self._fresh_settings = None
+            self._fresh_settings, self._past, self._stale = None, (), False
             if changed or state:
                 self._tell(self.id)
 

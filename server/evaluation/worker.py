@@ -208,7 +208,12 @@ class Worker:
             return self._run(row, lease, now).evaluate(row, now, since, slice_s)
         except Renumbered:
             self._runs.pop(row.key)
-            return self._run(row, lease, now, resume=False).evaluate(row, now, since, slice_s)
+            try:
+                return self._run(row, lease, now, resume=False).evaluate(row, now, since, slice_s)
+            except Renumbered:
+                # Again, while it was read: at the next look.
+                self._runs.pop(row.key)
+                return True
 
     def _run(self, row: RunRow, lease: Lease, now: float, *, resume: bool = True) -> RunEvaluation:
         run = self._runs.get(row.key)

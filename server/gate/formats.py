@@ -30,7 +30,7 @@ class Report:
 
     Attributes:
         address: of the run's page.
-        alerts: of the run, consequences too, newest first.
+        alerts: that count for the verdict, consequences too, newest first.
         required: what has to be judged for a pass: name, state, by, why.
         state: of the run; empty where an older server does not tell.
         evaluated: whether the server has evaluated all that it has of the run.

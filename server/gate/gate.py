@@ -16,6 +16,7 @@ from urllib.parse import quote
 import urllib3
 
 from rankscope.agent import wire
+from rankscope.server.alerts.verdict import counts
 from rankscope.server.gate.formats import FORMATS, Report
 
 PASS, FAIL, USAGE, UNREACHABLE, UNDECIDED = range(5)
@@ -224,7 +225,7 @@ def _report(server: _Server, options: argparse.Namespace) -> Report:
         verdict=verdict["verdict"],
         reasons=tuple(verdict["reasons"]),
         checks=tuple(verdict["checks"]),
-        alerts=tuple(_alerts(server, path)),
+        alerts=tuple(_counted(list(_alerts(server, path)), verdict)),
         required=tuple(verdict.get("required", ())),
         state=verdict.get("state", ""),
         evaluated=verdict.get("evaluated", True),
@@ -232,6 +233,18 @@ def _report(server: _Server, options: argparse.Namespace) -> Report:
         kinds=frozenset(options.kind),
         ignored=frozenset(options.ignore),
     )
+
+
+def _counted(alerts: Sequence[Json], verdict: Json) -> list[Json]:
+    """The alerts of the job's last start; all, where an older server tells of no starts."""
+    if "start" not in verdict:
+        return list(alerts)
+    ids = set()
+    for a in alerts:
+        told = (a["state"], a.get("start", 0), a["last_step"])
+        if counts(*told, last=verdict["start"], resumed_step=verdict.get("resumed_step")):
+            ids |= {a["id"], a["parent"]}
+    return [a for a in alerts if a["id"] in ids]
 
 
 def _alerts(server: _Server, path: str) -> Iterator[Json]:

@@ -50,6 +50,7 @@ def alert_to_row(alert: Alert, run: int) -> dict[str, Any]:
         "evidence": plain(alert.evidence),
         "parent": alert.parent,
         "consequences": list(alert.consequences),
+        "start": alert.start,
     }
 
 
@@ -104,6 +105,7 @@ def alert_from_row(row: Any, run: str) -> Alert:
         evidence=row.evidence,
         parent=row.parent,
         consequences=tuple(row.consequences),
+        start=row.start,
     )
 
 

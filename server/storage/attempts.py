@@ -85,7 +85,8 @@ _NEEDED = tuple(
     for name in (
         *("rank", "session", "attempt", "last_seq", "first_seq", "end_seq", "taken_end"),
         *("sent_at", "host", "started_at", "last_seen", "longest_gap", "typical_gap"),
-        *("last_step", "through_step", "hello_arrival", "tables"),
+        *("first_step", "last_step", "through_step", "hello_arrival", "tables"),
+        *("state", "start"),
     )
 )
 
@@ -94,11 +95,22 @@ class Attempts:
     """The processes of some ranks of a run, read once for many batches and written once.
 
     The caller holds the run's row.
+
+    Args:
+        start: number of the run's last start.
+
+    Attributes:
+        moved: whether something was said that tells one start of the job from another: a process
+            began, where it began, or that it has ended.
     """
 
-    def __init__(self, connection: Connection, *, run: int, ranks: Collection[int]) -> None:
+    def __init__(
+        self, connection: Connection, *, run: int, ranks: Collection[int], start: int = 0
+    ) -> None:
         self._connection = connection
         self._run = run
+        self._start = start
+        self.moved = False
         self._by_rank: dict[int, list[Process]] = {rank: [] for rank in ranks}
         self._taken: list[dict[str, Any]] = []
         t = schema.attempt
@@ -144,16 +156,25 @@ class Attempts:
         if batch.hello is not None:
             tables = store_tables(self._connection, run=self._run, tables=batch.hello.tables)
         process = self._of(batch)
-        last = last_step(batch)
+        last, first = last_step(batch), first_step(batch)
         if process is None:
+            self.moved = True
             latest, hello_wanted = True, batch.hello is None
             process = self._begin(
-                batch, last, arrival=arrival, received_at=received_at, tables=tables
+                batch, last, first, arrival=arrival, received_at=received_at, tables=tables
             )
         else:
             row = process.row
+            if (began := _earlier(row, first)) is not None:
+                self.moved = True
+                process.set({"first_step": began})
+            # Of one that has been replaced, what comes is late: it is not seen any more.
+            seen_at, sent_at = row["last_seen"], row["sent_at"]
+            if process is processes[-1]:
+                seen_at, sent_at = received_at, batch.sent_at
             # Batches may overtake each other: the last word is that of the highest number.
             latest = place(batch.seq) > row["last_seq"]
+            self.moved |= latest and batch.state != row["state"]
             hello_wanted = batch.hello is None and row["hello_arrival"] is None
             process.set(
                 {
@@ -162,8 +183,8 @@ class Attempts:
                     **(_said(batch) if latest else {}),
                     **self._count(process, batch),
                     "last_seq": max(row["last_seq"], place(batch.seq)),
-                    "last_seen": max(row["last_seen"], received_at),
-                    "sent_at": max(row["sent_at"], batch.sent_at),
+                    "last_seen": max(row["last_seen"], seen_at),
+                    "sent_at": max(row["sent_at"], sent_at),
                     "last_step": max(row["last_step"], last),
                     "through_step": max(row["through_step"], batch.through_step),
                 }
@@ -211,6 +232,7 @@ class Attempts:
         self,
         batch: wire.Batch,
         last: int,
+        first: int | None,
         *,
         arrival: int,
         received_at: float,
@@ -232,8 +254,11 @@ class Attempts:
                 "first_seen": received_at,
                 "last_seen": received_at,
                 "sent_at": batch.sent_at,
+                "first_step": first,
                 "last_step": last,
                 "through_step": batch.through_step,
+                "first_arrival": arrival,
+                "start": self._start,
                 "tables": dict(tables),
                 **_said(batch),
                 **_hello(batch, arrival, received_at),
@@ -293,7 +318,10 @@ class Attempts:
         # From the last on, so that no two attempts have the same number in between.
         for one in range(end - 1, number - 1, -1):
             by_number[one].row["attempt"] = one + 1
-            for t in (schema.attempt, schema.chunk, schema.layers, schema.fingerprint):
+            for t in (
+                *(schema.attempt, schema.chunk, schema.layers, schema.fingerprint),
+                schema.event,
+            ):
                 self._connection.execute(
                     update(t)
                     .where(t.c.run == self._run, t.c.rank == rank, t.c.attempt == one)
@@ -351,6 +379,26 @@ def last_step(batch: wire.Batch) -> int:
     return max([batch.through_step, *last, *(made.step for made in batch.layers)])
 
 
+def first_step(batch: wire.Batch) -> int | None:
+    """First step that a batch says anything about; None for none."""
+    columns = (*batch.columns.values(), *batch.words.values())
+    # Columns of the same steps share one array.
+    steps = {id(c.steps): c.steps for c in columns if len(c.steps)}
+    first = [int(of.min()) for of in steps.values()]
+    first += [step for step, _ in (*batch.rows, *batch.word_rows)]
+    first += [*(made.step for made in batch.prints), *(made.step for made in batch.layers)]
+    return max(min(first), 0) if first else None
+
+
+def _earlier(row: Mapping[str, Any], first: int | None) -> int | None:
+    """A process's first step, where a batch tells of an earlier one than was known."""
+    known = row["first_step"]
+    if first is None or (known is not None and known <= first):
+        return None
+    # One that is older than the column has said other things before.
+    return None if known is None and row["last_step"] >= 0 else first
+
+
 def begun(hello: wire.Hello, received_at: float) -> float:
     """When a process began, by its own clock as far as that can be."""
     if math.isnan(hello.started_at):
@@ -358,14 +406,19 @@ def begun(hello: wire.Hello, received_at: float) -> float:
     return min(max(hello.started_at, 0.0), received_at)
 
 
-def newest_attempts(connection: Connection, *, run: int, below: int | None = None) -> Sequence[Any]:
+def newest_attempts(
+    connection: Connection, *, run: int, below: int | None = None, start: int | None = None
+) -> Sequence[Any]:
     """The row of the newest attempt of each rank, by rank; without its `config`.
 
     Args:
         below: of ranks below this one only.
+        start: of this start of the job only.
     """
     t = schema.attempt
     newest = select(t.c.rank, func.max(t.c.attempt).label("attempt")).where(t.c.run == run)
+    if start is not None:
+        newest = newest.where(t.c.start == start)
     if below is not None:
         newest = newest.where(t.c.rank < below)
     grouped = newest.group_by(t.c.rank).subquery()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, text, union, update
+import numpy as np
+from sqlalchemy import Connection, Row, delete, insert, select, text, union, update
 
 from rankscope.agent import wire
-from rankscope.server.storage import dialect, schema
+from rankscope.server.storage import dialect, schema, starts
 from rankscope.server.storage.alerts import alert_from_row, alert_to_row
 from rankscope.server.storage.columns import load_columns
 from rankscope.server.storage.fingerprints import bytes_of, load_contents, print_of
@@ -19,6 +20,7 @@ from rankscope.server.storage.tables import load_tables
 from rankscope.server.window import (
     Alert,
     Check,
+    Columns,
     NewData,
     Occurrence,
     PrintPart,
@@ -95,6 +97,8 @@ def load_new(
 ) -> NewData:
     """What arrived after `after`: at most `limit` batches of it, and no more than memory takes.
 
+    It is of the job's last start alone: what its earlier processes left on disk may come later.
+
     Args:
         metrics: scalars that are wanted; None for all.
         stages: words and fingerprints that are wanted; None for all.
@@ -103,10 +107,17 @@ def load_new(
         beyond: of these, batches that begin at this step or before are not looked at.
     """
     head = connection.execute(
-        select(schema.run.c.arrivals, schema.run.c.world_size, schema.run.c.config).where(
-            schema.run.c.key == run
-        )
+        select(
+            *(schema.run.c.arrivals, schema.run.c.world_size, schema.run.c.config),
+            schema.run.c.start,
+        ).where(schema.run.c.key == run)
     ).one()
+    # Of the first one that is all there is.
+    own: Mapping[int, int] | None = None
+    start = (head.start, 0)
+    if head.start:
+        own, began = starts.first_attempts(connection, run=run, start=head.start)
+        start = (head.start, began)
     prints, arrival = _prints(connection, run, after, min(head.arrivals, after + limit), stages)
     numbers, arrival = load_new_layers(
         connection, run=run, after=after, until=arrival, metrics=layers, beyond=beyond
@@ -120,22 +131,60 @@ def load_new(
         enough=_PAGE_BYTES,
     )
     lives = Lives() if known is None else known
-    living = lives.read(connection, run=run)
+    living = lives.read(connection, run=run, start=head.start)
     news = _hellos(connection, run, lives.told_since(after))
     return NewData(
         arrival=arrival,
         more=arrival < head.arrivals,
-        columns=columns,
-        words=words,
-        prints=tuple(part for came, part in prints if came <= arrival),
+        columns=_columns_of(own, columns),
+        words=_columns_of(own, words),
+        prints=tuple(
+            part
+            for came, part in prints
+            if came <= arrival and _is_of(own, part.rank, part.attempt)
+        ),
         lives=living,
         tables=_tables(connection, run, news),
         world_size=head.world_size,
         config=head.config,
         configs={row.rank: row.config for row in news},
-        events=_events(connection, run, after, arrival),
-        layers=tuple(part for came, part in numbers if came <= arrival),
+        events=_events(connection, run, after, arrival, own),
+        layers=tuple(
+            part
+            for came, part in numbers
+            if came <= arrival and _is_of(own, part.rank, part.attempt)
+        ),
+        start=start,
     )
+
+
+def _is_of(own: Mapping[int, int] | None, rank: int, attempt: int) -> bool:
+    """Whether a process belongs to the start of the job that is evaluated.
+
+    Args:
+        own: number of each rank's first process in it; None where all processes do.
+    """
+    return own is None or (rank in own and attempt >= own[rank])
+
+
+def _columns_of(own: Mapping[int, int] | None, columns: tuple[Columns, ...]) -> tuple[Columns, ...]:
+    if own is None:
+        return columns
+    found = []
+    for part in columns:
+        rows = np.array([_is_of(own, rank, part.attempt) for rank in part.ranks.tolist()])
+        if rows.all():
+            found.append(part)
+        elif rows.any():
+            found.append(
+                replace(
+                    part,
+                    ranks=part.ranks[rows],
+                    arrivals=part.arrivals[rows],
+                    values=part.values[rows],
+                )
+            )
+    return tuple(found)
 
 
 def _prints(
@@ -191,7 +240,9 @@ def _tables(
     }
 
 
-def _events(connection: Connection, run: int, after: int, until: int) -> tuple[Occurrence, ...]:
+def _events(
+    connection: Connection, run: int, after: int, until: int, own: Mapping[int, int] | None
+) -> tuple[Occurrence, ...]:
     e = schema.event
     rows = connection.execute(
         select(e)
@@ -199,7 +250,9 @@ def _events(connection: Connection, run: int, after: int, until: int) -> tuple[O
         .order_by(e.c.arrival, e.c.n)
     )
     return tuple(
-        Occurrence(row.rank, row.step, row.kind, row.text, row.data, row.at) for row in rows
+        Occurrence(row.rank, row.step, row.kind, row.text, row.data, row.at)
+        for row in rows
+        if row.attempt is None or _is_of(own, row.rank, row.attempt)
     )
 
 
@@ -276,6 +329,20 @@ def save_checks(connection: Connection, *, run: int, checks: Mapping[str, Check]
             for kind, c in checks.items()
         ],
     )
+
+
+def forget(connection: Connection, *, run: int) -> None:
+    """Takes back what an evaluation of an earlier start of the job said of it, but for alerts."""
+    for t in (schema.check, schema.comparison):
+        connection.execute(delete(t).where(t.c.run == run))
+
+
+def current_start(connection: Connection, *, run: int) -> tuple[int, int]:
+    """Number of the job's last start, and the arrival that it began with (0 for the first)."""
+    number = connection.scalar(select(schema.run.c.start).where(schema.run.c.key == run)) or 0
+    if not number:
+        return 0, 0
+    return number, starts.first_attempts(connection, run=run, start=number)[1]
 
 
 def mark_evaluated(

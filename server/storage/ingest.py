@@ -10,7 +10,7 @@ import numpy as np
 from sqlalchemy import Connection, Table, func, insert, select, update
 
 from rankscope.agent import wire
-from rankscope.server.storage import dialect, schema
+from rankscope.server.storage import dialect, schema, starts
 from rankscope.server.storage.attempts import (
     Attempts,
     Process,
@@ -81,7 +81,8 @@ def _store_run(
 ) -> list[wire.Answer]:
     """Stores batches of one run."""
     run = _hold(connection, *received[0])
-    attempts = Attempts(connection, run=run.key, ranks={batch.rank for batch, _ in received})
+    ranks = {batch.rank for batch, _ in received}
+    attempts = Attempts(connection, run=run.key, ranks=ranks, start=run.start)
     rows = _Rows(connection, run.key, known.of(run.key, run.id, run.started_at))
     arrivals = run.arrivals
     answers = []
@@ -97,7 +98,8 @@ def _store_run(
         met = attempts.meet(batch, arrival=arrivals, received_at=received_at)
         rows.add(batch, met.process, arrival=arrivals, received_at=received_at)
         stored.append((batch, received_at))
-        last_step = max(last_step, met.last_step)
+        if met.process.row["start"] == run.start:
+            last_step = max(last_step, met.last_step)
         if met.latest:
             words.append(batch)
         answers.append(
@@ -110,11 +112,13 @@ def _store_run(
     if stored:
         attempts.write()
         rows.write()
+        begun_anew = _begun_anew(connection, run, words) if attempts.moved else {}
         new = {
             "arrivals": arrivals,
             "last_seen_at": max(run.last_seen_at, *(at for _, at in stored)),
             "last_step": last_step,
-            **_about_run(connection, run, words),
+            **begun_anew,
+            **_about_run(connection, run, words, start=begun_anew.get("start", run.start)),
         }
         t = schema.run
         connection.execute(update(t).where(t.c.key == run.key).values(new))
@@ -156,7 +160,7 @@ def _hold(connection: Connection, batch: wire.Batch, received_at: float) -> Any:
     t = schema.run
     held = select(
         *(t.c.key, t.c.id, t.c.started_at, t.c.arrivals, t.c.dense_until),
-        *(t.c.last_seen_at, t.c.last_step, t.c.world_size),
+        *(t.c.last_seen_at, t.c.last_step, t.c.world_size, t.c.start, t.c.resumed_step),
     ).with_for_update()
     key = run_key(connection, batch.run)
     if key is not None and (row := connection.execute(held.where(t.c.key == key)).first()):
@@ -186,14 +190,32 @@ def _wish(run: Any, batch: wire.Batch) -> int | None:
     return None if wish is None or wish <= batch.through_step else wish
 
 
-def _about_run(connection: Connection, run: Any, words: Sequence[wire.Batch]) -> dict[str, Any]:
+def _begun_anew(connection: Connection, run: Any, words: Sequence[wire.Batch]) -> dict[str, Any]:
+    """What changes of a run where its processes belong to other starts of the job than before."""
+    if not starts.may_have_several(connection, run=run.key):
+        return {}
+    world_size = _world_size(connection, run, words) if words else run.world_size
+    found = starts.refresh(connection, run=run.key, world_size=world_size)
+    if (found.last, found.resumed_step) == (run.start, run.resumed_step):
+        return {}
+    new: dict[str, Any] = {"start": found.last, "resumed_step": found.resumed_step}
+    if found.last != run.start:
+        last_step = starts.last_step(connection, run=run.key, start=found.last)
+        # What was evaluated, and is to be looked at closely, was of the start before.
+        new |= {"last_step": last_step, "evaluated_step": -1, "dense_until": None}
+    return new
+
+
+def _about_run(
+    connection: Connection, run: Any, words: Sequence[wire.Batch], *, start: int
+) -> dict[str, Any]:
     """What the last words of ranks, in the order in which they came, say of the run as a whole."""
     if not words:
         return {}
     world_size = _world_size(connection, run, words)
     new: dict[str, Any] = {
         "world_size": world_size,
-        "state": _state(connection, run.key, words[-1], world_size),
+        "state": _state(connection, run.key, words[-1], world_size, start),
     }
     configs = {b.rank: b.hello.config for b in words if b.hello is not None and b.hello.config}
     if configs:
@@ -223,12 +245,12 @@ def _world_size(connection: Connection, run: Any, words: Sequence[wire.Batch]) -
     return said if highest is None else max(said, highest + 1)
 
 
-def _state(connection: Connection, run: int, batch: wire.Batch, world_size: int) -> str:
+def _state(connection: Connection, run: int, batch: wire.Batch, world_size: int, start: int) -> str:
     """Running while any rank runs; then failed if one failed, else finished once all are."""
     if batch.state == "running":
         return "running"
     # A job that went on with fewer ranks does not wait for those that it left behind.
-    ranks = newest_attempts(connection, run=run, below=world_size)
+    ranks = newest_attempts(connection, run=run, below=world_size, start=start)
     states = {row.state for row in ranks}
     if "running" in states or len(ranks) < world_size:
         return "running"
@@ -247,7 +269,7 @@ class _Rows:
         self._layers: list[tuple[Process, dict[str, Any]]] = []
         self._prints: list[tuple[Process, dict[str, Any]]] = []
         self._contents: dict[tuple[int, bytes], Content] = {}
-        self._events: list[dict[str, Any]] = []
+        self._events: list[tuple[Process, dict[str, Any]]] = []
 
     def add(self, batch: wire.Batch, process: Process, *, arrival: int, received_at: float) -> None:
         """Takes a batch."""
@@ -271,19 +293,18 @@ class _Rows:
             }
             self._prints.append((process, row))
         for n, event in enumerate(batch.events):
-            self._events.append(
-                {
-                    "run": self._run,
-                    "arrival": arrival,
-                    "n": n,
-                    "rank": batch.rank,
-                    "step": event.step,
-                    "at": received_at,
-                    "kind": event.kind[:_MAX_KIND],
-                    "text": event.text,
-                    "data": plain(event.data),
-                }
-            )
+            row = {
+                "run": self._run,
+                "arrival": arrival,
+                "n": n,
+                "rank": batch.rank,
+                "step": event.step,
+                "at": received_at,
+                "kind": event.kind[:_MAX_KIND],
+                "text": event.text,
+                "data": plain(event.data),
+            }
+            self._events.append((process, row))
 
     def write(self) -> None:
         """Writes everything."""
@@ -301,7 +322,8 @@ class _Rows:
             ],
         )
         if self._events:
-            self._connection.execute(insert(schema.event), self._events)
+            events = [{**row, "attempt": process.attempt} for process, row in self._events]
+            self._connection.execute(insert(schema.event), events)
 
     def _chunk(self, process: Process, rank: int, arrival: int, block: Block) -> Row:
         """A row of `chunk`, its columns in their order."""

@@ -32,11 +32,11 @@ class Lives:
         self._rows: dict[int, tuple[Any, ...]] = {}
         self._lives: dict[int, Life] = {}
 
-    def read(self, connection: Connection, *, run: int) -> tuple[Life, ...]:
-        """The newest attempt of each rank, by rank."""
+    def read(self, connection: Connection, *, run: int, start: int = 0) -> tuple[Life, ...]:
+        """The newest attempt of each rank in a start of the job, by rank."""
         newest = (
             select(_A.rank, func.max(_A.attempt).label("attempt"))
-            .where(_A.run == run)
+            .where(_A.run == run, _A.start == start)
             .group_by(_A.rank)
             .subquery()
         )

@@ -68,6 +68,10 @@ run = Table(
     Column("arrivals", BigInteger, nullable=False, server_default="0"),
     Column("evaluated", BigInteger, nullable=False, server_default="0"),
     Column("evaluated_step", BigInteger, nullable=False, server_default="-1"),
+    # Number of the last start of the whole job, and the step at which that went on from a
+    # checkpoint after all of its processes had ended; see `starts.py`.
+    Column("start", Integer, nullable=False, server_default="0"),
+    Column("resumed_step", BigInteger, nullable=True),
     Column("dense_until", BigInteger, nullable=True),
     # What the evaluation did not look at: it came after its step had been evaluated, or there was
     # no room for it.
@@ -123,8 +127,13 @@ attempt = Table(
     # Times between posts: the longest, and the typical one as a running estimate of the median.
     Column("longest_gap", Float, nullable=False, server_default="0"),
     Column("typical_gap", Float, nullable=False, server_default="0"),
+    # First step that it has said anything about; NULL where it has not, or nobody noted it.
+    Column("first_step", BigInteger, nullable=True),
     Column("last_step", BigInteger, nullable=False),
     Column("through_step", BigInteger, nullable=False),
+    # Number of the arrival that it was first heard with, and of the start of the job it belongs to.
+    Column("first_arrival", BigInteger, nullable=False, server_default="0"),
+    Column("start", Integer, nullable=False, server_default="0"),
     Column("state", String(16), nullable=False),
     Column("phase", String(32), nullable=False, server_default=""),
     Column("error", Text, nullable=False, server_default=""),
@@ -361,6 +370,8 @@ alert = Table(
     Column("evidence", JSON, nullable=False),
     Column("parent", String(32), nullable=True),
     Column("consequences", JSON, nullable=False),
+    # Number of the start of the job in which it was found.
+    Column("start", Integer, nullable=False, server_default="0"),
     # Newest first, over all runs.
     Index(None, "opened_at"),
     # An alert by its id alone.
@@ -457,6 +468,8 @@ event = Table(
     Column("arrival", BigInteger, primary_key=True, autoincrement=False),
     Column("n", Integer, primary_key=True, autoincrement=False),
     Column("rank", Integer, nullable=False),
+    # NULL where nobody noted it.
+    Column("attempt", Integer, nullable=True),
     Column("step", BigInteger, nullable=False),
     Column("at", Float, nullable=False),
     Column("kind", String(64), nullable=False),

@@ -39,8 +39,8 @@ class Alert:
     """One incident of a run.
 
     Attributes:
-        id: the same whenever the same data are evaluated again: made of the run, the kind, the key
-            and the step at which it was first seen.
+        id: the same whenever the same data are evaluated again: made of the run, the kind, the key,
+            the step at which it was first seen, and the start of the job.
         key: the finding's key; `(kind, key)` is the identity of an incident while it is open.
         state: `open` or `resolved`.
         seen_step: step at which it was first seen; `first_step` may be dated back.
@@ -49,6 +49,8 @@ class Alert:
         clear_after: steps without a finding after which it resolves; None: never by itself.
         parent: id of the alert whose consequence this is; None for a root.
         consequences: ids of the alerts that follow from this one.
+        start: number of the start of the job in which it was found: 0 until it is launched again
+            under the same run id and begins where it had begun.
     """
 
     id: str
@@ -73,3 +75,4 @@ class Alert:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     parent: str | None = None
     consequences: tuple[str, ...] = ()
+    start: int = 0

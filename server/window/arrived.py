@@ -88,6 +88,7 @@ class NewData:
         configs: what ranks said of themselves at attach, of those where it is news.
         events: what ranks told once, as far as detectors ask for it.
         layers: numbers of single tensors, of the first few ranks.
+        start: number of the job's start that all of this is of, and the arrival that it began with.
     """
 
     arrival: int
@@ -102,6 +103,7 @@ class NewData:
     configs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     events: tuple[Occurrence, ...] = ()
     layers: tuple[LayerPart, ...] = ()
+    start: tuple[int, int] = (0, 0)
 
 
 def joined_print(prints: Mapping[str, wire.Print]) -> wire.Print:
