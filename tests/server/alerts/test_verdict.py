@@ -1,8 +1,10 @@
 """Pass, fail or pending, as a table."""
 
+from dataclasses import replace
+
 import pytest
 
-from rankscope.server.alerts.verdict import judge
+from rankscope.server.alerts.verdict import counted, judge
 from rankscope.server.window import Check, Status
 from tests.support.incidents import alert
 
@@ -265,3 +267,27 @@ def test_kinds_that_were_asked_for_are_listed_even_without_a_detector():
 def test_an_unknown_severity_is_refused():
     with pytest.raises(ValueError, match="none of info, warning, critical"):
         judge("finished", 1, [], GOOD, fail_on="bad")
+
+
+@pytest.mark.parametrize(
+    ("one", "resumed_step", "expected"),
+    [
+        ({"start": 1}, None, True),
+        ({"start": 0}, None, False),
+        ({"start": 0, "state": "open"}, None, False),
+        ({"start": 1, "last_step": 99}, 100, False),
+        ({"start": 1, "last_step": 100}, 100, True),
+        ({"start": 1, "last_step": 99, "state": "open"}, 100, True),
+    ],
+)
+def test_alerts_of_the_last_start_count(one, resumed_step, expected):
+    found = replace(alert("loss.spike", 10), state="resolved", last_step=120)
+    found = replace(found, **one)
+    assert counted([found], last=1, resumed_step=resumed_step) == ([found] if expected else [])
+
+
+def test_a_root_counts_where_what_follows_from_it_does():
+    root = replace(alert("desync.gradients", 10), state="resolved", last_step=50)
+    follows = replace(alert("loss.spike", 10), state="open", parent=root.id)
+    assert counted([root, follows], last=0, resumed_step=100) == [root, follows]
+    assert counted([root], last=0, resumed_step=100) == []

@@ -128,6 +128,17 @@ def server() -> Iterator[Recorded]:
         thread.join()
 
 
+@pytest.mark.parametrize("resumed_step", [None, 200])
+def test_alerts_of_earlier_starts_are_not_in_the_report(server, capsys, resumed_step):
+    past = DESYNC | {"id": "1", "consequences": [], "state": "resolved", "start": 0}
+    over = past | {"id": "2", "kind": "rank.failed", "start": 1, "last_step": 150}
+    server.pages = [[SPIKE | {"parent": None, "start": 1}, past, over]]
+    server.verdicts = [(200, FAIL | {"start": 1, "resumed_step": resumed_step})]
+    assert gate(["digits", "--server", server.url, "--format", "json"]) == 1
+    shown = {alert["kind"] for alert in json.loads(capsys.readouterr().out)["alerts"]}
+    assert shown == {"loss.spike"} | (set() if resumed_step else {"rank.failed"})
+
+
 def problem(status: int, detail: str) -> tuple[int, dict]:
     return status, {"type": "about:blank", "title": "T", "status": status, "detail": detail}
 
