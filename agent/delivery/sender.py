@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import ClassVar
 
 from rankscope.agent import wire
@@ -36,6 +37,20 @@ _BATCHES_A_ROUND = 20
 _PAUSE_SECONDS = 0.0005
 # The part of the time for closing that is kept for writing to disk what could not be sent.
 _TO_SPILL = 0.1
+
+
+# Random text of each process that this one has been (a fork is another), and its sessions so far.
+_sessions: dict[int, tuple[str, Iterator[int]]] = {}
+
+
+def _new_session() -> str:
+    """Text that no other sender of any process has.
+
+    Those of one process begin alike, up to the dot: of a job that trains two models, one after the
+    other, that tells the server that the second one is no launch of its own.
+    """
+    text, numbers = _sessions.setdefault(os.getpid(), (secrets.token_hex(8), count()))
+    return f"{text}.{next(numbers)}"
 
 
 class Sender:
@@ -79,7 +94,7 @@ class Sender:
         self._records = records
         self._options = options
         self._identity = identity
-        self._session = session or secrets.token_hex(8)
+        self._session = session or _new_session()
         self._pace = pace or Pace()
         self._pid = os.getpid()
         self._next_connect = 0.0

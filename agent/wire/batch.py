@@ -131,7 +131,8 @@ class Batch:
 
     Attributes:
         session: random text of this process, so that a restarted rank does not repeat the
-            sequence numbers of the one before it.
+            sequence numbers of the one before it. Several of one process are the same up to the
+            last dot, and differ after it.
         attempt: how often the launcher has restarted the job, where it says so.
         seq: 0, 1, 2, ... without gaps.
         through_step: last step about which this rank has, with this batch and those before it,

@@ -21,6 +21,7 @@ def _number(name: str, kind: sa.types.TypeEngine[int]) -> sa.Column[int]:
 
 def upgrade() -> None:
     op.add_column("run", _number("start", sa.Integer()))
+    op.add_column("run", _number("first_start", sa.Integer()))
     op.add_column("run", sa.Column("resumed_step", sa.BigInteger(), nullable=True))
     op.add_column("attempt", sa.Column("first_step", sa.BigInteger(), nullable=True))
     op.add_column("attempt", _number("first_arrival", sa.BigInteger()))
@@ -39,4 +40,5 @@ def downgrade() -> None:
     op.drop_column("attempt", "first_arrival")
     op.drop_column("attempt", "first_step")
     op.drop_column("run", "resumed_step")
+    op.drop_column("run", "first_start")
     op.drop_column("run", "start")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rankscope.agent import wire
 from rankscope.server.window import Alert, Check, Status
@@ -149,30 +150,32 @@ def judge(
     return Verdict("pending" if waiting else "pass", tuple(waiting), lines, wanted)
 
 
-def counts(state: str, start: int, last_step: int, *, last: int, resumed_step: int | None) -> bool:
-    """Whether an alert is of the last start of a job, or of what that went on from.
+def counts(
+    state: str, start: int, last_step: int, *, first: int, last: int, resumed_step: int | None
+) -> bool:
+    """Whether an alert is of the last launch of a job, or of what that went on from.
 
     Args:
         state, start, last_step: the alert's.
-        last: number of the job's last start: it was launched again, and began anew.
+        first, last: numbers of the first and the last start of the job's last launch: of several,
+            its processes trained one after the other.
         resumed_step: step at which the job went on from a checkpoint after all of its processes had
             ended; what was over before that step is not part of what it trained since.
     """
     if start != last:
-        return False
+        return first <= start < last
     return state == "open" or resumed_step is None or last_step >= resumed_step
 
 
-def counted(alerts: Sequence[Alert], *, last: int, resumed_step: int | None) -> list[Alert]:
+def counted(
+    alerts: Sequence[Alert], *, first: int, last: int, resumed_step: int | None
+) -> list[Alert]:
     """The alerts that a verdict looks at, in their order; see `counts`.
 
     A root counts where anything that follows from it does.
     """
-    own = [
-        a
-        for a in alerts
-        if counts(a.state, a.start, a.last_step, last=last, resumed_step=resumed_step)
-    ]
+    of: dict[str, Any] = {"first": first, "last": last, "resumed_step": resumed_step}
+    own = [a for a in alerts if counts(a.state, a.start, a.last_step, **of)]
     ids = {a.id for a in own} | {a.parent for a in own}
     return [a for a in alerts if a.id in ids]
 

@@ -402,9 +402,9 @@ class Verdict(BaseModel):
     """Pass, fail or pending, and why; `so_far` is what it would be if the run ended now.
 
     What was not checked is in `checks` as `not_run`. `evaluated` is false while data that the
-    server has wait for its detectors. It is the verdict of the job's last start, whose number is
-    `start`; where that went on from a checkpoint, alerts that were over before `resumed_step` do
-    not count.
+    server has wait for its detectors. It is the verdict of the job's last launch: of its starts
+    from `first_start`, mostly the last one itself, to `start`, its last; where that went on from a
+    checkpoint, alerts that were over before `resumed_step` do not count.
     """
 
     verdict: VerdictName
@@ -415,5 +415,6 @@ class Verdict(BaseModel):
     state: RunState
     evaluated: bool
     settings: VerdictSettings
+    first_start: int
     start: int
     resumed_step: int | None

@@ -66,6 +66,7 @@ def get_verdict(
         state=row.state,
         evaluated=not unevaluated,
         settings=_settings(row, judged_by),
+        first_start=row.first_start,
         start=row.start,
         resumed_step=row.resumed_step,
     )
@@ -96,7 +97,12 @@ def _judge(state: str, row: Any, found: Findings, **options: Any) -> Verdict:
     return judge(
         state,
         row.world_size,
-        counted(found.alerts, last=row.start, resumed_step=row.resumed_step),
+        counted(
+            found.alerts,
+            first=row.first_start,
+            last=row.start,
+            resumed_step=row.resumed_step,
+        ),
         found.checks,
         silenced=found.silenced,
         **options,

@@ -239,10 +239,14 @@ def _counted(alerts: Sequence[Json], verdict: Json) -> list[Json]:
     """The alerts of the job's last start; all, where an older server tells of no starts."""
     if "start" not in verdict:
         return list(alerts)
+    of = {
+        "first": verdict.get("first_start", verdict["start"]),
+        "last": verdict["start"],
+        "resumed_step": verdict.get("resumed_step"),
+    }
     ids = set()
     for a in alerts:
-        told = (a["state"], a.get("start", 0), a["last_step"])
-        if counts(*told, last=verdict["start"], resumed_step=verdict.get("resumed_step")):
+        if counts(a["state"], a.get("start", 0), a["last_step"], **of):
             ids |= {a["id"], a["parent"]}
     return [a for a in alerts if a["id"] in ids]
 

@@ -160,7 +160,7 @@ def _hold(connection: Connection, batch: wire.Batch, received_at: float) -> Any:
     t = schema.run
     held = select(
         *(t.c.key, t.c.id, t.c.started_at, t.c.arrivals, t.c.dense_until),
-        *(t.c.last_seen_at, t.c.last_step, t.c.world_size, t.c.start, t.c.resumed_step),
+        *(t.c.last_seen_at, t.c.last_step, t.c.world_size, t.c.start),
     ).with_for_update()
     key = run_key(connection, batch.run)
     if key is not None and (row := connection.execute(held.where(t.c.key == key)).first()):
@@ -196,9 +196,11 @@ def _begun_anew(connection: Connection, run: Any, words: Sequence[wire.Batch]) -
         return {}
     world_size = _world_size(connection, run, words) if words else run.world_size
     found = starts.refresh(connection, run=run.key, world_size=world_size)
-    if (found.last, found.resumed_step) == (run.start, run.resumed_step):
-        return {}
-    new: dict[str, Any] = {"start": found.last, "resumed_step": found.resumed_step}
+    new: dict[str, Any] = {
+        "start": found.last,
+        "first_start": found.first,
+        "resumed_step": found.resumed_step,
+    }
     if found.last != run.start:
         last_step = starts.last_step(connection, run=run.key, start=found.last)
         # What was evaluated, and is to be looked at closely, was of the start before.

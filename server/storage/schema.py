@@ -68,9 +68,11 @@ run = Table(
     Column("arrivals", BigInteger, nullable=False, server_default="0"),
     Column("evaluated", BigInteger, nullable=False, server_default="0"),
     Column("evaluated_step", BigInteger, nullable=False, server_default="-1"),
-    # Number of the last start of the whole job, and the step at which that went on from a
-    # checkpoint after all of its processes had ended; see `starts.py`.
+    # Number of the last start of the whole job, that of the first one of the same launch, and the
+    # step at which the last went on from a checkpoint after all of its processes had ended; see
+    # `starts.py`.
     Column("start", Integer, nullable=False, server_default="0"),
+    Column("first_start", Integer, nullable=False, server_default="0"),
     Column("resumed_step", BigInteger, nullable=True),
     Column("dense_until", BigInteger, nullable=True),
     # What the evaluation did not look at: it came after its step had been evaluated, or there was

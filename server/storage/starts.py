@@ -5,7 +5,9 @@ anew: by its last start alone. One that goes on from a checkpoint, and a rank th
 others live on, belong to the start before.
 
 A start is a group of processes whose times overlap, or several: those that follow a gap, in which
-no process of the job lived, begin a new one if they begin no later than the start before did.
+no process of the job lived, begin a new one if they begin no later than the start before did. One
+process may train several times, one after the other: each is a start, judged from its own first
+step, but all are one launch, and what was found in any of them counts.
 Everything follows from the rows of the processes, whatever the order in which their words came.
 """
 
@@ -42,12 +44,14 @@ class Starts:
     Attributes:
         of: rank and session -> number of its start, counted from 0.
         last: number of the last one.
+        first: number of the first one of the same launch, mostly the last one itself.
         resumed_step: least step at which a rank went on with the last one from a checkpoint, the
             last time that all processes had ended; None where that did not happen.
     """
 
     of: Mapping[tuple[int, str], int]
     last: int = 0
+    first: int = 0
     resumed_step: int | None = None
 
 
@@ -69,6 +73,12 @@ class _Group:
     def ranks(self) -> set[int]:
         return {process.rank for process in self.processes}
 
+    @property
+    def trainers(self) -> set[tuple[int, str]]:
+        """Rank and what the sessions of one process have in common, where they tell."""
+        named = ((p.rank, p.session.rpartition(".")[0]) for p in self.processes)
+        return {(rank, trainer) for rank, trainer in named if trainer}
+
 
 def starts(processes: Sequence[Any], world_size: int) -> Starts:
     """Tells the starts of a run apart.
@@ -78,25 +88,29 @@ def starts(processes: Sequence[Any], world_size: int) -> Starts:
         world_size: number of ranks that the job has now.
     """
     of: dict[tuple[int, str], int] = {}
-    number, resumed_step = 0, None
+    number, first, resumed_step = 0, 0, None
     # Of the current start: its ranks, and the least step at which one began.
     ranks: set[int] = set()
+    trainers: set[tuple[int, str]] = set()
     least: float = inf
     for group in _groups(processes, world_size):
         begun = group.begun
         if ranks & group.ranks and begun:
             if max(begun.values()) <= least:
                 number, resumed_step, ranks, least = number + 1, None, set(), inf
+                if not trainers & group.trainers:
+                    first, trainers = number, set()
             else:
                 resumed_step = min(begun.values())
         ranks |= group.ranks
+        trainers |= group.trainers
         for process in group.processes:
             of[process.rank, process.session] = number
             if process.first_step is not None:
                 least = min(least, process.first_step)
             elif process.last_step >= 0:
                 least = -1  # from before first steps were noted: nobody knows where it began
-    return Starts(of, number, resumed_step)
+    return Starts(of, number, first, resumed_step)
 
 
 def refresh(connection: Connection, *, run: int, world_size: int) -> Starts:

@@ -283,11 +283,18 @@ def test_an_unknown_severity_is_refused():
 def test_alerts_of_the_last_start_count(one, resumed_step, expected):
     found = replace(alert("loss.spike", 10), state="resolved", last_step=120)
     found = replace(found, **one)
-    assert counted([found], last=1, resumed_step=resumed_step) == ([found] if expected else [])
+    assert counted([found], first=1, last=1, resumed_step=resumed_step) == (
+        [found] if expected else []
+    )
 
 
 def test_a_root_counts_where_what_follows_from_it_does():
     root = replace(alert("desync.gradients", 10), state="resolved", last_step=50)
     follows = replace(alert("loss.spike", 10), state="open", parent=root.id)
-    assert counted([root, follows], last=0, resumed_step=100) == [root, follows]
-    assert counted([root], last=0, resumed_step=100) == []
+    assert counted([root, follows], first=0, last=0, resumed_step=100) == [root, follows]
+    assert counted([root], first=0, last=0, resumed_step=100) == []
+
+
+def test_what_one_launch_found_in_any_of_its_trainings_counts():
+    found = [alert("loss.spike", 10, id=str(n), start=n, state="resolved") for n in range(4)]
+    assert counted(found, first=1, last=2, resumed_step=None) == found[1:3]

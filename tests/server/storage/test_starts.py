@@ -11,7 +11,7 @@ def process(rank, attempt, begin, end, first=0, *, state="finished", host="a", s
     """As the server saw it from `begin` to `end`; by its own clock from `began` to `sent`."""
     return SimpleNamespace(
         rank=rank,
-        session=f"{rank}.{attempt}",
+        session=f"{rank}-{attempt}",
         attempt=attempt,
         host=host,
         started_at=began,
@@ -122,3 +122,15 @@ def test_what_came_from_the_disk_when_the_next_start_ran_is_sorted_by_the_ranks_
 def test_one_row_alone():
     assert found(process(0, 0, 0, 10), world_size=1) == ([0], None)
     assert starts([], 1).last == 0
+
+
+def test_what_one_process_trains_one_after_the_other_is_one_launch():
+    def trained(session, attempt, begin):
+        made = process(0, attempt, begin, begin + 5)
+        made.session = session
+        return made
+
+    launches = [trained("aa.0", 0, 0), trained("aa.1", 1, 10), trained("bb.0", 2, 20)]
+    for known, expected in ((1, (0, 0)), (2, (1, 0)), (3, (2, 2))):
+        made = starts(launches[:known], 1)
+        assert (made.last, made.first) == expected
