@@ -70,9 +70,12 @@ class Probe:
 
         @functools.wraps(function)
         def guarded(*args: Given.args, **kwargs: Given.kwargs) -> Result | None:
+            # As `with self`, without its two calls: some are the hooks of every tensor.
             if self.enabled:
-                with self:
+                try:
                     return function(*args, **kwargs)
+                except Exception as fault:  # noqa: BLE001
+                    self.contain(fault)
             return None
 
         return guarded

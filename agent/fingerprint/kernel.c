@@ -457,5 +457,64 @@ void rankscope_prints(int64_t arrays, const uint64_t *addresses, const int64_t *
                squares ? squares + rows[i] : NULL);
 }
 
+/* What an output has to be for its unit to count as active; the same numbers are in kernel.py. */
+enum activity { NOT_ZERO, INSIDE_ONE, INSIDE_HALF };
+
+/* What is no number is not at the end of the range either, and larger than all. */
+INLINED uint8_t is_active(float value, int activity, float end) {
+    if (activity == NOT_ZERO) return !(value <= 0);
+    if (activity == INSIDE_HALF) value = value * 2.0f - 1.0f;
+    return !((value < 0 ? -value : value) > end);
+}
+
+/* Of one sample: `active` and, of NOT_ZERO, whether an output was 0. */
+INLINED void active_in(const float *restrict from, int64_t units, int64_t inner, int activity,
+                       float end, uint8_t *restrict active, uint8_t *restrict zero) {
+    for (int64_t u = 0; u < units; u++) {
+        uint8_t found = 0, none = 0;
+        for (int64_t i = 0; i < inner; i++) {
+            found |= is_active(from[u * inner + i], activity, end);
+            if (activity == NOT_ZERO) none |= from[u * inner + i] == 0;
+        }
+        active[u] |= found;
+        zero[u] |= none;
+    }
+}
+
+INLINED void active_by(const float *x, int64_t outer, int64_t units, int64_t inner, int activity,
+                       float end, uint8_t *active) {
+    uint8_t zero[BLOCK];
+    for (int64_t first = 0; first < units; first += BLOCK) {
+        const int64_t count = units - first < BLOCK ? units - first : BLOCK;
+        uint8_t *to = active + first;
+        memset(to, 0, (size_t)count);
+        memset(zero, 0, (size_t)count);
+        for (int64_t o = 0; o < outer; o++) {
+            const float *from = x + (o * units + first) * inner;
+            if (inner == 1)
+                active_in(from, count, 1, activity, end, to, zero);
+            else
+                active_in(from, count, inner, activity, end, to, zero);
+        }
+        /* Where all are below 0 the largest is not 0. */
+        for (int64_t u = 0; activity == NOT_ZERO && u < count; u++) to[u] |= !zero[u];
+    }
+}
+
+/* Whether each unit did something for any sample.
+ *
+ * x: float [outer, units, inner], contiguous. end: from where on an output is at an end of -1 to 1.
+ * active: bytes [units], 1 for a unit of which
+ *     NOT_ZERO: the largest output is not 0, as a ReLU's;
+ *     INSIDE_ONE, INSIDE_HALF: some output is not at the ends of the range, -1 to 1 or 0 to 1. */
+void rankscope_active(const float *x, int64_t outer, int64_t units, int64_t inner, int64_t activity,
+                      float end, uint8_t *active) {
+    switch (activity) {
+        case NOT_ZERO: active_by(x, outer, units, inner, NOT_ZERO, end, active); break;
+        case INSIDE_ONE: active_by(x, outer, units, inner, INSIDE_ONE, end, active); break;
+        default: active_by(x, outer, units, inner, INSIDE_HALF, end, active);
+    }
+}
+
 /* Changes with the meaning of anything above, so that a library built before is not used. */
 int rankscope_version(void) { return 2; }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from pathlib import Path
+from typing import Any
 
 # Of `rankscope_version`: a library built from an older kernel.c computes something else.
 _VERSION = 2
@@ -31,3 +32,18 @@ def load() -> ctypes.CDLL | None:
     library.rankscope_prints.argtypes = [ctypes.c_int64, *[address] * 9]
     library.rankscope_prints.restype = None
     return library
+
+
+# The numbers of `enum activity` in kernel.c.
+NOT_ZERO, INSIDE_ONE, INSIDE_HALF = range(3)
+
+
+@functools.cache
+def activity() -> Any:
+    """The function `rankscope_active`; None where there is none."""
+    function = getattr(load(), "rankscope_active", None)
+    if function is not None:
+        address, number = ctypes.c_void_p, ctypes.c_int64
+        function.argtypes = [address, *[number] * 4, ctypes.c_float, address]
+        function.restype = None
+    return function

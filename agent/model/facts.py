@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ _WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 # Where wrappers keep the optimizer that they wrap.
 _INNER = ("optim", "optimizer", "_optimizer", "base_optimizer", "local_optimizer")
 _DEEPEST = 5
+_ORDINARY = frozenset((torch.Tensor, torch.nn.Parameter))
+# What a wrapper has put on a tensor: an ordinary one without any is nobody's part.
+_attributes = attrgetter("__dict__")
 
 
 def plain_name(name: str) -> str:
@@ -86,6 +90,16 @@ def held(tensor: torch.Tensor) -> torch.Tensor:
         tensor, "ds_tensor" if is_dealt_out(tensor) else "_local_tensor", tensor
     )
     return local
+
+
+def are_held_whole(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether `held` of each of them is known to be the tensor itself: asked of all in one go."""
+    return _ORDINARY.issuperset(map(type, tensors)) and not any(map(_attributes, tensors))
+
+
+def all_held(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """`held` of each of them."""
+    return list(tensors) if are_held_whole(tensors) else [held(t) for t in tensors]
 
 
 def is_dealt_out(tensor: torch.Tensor) -> bool:

@@ -50,7 +50,7 @@ class TensorGroup:
 
     def held(self) -> list[torch.Tensor]:
         """What this rank holds of each tensor."""
-        return [facts.held(t) for t in self.tensors]
+        return facts.all_held(self.tensors)
 
     def prints(self, step: int, stage: str, prints: Prints) -> Print:
         """Fingerprints as they are sent."""

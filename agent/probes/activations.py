@@ -11,11 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from rankscope.agent.fingerprint import kernel
+from rankscope.agent.fingerprint.values import lies_as_it_reads
 from rankscope.agent.model.facts import plain_name
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.arrival import Arrival
 from rankscope.agent.probes.base import Context, Probe, StepFacts
-from rankscope.agent.probes.module_hook import ModuleHooks, is_compiled
+from rankscope.agent.probes.module_hook import ModuleHooks
 from rankscope.agent.probes.norms import on_one_device
 from rankscope.agent.wire import Layers, TensorTable
 
@@ -38,6 +40,8 @@ _CLOSE = 0.01
 _LASTING = 512
 # So many calls of a module during one step are told apart; what comes after them is not looked at.
 _MOST_CALLS = 64
+# Under a transformation of `torch.func` an output stands for something else.
+_level = torch._C._functorch.maybe_current_level
 
 
 class Modules(TensorGroup):
@@ -97,7 +101,7 @@ class Activations(Probe):
 
     def start(self, facts: StepFacts) -> None:
         """Finds the modules."""
-        if is_compiled(self.context.model):
+        if self.context.modules.is_compiled():
             return
         names, channels = [], False
         for name, module in self.context.model.named_modules():
@@ -121,19 +125,19 @@ class Activations(Probe):
             self._called = [0] * len(self._modules)
         elif self.context.full and self._modules and self.context.trains(module):
             began = time.perf_counter()
-            if not is_compiled(self.context.model):
+            if not self.context.modules.is_compiled():
                 self._calls = [[] for _ in self._modules]
                 self._called = [0] * len(self._modules)
                 self._samples = [0] * len(self._modules)
                 self._hooks.put_on(self, self._modules)
             self._seconds = time.perf_counter() - began
 
-    @torch.no_grad()
     def _module_called(self, place: int, module: nn.Module, args: Any, output: Any) -> None:
         if not (
             self.context.trains(module) and isinstance(output, torch.Tensor) and output.numel()
         ):
             return
+        # What is computed here is made of what no gradient is asked of.
         began = time.perf_counter()
         call = self._called[place]
         self._called[place] = call + 1
@@ -163,7 +167,7 @@ class Activations(Probe):
             rows = [row for row, seen in enumerate(calls) if seen]
             if not rows:
                 return
-            units = np.array([sum(active.numel() for active in calls[row]) for row in rows])
+            units = [sum(active.numel() for active in calls[row]) for row in rows]
             samples = [self._samples[row] for row in rows]
             arrival = Arrival(
                 torch.cat(on_one_device([active for row in rows for active in calls[row]]))
@@ -171,11 +175,13 @@ class Activations(Probe):
 
             def deliver() -> None:
                 idle, lasting = np.full((2, len(calls)), np.nan)
-                seen = np.split(arrival.result() != 0, np.cumsum(units)[:-1])
-                for row, active, count in zip(rows, seen, samples, strict=True):
-                    idle[row] = 1.0 - active.mean()
+                seen, end = arrival.result() != 0, 0
+                for row, size, count in zip(rows, units, samples, strict=True):
+                    begin, end = end, end + size
+                    active = seen[begin:end]
+                    idle[row] = _share_of_idle(active)
                     known = self._lasting.get(row)
-                    if known is None or len(known.active) != len(active):
+                    if known is None or len(known.active) != size:
                         known = self._lasting[row] = _Lasting(active)
                     lasting[row] = known.idle(active, count)
                 relu = np.array([isinstance(m, _RELUS) for m in self._modules])
@@ -194,7 +200,7 @@ class Activations(Probe):
 
     def close(self) -> None:
         """Takes the hooks off."""
-        self._hooks.take_off()
+        self._hooks.remove()
 
 
 class _Lasting:
@@ -220,12 +226,59 @@ class _Lasting:
             self._before, self.active, self._count = self.active, np.zeros_like(active), 0
         elif self._before is None:
             return math.nan
-        return float(1.0 - seen.mean())
+        return _share_of_idle(seen)
+
+
+def _share_of_idle(active: Bool) -> float:
+    return 1.0 - int(np.count_nonzero(active)) / len(active)
 
 
 def _active(module: nn.Module, output: torch.Tensor, *, channels: bool) -> torch.Tensor:
     """Whether each unit did something for any sample, bool [units]."""
     unit = 1 if channels and output.dim() > 2 else output.dim() - 1
+    return (
+        _active_here(module, output, unit)
+        if _lies_here(output)
+        else _active_there(module, output, unit)
+    )
+
+
+def _lies_here(output: torch.Tensor) -> bool:
+    """Whether the compiled kernel can read an output as it is: in one go, not in five."""
+    return (
+        type(output) is torch.Tensor
+        and output.dtype is torch.float32
+        and output.is_cpu
+        and output.layout is torch.strided
+        and output.dim() > 0
+        and lies_as_it_reads(output)
+        and _level() is None
+        and kernel.activity() is not None
+    )
+
+
+def _active_here(module: nn.Module, output: torch.Tensor, unit: int) -> torch.Tensor:
+    shape = output.shape
+    units, inner = shape[unit], math.prod(shape[unit + 1 :])
+    if isinstance(module, _RELUS):
+        which = kernel.NOT_ZERO
+    else:
+        which = kernel.INSIDE_ONE if isinstance(module, nn.Tanh) else kernel.INSIDE_HALF
+    active = torch.empty(units, dtype=torch.bool)
+    kernel.activity()(
+        output.data_ptr(),
+        output.numel() // (units * inner),
+        units,
+        inner,
+        which,
+        1 - _CLOSE,
+        active.data_ptr(),
+    )
+    return active
+
+
+def _active_there(module: nn.Module, output: torch.Tensor, unit: int) -> torch.Tensor:
+    """The same by torch's own operations, whatever the output is and wherever it lies."""
     others = [d for d in range(output.dim()) if d != unit]
     if isinstance(module, _RELUS):
         # Outputs are never negative: where the largest is 0, all are. NaN is not 0.

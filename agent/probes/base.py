@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from rankscope.agent.model.modules import NamedModules
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.steps.count import StepCount
@@ -116,6 +117,7 @@ class Context:
 
     Attributes:
         model: as it was given to `attach`.
+        modules: of the model, under their names.
         optimizer: as it was given to `attach`, or what was built in its place since.
         parameters: the trainable parameters, under their names in the model. Replaced by a new
             group when the model's parameters have changed; never keep it over a step.
@@ -155,6 +157,7 @@ class Context:
         late: Callable[[int, dict[str, float | torch.Tensor]], None] = lambda *told: None,
     ) -> None:
         self.model = model
+        self.modules = NamedModules(model)
         self.optimizer = optimizer
         self.schedule = schedule
         self.parameters = parameters

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rankscope.agent.model.facts import held
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts
@@ -49,7 +48,7 @@ class LayerNorms(Probe):
             return
         with facts.charged("full"), torch.no_grad():
             group = self.context.parameters
-            tensors = [held(p) for p in group.tensors]
+            tensors = group.held()
             copies = self._copies
             if copies is None or copies.group is not group or not copies.fit(tensors):
                 copies = self._copies = _Copies(group, tensors)
@@ -64,7 +63,7 @@ class LayerNorms(Probe):
         if not copied or copies is None or copies.group is not group or not self.context.full:
             return
         with facts.charged("full"), torch.no_grad():
-            tensors = [held(p) for p in group.tensors]
+            tensors = group.held()
             found = _Found(
                 rows=copies.rows,
                 gradients=facts.shared.get("gradient_norms"),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 import torch
 
 from rankscope.agent.fingerprint import FingerprintPlan, Pending, Prints
-from rankscope.agent.model.facts import held
+from rankscope.agent.model.facts import are_held_whole, held
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts
@@ -22,6 +21,7 @@ from rankscope.agent.probes.norms import (
     tensor_norms,
     written_out,
 )
+from rankscope.agent.probes.tensor_hooks import TensorHooks
 from rankscope.agent.wire import Float64
 
 _HALF = frozenset((torch.bfloat16, torch.float16))
@@ -59,8 +59,8 @@ class LocalGradients(Probe):
         super().__init__(context)
         self._group: TensorGroup | None = None
         self._rows: GradientRows | None = None
-        self._hooks: list[Any] = []
-        self._handles: list[Any] = []
+        self._hooks = TensorHooks()
+        self._plain = False  # whether this rank holds the parameters themselves
         self._sums: list[_Sum | None] = []
         self._elsewhere: list[bool] = []
         self._plans: dict[int, FingerprintPlan] = {}
@@ -81,15 +81,12 @@ class LocalGradients(Probe):
                 return
             self._seconds = 0.0
             self._sums = [None] * len(group.tensors)
-            self._handles = [
-                parameter.register_hook(hook)
-                for parameter, hook in zip(group.tensors, self._hooks, strict=True)
-                if parameter.requires_grad
-            ]
+            self._plain = are_held_whole(group.tensors)
+            self._hooks.put_on()
 
     def after_step(self, facts: StepFacts) -> None:
         """Takes the hooks off and says what they have seen."""
-        if not self._handles:
+        if not self._hooks:
             return
         facts.charge("full", self._seconds)
         with facts.charged("full"):
@@ -102,9 +99,7 @@ class LocalGradients(Probe):
 
     def close(self) -> None:
         """Takes the hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._hooks.take_off()
 
     def _meet(self, group: TensorGroup) -> None:
         self._group = group
@@ -115,7 +110,9 @@ class LocalGradients(Probe):
         # Where a framework adds gradients up in memory of its own, `grad` tells nothing.
         self._elsewhere = [hasattr(p, "main_grad") for p in group.tensors]
         guarded = self.context.guarded
-        self._hooks = [guarded(self.name, _Hook(self, row)) for row in range(len(group.tensors))]
+        self._hooks = TensorHooks(
+            (p, guarded(self.name, _Hook(self, row))) for row, p in enumerate(group.tensors)
+        )
         was, self._available = self._available, not _is_sharded(self.context.model)
         if was and not self._available:
             self.context.note(
@@ -123,9 +120,16 @@ class LocalGradients(Probe):
                 "computes before the reduction is seen by no hook on its parameters"
             )
 
-    @torch.no_grad()
     def seen(self, row: int, gradient: torch.Tensor) -> None:
         """One micro-batch's gradient of one parameter."""
+        # Only of passes whose gradients are differentiated themselves.
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                self._add(row, gradient)
+        else:
+            self._add(row, gradient)
+
+    def _add(self, row: int, gradient: torch.Tensor) -> None:
         began = time.perf_counter()
         group = self._group
         assert group is not None
@@ -136,7 +140,8 @@ class LocalGradients(Probe):
         if found is None or (parameter.grad is None and not self._elsewhere[row]):
             found = self._sums[row] = _Sum()
         values = written_out(gradient)
-        if values is None or values.shape != held(parameter).shape or _misplaced(gradient):
+        of = parameter if self._plain else held(parameter)
+        if values is None or values.shape != of.shape or _misplaced(gradient):
             found.known = False
         elif row in self._small:
             found.add_small(values, self._copy(row, values))

@@ -57,6 +57,8 @@ class Mode(Probe):
         super().__init__(context)
         self._core = core(context.model)
         self._group = context.parameters
+        self._named: list[tuple[str, torch.nn.Module]] = []
+        self._candidates: list[tuple[str, torch.nn.Module]] = []
         self._dependent: tuple[ModeDependent, ...] | None = None
         self._evaluates = False  # the whole model, at the last look
         self._told: tuple[bool, tuple[str, ...], int] | None = None
@@ -72,7 +74,7 @@ class Mode(Probe):
             self._evaluates = evaluates
             if self._dependent is None or context.parameters is not self._group or context.full:
                 self._group = context.parameters
-                self._dependent = mode_dependent(context.model)
+                self._dependent = self._mode_dependent()
             dependent = self._dependent
             off = [one for one in dependent if not one.module.training]
             if dependent:
@@ -83,10 +85,31 @@ class Mode(Probe):
                 self._events += 1
                 context.event(facts.step, _EVENT, *_described(evaluates, off, dependent))
 
+    def _mode_dependent(self) -> tuple[ModeDependent, ...]:
+        named = self.context.modules.named()
+        if named is not self._named:
+            self._named = named
+            self._candidates = [(plain_name(n), m) for n, m in named if may_depend(m)]
+        return _dependent_of(self._candidates)
+
+
+def may_depend(module: torch.nn.Module) -> bool:
+    """Whether a module could become mode-dependent: most are of classes that never ask."""
+    kind = type(module)
+    if isinstance(module, _NormBase | _DropoutNd | torch.nn.RReLU):
+        return True
+    if kind.__module__.startswith("torch."):
+        return bool(_dropout_rates(module))
+    return _asks_for_mode(kind)
+
 
 def mode_dependent(model: torch.nn.Module) -> tuple[ModeDependent, ...]:
     """The modules of a model that compute something else in evaluation mode, in its order."""
-    found = ((plain_name(name), m, _sort_of(m)) for name, m in model.named_modules())
+    return _dependent_of((plain_name(name), m) for name, m in model.named_modules())
+
+
+def _dependent_of(named: Iterable[tuple[str, torch.nn.Module]]) -> tuple[ModeDependent, ...]:
+    found = ((name, m, _sort_of(m)) for name, m in named)
     return tuple(ModeDependent(name or _ROOT, m, sort) for name, m, sort in found if sort)
 
 

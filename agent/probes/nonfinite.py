@@ -17,7 +17,7 @@ from rankscope.agent.model.facts import plain_name
 from rankscope.agent.probes.arrival import Arrival
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.given import tensors_in
-from rankscope.agent.probes.module_hook import ModuleHooks, is_compiled
+from rankscope.agent.probes.module_hook import ModuleHooks
 from rankscope.agent.probes.norms import gathered, stored
 from rankscope.agent.probes.tables import readable
 from rankscope.agent.steps.autograd import graph_task
@@ -68,7 +68,9 @@ class NonFinite(Probe):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._hooks = ModuleHooks()
+        self._named: list[tuple[str, torch.nn.Module]] = []
         self._names: list[str] = []
+        self._modules: list[torch.nn.Module] = []
         self._parameter_hooks: list[Any] = []
         self._checks: list[_Check] = []
         self._outputs: dict[int, tuple[weakref.ref[torch.Tensor], _Backward]] = {}
@@ -232,7 +234,8 @@ class NonFinite(Probe):
         own = [p for p in first.module._parameters.values() if p is not None]
         check = _Check(self._names[first.place], "forward", None)
         text, data = check.told(
-            inputs_finite=_all_finite(first.inputs), parameters_finite=_all_finite(own)
+            inputs_finite=_all_finite(list(_tensors(first.given))),
+            parameters_finite=_all_finite(own),
         )
         found |= data
         found["origin"] = text
@@ -251,27 +254,29 @@ class NonFinite(Probe):
         watched = context.step <= self._watch_until
         if self._hooks or not (watched or (context.full and self._host())):
             return
-        model = context.model
-        if is_compiled(model):
+        began = time.perf_counter()
+        if context.modules.is_compiled():
             return
+        self._know(context.modules.named())
         if not watched:
-            began = time.perf_counter()
             self._held = []
-            named = list(model.named_modules())
-            self._names = [plain_name(n) or type(m).__name__ for n, m in named]
-            self._hooks.put_on(self, [m for _, m in named])
+            self._hooks.put_on(self, self._modules)
             self._seconds += time.perf_counter() - began
             return
         self._held = None
-        found = list(model.named_modules())
-        self._names = [plain_name(n) or type(m).__name__ for n, m in found]
-        self._hooks.put_on(self, [m for _, m in found])
+        self._hooks.put_on(self, self._modules)
         self._parameter_hooks = [
             p.register_hook(self._guarded(_Backward(self._checks, name, parameter=key)))
-            for name, (_, m) in zip(self._names, found, strict=True)
+            for name, m in zip(self._names, self._modules, strict=True)
             for key, p in m._parameters.items()
             if p is not None and p.requires_grad and p.is_leaf
         ]
+
+    def _know(self, named: list[tuple[str, torch.nn.Module]]) -> None:
+        if named is not self._named:
+            self._named = named
+            self._names = [plain_name(n) or type(m).__name__ for n, m in named]
+            self._modules = [m for _, m in named]
 
     def _keep_inputs(self, args: Any, kwargs: Any) -> None:
         if self._host():
@@ -296,27 +301,41 @@ class NonFinite(Probe):
             return
         began = time.perf_counter()
         args, output = call
-        outputs = [t.detach() for t in _tensors(output) if t.is_cpu]
+        if type(output) is torch.Tensor:  # as most modules give: no walk
+            outputs = [output.detach()] if output.is_cpu and _has_numbers(output) else []
+        else:
+            outputs = [t.detach() for t in _tensors(output) if t.is_cpu]
         if place == 0:
-            # The root module comes last. Where it gave finite numbers nothing is looked at.
-            finite = _all_finite(outputs)
-            if outputs and self._now().get("output_finite") is not False:
-                self._now()["output_finite"] = finite
-            if not finite:
-                held.append(_Call(place, module, list(_tensors(args)), outputs))
-                self._look_at_held()
-            self._held, self._returned = [], True
+            with torch.no_grad():
+                self._root_gave(held, module, args, outputs)
         elif outputs and len(held) < _MOST_CHECKS:
-            held.append(_Call(place, module, list(_tensors(args)), outputs))
+            plain = len(args) == 1 and type(args[0]) is torch.Tensor
+            held.append(_Call(place, module, args if plain else list(_tensors(args)), outputs))
         self._seconds += time.perf_counter() - began
 
-    @torch.no_grad()
+    def _root_gave(
+        self, held: list[_Call], module: torch.nn.Module, args: Any, outputs: list[torch.Tensor]
+    ) -> None:
+        """The root module comes last. Where it gave finite numbers nothing is looked at."""
+        finite = _all_finite(outputs)
+        if outputs and self._now().get("output_finite") is not False:
+            self._now()["output_finite"] = finite
+        if not finite:
+            held.append(_Call(0, module, list(_tensors(args)), outputs))
+            self._look_at_held()
+        self._held, self._returned = [], True
+
     def _module_called(self, place: int, module: torch.nn.Module, args: Any, output: Any) -> None:
         if not self.context.trains(module) or len(self._checks) >= _MOST_CHECKS:
             return
         if self._held is not None:
             self._hold(self._held, place, module, (args, output))
-            return
+        else:
+            self._check(place, module, args, output)
+
+    @torch.no_grad()
+    def _check(self, place: int, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Checks at once what a module took and gave."""
         name = self._names[place]
         inputs, outputs = list(_tensors(args)), list(_tensors(output))
         own = [p for p in module._parameters.values() if p is not None]
@@ -361,6 +380,7 @@ class NonFinite(Probe):
     def close(self) -> None:
         """Takes the hooks off."""
         self._let_go()
+        self._hooks.remove()
         self._inputs = []
 
     def _let_go(self) -> None:
@@ -441,7 +461,7 @@ class _Call:
 
     place: int
     module: torch.nn.Module
-    inputs: list[torch.Tensor]
+    given: Sequence[Any]
     outputs: list[torch.Tensor]
 
 
@@ -518,7 +538,7 @@ def _holds(outer: str, inner: str) -> bool:
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of real or complex numbers in what a module takes or gives."""
     if isinstance(value, torch.Tensor):
-        if value.is_floating_point() or value.is_complex():
+        if _has_numbers(value):
             yield value
     elif isinstance(value, dict):
         for item in value.values():
@@ -526,6 +546,10 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
+
+
+def _has_numbers(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rankscope.agent.fingerprint import Prints
-from rankscope.agent.model.facts import held, plain_name, wrapped_in
+from rankscope.agent.model.facts import all_held, held, plain_name, wrapped_in
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.tables import ChangingTable, readable
@@ -61,7 +61,7 @@ class OptimizerState(Probe):
                 table = self._tables[key] = ChangingTable(self.context, f"{_TABLE}/{key}")
             begin = len(names)
             names += [f"{key}/{name}" for name in of_key]
-            tensors += [held(t) for t in given]
+            tensors += all_held(given)
             # Counters have no distance worth 67 numbers each.
             sketched = any(t.numel() > 1 for t in tensors[begin:])
             parts.append((table.name(of_key, given), begin, len(names), sketched))

@@ -10,6 +10,7 @@ import torch
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.outside import outside_optimizer
+from rankscope.agent.probes.tensor_hooks import TensorHooks
 
 # Of so many parameters at each end of the model, none of them large: a norm of each is taken.
 _AT_EACH_END = 2
@@ -38,8 +39,7 @@ class CarriedGradients(Probe):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._met: tuple[Any, ...] = ()
-        self._hooks: list[tuple[torch.Tensor, Any]] = []
-        self._handles: list[Any] = []
+        self._hooks = TensorHooks()
         self._outside: frozenset[int] = frozenset()  # rows that the optimizer does not hold
         self._least: dict[int, torch.Tensor | None] = {}
         self._seconds = 0.0
@@ -56,11 +56,11 @@ class CarriedGradients(Probe):
                 self._met = met
                 self._meet(context.parameters)
             self._least, self._seconds = {}, 0.0
-            self._handles = [p.register_hook(hook) for p, hook in self._hooks if p.requires_grad]
+            self._hooks.put_on()
 
     def after_step(self, facts: StepFacts) -> None:
         """Takes the hooks off and says what they have seen."""
-        if not self._handles:
+        if not self._hooks:
             return
         facts.charge("word", self._seconds)
         with facts.charged("word"), torch.no_grad():
@@ -78,11 +78,8 @@ class CarriedGradients(Probe):
 
     def close(self) -> None:
         """Takes the hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._hooks.take_off()
 
-    @torch.no_grad()
     def seen(self, row: int, parameter: torch.Tensor) -> None:
         """A gradient of a parameter is about to be added to what is there."""
         began = time.perf_counter()
@@ -90,9 +87,10 @@ class CarriedGradients(Probe):
         if gradient is None or (row in self._least and self._least[row] is None):
             self._least[row] = None
         elif type(gradient) is torch.Tensor and gradient.layout is torch.strided:
-            norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
-            known = self._least.get(row)
-            self._least[row] = norm if known is None else torch.minimum(known, norm)
+            with torch.no_grad():
+                norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+                known = self._least.get(row)
+                self._least[row] = norm if known is None else torch.minimum(known, norm)
         self._seconds += time.perf_counter() - began
 
     def _meet(self, group: TensorGroup) -> None:
@@ -108,10 +106,10 @@ class CarriedGradients(Probe):
         ]
         held = len(chosen[0])
         self._outside = frozenset(range(held, held + len(chosen[1])))
-        self._hooks = [
+        self._hooks = TensorHooks(
             (p, self.context.guarded(self.name, _Hook(self, row, p)))
             for row, p in enumerate((*chosen[0], *chosen[1]))
-        ]
+        )
 
 
 class _Hook:

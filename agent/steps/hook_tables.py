@@ -62,11 +62,20 @@ class HiddenHook:
         handle: of the hook, as torch has returned it.
     """
 
-    __slots__ = ("_handle",)
+    __slots__ = ("_handle", "_place")
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
+        self._place: Any = None
         hide(handle)
+        if isinstance(handle, RemovableHandle):
+            table = handle.hooks_dict_ref()
+            self._place = None if table is None else vars(table)
+
+    def hide(self) -> None:
+        """Again, where the last other one of ours was taken off meanwhile."""
+        if self._place is not None and _REDUCE not in self._place:
+            hide(self._handle)
 
     def remove(self) -> None:
         """Takes the hook back."""

@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from rankscope.agent.probes.activations import Activations
+from rankscope.agent.fingerprint import kernel
+from rankscope.agent.probes.activations import (
+    Activations,
+    _active_here,
+    _active_there,
+    _lies_here,
+)
 from tests.support.probe_harness import Harness
 
 
@@ -195,3 +201,36 @@ def test_samples_of_images_are_images_and_of_tokens_places():
     assert "saturated_units_lasting" not in step(tokens, harness, torch.ones(8, 60, 2))
     assert step(tokens, harness, torch.ones(8, 4, 2))["saturated_units_lasting"] == [0.0]
     harness.close()
+
+
+@pytest.mark.skipif(kernel.activity() is None, reason="built without the kernel")
+@pytest.mark.parametrize("module", [nn.ReLU(), nn.ReLU6(), nn.Tanh(), nn.Sigmoid()], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "unit"), [((7,), 0), ((5, 600), 1), ((2, 3, 4), 2), ((2, 5, 3, 2), 1)]
+)
+def test_the_kernel_says_of_a_unit_what_torch_says(module, shape, unit):
+    torch.manual_seed(0)
+    ends = torch.tensor([0.0, -0.0, -1.0, 1.0, 0.99, -0.99, 0.995, 0.005, 0.5, 0.004999, 1e-42])
+    ends = torch.cat(
+        [ends, torch.nextafter(ends, torch.ones(())), torch.tensor([math.nan, math.inf])]
+    )
+    for kinds in (2, 4, len(ends)):
+        for _ in range(30):
+            few = ends[torch.randperm(len(ends))[:kinds]]
+            output = few[torch.randint(0, kinds, shape)]
+            assert _lies_here(output)
+            here = _active_here(module, output, unit)
+            assert torch.equal(here, _active_there(module, output, unit)), (module, output)
+
+
+def test_outputs_that_do_not_lie_as_they_read_are_left_to_torch():
+    output = torch.zeros(4, 6)
+    assert not _lies_here(output.t())
+    assert not _lies_here(output.double())
+    assert not _lies_here(output.to("meta"))
+    assert not _lies_here(output.to_sparse())
+    assert not _lies_here(torch.zeros(2, dtype=torch.complex64).conj().imag)
+    assert not _lies_here(nn.Parameter(output))
+    seen = []
+    torch.func.vmap(lambda row: seen.append(_lies_here(row)) or row)(output)
+    assert seen == [False]
