@@ -42,7 +42,6 @@ from rankscope.agent.wire.fields import MAX_COLUMNS, MAX_NAME_LENGTH, WireError
 from rankscope.agent.wire.limits import LIMITS, Limit
 from rankscope.agent.wire.names import (
     BATCH_PART,
-    KINDS,
     LABELS,
     NO_SAMPLE,
     OWN_COPY,
@@ -58,7 +57,6 @@ from rankscope.agent.wire.rows import columns_of, in_columns
 
 __all__ = [
     "CONTENT_TYPE",
-    "KINDS",
     "LIMITS",
     "MAX_BODY_BYTES",
     "MAX_COLUMNS",

@@ -12,7 +12,8 @@ from math import inf
 
 from rankscope.agent import wire
 from rankscope.server.alerts.lifecycle import TIME_BASED, Transition
-from rankscope.server.alerts.rules import BLUR, RULES, Rule
+from rankscope.server.alerts.rules import rules
+from rankscope.server.detectors.effects import BLUR, Rule
 from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.window import Alert
 
@@ -35,7 +36,7 @@ def link(alerts: Sequence[Alert]) -> tuple[Alert, ...]:
         if top.id == consequence.id:
             continue
         # What hangs under it moves along, and must not have begun long before its new root.
-        slack = max(BLUR, -RULES[number].earliest)
+        slack = max(BLUR, -rules()[number].earliest)
         if onsets[consequence.id] < _begins(top) - slack:
             continue
         onsets[top.id] = min(onsets[top.id], onsets[consequence.id])
@@ -83,7 +84,7 @@ def transitions(
 def explain(root: Alert, consequence: Alert) -> str:
     """One sentence on why the one follows from the other."""
     since = f"It follows from {root.kind} since step {root.first_step}"
-    fitting = (rule for rule in RULES if _fits(rule, root, consequence))
+    fitting = (rule for rule in rules() if _fits(rule, root, consequence))
     rule = next(fitting, None)
     # Under a root two links away no single line fits.
     return f"{since}." if rule is None else f"{since}: {rule.why}."
@@ -91,7 +92,7 @@ def explain(root: Alert, consequence: Alert) -> str:
 
 def _candidates(alerts: Sequence[Alert]) -> Iterator[tuple[int, Alert, Alert]]:
     ordered = sorted(alerts, key=_order)
-    for number, rule in enumerate(RULES):
+    for number, rule in enumerate(rules()):
         roots = [a for a in ordered if _is(a.kind, rule.root)]
         consequences = [a for a in ordered if _is(a.kind, rule.consequence)] if roots else []
         for consequence in consequences:

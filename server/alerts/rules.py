@@ -1,43 +1,11 @@
-"""The table of what follows from what: one line for each thing that an alert does to others."""
+"""What follows from what, among several families; a detector declares `effects` of its own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cache
 
-# Onsets that are told by statistics, or dated back, are known to about this many steps. A root is
-# never said to have begun more than this after what follows from it.
-BLUR = 20
-# Disturbances of the loss that begin this close to each other are one episode.
-EPISODE = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One line of the table. A name that ends with a dot stands for all kinds that begin so.
-
-    Attributes:
-        why: what the one does to the other: "because ...".
-        stages: stages at which the root has to have broken; empty: any.
-        earliest: how many steps after the root the consequence begins at the earliest; negative:
-            before it. The root has begun with its `first_step`, or after the last look that found
-            nothing wrong.
-        latest: the same at the latest; None: as long as the root lasts, and until it would have
-            resolved.
-        same_ranks: whether they have to have a rank in common, where both name ranks.
-        key: what the consequence's key begins with, where a kind has findings of several sorts.
-        root_key: the same of the root's key.
-    """
-
-    root: tuple[str, ...]
-    consequence: tuple[str, ...]
-    why: str
-    stages: tuple[str, ...] = ()
-    earliest: int = 0
-    latest: int | None = None
-    same_ranks: bool = True
-    key: str = ""
-    root_key: str = ""
-
+from rankscope.server import detectors
+from rankscope.server.detectors.effects import BLUR, EPISODE, Rule
 
 # Where several lines fit, the upper one holds.
 RULES = (
@@ -297,23 +265,6 @@ RULES = (
         why="spikes that follow each other closely have one cause",
     ),
     Rule(
-        root=("rank.silent", "rank.stalled"),
-        consequence=("rank.failed",),
-        earliest=-EPISODE,
-        latest=EPISODE,
-        same_ranks=False,
-        key="collective",
-        why="a collective to which a rank does not come ends in an error on the others",
-    ),
-    Rule(
-        root=("rank.failed",),
-        consequence=("rank.silent", "rank.stalled"),
-        earliest=-EPISODE,
-        latest=EPISODE,
-        same_ranks=False,
-        why="the other ranks wait for a rank that has failed, or are ended by their launcher",
-    ),
-    Rule(
         root=("rank.silent",),
         consequence=("rank.silent", "rank.stalled"),
         earliest=-EPISODE,
@@ -493,3 +444,10 @@ RULES = (
         why="the training turned away from what it had reached",
     ),
 )
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """The table, and below it what each detector declares, in the order of the registry."""
+    declared = [rule for detector in detectors.installed().detectors for rule in detector.effects]
+    return (*RULES, *declared)

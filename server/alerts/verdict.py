@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankscope.agent import wire
+from rankscope.server.detectors.registry import KINDS
 from rankscope.server.window import Alert, Check, Status
 
 _JUDGED = (Status.OK, Status.OPEN)
@@ -68,7 +69,7 @@ class Verdict:
     Attributes:
         verdict: `pass`, `fail` or `pending`.
         reasons: of a fail or of a pending; empty for a pass.
-        checks: one for each kind that was or should have been judged, in the order of `wire.KINDS`,
+        checks: one for each kind that was or should have been judged, in the order of `KINDS`,
             then those of other packages.
         required: what has to be judged for a pass, without what was set aside.
     """
@@ -216,8 +217,8 @@ def _lines(
     fail_on: str,
 ) -> Iterator[CheckLine]:
     failed = {failure.alert.id: failure.alert for failure in failures}
-    others = {*checks, *kinds, *(a.kind for a in alerts)}.difference(wire.KINDS)
-    for kind in (*wire.KINDS, *sorted(others)):
+    others = {*checks, *kinds, *(a.kind for a in alerts)}.difference(KINDS)
+    for kind in (*KINDS, *sorted(others)):
         if kinds and kind not in kinds:
             continue
         mine = [a for a in alerts if a.kind == kind]

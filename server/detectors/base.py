@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from rankscope.server.detectors.effects import Rule
 from rankscope.server.detectors.policy import Policy
 
 # Authors of detectors look for these here.
@@ -112,13 +113,15 @@ class Detector(ABC, Generic[State]):
         policy: its thresholds; by default as they are declared.
 
     Attributes:
-        kinds: what it can report, out of `wire.KINDS`; a detector of another package has names of
+        kinds: what it can report, out of `KINDS`; a detector of another package has names of
             its own. It is set and switched off by these names; thresholds belong to the first.
         policies: the class of its thresholds.
         needs: series it cannot do without; the runner answers MISSING_INPUT for it where no rank
             has posted one of them by the time `grace` observations have passed.
         wants: series it looks at too where there are any.
         min_ranks: the runner answers NOT_APPLICABLE for a smaller world.
+        effects: what its kinds do to others, and others to its kinds; where a line of
+            `alerts.rules` fits as well, that one holds.
         lasting: why a single observation is enough to find it, however far apart they are, for a
             detector that declares nothing in `reaches`.
     """
@@ -129,6 +132,7 @@ class Detector(ABC, Generic[State]):
     wants: ClassVar[tuple[str, ...]] = ()
     min_ranks: ClassVar[int] = 1
     lasting: ClassVar[str] = ""
+    effects: ClassVar[tuple[Rule, ...]] = ()
 
     policy: Policy
 

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 import urllib3
 
-from rankscope.agent import wire
 from rankscope.server.alerts.verdict import counts
+from rankscope.server.detectors.registry import KINDS
 from rankscope.server.gate.formats import FORMATS, Report
 
 PASS, FAIL, USAGE, UNREACHABLE, UNDECIDED = range(5)
@@ -132,11 +132,11 @@ def _parser() -> argparse.ArgumentParser:
 def _kind(text: str) -> str:
     group, dot, _ = text.partition(".")
     # Kinds of other packages' detectors are the server's to know.
-    theirs = dot and group not in {kind.partition(".")[0] for kind in wire.KINDS}
-    if text in wire.KINDS or theirs:
+    theirs = dot and group not in {kind.partition(".")[0] for kind in KINDS}
+    if text in KINDS or theirs:
         return text
-    close = difflib.get_close_matches(text, wire.KINDS, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else f"; the kinds are {', '.join(wire.KINDS)}"
+    close = difflib.get_close_matches(text, KINDS, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; the kinds are {', '.join(KINDS)}"
     raise argparse.ArgumentTypeError(f"there is no kind {text!r}{hint}")
 
 

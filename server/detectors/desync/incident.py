@@ -33,7 +33,7 @@ class Apart(Incident):
     """Ranks that are apart.
 
     Attributes:
-        kind: out of `wire.KINDS`.
+        kind: out of `KINDS`.
         stage: the first link that broke.
         ranks: the suspect ranks.
         decided: whether a majority tells which ranks are suspect.

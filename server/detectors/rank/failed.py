@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
+from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.rank.endings import Ending, ending_of, first_line
 from rankscope.server.detectors.wording import agree, if_several, listing, ranks, sentences
@@ -83,6 +84,25 @@ class RankFailed(Detector[FailedState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.failed",)
     lasting: ClassVar[str] = "each rank says for itself how it ended"
+    effects: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            root=("rank.silent", "rank.stalled"),
+            consequence=("rank.failed",),
+            earliest=-EPISODE,
+            latest=EPISODE,
+            same_ranks=False,
+            key="collective",
+            why="a collective to which a rank does not come ends in an error on the others",
+        ),
+        Rule(
+            root=("rank.failed",),
+            consequence=("rank.silent", "rank.stalled"),
+            earliest=-EPISODE,
+            latest=EPISODE,
+            same_ranks=False,
+            why="the other ranks wait for a rank that has failed, or are ended by their launcher",
+        ),
+    )
 
     policies: ClassVar[type[Policy]] = FailedPolicy
     policy: FailedPolicy

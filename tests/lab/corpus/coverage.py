@@ -14,8 +14,8 @@ from typing import Protocol
 
 import yaml
 
-from rankscope.agent import wire
 from rankscope.server.detectors import DETECTORS
+from rankscope.server.detectors.registry import KINDS
 from tests.lab.faults.case import Setting
 from tests.lab.faults.families import REGISTRY
 from tests.support.judging import Judgement
@@ -60,7 +60,7 @@ def page(runs: Sequence[Judged]) -> str:
     quiet, loud_cases = _cases()
     lab = _fault_lab()
     lines, gaps = [], []
-    for kind in sorted({k for d in DETECTORS for k in d.kinds}, key=wire.KINDS.index):
+    for kind in sorted({k for d in DETECTORS for k in d.kinds}, key=KINDS.index):
         places = ", ".join(f"{n} {family}" for family, n in sorted(fired[kind].items()))
         lines.append(
             f"| `{kind}` | {checked[kind] or '-'} | {quiet[kind] or '-'} | {places or '-'} "
@@ -70,7 +70,7 @@ def page(runs: Sequence[Judged]) -> str:
             gaps.append(f"`{kind}` is not checked in a healthy run or case.")
         if not (fired[kind] or loud_cases[kind]):
             gaps.append(f"`{kind}` fires in no broken run or case.")
-    silent = [kind for kind in wire.KINDS if kind not in {k for d in DETECTORS for k in d.kinds}]
+    silent = [kind for kind in KINDS if kind not in {k for d in DETECTORS for k in d.kinds}]
     if silent:
         gaps.append(f"No detector yet: {', '.join(f'`{kind}`' for kind in silent)}.")
     end = "\n".join(gaps) or "Every kind is checked somewhere and fires somewhere."

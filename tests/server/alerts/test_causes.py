@@ -3,6 +3,7 @@
 import pytest
 
 from rankscope.server.alerts import causes, rules
+from rankscope.server.detectors.registry import KINDS
 from tests.support.incidents import alert, linked
 
 
@@ -285,10 +286,8 @@ def test_what_no_longer_follows_stands_alone_again():
 
 
 def test_every_rule_has_a_sentence_and_known_kinds():
-    from rankscope.agent import wire
-
-    for rule in rules.RULES:
+    for rule in rules.rules():
         assert rule.why
         assert not rule.why.endswith(".")
         for name in (*rule.root, *rule.consequence):
-            assert any(kind == name or kind.startswith(name) for kind in wire.KINDS)
+            assert any(kind == name or kind.startswith(name) for kind in KINDS)

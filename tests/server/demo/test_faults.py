@@ -2,10 +2,10 @@
 
 import pytest
 
-from rankscope.agent.wire import KINDS
 from rankscope.server.demo.faults import DEFAULT_FAULT, FAULTS, TENSORS, decide
 from rankscope.server.demo.injection import INJECTORS
 from rankscope.server.demo.training import DigitsNet
+from rankscope.server.detectors.registry import KINDS
 
 BROKEN = [fault for fault in FAULTS.values() if fault.kinds]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from rankscope.agent import wire
 from rankscope.server.detectors.base import Detector
 from rankscope.server.detectors.policy import thresholds
+from rankscope.server.detectors.registry import KINDS
 
 GROUP = "rankscope.detectors"
 
@@ -39,7 +39,7 @@ class Installed:
     @property
     def kinds(self) -> tuple[str, ...]:
         """All that can be found: ours in their order, then those of other packages."""
-        return (*wire.KINDS, *self.origins)
+        return (*KINDS, *self.origins)
 
 
 def load(own: Sequence[type[Detector[Any]]]) -> Installed:
@@ -53,7 +53,7 @@ def load(own: Sequence[type[Detector[Any]]]) -> Installed:
     for point in sorted(entry_points(group=GROUP), key=lambda p: (p.name, p.value)):
         origin = _origin(point)
         try:
-            detector = _loaded(point, {*wire.KINDS, *origins})
+            detector = _loaded(point, {*KINDS, *origins})
         # Anything may happen in a module of somebody else's.
         except Exception as error:
             failures[point.name[:_LONGEST]] = f"{point.value} of {origin}: {error!r}"

@@ -1,0 +1,88 @@
+"""Which kinds of alerts there are, and which class finds each: one line for each kind.
+
+The order is the one in which verdicts list their checks. Nothing is imported before it is asked
+for: the gate and the command line know the names of kinds without loading what finds them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankscope.server.detectors.base import Detector
+
+# Kind -> module within this package, and class.
+REGISTRY: Mapping[str, str] = {
+    "desync.parameters": "desync.detector:Desync",
+    "desync.gradients": "desync.detector:Desync",
+    "desync.optimizer": "desync.detector:Desync",
+    "desync.hyperparameters": "desync.detector:Desync",
+    "desync.buffers": "desync.buffers:Buffers",
+    "desync.progress": "desync.progress:Progress",
+    "desync.config": "desync.config:Config",
+    "desync.batch": "data.shared:BatchShared",
+    "desync.rng": "data.random_diverged:RandomDiverged",
+    "reduction.wrong": "reduction.wrong:ReductionWrong",
+    "update.missing": "update.missing:UpdateMissing",
+    "schedule.mismatch": "update.schedule:ScheduleMismatch",
+    "data.duplicated": "data.duplicated:Duplicated",
+    "data.overlap": "data.overlap:Overlap",
+    "data.replayed": "data.replayed:Replayed",
+    "data.unshuffled": "data.replayed:Replayed",
+    "data.imbalanced": "data.imbalanced:Imbalanced",
+    "data.outlier": "data.outlier:DataOutlier",
+    "loss.nonfinite": "loss.nonfinite:LossNonFinite",
+    "eval.nonfinite": "nonfinite:EvaluationNonFinite",
+    "buffers.nonfinite": "nonfinite:BuffersNonFinite",
+    "loss.spike": "loss.spike:LossSpike",
+    "loss.diverging": "loss.diverging:LossDiverging",
+    "loss.oscillating": "loss.oscillating:LossOscillating",
+    "loss.plateau": "loss.plateau:LossPlateau",
+    "accuracy.stalled": "accuracy.stalled:AccuracyStalled",
+    "accuracy.mismatch": "accuracy.mismatch:AccuracyMismatch",
+    "generalization.gap": "generalization.gap:GeneralizationGap",
+    "gradient.nonfinite": "gradient.nonfinite:GradientNonFinite",
+    "gradient.exploding": "gradient.exploding:GradientExploding",
+    "gradient.vanishing": "gradient.vanishing:GradientVanishing",
+    "gradient.oscillating": "gradient.oscillating:GradientOscillating",
+    "gradient.accumulating": "gradient.accumulating:GradientAccumulating",
+    "layer.dead": "layer.dead:LayerDead",
+    "update.ratio": "update.ratio:UpdateRatio",
+    "update.drift": "update.drift:UpdateDrift",
+    "clipping.saturated": "gradient.clipping:ClippingSaturated",
+    "amp.scale_collapse": "gradient.scale:ScaleCollapse",
+    "compression.error": "compression.error:CompressionError",
+    "lr.too_high": "rate.high:RateTooHigh",
+    "lr.too_low": "rate.low:RateTooLow",
+    "lr.batch_mismatch": "rate.mismatch:RateMismatch",
+    "batch.noise": "batch.noise:BatchNoise",
+    "mode.evaluation": "mode:EvaluationMode",
+    "push.stale": "push.stale:PushStale",
+    "push.lost": "push.lost:PushLost",
+    "rng.shared": "data.randomness:RandomShared",
+    "rank.loss_outlier": "rank.loss_outlier:RankLossOutlier",
+    "rank.gradient_outlier": "rank.gradient_outlier:RankGradientOutlier",
+    "rank.straggler": "rank.straggler:RankStraggler",
+    "rank.failed": "rank.failed:RankFailed",
+    "rank.silent": "rank.silent:RankSilent",
+    "rank.stalled": "rank.stalled:RankStalled",
+    "rank.starved": "rank.starved:RankStarved",
+    "collective.slow": "rank.straggler:RankStraggler",
+}
+
+KINDS: tuple[str, ...] = tuple(REGISTRY)
+
+
+@cache
+def classes() -> tuple[type[Detector[Any]], ...]:
+    """Our own detectors, each once, in the order of their first kinds."""
+    found: dict[str, type[Detector[Any]]] = {}
+    for path in REGISTRY.values():
+        if path not in found:
+            module, _, name = path.partition(":")
+            imported = importlib.import_module(f"{__package__}.{module}")
+            found[path] = getattr(imported, name)
+    return tuple(found.values())
