@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import tempfile
@@ -24,6 +25,10 @@ settings.load_profile("rankscope")
 for name in [name for name in os.environ if name.startswith("RANKSCOPE_")]:
     del os.environ[name]
 
+# Of torch and numpy, here and in all that is started: threads that wait for each other in every
+# operation on a handful of numbers take, where cores are few, many times as long as one does.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 _TURNS = pytest.StashKey[parallel.Turns]()
 
 
@@ -41,6 +46,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest come first, so that no worker is left with one of them at the end."""
     places = {Path(__file__).parent / name: n for n, name in enumerate(parallel.LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """Many tests collect garbage: let that not look each time at torch and all else imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
