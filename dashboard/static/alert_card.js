@@ -39,6 +39,7 @@ export function alertCard(alert, consequences = [], options = {}) {
       alert.stage && el("span", {}, "at ", el("b", {}, alert.stage.replaceAll("_", " "))),
       alert.tensors.length > 0 && el("span", {}, "in ", el("b", { class: "mono" }, alert.tensors[0]),
         alert.tensors.length > 1 && ` and ${alert.tensors.length - 1} more`),
+      alert.start > 0 && el("span", { title: "counted from 0: the job was launched again under this run id" }, `start ${alert.start}`),
       el("span", { title: alert.opened_at }, `opened ${duration(age(alert.opened_at))} ago`),
     ),
     !options.brief && alert.cause && el("p", {}, prose(alert.cause)),

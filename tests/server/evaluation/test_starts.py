@@ -278,3 +278,14 @@ def test_what_was_seen_after_the_checkpoint_does(job):
     job.train("a", apart, last=60)
     job.train("b", first=32, last=120)
     assert job.verdict.verdict == "fail"
+
+
+def test_what_one_process_trains_one_after_the_other_is_judged_together(job):
+    """A clean training undoes no faulty one before it in the same process."""
+    job.train("a.0", faulty)
+    job.train("a.1")
+    assert job.verdict.verdict == "fail"
+    assert (job.verdict.first_start, job.verdict.start) == (0, 1)
+    assert job.compared() == [(0, STEPS - 1, True)]
+    job.train("b.0")
+    assert (job.verdict.verdict, job.verdict.reasons) == ("pass", [])
