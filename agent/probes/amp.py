@@ -17,6 +17,11 @@ from torch.amp import GradScaler
 from rankscope.agent.model.tensors import number
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 
+# Skipped steps in a row from which on it is reported at once, and again at each doubling: 16
+# halvings take a GradScaler's initial scale of 65,536 down to 1, so none is searched for any more.
+_IN_A_ROW = 16
+_EVENT = "amp.skipping"
+
 
 class Amp(Probe):
     """`amp_scale`, `steps_skipped`, `optimizer_steps`, `micro_steps`.
@@ -30,7 +35,8 @@ class Amp(Probe):
 
     A fused optimizer decides on the device: its hooks are called for a skipped step, too, and that
     step has a number of its own here; any other skipped step has none (the next one that is not
-    skipped takes it). Without a scaler of torch's own the first two are not posted.
+    skipped takes it). While no step has a number nothing is posted: so 16 skipped ones in a row are
+    an event, `amp.skipping`. Without a scaler of torch's own the first two are not posted.
     """
 
     name = "amp"
@@ -47,6 +53,8 @@ class Amp(Probe):
         self._on_device: torch.Tensor | None = None
         self._stepping: Any = None  # the optimizer, while the scaler is at it
         self._begun = -1
+        # How many were skipped in a row, and before which step.
+        self._row, self._row_at = 0, -1
         self.scaler_begins = context.guarded(self.name, self._scaler_begins)
         self.scaler_ended = context.guarded(self.name, self._scaler_ended)
 
@@ -90,6 +98,7 @@ class Amp(Probe):
         self._stepping = None
         if self.context.step == self._begun:
             self._unnumbered += 1
+            self._skipped_again(self._begun)
         elif getattr(optimizer, "_step_supports_amp_scaling", False):
             states: Any = scaler._per_optimizer_states
             found = list(states[id(optimizer)]["found_inf_per_device"].values())
@@ -100,6 +109,16 @@ class Amp(Probe):
                 # the one before may be on its way to the host.
                 before = self._on_device
                 self._on_device = found[0].clone() if before is None else before + found[0]
+
+    def _skipped_again(self, step: int) -> None:
+        self._row = self._row + 1 if step == self._row_at else 1
+        self._row_at = step
+        if self._row >= _IN_A_ROW and self._row.bit_count() == 1:
+            text = (
+                f"GradScaler has skipped {self._row} steps in a row: the optimizer does not step "
+                "any more."
+            )
+            self.context.event(step, _EVENT, text, {"skipped": self._row})
 
     def _is_own(self, optimizer: Any) -> bool:
         known = self._own.get(optimizer)

@@ -30,9 +30,12 @@ from rankscope.server.window import (
 _FORGET_SECONDS = 24 * 3600.0
 # Events that detectors look at.
 _EVENTS = (
+    "amp.skipping",
+    "buffers.nonfinite",
     "failed",
     "mode.changed",
     "nonfinite",
+    "optimizers.turns",
     "parameters.frozen",
     "scheduler.wrapped",
     "stalled",

@@ -1,9 +1,10 @@
-"""Losses and gradient norms that are large again and again, and losses that blow up and rest."""
+"""What is large again and again, losses that blow up and rest, and steps that are all skipped."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from rankscope.server.window import Occurrence
 from tests.support.traces import Trace
 
 
@@ -48,3 +49,33 @@ def blown_up(
     course = np.where(since < 0, 2.3, high)
     loss = course * np.exp(np.where(since < 0, 0.05, 0.5) * random.standard_normal((2, steps)))
     return Trace("blown_up", seed, np.arange(steps), {"loss": loss})
+
+
+def skipping(seed: int, *, at: int = 60, scale: float = 65536.0, again: int | None = None) -> Trace:
+    """A loss scale that holds, until every step is skipped: then nothing has a number any more.
+
+    Args:
+        at: the step that does not come, or only late.
+        again: so many steps come after it all the same.
+    """
+    steps = np.arange(at + (again or 0))
+    scales = np.where(steps < at, scale, scale / 2**16) * np.ones((2, 1))
+    skipped = np.where(steps < at, 0.0, 16.0) * np.ones((2, 1))
+    events = tuple(
+        Occurrence(rank, at, "amp.skipping", "", {"skipped": count})
+        for count in (16, 32)
+        for rank in range(2)
+    )
+    series = {"amp_scale": scales, "steps_skipped": skipped}
+    return Trace("skipping", seed, steps, series, events=events)
+
+
+def stuck(seed: int, *, since: int = 0, until: int = 10_000, steps: int = 200) -> Trace:
+    """Ranks whose batches are new ones, but for some steps at which they have one and the same."""
+    random = np.random.default_rng(seed)
+    at = np.arange(steps)
+    batches = random.integers(1, 2**62, (2, steps), dtype=np.uint64)
+    same = (at >= since) & (at < until)
+    batches[:, same] = batches[:, same][:, :1]
+    loss = 2.3 * np.exp(0.05 * random.standard_normal((2, steps)))
+    return Trace("stuck", seed, at, {"loss": loss}, words={"batch": batches})

@@ -20,7 +20,7 @@ from tests.support.chain import chain
 from tests.support.courses import answers, weights, zeros
 from tests.support.layered import compressed, layered, noisy_gradients, odd_batches
 from tests.support.pushes import pushes
-from tests.support.recurring import blown_up, teeth
+from tests.support.recurring import blown_up, skipping, stuck, teeth
 from tests.support.resizing import resized
 from tests.support.timings import (
     averages,
@@ -625,5 +625,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         zeros,
         teeth,
         blown_up,
+        skipping,
+        stuck,
     )
 }

@@ -210,7 +210,12 @@ class Trace:
                 lives=tuple(RankLife(int(r), 1000.0, now, last, host=hosts[r]) for r in ranks),
                 now=now,
                 last_step=last,
-                events=tuple(e for e in self.events if before < e.step <= last),
+                # What is reported of a step that never ends comes with the last window.
+                events=tuple(
+                    e
+                    for e in self.events
+                    if before < e.step and (e.step <= last or high == len(self.steps))
+                ),
                 layers=_between(self.layers, before, last),
                 reductions=_between(self.reductions, before, last),
                 config=self.config,

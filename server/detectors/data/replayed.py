@@ -22,6 +22,9 @@ from rankscope.server.detectors.wording import agree, count, if_several, ranks, 
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
+# Consecutive observations of one batch that are no accumulation, repeated step or look at the same
+# place of several epochs: those come two or three at a time.
+_STUCK = 32
 # Remembered observations; what lies further back is not recognised.
 _MEMORY = 65_536
 
@@ -60,6 +63,21 @@ class Repeat:
 
 
 @dataclass(slots=True)
+class Stuck:
+    """One batch that all steps have.
+
+    Attributes:
+        length: observations of it in a row.
+        varied: there were others before.
+        ranks: whose it is.
+    """
+
+    length: int
+    varied: bool
+    ranks: tuple[int, ...]
+
+
+@dataclass(slots=True)
 class Order:
     """What is remembered: digests of all ranks' batches together, and when they were seen.
 
@@ -72,6 +90,9 @@ class Order:
     distinct: set[bytes] = field(default_factory=set)
     judged: int = 0
     constant: int = 0
+    alike: int = 0
+    alike_since: int = -1
+    stuck: Watch[Stuck] = field(default_factory=lambda: Watch(clear_after=8))
     seen: dict[bytes, int] = field(default_factory=dict)
     at: dict[int, bytes] = field(default_factory=dict)
     order: deque[int] = field(default_factory=deque)
@@ -113,15 +134,17 @@ class Replayed(Detector[ReplayedState]):
         different ones, as come once in a million runs, by how often two of the run's steps have the
         same
         ones: so an order shows where random augmentation makes each batch a new one.
-        Batches that are all the same have no order. Over 64 steps (8 after a restart) after the
+        Batches that are all the same have no order: 32 consecutive observations of one batch are a
+        finding of their own. Over 64 steps (8 after a restart) after the
         last batch of the sequence.
 
     Severity:
-        Warning.
+        Warning; info where every batch is the same from the start: all of the data may be in it.
 
     Evidence:
         `distance` (steps from one to the other), `earlier_step`, `length` (observations
-        that repeat), `restarted` (ranks), `by_labels` (it is known by the labels alone).
+        that repeat), `restarted` (ranks), `by_labels` (it is known by the labels alone). Of one
+        batch at all steps `length` and `varied` (there were others before).
 
     Source:
         pytorch/pytorch#31771 (`set_epoch` not called), and loaders that are not restored:
@@ -163,6 +186,7 @@ class Replayed(Detector[ReplayedState]):
             for watch in (told.epochs, told.restarts)
             for episode in watch.take(window.last_step)
         ]
+        findings += [_stuck(e) for e in state.batches.stuck.take(window.last_step)]
         checks = {
             "data.replayed": _check(window, state, told.restarts, state.batches.restarts),
             "data.unshuffled": _check(window, state, told.epochs, state.batches.epochs),
@@ -175,6 +199,7 @@ class Replayed(Detector[ReplayedState]):
         run = state.run
         same = digest == state.last
         state.constant += same
+        self._follow_stuck(window, state, step, same=same)
         # Looks that lie whole epochs apart find the same batch again.
         constant = same and (
             step - state.last_step < self.policy.far or 2 * state.constant >= state.judged
@@ -227,6 +252,20 @@ class Replayed(Detector[ReplayedState]):
         episode = watch.bad(step, repeat, first_step=state.since)
         episode.facts.length = max(episode.facts.length, state.run)
         other.good(step)
+
+    def _follow_stuck(self, window: Window, state: Order, step: int, *, same: bool) -> None:
+        """One and the same batch at all steps; labels are alike by chance, and are not asked."""
+        if state.labels is not None:
+            return
+        if not same:
+            state.alike, state.alike_since = 1, step
+            state.stuck.good(step)
+            return
+        state.alike += 1
+        if state.alike >= _STUCK:
+            varied = state.judged > state.alike
+            facts = Stuck(state.alike, varied, tuple(int(r) for r in window.ranks))
+            state.stuck.bad(step, facts, first_step=state.alike_since).facts.length = state.alike
 
     def _repeats(self, state: Order, step: int) -> bool:
         """Whether so many repeat that it is no chance."""
@@ -306,6 +345,40 @@ def _finding(episode: Episode[Repeat], *, by_labels: bool = False) -> Finding:
     )
 
 
+def _stuck(episode: Episode[Stuck]) -> Finding:
+    stuck, step = episode.facts, episode.first_step
+    several = if_several(len(stuck.ranks), "of every rank")
+    return Finding(
+        kind="data.unshuffled",
+        key="stuck",
+        severity="warning" if stuck.varied else "info",
+        title=f"Every batch is the same one since step {step}",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=stuck.ranks,
+        stage="batch",
+        cause=(
+            f"The batches{several} have been the same, bit for bit, at {stuck.length:,} checked "
+            "steps in a row: the model memorises one batch. "
+            + (
+                "There were others before: the loader, or a buffer or cache between, gives its "
+                "last batch again and again."
+                if stuck.varied
+                else "Usual causes: `next(iter(loader))` at every step, which begins the loader "
+                "anew, a batch that is fetched before the loop, a cache."
+            )
+        ),
+        remedy=(
+            "Iterate over the loader (`for batch in loader`), and look at what lies between it and "
+            "the model. Nothing, if all of the data are in one batch, or it is a test with "
+            "synthetic data."
+        ),
+        clear_after=episode.clear_after,
+        evidence={"length": stuck.length, "varied": stuck.varied},
+    )
+
+
 def _check(
     window: Window, state: ReplayedState, told: Watch[Repeat], watch: Watch[Repeat]
 ) -> Check:
@@ -319,6 +392,9 @@ def _check(
             return Check(Status.INSUFFICIENT_DATA, "No batches have been seen yet.")
         whose = if_several(len(window.ranks), "of all ranks")
         return Check(Status.MISSING_INPUT, f"No step has the digests of the batches{whose}.")
+    stuck = seen.stuck.open(window.last_step)
+    if stuck is not None and watch is seen.epochs:
+        return Check(Status.OPEN, f"{_stuck(stuck).title}.")
     if 2 * seen.constant > seen.judged:
         return Check(
             Status.NOT_APPLICABLE, "The batches are all the same: they have no order to repeat."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -15,6 +16,8 @@ from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, number, percent, ranks
 from rankscope.server.window import Check, Status, Window
 
+# What a rank reports while its scaler skips one step after the other: such steps have no number.
+_SKIPPING = "amp.skipping"
 # Steps looked back at, and the share of skipped ones among them that is no search any more.
 _BACK = 200
 
@@ -43,12 +46,14 @@ class Collapse:
     Attributes:
         scale, highest: of the loss, now and before.
         skipped, of: skipped steps among the last ones.
+        in_a_row: skipped ones after which no other step has come as yet; 0 for none.
     """
 
     scale: float
     highest: float
     skipped: float
     of: int
+    in_a_row: int = 0
 
 
 @dataclass(slots=True)
@@ -66,13 +71,16 @@ class ScaleCollapse(Detector[ScaleState]):
 
     Statistic:
         A scale below 1, after one above it; or more than 5 % of the last 200 steps skipped (after
-        the first 50, in which a scale is searched for), and 12 at least. Over after 32 steps.
+        the first 50, in which a scale is searched for), and 12 at least; or 16 steps in a row, as a
+        rank reports at once: they have no numbers, and nothing else is posted until the optimizer
+        steps again. Over after 32 steps.
 
     Severity:
-        Critical below a scale of 1, else warning.
+        Critical below a scale of 1, and where no optimizer step is taken; else warning.
 
     Evidence:
-        `amp_scale`, `highest`, `skipped` of the last `of` steps.
+        `amp_scale`, `highest` (where they are posted), `skipped` of the last `of` steps,
+        `in_a_row`.
 
     Source:
         torch.amp.GradScaler halves its scale at each overflow; pytorch/pytorch#67590.
@@ -98,7 +106,12 @@ class ScaleCollapse(Detector[ScaleState]):
         counted = {}
         for step, row in zip(*rank_rows(window, "steps_skipped"), strict=True):
             counted[int(step)] = float(np.nanmax(row))
+        reports = sorted(
+            (e.step, int(e.data.get("skipped", 0))) for e in window.events if e.kind == _SKIPPING
+        )
         for step, row in zip(steps.tolist(), scales, strict=True):
+            while reports and reports[0][0] <= step:
+                self._stopped(state, *reports.pop(0))
             scale = float(np.nanmin(row))
             state.judged += 1
             state.highest = max(state.highest, scale)
@@ -119,19 +132,36 @@ class ScaleCollapse(Detector[ScaleState]):
             if gone or many:
                 found = Collapse(scale, state.highest, skipped, of)
                 facts = state.watch.bad(step, found).facts
-                facts.scale = min(facts.scale, scale)
+                facts.scale = min(scale, facts.scale)  # of NaN and a number the number
             else:
                 state.watch.good(step)
+        for report in reports:
+            self._stopped(state, *report)
         findings = tuple(
             _finding(e, window, self.policy) for e in state.watch.take(window.last_step)
         )
         return Outcome({"amp.scale_collapse": _check(window, state, self.policy)}, findings)
 
+    def _stopped(self, state: ScaleState, step: int, skipped: int) -> None:
+        """A rank has reported that it takes no step any more."""
+        found = Collapse(math.nan, state.highest, skipped, skipped)
+        facts = state.watch.bad(step, found).facts
+        facts.in_a_row = max(facts.in_a_row, skipped)
+
 
 def _finding(episode: Episode[Collapse], window: Window, policy: ScalePolicy) -> Finding:
     found, step = episode.facts, episode.first_step
     gone = found.scale < policy.gone
-    if gone:
+    if found.in_a_row:
+        title = f"No optimizer step is taken since step {step}: all of them are skipped"
+        cause = (
+            f"The gradients of {count(found.in_a_row, 'step')} in a row were not finite, so the "
+            "loss scaler skipped every one and halved its scale each time, which takes any usual "
+            "scale below 1: what is not finite is in the computation itself (the loss, the inputs, "
+            "parameters that are NaN). The model does not change any more; steps that are skipped "
+            "have no number, so the run seems to stand still."
+        )
+    elif gone:
         title = f"The loss scale has fallen to {number(found.scale)} since step {step}"
         cause = (
             f"The loss scale fell from {number(found.highest)} to {number(found.scale)}: gradients "
@@ -147,7 +177,7 @@ def _finding(episode: Episode[Collapse], window: Window, policy: ScalePolicy) ->
         )
     return Finding(
         kind="amp.scale_collapse",
-        severity="critical" if gone else "warning",
+        severity="critical" if gone or found.in_a_row else "warning",
         title=title,
         seen_step=episode.seen_step,
         last_step=episode.last_step,
@@ -160,10 +190,11 @@ def _finding(episode: Episode[Collapse], window: Window, policy: ScalePolicy) ->
         ),
         clear_after=episode.clear_after,
         evidence={
-            "amp_scale": found.scale,
-            "highest": found.highest,
+            **({"amp_scale": found.scale} if math.isfinite(found.scale) else {}),
+            **({"highest": found.highest} if found.highest else {}),
             "skipped": found.skipped,
             "of": found.of,
+            **({"in_a_row": found.in_a_row} if found.in_a_row else {}),
         },
     )
 

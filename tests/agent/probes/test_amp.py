@@ -186,3 +186,14 @@ def test_a_monitor_that_is_gone_keeps_nothing():
     del job
     gc.collect()
     assert torch.amp.GradScaler.step is before
+
+
+def test_steps_that_are_all_skipped_are_reported_at_once():
+    job = Job()
+    for bad in (False, *[True] * 40, False, *[True] * 15):
+        job.step(bad)
+    # They have no number, and nothing is posted of them: two steps are all that the records show.
+    assert len(job.harness.steps) == 2
+    told = [(step, kind, data) for step, kind, _, data in job.harness.events]
+    assert told == [(1, "amp.skipping", {"skipped": 16}), (1, "amp.skipping", {"skipped": 32})]
+    job.harness.close()
