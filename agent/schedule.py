@@ -173,7 +173,8 @@ class Schedule:
             step: the step.
             step_seconds: how long the whole step took.
             base: seconds spent on what is done at every step.
-            tiers: seconds spent on each tier.
+            tiers: seconds spent on each tier: of processor time, so that a machine that others
+                keep busy does not make samples rarer.
             again: those of them that are not due at this step: what was sampled at the step before
                 is looked at once more, and both together are what such a look costs. How long the
                 step is that is looked at is judged without them.

@@ -30,12 +30,29 @@ class NamedModules:
         self._names: list[str] = []
         self._inside: list[Any] = []
         self._is_scripted = False
+        # Scripted modules, and classes with an answer of their own, are asked.
+        self._buffers_are_plain = (
+            type(model).named_buffers is torch.nn.Module.named_buffers
+            and type(model)._named_members is torch.nn.Module._named_members
+            and not isinstance(model, torch.jit.ScriptModule)
+        )
 
     def named(self) -> list[tuple[str, torch.nn.Module]]:
         """The list of names and modules, not to be changed: the same object until they change."""
         if self._found is None or self._changed(self._found):
             return self._walk()
         return self._found
+
+    def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
+        """What `named_buffers()` of the model says: each buffer once, under its first name."""
+        if not self._buffers_are_plain:
+            return list(self._model.named_buffers())
+        seen: dict[int, tuple[str, torch.Tensor]] = {}
+        for prefix, module in self.named():
+            for key, buffer in module._buffers.items():
+                if buffer is not None:
+                    seen.setdefault(id(buffer), (f"{prefix}.{key}" if prefix else key, buffer))
+        return list(seen.values())
 
     def is_compiled(self) -> bool:
         """Whether a part is compiled: hooks set now would not run, or have it compiled anew."""

@@ -16,9 +16,9 @@ from rankscope.agent.fingerprint.values import lies_as_it_reads
 from rankscope.agent.model.facts import plain_name
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.arrival import Arrival
-from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.module_hook import ModuleHooks
-from rankscope.agent.probes.norms import on_one_device
+from rankscope.agent.probes.norms import SMALL, on_one_device
 from rankscope.agent.wire import Layers, TensorTable
 
 Bool = npt.NDArray[np.bool_]
@@ -124,13 +124,13 @@ class Activations(Probe):
         if self._hooks:
             self._called = [0] * len(self._modules)
         elif self.context.full and self._modules and self.context.trains(module):
-            began = time.perf_counter()
+            began = processor_time()
             if not self.context.modules.is_compiled():
                 self._calls = [[] for _ in self._modules]
                 self._called = [0] * len(self._modules)
                 self._samples = [0] * len(self._modules)
                 self._hooks.put_on(self, self._modules)
-            self._seconds = time.perf_counter() - began
+            self._seconds = processor_time() - began
 
     def _module_called(self, place: int, module: nn.Module, args: Any, output: Any) -> None:
         if not (
@@ -138,7 +138,9 @@ class Activations(Probe):
         ):
             return
         # What is computed here is made of what no gradient is asked of.
-        began = time.perf_counter()
+        is_large = output.numel() > SMALL
+        clock = processor_time if is_large else time.perf_counter
+        began = clock()
         call = self._called[place]
         self._called[place] = call + 1
         calls = self._calls[place]
@@ -153,7 +155,8 @@ class Activations(Probe):
                 calls.append(found)
             elif calls[call].shape == found.shape:
                 calls[call] = calls[call] | found
-        self._seconds += time.perf_counter() - began
+        spent = clock() - began
+        self._seconds += spent if is_large else min(spent, LONGEST_PIECE)
 
     def after_step(self, facts: StepFacts) -> None:
         """Takes the hooks off and says what they have seen."""

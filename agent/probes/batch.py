@@ -9,7 +9,7 @@ import torch
 
 from rankscope.agent.model.facts import core, held
 from rankscope.agent.probes.arrival import Arrival, Together
-from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.base import Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.digests import FEW_BYTES, RunningDigest, bytes_of, few_of
 from rankscope.agent.probes.given import rows_of, tensors_in
 from rankscope.agent.probes.rows import Hashes, RowHashes, packed
@@ -60,7 +60,8 @@ class Batch(Probe):
         context = self.context
         if not torch.is_grad_enabled() or not context.trains(self._core):
             return
-        began = time.perf_counter()
+        clock = processor_time if context.word else time.perf_counter
+        began = clock()
         given = [t for t in tensors_in(args, kwargs) if readable(t)]
         if not given:
             return
@@ -83,9 +84,9 @@ class Batch(Probe):
                 rows = self._row_hashes.begin(tensors[0])
                 if rows is not None:
                     self._rows.append(rows)
-            self._seconds += time.perf_counter() - began
+            self._seconds += clock() - began
         else:
-            context.aside += time.perf_counter() - began
+            context.aside += clock() - began
 
     def after_step(self, facts: StepFacts) -> None:
         """Hands over what the micro-batches of the step were."""

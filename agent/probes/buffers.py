@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.model.facts import core, held, plain_name
 from rankscope.agent.model.tensors import TensorGroup
-from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.base import Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.tables import ChangingTable, readable
 from rankscope.agent.steps.hook_tables import HiddenHook
 from rankscope.agent.steps.hooks import RootHook
@@ -132,8 +131,9 @@ class Buffers(Probe):
             self._take()
 
     def _take(self) -> None:
-        began = time.perf_counter()
-        found = [(plain_name(n), b) for n, b in self.context.model.named_buffers() if readable(b)]
+        began = processor_time()
+        every = self.context.modules.named_buffers()
+        found = [(plain_name(n), b) for n, b in every if readable(b)]
         if found:
             names, given = zip(*found, strict=True)
             tensors = [held(t) for t in given]
@@ -143,7 +143,7 @@ class Buffers(Probe):
             pending = plan.begin(tensors, sketches=True)
             shapes = {n: t.shape for n, t in zip(names, tensors, strict=True)}
             self._taken = (plan, pending, self._table.name(names, given), shapes)
-        self._seconds = time.perf_counter() - began
+        self._seconds = processor_time() - began
 
     def _unhook(self) -> None:
         if self._handle is not None:

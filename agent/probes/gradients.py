@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 from rankscope.agent.fingerprint import Pending, Prints
 from rankscope.agent.model.tensors import TensorGroup
-from rankscope.agent.probes.base import Context, Probe, SharedPass, StepFacts
+from rankscope.agent.probes.base import Context, Probe, SharedPass, StepFacts, processor_time
 from rankscope.agent.probes.norms import (
     gathered,
     length_of,
@@ -56,7 +55,7 @@ class Gradients(Probe):
         looked = full or facts.step == self._following
         if not (looked or context.signals):
             return
-        began = time.perf_counter()
+        began = processor_time()
         group = context.parameters
         if self._rows is None or self._rows.of is not group:
             self._rows = GradientRows(group)
@@ -65,7 +64,7 @@ class Gradients(Probe):
         taken = None
         if (looked or squared) and any(g is not None for g in gradients):
             taken = self._rows.begin(gradients, digests=full, prints=looked, squares=squared)
-        passed = time.perf_counter() - began
+        passed = processor_time() - began
         if taken is not None and looked:
             self._hand_over(facts, group, taken, posted=full)
         if full:

@@ -11,7 +11,7 @@ from rankscope.agent.fingerprint import FingerprintPlan, Pending, Prints
 from rankscope.agent.model.facts import are_held_whole, held
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.arrival import Arrival, Together
-from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.gradients import Fingerprints, GradientRows
 from rankscope.agent.probes.norms import (
     gathered,
@@ -130,7 +130,9 @@ class LocalGradients(Probe):
             self._add(row, gradient)
 
     def _add(self, row: int, gradient: torch.Tensor) -> None:
-        began = time.perf_counter()
+        is_small = row in self._small
+        clock = time.perf_counter if is_small else processor_time
+        began = clock()
         group = self._group
         assert group is not None
         parameter = group.tensors[row]
@@ -139,18 +141,20 @@ class LocalGradients(Probe):
         # up: skipped by a loss scaler, or an earlier evaluation of a closure.
         if found is None or (parameter.grad is None and not self._elsewhere[row]):
             found = self._sums[row] = _Sum()
-        values = written_out(gradient)
         of = parameter if self._plain else held(parameter)
-        if values is None or values.shape != of.shape or _misplaced(gradient):
+        is_dense = type(gradient) is torch.Tensor and gradient.layout is torch.strided
+        values = gradient if is_dense else written_out(gradient)
+        if values is None or values.shape != of.shape or not (is_dense or _placed(gradient)):
             found.known = False
-        elif row in self._small:
+        elif is_small:
             found.add_small(values, self._copy(row, values))
         else:
             plan = self._plans.get(row)
             if plan is None or not plan.fits([values]):
                 plan = self._plans[row] = FingerprintPlan((group.names[row],), (values,))
             found.add_large(values, plan)
-        self._seconds += time.perf_counter() - began
+        spent = clock() - began
+        self._seconds += min(spent, LONGEST_PIECE) if is_small else spent
 
     def _copy(self, row: int, values: torch.Tensor) -> torch.Tensor:
         """Memory for a copy; kept, since to ask for it anew costs four times the copying."""
@@ -293,9 +297,7 @@ def _is_sharded(model: torch.nn.Module) -> bool:
     )
 
 
-def _misplaced(gradient: torch.Tensor) -> bool:
-    """Whether a distributed gradient is a part of a sum still to be made."""
-    if type(gradient) is torch.Tensor:
-        return False
+def _placed(gradient: torch.Tensor) -> bool:
+    """Whether a gradient is whole: a distributed one may be a part of a sum still to be made."""
     placements = getattr(gradient, "placements", ())
-    return any(placement.is_partial() for placement in placements)
+    return not any(placement.is_partial() for placement in placements)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter, is_
 from typing import Any, Protocol
 
 import torch
+from torch.compiler import is_compiling
 
 from rankscope.agent.steps.dynamo import leave_alone
 from rankscope.agent.steps.hook_tables import HiddenHook, ModuleHook
 
 _forward_hooks = attrgetter("_forward_hooks")
+_is_tracing: Callable[[], bool] = torch._C._is_tracing
 
 
 class CallListener(Protocol):
@@ -31,7 +33,7 @@ class CallHook(ModuleHook):
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Tells the probe, if it still lives and this is not a copy."""
-        if torch.compiler.is_compiling() or torch._C._is_tracing():
+        if is_compiling() or _is_tracing():
             return
         listener = None if self._listener is None else self._listener()
         if listener is not None:

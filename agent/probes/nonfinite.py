@@ -8,14 +8,14 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from rankscope.agent.model.facts import plain_name
 from rankscope.agent.probes.arrival import Arrival
-from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.given import tensors_in
 from rankscope.agent.probes.module_hook import ModuleHooks
 from rankscope.agent.probes.norms import gathered, stored
@@ -254,14 +254,14 @@ class NonFinite(Probe):
         watched = context.step <= self._watch_until
         if self._hooks or not (watched or (context.full and self._host())):
             return
-        began = time.perf_counter()
+        began = processor_time()
         if context.modules.is_compiled():
             return
         self._know(context.modules.named())
         if not watched:
             self._held = []
             self._hooks.put_on(self, self._modules)
-            self._seconds += time.perf_counter() - began
+            self._seconds += processor_time() - began
             return
         self._held = None
         self._hooks.put_on(self, self._modules)
@@ -283,7 +283,7 @@ class NonFinite(Probe):
             if len(self._inputs) < _MOST_INPUTS:
                 self._inputs.append((args, kwargs))
         elif self.context.word:
-            began = time.perf_counter()
+            began = processor_time()
             with torch.no_grad():
                 given = [
                     t for t in tensors_in(args, kwargs) if t.is_floating_point() and readable(t)
@@ -291,7 +291,7 @@ class NonFinite(Probe):
                 flag = _finite(given)
             if flag is not None:
                 self._answers.append((self.context.step, Arrival(flag)))
-            self._seconds += time.perf_counter() - began
+            self._seconds += processor_time() - began
 
     def _hold(self, held: list[_Call], place: int, module: torch.nn.Module, call: Any) -> None:
         """Holds what a module took and gave until the root module has returned."""
@@ -299,10 +299,12 @@ class NonFinite(Probe):
         # would live longer for it.
         if self._returned or graph_task() != -1:
             return
-        began = time.perf_counter()
+        clock = time.perf_counter if place else processor_time
+        began = clock()
         args, output = call
-        if type(output) is torch.Tensor:  # as most modules give: no walk
-            outputs = [output.detach()] if output.is_cpu and _has_numbers(output) else []
+        if type(output) is torch.Tensor:  # as most modules give: no walk, and no calls
+            numbers = output.is_floating_point() or output.is_complex()
+            outputs = [output.detach()] if numbers and output.is_cpu else []
         else:
             outputs = [t.detach() for t in _tensors(output) if t.is_cpu]
         if place == 0:
@@ -311,7 +313,8 @@ class NonFinite(Probe):
         elif outputs and len(held) < _MOST_CHECKS:
             plain = len(args) == 1 and type(args[0]) is torch.Tensor
             held.append(_Call(place, module, args if plain else list(_tensors(args)), outputs))
-        self._seconds += time.perf_counter() - began
+        spent = clock() - began
+        self._seconds += min(spent, LONGEST_PIECE) if place else spent
 
     def _root_gave(
         self, held: list[_Call], module: torch.nn.Module, args: Any, outputs: list[torch.Tensor]
@@ -455,8 +458,7 @@ class NonFinite(Probe):
         return counts
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):
     """What a module took and gave; references, and no copies."""
 
     place: int

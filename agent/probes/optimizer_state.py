@@ -82,9 +82,10 @@ class OptimizerState(Probe):
 
     def _found(self) -> _Found:
         found = _Found()
-        state = state_of(self.context.optimizer)
+        # By the ids of its keys: to hash a tensor is a call of Python's.
+        state = {id(key): own for key, own in state_of(self.context.optimizer).items()}
         for name, parameter in self._parameters():
-            for key, value in state.get(parameter, _NOTHING).items():
+            for key, value in state.get(id(parameter), _NOTHING).items():
                 found.add(name, str(key), value)
         if found.unread and not self._unread:
             self._unread = True

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from rankscope.agent.model.tensors import TensorGroup
-from rankscope.agent.probes.base import Context, Probe, SharedPass, StepFacts
+from rankscope.agent.probes.base import Context, Probe, SharedPass, StepFacts, processor_time
 from rankscope.agent.probes.norms import lie_here
 
 
@@ -43,14 +42,14 @@ class Parameters(Probe):
             last = None
         if last is None and not full:
             return
-        began = time.perf_counter()
+        began = processor_time()
         tensors = group.held()
         plan = group.plan(tensors)
         pending = plan.begin(tensors, sketches=full)
         if full:
             facts.shared["parameters_before"] = pending
         if last is None:
-            facts.charge("full", time.perf_counter() - began)
+            facts.charge("full", processor_time() - began)
             return
         look = last
 
@@ -59,14 +58,14 @@ class Parameters(Probe):
             facts.words["outside_optimizer"] = (now - look.word) % 2**64
 
         facts.when_ready(pending, deliver)
-        self._pass.charge(facts, time.perf_counter() - began, both=self.context.full)
+        self._pass.charge(facts, processor_time() - began, both=self.context.full)
 
     def after_step(self, facts: StepFacts) -> None:
         """What the step left."""
         if self.context.word:
-            began = time.perf_counter()
+            began = processor_time()
             self._take(facts, "parameters", facts.step, sketches=self.context.full)
-            self._pass.charge(facts, time.perf_counter() - began, both=self.context.full)
+            self._pass.charge(facts, processor_time() - began, both=self.context.full)
 
     def disturbed(self) -> None:
         """Another optimizer has moved some of the parameters: no look at who did it."""

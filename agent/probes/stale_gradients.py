@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rankscope.agent.model.tensors import TensorGroup
-from rankscope.agent.probes.base import Context, Probe, StepFacts
+from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts
 from rankscope.agent.probes.outside import outside_optimizer
 from rankscope.agent.probes.tensor_hooks import TensorHooks
 
@@ -91,7 +91,7 @@ class CarriedGradients(Probe):
                 norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
                 known = self._least.get(row)
                 self._least[row] = norm if known is None else torch.minimum(known, norm)
-        self._seconds += time.perf_counter() - began
+        self._seconds += min(time.perf_counter() - began, LONGEST_PIECE)
 
     def _meet(self, group: TensorGroup) -> None:
         rows = outside_optimizer(group, self.context.optimizer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -28,6 +27,7 @@ from rankscope.agent.steps.named_pass import named_pass
 from rankscope.agent.steps.publish import HandOver
 from rankscope.agent.steps.readout import Readout
 from rankscope.agent.steps.repeated_ends import RepeatedEnds
+from rankscope.agent.steps.spent import Spent
 from rankscope.agent.steps.turns import Turns
 from rankscope.agent.wire import Event
 
@@ -79,12 +79,12 @@ class TorchMonitor(Monitor):
         # since: whether it does so inside another's step, and calls closures, is not known yet.
         self._begun: weakref.WeakSet[Any] = weakref.WeakSet()
         self._is_another = True
-        self._spent = 0.0
         self._ended: tuple[int, float] | None = None  # the last step that was looked at, and when
         self._unseen_told = False
         self._root_hook: hooks.SwitchedHook | None = None
 
         self._tracked = Tracked(model, optimizer)
+        self._spent = Spent(self._tracked.group.tensors)
         self._context = Context(
             model=model,
             optimizer=optimizer,
@@ -252,11 +252,11 @@ class TorchMonitor(Monitor):
                 self._told_by(optimizer)
         self._stepping = optimizer
         if self._sampled:
-            began = time.perf_counter()
+            self._spent.begin()
             with self._bookkeeping:
                 self._look_for_parameters()
             self._before(self._facts)
-            self._spent += time.perf_counter() - began
+            self._spent.end()
         else:
             self._before_plain(self._facts)
 
@@ -410,6 +410,7 @@ class TorchMonitor(Monitor):
                 self._tell_frozen(self._tracked.frozen)
             self._context.parameters = self._tracked.group
             self._announce(self._tracked.group)
+            self._spent.of(self._tracked.group.tensors)
             self._roles.clear()
 
     def _tell_frozen(self, names: tuple[str, ...]) -> None:
@@ -419,7 +420,7 @@ class TorchMonitor(Monitor):
 
     @contained
     def _end_watched_step(self, optimizer: torch.optim.Optimizer) -> None:
-        began = time.perf_counter()
+        began = self._spent.begin(exact=self._sampled)
         if optimizer is not self._told:
             self._told_by(optimizer)
         facts, context = self._facts, self._context
@@ -450,8 +451,8 @@ class TorchMonitor(Monitor):
             self._hand_over.everything(facts)
         else:
             self._hand_over.scalars_alone(facts)
-        spent = self._spent + context.aside + time.perf_counter() - began
-        self._spent = context.aside = 0.0
+        self._spent.end()
+        spent, context.aside = self._spent.total(facts.tiers, context.aside), 0.0
         if self._passing:
             self._unsettled = facts, began, spent
         else:
@@ -488,9 +489,9 @@ class TorchMonitor(Monitor):
                 self._sampled or self._is_another or self._loss is None or self._loss.in_closures
             )
         if self._sampled:
-            began = time.perf_counter()
+            self._spent.begin()
             self._prepare(self._facts)
-            self._spent += time.perf_counter() - began
+            self._spent.end()
         if before != (context.basic, context.targets):
             loss_sources.wishes_changed()
         self._watched, self._passing, self._stepping = watched, passing, None

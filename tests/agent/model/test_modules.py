@@ -108,3 +108,28 @@ def test_a_module_compiled_in_place_is_seen_though_no_module_has_changed():
     model[1][0].compile(backend="eager")
     assert modules.is_compiled()
     assert NamedModules(nn.Sequential(torch.compile(nn.ReLU(), backend="eager"))).is_compiled()
+
+
+def test_buffers_are_those_that_the_model_names():
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Sequential(nn.BatchNorm1d(2)))
+    model.register_buffer("mask", torch.ones(2))
+    model[1].register_buffer("shared", model.mask)
+    model[1].register_buffer("none", None)
+    modules = NamedModules(model)
+
+    def names():
+        named = list(model.named_buffers())
+        assert [n for n, _ in modules.named_buffers()] == [n for n, _ in named]
+        assert all(a is b for (_, a), (_, b) in zip(modules.named_buffers(), named, strict=True))
+        return [n for n, _ in named]
+
+    assert "1.shared" not in names()
+    model[0].register_buffer("late", torch.ones(3))
+    model.mask = torch.zeros(2)
+    assert {"0.late", "mask", "1.shared"} <= set(names())
+
+    class Own(nn.BatchNorm1d):
+        def named_buffers(self, *args, **kwargs):
+            yield "mine", torch.ones(1)
+
+    assert [n for n, _ in NamedModules(Own(2)).named_buffers()] == ["mine"]

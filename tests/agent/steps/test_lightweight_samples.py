@@ -284,7 +284,7 @@ def test_its_cost_is_noted_as_that_of_its_tier(attach, model, monkeypatch, wante
     monkeypatch.setattr(monitor._schedule, "wants", lambda *step: wanted)
     monkeypatch.setattr(monitor._schedule, "note", lambda step, **more: noted.update({step: more}))
     trained(model, optimizer, range(EVERY, 3 * EVERY + 1))
-    assert monitor._spent == 0.0
+    assert monitor._spent.total({}, 0.0) == 0.0
     assert list(noted) == ([EVERY, 2 * EVERY] if wanted else [])
     for one in noted.values():
         assert one["tiers"].keys() == {"basic"}
