@@ -1,7 +1,7 @@
 """What trainers keep of a training: in files, in copies, for other processes. Knows no Rankscope.
 
-As a program it reads such files, `python kept.py FOLDER [--without]`, and prints as JSON what
-became of each, by name; `--without` Rankscope being there.
+As a program, `python kept.py [--without]`, it takes a folder of such files in each line of input
+and prints, as JSON in a line, what became of them by name; `--without` Rankscope being there.
 """
 
 from __future__ import annotations
@@ -90,6 +90,16 @@ def _read(path: Path, *, weights_only: bool) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def _read_all(folder: Path) -> dict[str, list[str]]:
+    return {
+        str(path.relative_to(folder)): [
+            _read(path, weights_only=only)
+            for only in ((True, False) if path.suffix == ".pt" else (False,))
+        ]
+        for path in sorted(p for p in folder.rglob("*") if p.is_file())
+    }
+
+
 def main() -> None:
     if "--without" in sys.argv:
         sys.modules["rankscope"] = None  # type: ignore[assignment]
@@ -99,15 +109,8 @@ def main() -> None:
     # What was wrapped in DistributedDataParallel wants a process group.
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    paths = sorted(p for p in Path(sys.argv[1]).rglob("*") if p.is_file())
-    found = {
-        str(path.relative_to(sys.argv[1])): [
-            _read(path, weights_only=only)
-            for only in ((True, False) if path.suffix == ".pt" else (False,))
-        ]
-        for path in paths
-    }
-    print(json.dumps(found))
+    for line in sys.stdin:
+        print(json.dumps(_read_all(Path(line.removesuffix("\n")))), flush=True)
     torch.distributed.destroy_process_group()
 
 

@@ -152,6 +152,21 @@ def one_rank():
     torch.distributed.destroy_process_group()
 
 
+@pytest.fixture(scope="module")
+def readers():
+    """Processes with Rankscope and without: each loads all files of the folders it is given."""
+    started = []
+    for option in ([], ["--without"]):
+        command = [sys.executable, kept.__file__, *option]
+        started.append(
+            subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        )
+    yield started
+    for reader in started:
+        reader.communicate(timeout=60)
+    assert [reader.returncode for reader in started] == [0, 0]
+
+
 KINDS = [
     "module",
     "own state",
@@ -168,7 +183,7 @@ KINDS = [
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Converting a tensor to a Python boolean")
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_kept_has_the_same_bytes(watching, tmp_path, one_rank, kind):
+def test_what_is_kept_has_the_same_bytes(watching, tmp_path, one_rank, readers, kind):
     def keep_all(watched):
         torch.compiler.reset()
         training = Training(kind)
@@ -201,16 +216,10 @@ def test_what_is_kept_has_the_same_bytes(watching, tmp_path, one_rank, kind):
                 path = tmp_path / folder / f"{moment}-{name}-{Path(way).stem}{suffix}"
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(found)
-    for option in ([], ["--without"]):
-        done = subprocess.run(
-            [sys.executable, kept.__file__, str(tmp_path), *option],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=200,
-        )
-        assert done.returncode == 0, done.stderr
-        read = json.loads(done.stdout)
+    for reader in readers:
+        reader.stdin.write(f"{tmp_path}\n")
+        reader.stdin.flush()
+        read = json.loads(reader.stdout.readline())
         mine = {n.partition("/")[2]: r for n, r in read.items() if n.startswith("watched/")}
         theirs = {n.partition("/")[2]: r for n, r in read.items() if n.startswith("plain/")}
         assert mine == theirs
