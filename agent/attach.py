@@ -53,9 +53,9 @@ def attach(
         config: facts that a person wants to see beside the run; JSON-able. `profile` says what the
             loss is, where it is none that has to fall: `adversarial`, `reinforcement`, `surrogate`
             or `contrastive`. Where a name is one of the agent's own facts, the agent's holds.
-        **options: `server`, `token`, `project`, `run`, `mode`, `spool`, `overhead`, `tensorboard`;
-            each has an environment variable `RANKSCOPE_...` as well. Argument before environment
-            before default.
+        **options: `server`, `token`, `project`, `run`, `mode`, `spool`, `overhead`, `allowance`,
+            `tensorboard`; each has an environment variable `RANKSCOPE_...` as well. Argument before
+            environment before default.
 
     Returns:
         The monitor; one that does nothing with `mode="disabled"`, and in a process that helps the

@@ -39,6 +39,10 @@ _REPORT_INTERVAL, _REPORT_UNCHANGED, _REPORT_SECONDS = 32, 256, 10.0
 # Steps that are looked at more closely where the server wishes it.
 _CLOSER_LOOK = 64
 
+# Run -> seconds of its allowance that monitors of this process have spent, those that are closed:
+# whoever attaches anew at each epoch gets it once.
+_allowances_spent: dict[str, float] = {}
+
 
 class Monitor:
     """Takes what the trainer says of itself, and can be closed.
@@ -70,7 +74,12 @@ class Monitor:
         self._guard = Guard(self._report, everywhere=True)
         # A value that cannot be recorded is no reason to stop recording the others.
         self._bookkeeping = self._guard.probe("records", tolerance=1000)
-        self._schedule = Schedule(overhead=connection.options.overhead, first_step=step)
+        options = connection.options
+        # What an earlier monitor of the run in this process has spent of it is gone.
+        left = max(options.allowance - _allowances_spent.get(self.run, 0.0), 0.0)
+        self._schedule = Schedule(overhead=options.overhead, first_step=step, allowance=left)
+        self._first_step = step
+        self._sampled_steps = 0  # those that were sampled in full
         connection.ask_phase_of(self)
 
     @property
@@ -204,10 +213,12 @@ class Monitor:
     def _report_cost(self, step: int, exponents: dict[str, int], now: float) -> None:
         self._reported, self._reported_at = step, now
         self._told_exponents = exponents
+        steps = max(step + 1 - self._first_step, 1)
         self._records.scalars(
             step,
             {
                 "rankscope/overhead": self._schedule.share(),
+                "rankscope/sampled": min(self._sampled_steps / steps, 1.0),
                 **{f"rankscope/interval/{t}": float(1 << k) for t, k in exponents.items()},
             },
         )
@@ -229,6 +240,8 @@ class Monitor:
         if self.closed or not first:
             return
         self.closed = True
+        spent = _allowances_spent.get(self.run, 0.0) + self._schedule.allowance.spent
+        _allowances_spent[self.run] = spent
         # One by one: what fails must not keep the others from being done.
         began = time.monotonic()
         with self._bookkeeping:

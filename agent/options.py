@@ -34,6 +34,8 @@ class Options:
         run: run id, or None to take the launcher's.
         spool: folder where batches wait while the server is away.
         overhead: largest share of the step time that the agent may take, in (0, 1].
+        allowance: seconds of the agent's own time that are spent on samples of every step before
+            `overhead` governs; infinite in continuous integration.
         tensorboard: folder for TensorBoard events, or None.
     """
 
@@ -44,6 +46,7 @@ class Options:
     mode: Mode = "online"
     spool: Path = field(default_factory=lambda: default_spool())
     overhead: float = 0.01
+    allowance: float = 10.0
     tensorboard: Path | None = None
 
 
@@ -56,6 +59,7 @@ class Option:
         parse: from what was given (text, where it comes from the environment) to the value; raises
             ValueError or TypeError with a sentence that goes on after "is given as ...".
         secret: the value must not appear in any message.
+        in_ci: the default where the environment says `CI=true`, if it is another one there.
     """
 
     name: str
@@ -64,6 +68,7 @@ class Option:
     parse: Callable[[Any], Any]
     help: str
     secret: bool = False
+    in_ci: Any = None
 
 
 def resolve(arguments: Mapping[str, object], environ: Mapping[str, str]) -> Options:
@@ -117,6 +122,8 @@ def _value(option: Option, argument: object, environ: Mapping[str, str]) -> Any:
     given, origin = argument, f"the argument {option.name}="
     if given is None:
         given, origin = environ.get(option.variable) or None, f"the variable {option.variable}"
+    if given is None and option.in_ci is not None and in_ci(environ):
+        return option.in_ci
     if given is None:
         return option.default() if callable(option.default) else option.default
     try:
@@ -199,6 +206,23 @@ def _share(given: Any) -> float:
     return share
 
 
+def _seconds(given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, str | int | float):
+        raise TypeError(f"must be a number, not {type(given).__name__}")
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise ValueError("must be a number of seconds from 0, for example 10, or inf for all steps")
+    return seconds
+
+
+def in_ci(environ: Mapping[str, str]) -> bool:
+    """Whether this is continuous integration: every such service sets `CI`."""
+    return environ.get("CI", "").strip().lower() in ("true", "1")
+
+
 class _SecretInside(ValueError):
     """The value holds a secret: the message must not show it."""
 
@@ -241,6 +265,16 @@ OPTIONS: tuple[Option, ...] = (
         0.01,
         _share,
         "largest share of step time that the agent may take; it thins its sampling to keep to it",
+    ),
+    Option(
+        "allowance",
+        "RANKSCOPE_ALLOWANCE",
+        10,
+        _seconds,
+        "seconds of the agent's own time, once a run and rank, that are spent on sampling every "
+        "step before `overhead` governs, lengthening steps by a quarter at most after the first "
+        "fifth; 0: none; with `CI=true` the default is inf: every step is sampled",
+        in_ci=math.inf,
     ),
     Option(
         "tensorboard",

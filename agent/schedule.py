@@ -12,6 +12,8 @@ import statistics
 from collections import deque
 from collections.abc import Collection
 
+from rankscope.agent.allowance import Allowance
+
 # From cheap to dear: loss, learning rate and timing; gradient norm and accuracy; one digest of the
 # whole model; the links of the chain tensor by tensor; what changes slowly (optimizer state,
 # buffers, random state). Where a tier is due, those before it are: which link broke first is only
@@ -82,6 +84,8 @@ class Schedule:
             than every two seconds takes 0.08 of `overhead` at most, or 0.3 where it is due at every
             step, and a look that takes more than 10 times `overhead` of a step is taken at one step
             in 4,096, but every 48 s at least.
+        allowance: seconds of the agent's own time that are spent on full samples before `overhead`
+            governs (`Allowance`); infinite: every step is sampled in full to the end.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Schedule:
         dense_steps: int = 8,
         dense_basic_steps: int = 1024,
         steps_under_way: int = 2048,
+        allowance: float = 0.0,
     ) -> None:
         self._overhead = overhead
         self._dense_end = first_step + dense_steps
@@ -115,11 +120,17 @@ class Schedule:
         self._steps: deque[float] = deque(maxlen=_WINDOW)
         self._noted = 0
         self._masks = self._as_masks()
+        self._allowance = Allowance(allowance)
 
     @property
     def exponents(self) -> dict[str, int]:
         """Tier -> k: the tier is due at steps divisible by 2^k."""
         return dict(self._exponents)
+
+    @property
+    def allowance(self) -> Allowance:
+        """What is left to sample beginnings by, and how often."""
+        return self._allowance
 
     def ask_dense(self, until_step: int, from_step: int = 0) -> None:
         """Makes everything due at every step from `from_step` up to `until_step`."""
@@ -134,7 +145,12 @@ class Schedule:
 
     def plan(self, step: int) -> tuple[bool, bool, bool, bool, bool]:
         """Whether each of `TIERS` is due at a step, in their order."""
-        if step < self._dense_end or self._looks_closer(step):
+        allowance = self._allowance
+        if (
+            (allowance.lasts and not step & allowance.mask)
+            or step < self._dense_end
+            or self._looks_closer(step)
+        ):
             return True, True, True, True, True
         basic, signals, word, full, state = self._masks
         return (
@@ -151,6 +167,8 @@ class Schedule:
             return step + 1
         interval = 1 << self._exponents[TIERS[0]]
         following = step + interval - step % interval
+        if self._allowance.lasts:
+            following = min(following, (step | self._allowance.mask) + 1)
         if step < self._closer_until:
             for first, last in self._closer:
                 if step < last:
@@ -181,6 +199,8 @@ class Schedule:
             since: seconds since the last step that was noted; `step_seconds` if not given.
         """
         since = step_seconds if since is None else since
+        if self._allowance.lasts:
+            self._allowance.note(since / max(step_seconds, 1e-9), since, base + sum(tiers.values()))
         begins = self._begins(step, step_seconds, since)
         changed = since >= _PACE_STEPS * step_seconds and self._pace_has_changed(step_seconds)
         self._steps.append(step_seconds)

@@ -24,6 +24,8 @@ settings.load_profile("rankscope")
 # A developer's own settings must not reach the agents and servers under test.
 for name in [name for name in os.environ if name.startswith("RANKSCOPE_")]:
     del os.environ[name]
+# Where it is set every step is sampled by default: tests say themselves where that is to be so.
+os.environ.pop("CI", None)
 
 # Of torch and numpy, here and in all that is started: threads that wait for each other in every
 # operation on a handful of numbers take, where cores are few, many times as long as one does.

@@ -41,6 +41,7 @@ OPTION_TABLE = {
     "mode": ("RANKSCOPE_MODE", "online"),
     "spool": ("RANKSCOPE_SPOOL", default_spool),
     "overhead": ("RANKSCOPE_OVERHEAD", 0.01),
+    "allowance": ("RANKSCOPE_ALLOWANCE", 10),
     "tensorboard": ("RANKSCOPE_TENSORBOARD", None),
 }
 

@@ -67,6 +67,7 @@ class ArrayMonitor(Monitor):
         began = time.perf_counter()
         step = self._count.step
         basic, signals, word, full, _ = self._schedule.plan(step)
+        self._sampled_steps += full
         tiers: dict[str, float] = {}
         if basic or scalars:
             given = {"loss": loss, "accuracy": accuracy, **scalars} if basic else scalars

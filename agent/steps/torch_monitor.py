@@ -441,6 +441,7 @@ class TorchMonitor(Monitor):
         self._thread = get_ident()  # it may be another one than that of `attach`
         if self._sampled:
             self._after(facts)
+            self._sampled_steps += context.full
         elif self._passing:
             self._after_passing(facts)
         else:

@@ -143,6 +143,8 @@ class Arm(Protocol):
 class Agent:
     """The agent at default settings, attached for long, in force only while its blocks run.
 
+    After its allowance: that is spent once, and says nothing of what a step costs from then on.
+
     Attributes:
         changed: names of what it has changed.
     """
@@ -150,7 +152,9 @@ class Agent:
     def __init__(self, trainer: Trainer, server: str, run: str) -> None:
         self.trainer = trainer
         self._changes = Changes(trainer.model)
-        self.monitor = agent.attach(trainer.model, trainer.optimizer, server=server, run=run)
+        self.monitor = agent.attach(
+            trainer.model, trainer.optimizer, server=server, run=run, allowance=0
+        )
         self.changed = self._changes.find()
         self._paused = 0.0
 

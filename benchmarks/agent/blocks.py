@@ -197,7 +197,11 @@ def _reattached(
             if name == "agent":
                 runs.append(_run_id(workload, f"again-{turn}-{place}"))
                 monitor = agent.attach(
-                    trainer.model, trainer.optimizer, server=plan.server, run=runs[-1]
+                    trainer.model,
+                    trainer.optimizer,
+                    server=plan.server,
+                    run=runs[-1],
+                    allowance=0,
                 )
             block = clock.block(arm, steps, settle)
             # All that happens belongs to the arm in which it happens.

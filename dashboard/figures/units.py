@@ -14,6 +14,7 @@ _TITLES = {
     "eval/loss": "evaluation loss",
     "eval/accuracy": "evaluation accuracy (fraction)",
     "rankscope/overhead": "agent overhead (share of step)",
+    "rankscope/sampled": "sampled in full (share of steps)",
     "rankscope/interval/basic": "losses and times, every (steps)",
     "rankscope/interval/signals": "norms, sampled every (steps)",
     "rankscope/interval/word": "words, sampled every (steps)",

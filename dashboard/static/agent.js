@@ -73,7 +73,15 @@ function cost(sampling) {
   if (!known.length) return "";
   const [low, high] = [Math.min(...known), Math.max(...known)];
   const range = percent(low) === percent(high) ? percent(high) : `${percent(low)} to ${percent(high)}`;
-  return `takes ${range} of the step time`;
+  return `takes ${range} of the step time${sampled(sampling)}`;
+}
+
+/** Share of the steps so far that were sampled in full, on the rank where the fewest were. */
+function sampled(sampling) {
+  const known = sampling.map((s) => s.sampled).filter((share) => Number.isFinite(share));
+  if (!known.length) return "";
+  const least = Math.min(...known);
+  return least >= 1 ? "; every step was sampled in full" : `; ${percent(least)} of the steps were sampled in full`;
 }
 
 function fault({ text, ranks, step, at }) {

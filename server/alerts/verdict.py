@@ -181,6 +181,49 @@ def counted(
     return [a for a in alerts if a.id in ids]
 
 
+# What is compared or measured at full samples, and what can come and go between two of them.
+_AT_SAMPLES = (
+    "desync.",
+    "reduction.",
+    "gradient.",
+    "layer.",
+    "update.",
+    "compression.",
+    "rank.gradient",
+)
+
+
+def least_sampled(shares: Sequence[float | None]) -> float | None:
+    """Share of the steps that were sampled in full on every rank that says how many, at most."""
+    return min((share for share in shares if share is not None), default=None)
+
+
+def not_seen(checks: Sequence[CheckLine], *, sampled: float | None, interval: int) -> str | None:
+    """What checks that passed could not have seen: a sentence; None where each step was sampled.
+
+    Args:
+        sampled: share of the steps that were sampled in full; None: no agent has said so.
+        interval: steps between two samples at the end, on the rank where they are farthest apart.
+    """
+    if sampled is None or sampled >= 1:
+        return None
+    kinds = [c.name for c in checks if c.state == "passed" and c.name.startswith(_AT_SAMPLES)]
+    if not kinds:
+        return None
+    apart = f" (one step in {interval:,} at the end)" if interval > 1 else ""
+    # The other way round, 0.4 % would read as none, and 99.6 % as all.
+    return (
+        f"In the {_percent(1 - sampled)} of the steps that were not sampled in full{apart}, what "
+        "came and went between two samples and left nothing behind in the parameters could not "
+        f"have been seen: {', '.join(kinds)}."
+    )
+
+
+def _percent(share: float) -> str:
+    percent = 100 * share
+    return f"{percent:.0f} %" if 1 <= percent <= 99 else f"{percent:.2g} %"
+
+
 def _failures(
     alerts: Sequence[Alert], set_aside: Collection[str], kinds: Collection[str], fail_on: str
 ) -> Iterator[_Failure]:

@@ -119,10 +119,14 @@ class AgentEvent(BaseModel):
 
 
 class Sampling(BaseModel):
-    """What the agent of a rank looks at how often (steps, by tier), and what share that costs."""
+    """What the agent of a rank looks at how often (steps, by tier), and what share that costs.
+
+    `sampled` is the share of the steps so far that were sampled in full.
+    """
 
     rank: int
     overhead: Number | None
+    sampled: Number | None
     intervals: dict[str, int]
 
 
@@ -401,8 +405,10 @@ class Requirement(BaseModel):
 class Verdict(BaseModel):
     """Pass, fail or pending, and why; `so_far` is what it would be if the run ended now.
 
-    What was not checked is in `checks` as `not_run`. `evaluated` is false while data that the
-    server has wait for its detectors. It is the verdict of the job's last launch: of its starts
+    What was not checked is in `checks` as `not_run`; `sampled` is the share of the steps that were
+    sampled in full on the rank where the fewest were, null where no agent says so, and `not_seen`
+    what could not have been seen at the others, as a sentence. `evaluated` is false while data that
+    the server has wait for its detectors. It is the verdict of the job's last launch: of its starts
     from `first_start`, mostly the last one itself, to `start`, its last; where that went on from a
     checkpoint, alerts that were over before `resumed_step` do not count.
     """
@@ -414,6 +420,8 @@ class Verdict(BaseModel):
     required: list[Requirement]
     state: RunState
     evaluated: bool
+    sampled: Number | None
+    not_seen: str | None
     settings: VerdictSettings
     first_start: int
     start: int

@@ -90,7 +90,12 @@ def get_run(engine: Database, run: RunId) -> RunDetail:
         events=[AgentEvent(**(e | {"at": time_of(e["at"])})) for e in events],
         agent=Agent(
             sampling=[
-                Sampling(rank=rank, overhead=plan.overhead, intervals=plan.intervals)
+                Sampling(
+                    rank=rank,
+                    overhead=plan.overhead,
+                    sampled=plan.sampled,
+                    intervals=plan.intervals,
+                )
                 for rank, plan in plans.items()
             ],
             dense_until=row.dense_until,

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import APIRouter, Query
 
 from rankscope.server import detectors
-from rankscope.server.alerts.verdict import Verdict, counted, judge
+from rankscope.server.alerts.verdict import Verdict, counted, judge, least_sampled, not_seen
 from rankscope.server.api import models
 from rankscope.server.api.deps import Database, RunId, known_run
 from rankscope.server.api.problems import Problem
 from rankscope.server.detectors.settings import ENABLED, Effective
-from rankscope.server.storage import settings
+from rankscope.server.storage import agents, settings
 from rankscope.server.storage.alerts import Findings, findings
 from rankscope.server.storage.engine import reading
 
@@ -42,6 +42,7 @@ def get_verdict(
         row = known_run(connection, run)
         found = findings(connection, runs={row.key: row.id}, now=time.time())[row.key]
         kept = settings.load_run(connection, run=row.key)
+        plans = agents.sampling(connection, run=row.key)
     judged_by = None if kept is None else Effective.from_json(kept)
     options: dict[str, Any] = {
         "fail_on": fail_on,
@@ -50,6 +51,8 @@ def get_verdict(
     }
     verdict = _judge(row.state, row, found, **options)
     unevaluated = _unevaluated(row)
+    sampled = least_sampled([plan.sampled for plan in plans.values()])
+    farthest = max((plan.intervals.get("full", 1) for plan in plans.values()), default=1)
     so_far = "finished" if row.state == "running" else row.state
     return models.Verdict(
         verdict=_name(verdict, row),
@@ -65,6 +68,8 @@ def get_verdict(
         ],
         state=row.state,
         evaluated=not unevaluated,
+        sampled=sampled,
+        not_seen=not_seen(verdict.checks, sampled=sampled, interval=farthest),
         settings=_settings(row, judged_by),
         first_start=row.first_start,
         start=row.start,

@@ -33,6 +33,8 @@ class Report:
         alerts: that count for the verdict, consequences too, newest first.
         required: what has to be judged for a pass: name, state, by, why.
         state: of the run; empty where an older server does not tell.
+        sampled: share of the steps that were sampled in full; None where no agent says so.
+        not_seen: what could not have been seen at the other steps: a sentence, or empty.
         evaluated: whether the server has evaluated all that it has of the run.
         kinds: kinds that were asked for; empty: all.
     """
@@ -46,6 +48,8 @@ class Report:
     required: tuple[Mapping[str, Any], ...] = ()
     state: str = ""
     evaluated: bool = True
+    sampled: float | None = None
+    not_seen: str = ""
     fail_on: str = "warning"
     kinds: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()
@@ -56,13 +60,17 @@ class Report:
         return not self.evaluated and self.state not in ("", "running")
 
     def coverage(self) -> list[str]:
-        """What was required and what was not checked: sentences."""
+        """What was required, what was not checked and what was sampled: sentences."""
         told = [_required(self.required)] if self.required else []
         if left_out := self.checks_in("not_run"):
             reasons = Counter(_reason(check["why"]) for check in left_out)
             why = "; ".join(f"{reason}: {number}" for reason, number in reasons.most_common())
             of = count(len(self.checks), "kind")
             told.append(f"Not checked: {len(left_out)} of {of} of alert ({why}).")
+        if self.sampled is not None:
+            told.append(f"Steps sampled in full on every rank: {_share(self.sampled)}.")
+        if self.not_seen:
+            told.append(self.not_seen)
         return told
 
     def shown(self) -> list[Mapping[str, Any]]:
@@ -96,6 +104,12 @@ class Report:
     def checks_in(self, state: str) -> list[Mapping[str, str]]:
         """Checks with that outcome."""
         return [check for check in self.checks if check["state"] == state]
+
+
+def _share(sampled: float) -> str:
+    percent = 100 * sampled
+    # No more than there were: 99.96 % is not all of them.
+    return "100 %" if percent >= 100 else f"{min(percent, 99.9):.3g} %"
 
 
 def _required(required: Sequence[Mapping[str, Any]]) -> str:
@@ -200,6 +214,8 @@ def as_json(report: Report) -> str:
         "required": report.required,
         "not_checked": [{"name": c["name"], "why": c["why"]} for c in report.checks_in("not_run")],
         "coverage": report.coverage(),
+        "sampled": report.sampled,
+        "not_seen": report.not_seen or None,
         "checks": report.checks,
         "alerts": report.shown(),
     }

@@ -229,6 +229,8 @@ def _report(server: _Server, options: argparse.Namespace) -> Report:
         required=tuple(verdict.get("required", ())),
         state=verdict.get("state", ""),
         evaluated=verdict.get("evaluated", True),
+        sampled=verdict.get("sampled"),
+        not_seen=verdict.get("not_seen") or "",
         fail_on=options.fail_on,
         kinds=frozenset(options.kind),
         ignored=frozenset(options.ignore),

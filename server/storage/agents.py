@@ -12,6 +12,7 @@ from rankscope.server.storage import schema
 from rankscope.server.storage.series import latest_values
 
 _OVERHEAD = "rankscope/overhead"
+_SAMPLED = "rankscope/sampled"
 _INTERVAL = "rankscope/interval/"
 # Faults are told once a process and probe; more different ones than this nobody reads.
 _MAX_FAULTS = 100
@@ -23,10 +24,12 @@ class Sampling:
 
     Attributes:
         overhead: share of the step time that the agent takes; None where it has not said yet.
+        sampled: share of the steps so far that were sampled in full; None where it has not said.
         intervals: steps from one sampling to the next, by tier.
     """
 
     overhead: float | None = None
+    sampled: float | None = None
     intervals: dict[str, int] = field(default_factory=dict)
 
 
@@ -52,7 +55,7 @@ def sampling(connection: Connection, *, run: int) -> dict[int, Sampling]:
         select(m.c.name).where(
             m.c.run == run,
             m.c.kind == "scalar",
-            (m.c.name == _OVERHEAD) | m.c.name.startswith(_INTERVAL, autoescape=True),
+            m.c.name.in_((_OVERHEAD, _SAMPLED)) | m.c.name.startswith(_INTERVAL, autoescape=True),
         )
     ).all()
     found: dict[int, Sampling] = {}
@@ -60,6 +63,8 @@ def sampling(connection: Connection, *, run: int) -> dict[int, Sampling]:
         plan = found.setdefault(rank, Sampling())
         if name == _OVERHEAD:
             plan.overhead = value
+        elif name == _SAMPLED:
+            plan.sampled = value
         elif 1 <= value < 2**53:
             plan.intervals[name.removeprefix(_INTERVAL)] = int(value)
     return found

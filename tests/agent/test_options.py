@@ -48,6 +48,9 @@ def test_the_defaults_of_table_and_dataclass_agree() -> None:
         ("spool", "here", Path.cwd() / "here"),
         ("overhead", "0.05", 0.05),
         ("overhead", "1", 1.0),
+        ("allowance", "0", 0.0),
+        ("allowance", "2.5", 2.5),
+        ("allowance", "inf", float("inf")),
         ("tensorboard", "/tmp/tb", Path("/tmp/tb")),
     ],
 )
@@ -91,6 +94,9 @@ def test_an_empty_variable_is_not_given() -> None:
         ("overhead", 1.01, "up to 1"),
         ("overhead", float("nan"), "above 0"),
         ("overhead", "1%", "for example 0.01"),
+        ("allowance", -1, "from 0"),
+        ("allowance", float("nan"), "from 0"),
+        ("allowance", "10 s", "for example 10"),
         ("spool", "/dev/null", "name a folder"),
         ("spool", "a\0b", "character"),
     ],
@@ -110,6 +116,8 @@ def test_an_impossible_value_is_refused(name: str, value: Any, said: str) -> Non
         ("token", b"x"),
         ("run", 7),
         ("overhead", True),
+        ("allowance", True),
+        ("allowance", []),
         ("overhead", []),
         ("spool", 3),
     ],
@@ -177,3 +185,20 @@ def test_what_cannot_be_said_is_refused_before_training(
 ) -> None:
     with pytest.raises(kind, match=told):
         facts_of(config)
+
+
+@pytest.mark.parametrize(
+    ("environ", "allowance"),
+    [
+        ({}, 10),
+        ({"CI": "true"}, float("inf")),
+        ({"CI": "True "}, float("inf")),
+        ({"CI": "1"}, float("inf")),
+        ({"CI": "false"}, 10),
+        ({"CI": ""}, 10),
+        ({"CI": "true", "RANKSCOPE_ALLOWANCE": "3"}, 3),
+    ],
+)
+def test_in_continuous_integration_every_step_is_sampled_unless_said_otherwise(environ, allowance):
+    assert resolve({}, environ).allowance == allowance
+    assert resolve({"allowance": 0}, environ).allowance == 0

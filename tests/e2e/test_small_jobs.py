@@ -34,7 +34,8 @@ def test_a_training_that_has_nothing_left_to_learn_is_healthy(tmp_path):
 
 
 def test_epochs_in_one_order_are_seen_although_few_steps_are_sampled(tmp_path):
-    job = judged_job(SCRIPT, "in-one-order", "120", ranks=2, folder=tmp_path)
+    sparse = {"RANKSCOPE_ALLOWANCE": "0"}
+    job = judged_job(SCRIPT, "in-one-order", "120", ranks=2, folder=tmp_path, environment=sparse)
     assert job.alerts["data.unshuffled"].first_step == small_jobs.EPOCH
     # The tier that all of a model's digests belong to was due at a few of them.
     assert len(job.words("parameters")) < 60 < len(job.words("batch"))
@@ -57,3 +58,20 @@ def test_shuffled_epochs_are_not(tmp_path):
 def test_a_rank_that_reads_what_another_has_read_before_is_seen(tmp_path):
     job = judged_job(SCRIPT, "late", "120", ranks=2, folder=tmp_path)
     assert job.alerts["data.overlap"].severity == "warning"
+
+
+@pytest.mark.parametrize("allowance", [None, "0"])
+def test_a_short_job_is_seen_whole_by_default(tmp_path, allowance):
+    given = {} if allowance is None else {"RANKSCOPE_ALLOWANCE": allowance}
+    job = judged_job(
+        SCRIPT, "shuffled-augmented", "120", ranks=2, folder=tmp_path, environment=given
+    )
+    told = job.collector.points("rankscope/sampled")
+    for rank in range(2):
+        posted = [b.prints for b in job.collector.batches if b.rank == rank]
+        steps = {p.step for prints in posted for p in prints if p.stage == "local_gradient"}
+        if allowance is None:
+            assert steps == set(range(120))
+        else:
+            assert len(steps) < 100
+    assert (told[119] == 1.0) is (allowance is None)

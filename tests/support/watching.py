@@ -27,6 +27,7 @@ def fix_plan(monitor, every, beyond=None):
         beyond: likewise, of all that is beyond losses and rates; `every` if not given.
     """
     schedule = monitor._schedule
+    schedule.allowance.lasts = False
     schedule._adapt = lambda: None
     schedule._closer, schedule._closer_until = [], -1
     schedule._dense_end = schedule._dense_basic_end = schedule._dense_signals_end = -1

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.server.alerts.verdict import counted, judge
+from rankscope.server.alerts.verdict import counted, judge, least_sampled, not_seen
 from rankscope.server.window import Check, Status
 from tests.support.incidents import alert
 
@@ -298,3 +298,17 @@ def test_a_root_counts_where_what_follows_from_it_does():
 def test_what_one_launch_found_in_any_of_its_trainings_counts():
     found = [alert("loss.spike", 10, id=str(n), start=n, state="resolved") for n in range(4)]
     assert counted(found, first=1, last=2, resumed_step=None) == found[1:3]
+
+
+def test_a_pass_names_what_could_not_have_been_seen():
+    checks = judge("finished", 4, [], GOOD | {"gradient.nonfinite": OK, "desync.rng": SHORT}).checks
+    told = not_seen(checks, sampled=0.125, interval=64)
+    assert told.startswith("In the 88 % of the steps that were not sampled in full (one step in 64")
+    # Losses are known of other steps, too, and what was not judged has not passed.
+    assert told.endswith("could not have been seen: desync.parameters, gradient.nonfinite.")
+    assert "0.4 %" in not_seen(checks, sampled=0.996, interval=1)
+    assert not_seen(checks, sampled=1.0, interval=1) is None
+    assert not_seen(checks, sampled=None, interval=1) is None
+    assert not_seen(judge("finished", 1, [], {}).checks, sampled=0.5, interval=1) is None
+    assert least_sampled([1.0, None, 0.25]) == 0.25
+    assert least_sampled([None]) is None

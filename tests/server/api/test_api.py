@@ -175,13 +175,14 @@ def test_the_run_says_what_its_agents_do_and_could_not(client):
         "given_up": 0,
     }
     overhead = {"rankscope/overhead": column([0, 32], [0.5, 0.006])}
+    others = interval("word", [2, math.nan]) | {"rankscope/sampled": column([0, 32], [1.0, 0.25])}
     columns = interval("word", [1, 4]) | interval("full", [64, 32]) | overhead
     for rank in (2, 1):
         agent = get_agent(
             client,
             batch(
                 rank,
-                columns=columns if rank == 1 else interval("word", [2, math.nan]),
+                columns=columns if rank == 1 else others,
                 events=(fault(3, "gradients: no room"), wire.Event(step=4, kind="mark")),
                 dropped={"memory_full": 5 * rank, "disk_full": 0},
                 world_size=3,
@@ -189,8 +190,8 @@ def test_the_run_says_what_its_agents_do_and_could_not(client):
         )
     agent = get_agent(client, batch(1, seq=1, events=(fault(9, "words: never"),)))
     assert agent["sampling"] == [
-        {"rank": 1, "overhead": 0.006, "intervals": {"full": 32, "word": 4}},
-        {"rank": 2, "overhead": None, "intervals": {}},
+        {"rank": 1, "overhead": 0.006, "sampled": None, "intervals": {"full": 32, "word": 4}},
+        {"rank": 2, "overhead": None, "sampled": 0.25, "intervals": {}},
     ]
     assert [(f["text"], f["ranks"], f["step"]) for f in agent["faults"]] == [
         ("gradients: no room", [1, 2], 3),

@@ -326,6 +326,20 @@ def test_every_format_says_what_was_required_and_what_was_not_checked(server, ca
         assert "loss.spike (judged by loss.diverging in its place)." in told
 
 
+@pytest.mark.parametrize("form", ["text", "json", "junit", "sarif", "github"])
+def test_every_format_says_what_share_of_the_steps_was_sampled(server, capsys, form):
+    unseen = (
+        "In the 75 % of the steps that were not sampled in full this is not seen: update.ratio."
+    )
+    server.pages = [[]]
+    server.verdicts = [(200, PASS | {"sampled": 0.25, "not_seen": unseen})]
+    told = " ".join(printed(server, capsys, form).replace("%25", "%").split())
+    assert "Steps sampled in full on every rank: 25 %." in told
+    assert unseen in told
+    server.verdicts = [(200, PASS | {"sampled": 0.9999, "not_seen": None})]
+    assert "on every rank: 99.9 %" in printed(server, capsys, form).replace("%25", "%")
+
+
 def test_text_tells_of_a_failed_run_besides_its_alerts(server, capsys):
     server.verdicts = [(200, FAIL | {"reasons": ["the run failed", *FAIL["reasons"]]})]
     out = printed(server, capsys, "text")
