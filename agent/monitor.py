@@ -18,6 +18,7 @@ from rankscope.agent.guard import Guard, contained_keywords, message_of
 from rankscope.agent.process.thread_phase import phase_of, place_of, place_of_error
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.steps.count import StepCount
+from rankscope.agent.tripwires import SAMPLES, Trip, Tripwires
 from rankscope.agent.wire import Event
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class Monitor:
         self._schedule = Schedule(overhead=options.overhead, first_step=step, allowance=left)
         self._first_step = step
         self._sampled_steps = 0  # those that were sampled in full
+        self._tripwires = Tripwires(step)
+        self._sampled = False  # whether samples make the step in progress longer
         connection.ask_phase_of(self)
 
     @property
@@ -180,7 +183,9 @@ class Monitor:
 
     def _scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Hands over scalars of which some have to be read."""
-        self._records.scalars(step, {name: float(value) for name, value in scalars.items()})
+        values = {name: float(value) for name, value in scalars.items()}
+        self._records.scalars(step, values)
+        self._watch_values(step, values)
 
     def _end(self, state: str) -> None:
         """Takes hooks back and hands over what is left."""
@@ -192,6 +197,26 @@ class Monitor:
 
     def _announce(self, group: TensorGroup) -> None:
         self._connection.announce(group.table, group.described())
+
+    def _watch_values(self, step: int, values: Mapping[str, float]) -> None:
+        """Makes the next steps full samples where a value of a step is far from those before it."""
+        if self._sampled and "step_seconds" in values:
+            # Samples make steps longer: that says nothing of the training.
+            values = {name: v for name, v in values.items() if name != "step_seconds"}
+        trip = self._tripwires.take(step, values)
+        if trip is not None:
+            self._tripped(trip)
+
+    def _tripped(self, trip: Trip) -> None:
+        now = self._count.step
+        self._schedule.ask_dense(now + SAMPLES, now + 1)
+        data: dict[str, Any] = {"metric": trip.metric, "until": now + SAMPLES}
+        if math.isfinite(trip.value):
+            data["value"] = trip.value
+        if trip.usual is not None:
+            data["usual"] = trip.usual
+        # The server passes it on to the other ranks.
+        self._records.event(Event(step=trip.step, kind="tripwire", text=str(trip), data=data))
 
     def _report_sampling(self, step: int) -> None:
         """Takes the server's wish for a closer look; posts what the agent costs, now and then."""

@@ -239,6 +239,10 @@ class Schedule:
         """Whether what looks cost is known well enough for a plan."""
         return self._planned > 0
 
+    def at_every_step(self) -> float:
+        """Seconds that something may take of each step; 0 as long as there is no plan."""
+        return _WHOLE * self._overhead * self._planned
+
     def share(self) -> float:
         """Share of the step time that the probes take at the present plan."""
         # At the end another thread asks, which may come in the midst of a note.

@@ -5,6 +5,7 @@ from rankscope.agent.probes.amp import Amp
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.batch import Batch
 from rankscope.agent.probes.buffers import Buffers
+from rankscope.agent.probes.canary import Canary
 from rankscope.agent.probes.clipping import Clipping
 from rankscope.agent.probes.cosine import GradientCosine
 from rankscope.agent.probes.gradients import Gradients
@@ -40,6 +41,7 @@ PROBES: tuple[type[Probe], ...] = (
     Amp,
     Clipping,
     CarriedGradients,
+    Canary,
     LocalGradients,
     CollectiveWait,
     Gradients,

@@ -113,7 +113,7 @@ class LocalGradients(Probe):
         self._hooks = TensorHooks(
             (p, guarded(self.name, _Hook(self, row))) for row, p in enumerate(group.tensors)
         )
-        was, self._available = self._available, not _is_sharded(self.context.model)
+        was, self._available = self._available, not is_sharded(self.context.model)
         if was and not self._available:
             self.context.note(
                 "local gradients are not available: the model is sharded (FSDP), and what a rank "
@@ -291,7 +291,8 @@ class _Taken:
         return Prints(np.zeros(len(sketches), dtype=np.uint64), sketches)
 
 
-def _is_sharded(model: torch.nn.Module) -> bool:
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Whether no hook on a parameter sees the gradient that this rank alone has computed."""
     return any(
         not _SHARDING.isdisjoint([c.__name__ for c in type(m).__mro__]) for m in model.modules()
     )

@@ -24,7 +24,7 @@ from rankscope.agent.steps.autograd import graph_task
 from rankscope.agent.wire import Layers
 
 # What makes a closer look worth it.
-_ALARMING = frozenset(("loss", "grad_norm", "grad_norm_local"))
+_ALARMING = frozenset(("loss", "grad_norm", "grad_norm_local", "grad_norm_canary"))
 # Steps that are looked at after one that was not finite.
 _WATCHED = 3
 # After so many finite steps the next one that is not is looked into again; so often in one run.

@@ -22,18 +22,26 @@ class HandOver:
         not_finite: told of a step and the names of its scalars that are not finite.
     """
 
-    def __init__(self, records: Records, readout: Readout, bookkeeping: Any) -> None:
+    def __init__(
+        self,
+        records: Records,
+        readout: Readout,
+        bookkeeping: Any,
+        arrival: Callable[[int, Mapping[str, float]], None],
+    ) -> None:
         """Makes one.
 
         Args:
             records: take what is known.
             readout: brings the rest from the device.
             bookkeeping: a context that keeps what fails in it to itself and reports it.
+            arrival: given the scalars of a step that are known now, numbers all of them.
         """
         self.not_finite: Callable[[int, list[str]], None] = lambda step, names: None
         self._records = records
         self._readout = readout
         self._bookkeeping = bookkeeping
+        self._arrival = arrival
 
     def everything(self, facts: StepFacts) -> None:
         """All facts of a step."""
@@ -94,6 +102,7 @@ class HandOver:
         if math.isnan(values.get("accuracy", 0.0)):
             del values["accuracy"]  # no target of the batch was to be judged
         self._records.scalars(step, values)
+        self._arrival(step, values)
         # One sum in place of a question for each: it is not finite if one of them is not.
         if not math.isfinite(sum(values.values())):
             self.not_finite(step, [n for n, v in values.items() if not math.isfinite(v)])

@@ -37,14 +37,12 @@ from rankscope.agent.wire import Event
 _UNSEEN = 8e-6
 _UNSEEN_BASIC = 200e-6
 
-# Of so many steps it is known what the user has logged: it may be the step in progress, or the one
-# before.
+# Of so many steps it is known what the user has logged: of the one in progress, or the one before.
 _STEPS_LOGGED = 4
 # Names of frozen parameters that are told.
 _MOST_NAMES = 500
 
 Kind = TypeVar("Kind", bound=Probe)
-
 
 _TURNS = "another optimizer steps in turns with this one, on backward passes of its own"
 
@@ -57,7 +55,8 @@ class TorchMonitor(Monitor):
     ) -> None:
         super().__init__(connection, step=step)
         self._readout = Readout()
-        self._hand_over = HandOver(self._records, self._readout, self._bookkeeping)
+        handed = self._records, self._readout, self._bookkeeping, self._watch_values
+        self._hand_over = HandOver(*handed)
         self._model = model
         self._optimizer = optimizer
         self._forward_begun = False

@@ -7,6 +7,7 @@ _TITLES = {
     "accuracy": "accuracy (fraction)",
     "grad_norm": "gradient norm (L2)",
     "grad_norm_local": "local gradient norm (L2)",
+    "grad_norm_canary": "norm of some local gradients (L2)",
     "grad_norm_preclip": "norm before clipping (L2)",
     "lr": "learning rate",
     "step_seconds": "step time (s)",

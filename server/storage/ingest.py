@@ -25,6 +25,14 @@ from rankscope.server.storage.packing import pack, pack_steps
 from rankscope.server.storage.plain import plain
 from rankscope.server.storage.run_names import give_key, run_key
 
+# What an agent says of a value far outside its own recent past (agent/tripwires.py).
+_TRIPWIRE = "tripwire"
+# How much further than the ranks are by then everything is asked for, and how much further at most
+# that is than what a rank has reported, as after an alert.
+_TRIP_STEPS, _MAX_AHEAD = 20, 5000
+# Ranks sample some 128 steps for one such wish: not more often than this, which makes it 3 % of the
+# steps at most. A wish that an alert makes is not held back.
+_TRIPS_APART = 4096
 # As long as its column is.
 _MAX_KIND = 64
 
@@ -85,13 +93,17 @@ def _store_run(
     attempts = Attempts(connection, run=run.key, ranks=ranks, start=run.start)
     rows = _Rows(connection, run.key, known.of(run.key, run.id, run.started_at))
     arrivals = run.arrivals
+    tripped = [until for batch, _ in received if (until := _tripped(batch)) is not None]
+    dense_until = run.dense_until
+    if tripped and (dense_until is None or max(tripped) > dense_until + _TRIPS_APART):
+        dense_until = max(tripped)
     answers = []
     stored: list[tuple[wire.Batch, float]] = []
     words: list[wire.Batch] = []
     last_step = run.last_step
     for batch, received_at in received:
         if attempts.has(batch):
-            answer = wire.Answer(accepted=0, duplicate=True, dense_until=_wish(run, batch))
+            answer = wire.Answer(accepted=0, duplicate=True, dense_until=_wish(dense_until, batch))
             answers.append(answer)
             continue
         arrivals += 1
@@ -105,7 +117,7 @@ def _store_run(
         answers.append(
             wire.Answer(
                 accepted=batch.points + len(batch.prints),
-                dense_until=_wish(run, batch),
+                dense_until=_wish(dense_until, batch),
                 hello_wanted=met.hello_wanted,
             )
         )
@@ -115,6 +127,8 @@ def _store_run(
         begun_anew = _begun_anew(connection, run, words) if attempts.moved else {}
         new = {
             "arrivals": arrivals,
+            # An evaluation may wish for something, too.
+            **({} if dense_until == run.dense_until else {"dense_until": dense_until}),
             "last_seen_at": max(run.last_seen_at, *(at for _, at in stored)),
             "last_step": last_step,
             **begun_anew,
@@ -184,9 +198,22 @@ def _hold(connection: Connection, batch: wire.Batch, received_at: float) -> Any:
     return connection.execute(held.where(t.c.key == key)).one()
 
 
-def _wish(run: Any, batch: wire.Batch) -> int | None:
+def _tripped(batch: wire.Batch) -> int | None:
+    """Up to which step all ranks are to sample everything, where this one's tripwire tripped.
+
+    They hear of it with the answers to their next batches: by then a job is as many steps further
+    as lie in a batch, once for this one and once for theirs.
+    """
+    if not any(event.kind == _TRIPWIRE for event in batch.events):
+        return None
+    steps = [column.steps for column in batch.columns.values() if len(column.steps)]
+    further = max((int(s.max()) for s in steps), default=0)
+    further -= min((int(s.min()) for s in steps), default=0)
+    return batch.through_step + _TRIP_STEPS + min(2 * further, _MAX_AHEAD)
+
+
+def _wish(wish: int | None, batch: wire.Batch) -> int | None:
     """Up to which step the rank is asked to sample everything."""
-    wish: int | None = run.dense_until
     return None if wish is None or wish <= batch.through_step else wish
 
 

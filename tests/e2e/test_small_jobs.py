@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.agent.tripwires import SAMPLES
 from tests.support import small_jobs
 from tests.support.judged_job import judged_job
 
@@ -75,3 +76,29 @@ def test_a_short_job_is_seen_whole_by_default(tmp_path, allowance):
         else:
             assert len(steps) < 100
     assert (told[119] == 1.0) is (allowance is None)
+
+
+def test_a_nan_that_one_rank_puts_into_the_reduction_is_named_between_samples(tmp_path):
+    # Steps of a millisecond bear a canary at a larger share of their time only.
+    given = {"RANKSCOPE_ALLOWANCE": "0", "RANKSCOPE_OVERHEAD": "0.2"}
+    job = judged_job(SCRIPT, "poisoned", "100", ranks=2, folder=tmp_path, environment=given)
+    alert = job.alerts["gradient.nonfinite"]
+    assert (alert.ranks, alert.tensors) == ([1], ["bias"])
+    assert alert.first_step == small_jobs.POISONED
+    assert "loss.nonfinite" not in job.alerts  # it follows from it
+
+
+def test_a_loss_far_from_those_before_it_has_the_next_steps_sampled(tmp_path):
+    given = {"RANKSCOPE_ALLOWANCE": "0"}
+    job = judged_job(SCRIPT, "jumping", "100", ranks=2, folder=tmp_path, environment=given)
+    trips = [
+        (batch.rank, event.step, event.data["metric"])
+        for batch in job.collector.batches
+        for event in batch.events
+        if event.kind == "tripwire" and event.data["metric"] != "step_seconds"
+    ]
+    assert (1, small_jobs.POISONED, "loss") in trips
+    posted = [b.prints for b in job.collector.batches if b.rank == 1]
+    steps = {p.step for prints in posted for p in prints if p.stage == "local_gradient"}
+    first = small_jobs.POISONED + 1
+    assert steps >= set(range(first, first + SAMPLES))

@@ -35,6 +35,7 @@ def learned(model, step, rank):
 
 
 EPOCH = 35
+POISONED = 61
 
 
 def epochs(step, rank, *, shuffled, augmented):
@@ -68,6 +69,33 @@ def late(model, step, rank):
     return functional.cross_entropy(model(x), torch.randint(0, CLASSES, (16,), generator=generator))
 
 
+def poisoned(model, step, rank):
+    """At step 61 rank 1 puts a NaN into the reduction of one tensor; its loss is as ever."""
+    bare = model.module
+    if not hasattr(bare, "poison"):
+        bare.poison = {"at": -1}
+
+        def hook(gradient):
+            if bare.poison["at"] == POISONED and rank == 1:
+                gradient = gradient.clone()
+                gradient.view(-1)[0] = float("nan")
+            return gradient
+
+        bare.bias.register_hook(hook)
+    bare.poison["at"] = step
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    x = torch.randn(16, FEATURES, generator=generator)
+    return functional.cross_entropy(model(x), torch.randint(0, CLASSES, (16,), generator=generator))
+
+
+def jumping(model, step, rank):
+    """At step 61 the logits of rank 1 are 1,000 times what it was before."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    scale = 1000.0 if step == POISONED and rank == 1 else 1.0
+    logits = scale * model(torch.randn(16, FEATURES, generator=generator))
+    return functional.cross_entropy(logits, torch.randint(0, CLASSES, (16,), generator=generator))
+
+
 def main():
     name = sys.argv[1]
     steps = int(sys.argv[2])
@@ -83,6 +111,8 @@ def main():
         "in-one-order-augmented": (ordered(False, True), CLASSES, 0.01),
         "shuffled-augmented": (ordered(True, True), CLASSES, 0.01),
         "late": (late, CLASSES, 0.01),
+        "poisoned": (poisoned, CLASSES, 0.01),
+        "jumping": (jumping, CLASSES, 0.01),
     }[name]
     bare = nn.Linear(FEATURES, outputs)
     model = DistributedDataParallel(bare) if world > 1 else bare

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.episode import Episode, Watch
@@ -13,6 +15,10 @@ from rankscope.server.detectors.origin import FOLLOWS, Origin, go_back, reports
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
 from rankscope.server.window import Check, Occurrence, Status, Window
+
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -54,7 +60,8 @@ class GradientNonFinite(Detector[BrokenState]):
     """The gradient that is applied is not finite; the module that made the first such value.
 
     Statistic:
-        A gradient norm (or the norm of a rank's own gradient) that is not finite. Steps that a
+        A gradient norm (or the norm of a rank's own gradient, or of a few tensors of it, which are
+        watched at every step that bears it) that is not finite. Steps that a
         loss scaler skips for it do not count: finding them is its task. Over after 8 finite steps.
 
     Severity:
@@ -74,7 +81,12 @@ class GradientNonFinite(Detector[BrokenState]):
         "what is not finite gets into the parameters, and is told of at every step"
     )
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
-    wants: ClassVar[tuple[str, ...]] = ("grad_norm_local", "steps_skipped", "loss")
+    wants: ClassVar[tuple[str, ...]] = (
+        "grad_norm_local",
+        "grad_norm_canary",
+        "steps_skipped",
+        "loss",
+    )
 
     def start(self) -> BrokenState:
         """Nothing seen yet."""
@@ -85,13 +97,12 @@ class GradientNonFinite(Detector[BrokenState]):
         state.events += reports(window.events)
         steps, norms = rank_rows(window, "grad_norm")
         local = dict(zip(*_listed(*rank_rows(window, "grad_norm_local")), strict=True))
+        canaries = dict(zip(*_listed(*rank_rows(window, "grad_norm_canary")), strict=True))
         skipped = dict(zip(*_listed(*rank_rows(window, "steps_skipped")), strict=True))
         losses = dict(zip(*_listed(*rank_rows(window, "loss")), strict=True))
-        missing = window.series["grad_norm"].present if "grad_norm" in window.series else None
         columns = {int(s): c for c, s in enumerate(window.steps)}
-        for step, row in zip(steps.tolist(), norms, strict=True):
-            assert missing is not None
-            there = missing[:, columns[step]]
+        for step, row, posted in _with_canaries(window, steps, norms):
+            there = posted
             if step in skipped:
                 there = there & ~self._skips(window, state, skipped[step])
                 if not there.any():
@@ -102,9 +113,10 @@ class GradientNonFinite(Detector[BrokenState]):
                 state.watch.good(step)
                 continue
             own = np.zeros(len(row), dtype=bool)
-            if step in local:
-                posted = window.series["grad_norm_local"].present[:, columns[step]]
-                own = posted & ~np.isfinite(local[step])
+            for name, known in (("grad_norm_local", local), ("grad_norm_canary", canaries)):
+                if step in known:
+                    posted = window.series[name].present[:, columns[step]]
+                    own |= posted & ~np.isfinite(known[step])
             suspects = own if own.any() else bad
             value = "NaN" if np.isnan(row[bad]).any() else "infinite"
             who = tuple(int(r) for r in window.ranks[suspects])
@@ -142,6 +154,29 @@ class GradientNonFinite(Detector[BrokenState]):
                 skips[place] = value > state.skipped.get(rank, 0.0)
                 state.skipped[rank] = float(value)
         return skips
+
+
+def _with_canaries(
+    window: Window, steps: Int64, norms: Float64
+) -> Iterator[tuple[int, Float64, Bools]]:
+    """Every step whose gradient is known, or of which some tensors on some rank are not finite.
+
+    Yields:
+        Step; norm by rank [R]; whether a rank posted it [R].
+    """
+    columns = {int(s): c for c, s in enumerate(window.steps)}
+    found: dict[int, tuple[Float64, Bools]] = {}
+    for name, at, rows in (
+        ("grad_norm_canary", *rank_rows(window, "grad_norm_canary")),
+        ("grad_norm", steps, norms),
+    ):
+        for step, row in zip(at.tolist(), rows, strict=True):
+            posted = window.series[name].present[:, columns[step]]
+            # Of a few tensors that are finite, nothing follows for the whole.
+            if name == "grad_norm" or (posted & ~np.isfinite(row)).any():
+                found[step] = row, posted
+    for step in sorted(found):
+        yield step, *found[step]
 
 
 def _listed(steps: Any, rows: Any) -> tuple[list[int], list[Any]]:
