@@ -8,7 +8,6 @@ minimisation, Stellingwerf 1978). A line of the spectrum finds the sine alone.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,7 +15,7 @@ from functools import cache
 import numpy as np
 
 from rankscope.server.detectors.statistics import residual_maker, robust_sigma
-from rankscope.server.window import Float64
+from rankscope.server.window import Float64, Int64
 
 # A period has to be seen so many times in a window: what is left of a trend turns two or three
 # times in it, and three coincidences of large values among four are found in noise.
@@ -59,29 +58,46 @@ def folded(values: Float64, *, lost: int = 3) -> Period | None:
     total = float(values @ values)
     if not total > 0:
         return None
-    found: list[Period] = []
-    for length in range(2, n // CYCLES + 1):
-        places = np.arange(n) % length
-        counts = np.bincount(places, minlength=length)
-        profile = np.bincount(places, weights=values, minlength=length) / counts
-        between = float(counts @ profile**2)
-        inner, free = length - 1, n - length - lost
-        share = 1.0 - max(total - between, 0.0) / total * (n - lost) / free
-        if share > MIN_SHARE:
-            z = _paulson(between / inner, max(total - between, 1e-12 * total) / free, inner, free)
-            if z > MIN_Z:
-                found.append(Period(length, share, z, profile))
-    if not found:
+    lengths, starts, means = _tables(n)
+    within = means @ values
+    between = np.add.reduceat(within**2, starts)
+    inner, free = lengths - 1, n - lengths - lost
+    left = np.maximum(total - between, 1e-12 * total)
+    shares = 1.0 - left / total * (n - lost) / free
+    z = _paulson(between / inner, left / free, inner, free)
+    clear = np.flatnonzero((shares > MIN_SHARE) & (z > MIN_Z))
+    if not len(clear):
         return None
-    best = max(one.share for one in found)
-    return next(one for one in found if one.share >= _AS_MUCH * best)
+    at = int(clear[shares[clear] >= _AS_MUCH * shares[clear].max()][0])
+    length = int(lengths[at])
+    profile = within[starts[at] : starts[at] + length]
+    counts = np.bincount(np.arange(n) % length)
+    return Period(length, float(shares[at]), float(z[at]), profile / np.sqrt(counts))
 
 
-def _paulson(between: float, within: float, inner: int, free: int) -> float:
-    """The normal deviate of a ratio of variances."""
-    root = (between / within) ** (1 / 3)
+@cache
+def _tables(n: int) -> tuple[Int64, Int64, Float64]:
+    """All periods of which enough fit into n values, at once: one product in place of a loop.
+
+    Returns:
+        the periods, int64 [P]; the first row of each in the matrix, int64 [P]; and the matrix,
+        float64 [M, n], that gives the mean at each place of each period, times the root of the
+        number of values there.
+    """
+    lengths = np.arange(2, n // CYCLES + 1)
+    rows = []
+    for length in lengths.tolist():
+        one = (np.arange(n) % length == np.arange(length)[:, None]).astype(np.float64)
+        rows.append(one / np.sqrt(one.sum(axis=1, keepdims=True)))
+    return lengths, np.cumsum(lengths) - lengths, np.concatenate(rows)
+
+
+def _paulson(between: Float64, within: Float64, inner: Int64, free: Int64) -> Float64:
+    """The normal deviate of ratios of variances."""
+    root = np.cbrt(between / within)
     low, high = 2 / (9 * inner), 2 / (9 * free)
-    return float(((1 - high) * root - (1 - low)) / math.sqrt(high * root**2 + low))
+    z: Float64 = ((1 - high) * root - (1 - low)) / np.sqrt(high * root**2 + low)
+    return z
 
 
 def outliers(values: Float64, *, sigmas: float, apart: float) -> np.ndarray:
