@@ -53,6 +53,7 @@ def step(harness, seconds=0.0):
     harness.optimizer.step()
 
 
+@pytest.mark.alone
 def test_what_another_process_takes_is_told_as_the_kernel_counts_it(job, crowded):
     step(job)
     before = counted()
