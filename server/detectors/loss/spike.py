@@ -390,7 +390,9 @@ class LossSpike(Detector[SpikeState]):
                 f"Look at the samples of {ranks(who)} at step {step}.",
             )
         if incident.gradient is not None:
-            grew = incident.gradient["grad_norm"] / incident.gradient["grad_norm_usual"]
+            # A training that had nothing left to learn has had gradients of 0.
+            usual = incident.gradient["grad_norm_usual"]
+            grew = incident.gradient["grad_norm"] / usual if usual > 0 else math.inf
             return (
                 f"The gradient norm had risen to {number(grew)} times its usual at step "
                 f"{incident.gradient['grad_norm_step']:.0f}, before the loss: so it is probably "
