@@ -265,8 +265,9 @@ class Monitor:
         if self.closed or not first:
             return
         self.closed = True
-        spent = _allowances_spent.get(self.run, 0.0) + self._schedule.allowance.spent
-        _allowances_spent[self.run] = spent
+        with self._bookkeeping:
+            spent = _allowances_spent.get(self.run, 0.0) + self._schedule.allowance.spent
+            _allowances_spent[self.run] = spent
         # One by one: what fails must not keep the others from being done.
         began = time.monotonic()
         with self._bookkeeping:
