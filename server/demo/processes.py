@@ -71,14 +71,22 @@ class Process:
         """
         return self._child.wait(timeout_s)
 
-    def stop(self) -> None:
-        """Asks it to end (SIGTERM), and ends it where it does not."""
+    def stop(self, timeout_s: float = _STOP_SECONDS) -> None:
+        """Asks it to end (SIGTERM), and ends it where it has not done so in `timeout_s`."""
+        self.ask_to_end()
+        self.end_within(timeout_s)
+
+    def ask_to_end(self) -> None:
+        """Sends SIGTERM, where it still runs."""
         if self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
-            try:
-                self._child.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.kill()
+
+    def end_within(self, timeout_s: float) -> None:
+        """Waits for its end, and ends it then (SIGKILL)."""
+        try:
+            self._child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
 
     def tail(self, lines: int = 12) -> str:
         """The last lines it printed."""
@@ -158,8 +166,11 @@ class Job:
 
     def stop(self) -> None:
         """Ends all ranks."""
+        # All at once: each may take some seconds to send what it has.
         for rank in self.ranks:
-            rank.stop()
+            rank.ask_to_end()
+        for rank in self.ranks:
+            rank.end_within(_STOP_SECONDS)
 
     def __enter__(self) -> Job:
         return self

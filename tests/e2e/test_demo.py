@@ -76,7 +76,7 @@ def test_interrupted_in_training_it_leaves_nothing_behind(tmp_path):
 
         server = eventually(address, timeout_s=120)[1]
         children = eventually(lambda: children_of(process.pid), timeout_s=60)
-        process.stop()
+        process.stop(60)  # it waits for its ranks and its server in turn
         assert process.exit_code == 128 + signal.SIGTERM, process.tail(40)
     with pytest.raises(httpx.ConnectError):
         httpx.get(server)
