@@ -35,8 +35,9 @@ class Reach:
     """What a detector has to see of what it looks for, so that it would have found it.
 
     Attributes:
-        series: what it looks at; of several that stand for each other all of them. `words/<name>`,
-            `layers/<metric>` and `reductions` for what are no scalars.
+        series: what it looks at, or patterns of it as in `needs`; of several that stand for each
+            other all of them. `words/<name>`, `layers/<metric>` and `reductions` for what are no
+            scalars.
         observations: how many, from the first one that shows it, that it needs.
         lasts: share of the judged steps that it lasts at least; 0 for what may come and
             go within as many steps as it needs observations, a jump or a swing; 1 for

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 import numpy as np
 
@@ -75,38 +76,41 @@ class Recorded:
     """At how many of a run's steps series are recorded.
 
     Args:
-        names: those that are counted: of scalars as they are, `words/batch` of digests,
-            `layers/grad_norm` of numbers of single tensors, `reductions`.
+        names: those that are counted: of scalars as they are or as patterns (`eval/*loss`),
+            `words/batch` of digests, `layers/grad_norm` of numbers of single tensors, `reductions`.
     """
 
     names: frozenset[str]
     _seen: dict[str, _Seen] = field(default_factory=dict)
+    _counted: dict[str, bool] = field(default_factory=dict)
     _last_step: int = -1
 
     def take(self, window: Window) -> None:
         """Counts the steps of the next window at which any rank has posted a finite value."""
         self._last_step = max(self._last_step, window.last_step)
         for name in self.names:
-            values: Float64 | None = None
             if name == REDUCTIONS:
-                steps = _unique([made.step for made in window.reductions])
+                self._push(name, _unique([made.step for made in window.reductions]))
             elif name.startswith(LAYERS):
                 metric = name.removeprefix(LAYERS)
-                steps = _unique([made.step for made in window.layers if made.metric == metric])
+                found = [made.step for made in window.layers if made.metric == metric]
+                self._push(name, _unique(found))
             elif name.startswith(WORDS):
                 words = window.words.get(name.removeprefix(WORDS))
-                if words is None:
-                    continue
-                steps = window.steps[words.present.any(axis=0)]
-            else:
-                series = window.series.get(name)
-                if series is None:
-                    continue
-                usable: Bool = series.present & np.isfinite(series.values)
-                steps = window.steps[usable.any(axis=0)]
-                values = np.broadcast_to(series.values, usable.shape)[usable]
-            if len(steps):
-                self._seen.setdefault(name, _Seen()).take(steps, values)
+                if words is not None:
+                    self._push(name, window.steps[words.present.any(axis=0)])
+        for name, series in window.series.items():
+            if name not in self._counted:
+                self._counted[name] = any(fnmatchcase(name, like) for like in self.names)
+            if not self._counted[name]:
+                continue
+            usable: Bool = series.present & np.isfinite(series.values)
+            values = np.broadcast_to(series.values, usable.shape)[usable]
+            self._push(name, window.steps[usable.any(axis=0)], values)
+
+    def _push(self, name: str, steps: Int64, values: Float64 | None = None) -> None:
+        if len(steps):
+            self._seen.setdefault(name, _Seen()).take(steps, values)
 
     def told(self, kind: str, check: Check, reaches: Iterable[Reach]) -> Check:
         """What a detector answers, with what it cannot have seen.
@@ -135,7 +139,9 @@ class Recorded:
     def _unseen(self, reach: Reach) -> Iterator[tuple[bool, str]]:
         """What a sparse series hides: whether that is too much, and a sentence for a person."""
         known = [
-            (self._seen[name].spacing.count, name) for name in reach.series if name in self._seen
+            (seen.spacing.count, name)
+            for name, seen in self._seen.items()
+            if any(fnmatchcase(name, pattern) for pattern in reach.series)
         ]
         if not known:
             return

@@ -152,7 +152,7 @@ class GeneralizationGap(Detector[GapState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """Evaluations whose loss can change."""
-        return (Reach(("eval/loss",), self.policy.evaluations, TO_THE_END, moves="at all"),)
+        return (Reach(self.needs, self.policy.evaluations, TO_THE_END, moves="at all"),)
 
     def start(self) -> GapState:
         """Nothing seen yet."""

@@ -29,10 +29,6 @@ from rankscope.server.window import Check, Status, Window
 _TURNS = "optimizers.turns"
 # Blocks that are remembered.
 _BLOCKS = 24
-# A loss of so many times its start has blown up, however much it scatters up there: what has no
-# course that noise could be measured by. A tenfold loss is an effect that matters by any measure,
-# and noise of single samples stays below it in medians of 10.
-_BLOWN_UP = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +46,9 @@ class DivergingPolicy(RisePolicy):
         calm: blocks below `held` after which it is over.
         game: multiple of its start up to which the loss of one of two players may rise.
         small_start: progress below this share of the start is no measure; the start is then.
+        blown_up: multiple of its start above which a loss is too high however much it scatters: up
+            there it has no course that noise could be measured by. Medians of 10 single samples
+            stay below.
     """
 
     min_lost: Times = 0.35
@@ -61,6 +60,7 @@ class DivergingPolicy(RisePolicy):
     calm: Blocks = 9
     small_start: Share = 0.1
     game: Times = 20.0
+    blown_up: Times = 10.0
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ class LossDiverging(Detector[DivergingState]):
             lost > policy.min_lost
             and median - progress.best > policy.min_noise * noise
             and self._clear(median, before, error)
-        ) or (not state.signed and median > _BLOWN_UP * progress.start > 0)
+        ) or (not state.signed and median > policy.blown_up * progress.start > 0)
         state.above = state.above + 1 if above else 0
         incident = state.incident
         if incident is not None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankscope.server.detectors import Progress
+from rankscope.server.detectors.desync.progress import Progress
 from tests.support.scenarios import noise
 
 
