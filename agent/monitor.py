@@ -82,7 +82,6 @@ class Monitor:
         self._first_step = step
         self._sampled_steps = 0  # those that were sampled in full
         self._tripwires = Tripwires(step)
-        self._sampled = False  # whether samples make the step in progress longer
         connection.ask_phase_of(self)
 
     @property
@@ -181,6 +180,10 @@ class Monitor:
     def _logged(self, step: int, scalars: Mapping[str, Any]) -> None:
         """The user has logged these: nothing recorded by itself may take their place."""
 
+    def _is_prolonged(self) -> bool:
+        """Whether samples make the step in progress longer."""
+        return False
+
     def _scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
         """Hands over scalars of which some have to be read."""
         values = {name: float(value) for name, value in scalars.items()}
@@ -200,8 +203,8 @@ class Monitor:
 
     def _watch_values(self, step: int, values: Mapping[str, float]) -> None:
         """Makes the next steps full samples where a value of a step is far from those before it."""
-        if self._sampled and "step_seconds" in values:
-            # Samples make steps longer: that says nothing of the training.
+        if "step_seconds" in values and self._is_prolonged():
+            # That says nothing of the training.
             values = {name: v for name, v in values.items() if name != "step_seconds"}
         trip = self._tripwires.take(step, values)
         if trip is not None:

@@ -181,17 +181,16 @@ class Context:
         self.in_evaluation_mode = False
         self.aside = 0.0
         self.alone = False
-        self.enter(count.step)
+        self.enter()
 
     @property
     def step(self) -> int:
         """The step in progress."""
         return self.count.step
 
-    def enter(self, step: int) -> None:
-        """A new step is in progress."""
-        self.count.step = step
-        self.basic, self.signals, self.word, self.full, self.state = self.schedule.plan(step)
+    def enter(self) -> None:
+        """A new step is in progress: finds out what is due."""
+        self.basic, self.signals, self.word, self.full, self.state = self.schedule.plan(self.step)
 
     @property
     def targets(self) -> bool:

@@ -88,7 +88,7 @@ class ArrayMonitor(Monitor):
         with self._bookkeeping:
             self._account(step, began, tiers)
             self._records.complete(step - 1)
-        self._count.step = step + 1
+        self._count.ended()
 
     def go_to(self, step: int) -> int:
         """Leaves steps out, where they are counted for the whole job and not by this rank.
@@ -100,7 +100,7 @@ class ArrayMonitor(Monitor):
         Returns:
             The step in progress.
         """
-        self._count.step = max(self._count.step, step)
+        self._count.go_to(step)
         return self._count.step
 
     def replicas(self, key: str | None, tensors: str = "*") -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 
 class StepCount:
-    """Counts the steps of one monitor.
+    """Counts the steps of one monitor. Nothing else writes the number of the step in progress.
 
     Attributes:
-        step: the one in progress.
+        step: the one in progress; to be read only.
         nodes: how many graph nodes the thread had made when the step before ended.
         until: the first step at whose beginning something more is to be done than to count. 0 where
             it is to be asked at every step.
@@ -29,3 +29,29 @@ class StepCount:
         self.nodes = 0
         self.until = 0
         self.optimizer: Any = None
+
+    def passed(self, nodes: int) -> bool:
+        """The step in progress has ended; counted if nothing is due at the next one.
+
+        Args:
+            nodes: of graphs that were made so far.
+
+        Returns:
+            Whether it was counted.
+        """
+        step = self.step + 1
+        if step >= self.until:
+            return False
+        self.step = step
+        self.nodes = nodes
+        return True
+
+    def ended(self, nodes: int = 0) -> int:
+        """The step in progress has ended; the one that is in progress now."""
+        self.step += 1
+        self.nodes = nodes
+        return self.step
+
+    def go_to(self, step: int) -> None:
+        """A later step is in progress; an earlier one is not gone back to."""
+        self.step = max(self.step, step)

@@ -213,12 +213,8 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
             _tell_after(optimizer)
         return
     count = _sole_count
-    if count is not None and count.optimizer is optimizer:
-        step = count.step + 1
-        if step < count.until:
-            count.step = step
-            count.nodes = nodes_made()
-            return
+    if count is not None and count.optimizer is optimizer and count.passed(nodes_made()):
+        return
     for watching in _steppers:
         listener = watching.listener()
         if listener is not None:

@@ -16,6 +16,7 @@ from torch.optim import optimizer as optimizers
 
 from rankscope import agent
 from rankscope.agent.delivery import uploader_process
+from rankscope.agent.steps.mode import COUNTED
 
 from .workloads import Trainer
 
@@ -176,13 +177,9 @@ class Agent:
         now = time.perf_counter()
         # It measures how long its own steps take, and would take those of the others for a part of
         # them: with twice as much time it would look twice as often.
-        ended = getattr(self.monitor, "_ended", None)  # a disabled one has none
-        if active and ended is not None:
-            self.monitor._ended = ended[0], ended[1] + now - self._paused
-            waiting = self.monitor._unsettled
-            if waiting is not None:
-                facts, then, spent = waiting
-                self.monitor._unsettled = facts, then + now - self._paused, spent
+        account = getattr(self.monitor, "_account", None)  # a disabled one has none
+        if active and account is not None:
+            account.leave_out(now - self._paused)
         self._paused = now
         self._changes.switch(active)
 
@@ -196,8 +193,9 @@ class Agent:
         -1 where none is but what the look before has left over is done at its end.
         """
         # Known to the agent alone, and no user's business.
-        if not getattr(self.monitor, "_watched", False):
-            return -1 if getattr(self.monitor, "_unsettled", None) is not None else 0
+        machine = getattr(self.monitor, "_machine", None)
+        if machine is None or machine.mode is COUNTED:
+            return -1 if machine is not None and self.monitor._account.is_open else 0
         context = self.monitor._context
         return 1 + sum((context.signals, context.word, context.full, context.state))
 

@@ -81,7 +81,8 @@ class Harness:
             for probe in self.probes:
                 probe.not_finite(facts.step, bad)
         self.facts = StepFacts(facts.step + 1)
-        self.context.enter(self.facts.step)
+        self.context.count.ended()
+        self.context.enter()
         for probe in self.probes:
             probe.prepare(self.facts)
 

@@ -70,7 +70,7 @@ def harness(net):
     # Steps of size 0, so that what was broken leaves the parameters as they are.
     made = Harness(net, NoStep(net.parameters()), probes=PROBES, dense_steps=0)
     made.context.schedule._masks = (0, 0, 1023, 1023, 1023)
-    made.context.enter(0)
+    made.context.enter()
     yield made
     made.close()
 

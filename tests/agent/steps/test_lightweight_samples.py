@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
 
-from rankscope.agent.steps import torch_monitor
+from rankscope.agent.steps import account, torch_monitor
+from rankscope.agent.steps.mode import Mode
 from tests.support.small_trainings import (
     CLASSES,
     FEATURES,
@@ -77,7 +78,7 @@ def test_beginnings_of_steps_are_not_told(attach, model):
     optimizer = sgd(model)
     monitor = attach(model, optimizer)
     trained(model, optimizer, range(EVERY))
-    assert monitor._passing
+    assert monitor._machine.mode is Mode.PASSING
     assert model._forward_pre_hooks
     assert not optimizers._global_optimizer_pre_hooks
 
@@ -112,9 +113,9 @@ def trained_by_closures(model, optimizer, steps):
 # Where it takes over late, its first step that is looked at shows that it calls closures.
 @pytest.mark.parametrize("after", [0, EVERY + 2, EVERY + 3])
 def test_of_closures_the_first_pass_counts_at_every_look(watching, attach, model, after):
-    optimizer = Closures(model.parameters(), {})
-    attach(model, sgd(model) if after else optimizer)
-    losses = trained(model, watching.monitors[0]._optimizer, range(after)) if after else []
+    optimizer, first = Closures(model.parameters(), {}), sgd(model)
+    attach(model, first if after else optimizer)
+    losses = trained(model, first, range(after))
     losses += trained_by_closures(model, optimizer, range(after, 30))
     assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
 
@@ -222,7 +223,7 @@ def test_of_two_optimizers_that_take_turns_both_are_known(attach, model):
     monitor._schedule.ask_dense(3)
     for step in range(20):
         trained(model, optimizers[step % 2], [step])
-    assert monitor._passing
+    assert monitor._machine.mode is Mode.PASSING
     assert monitor._count.step == 20
 
 
@@ -289,7 +290,7 @@ def test_its_cost_is_noted_as_that_of_its_tier(attach, model, monkeypatch, wante
     for one in noted.values():
         assert one["tiers"].keys() == {"basic"}
         assert not one["again"]
-        assert one["tiers"]["basic"] > torch_monitor._UNSEEN_BASIC
+        assert one["tiers"]["basic"] > account._UNSEEN_BASIC
     # The note before the first one was of the second step.
     since = [one["since"] / one["step_seconds"] for one in noted.values()]
     assert since == pytest.approx([EVERY - 1, EVERY] if wanted else [])

@@ -245,13 +245,14 @@ def test_the_processor_is_asked_for_only_where_a_step_beside_is_looked_at(attach
 
 def test_of_two_monitors_none_is_counted_for_the_other(attach, model):
     other = nn.Linear(FEATURES, CLASSES)
-    first = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), run="one")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = attach(model, optimizer, run="one")
     second = attach(other, torch.optim.SGD(other.parameters(), lr=0.1), run="two")
-    trained(model, first._optimizer, range(10))
+    trained(model, optimizer, range(10))
     assert hooks._sole_count is None
     assert (first._count.step, second._count.step) == (10, 0)
     second.close()
-    trained(model, first._optimizer, range(10, 15))
+    trained(model, optimizer, range(10, 15))
     assert hooks._sole_count is first._count
     assert (first._count.step, second._count.step) == (15, 0)
 
