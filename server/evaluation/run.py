@@ -6,9 +6,8 @@ import logging
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Connection, Engine
 
@@ -16,7 +15,7 @@ from rankscope.server import detectors
 from rankscope.server.alerts import causes, lifecycle
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import Effective
-from rankscope.server.evaluation import snapshot
+from rankscope.server.evaluation import closer_look, end_of_run, snapshot
 from rankscope.server.evaluation.align import MAX_LAG, WATCHED_LAYERS, Aligner
 from rankscope.server.evaluation.detector_settings import Given, for_project
 from rankscope.server.storage import comparisons, evaluation, leases, settings, snapshots
@@ -24,28 +23,10 @@ from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.evaluation import RunRow
 from rankscope.server.storage.leases import Lease
 from rankscope.server.storage.liveness import Lives, lives_since
-from rankscope.server.window import Alert, Check, Life, NewData, Status, Window
+from rankscope.server.window import Alert, Check, NewData, Window
 
 _logger = logging.getLogger(__name__)
 
-# How long dense sampling is asked for after something was found, in steps.
-_DENSE_STEPS = 20
-_MAX_AHEAD = 5000
-# Evaluations over which a job's pace is taken.
-_PROGRESS = 16
-# What a closer look tells more of: which tensors, since when, and whether it comes back.
-_LOOKED_INTO = (
-    "desync.",
-    "reduction.",
-    "gradient.accumulating",
-    "layer.dead",
-    "rank.gradient_outlier",
-)
-# A run all of whose ranks have said nothing for this long is not running.
-_LOST_SECONDS = 30.0
-# Its alert comes within a second of that, and at the latest after so many times as long where the
-# server is too busy to listen.
-_TOLD_WITHIN = 4.0
 # A snapshot is made after so many seconds of work, and when that was so many times what it costs:
 # who takes over has that much to do again, and it slows the evaluation down by that share at most.
 _SNAPSHOT_WORK_S = 1.0
@@ -80,6 +61,29 @@ class _Memory:
     attempts: dict[tuple[int, str], int]
     looked_into: set[str]
     start: tuple[int, int] = (0, 0)
+
+
+@dataclass(slots=True)
+class _Changes:
+    """What the evaluation of new data has come to, before it is written.
+
+    Attributes:
+        alerts: those that are to be written, by id.
+        transitions: of their states.
+        compared: the windows that were judged.
+        checks: those that say something else than before.
+        state: of the run, where it has changed.
+    """
+
+    alerts: dict[str, Alert] = field(default_factory=dict)
+    transitions: list[tuple[str, int, float, str, str]] = field(default_factory=list)
+    compared: list[Window] = field(default_factory=list)
+    checks: dict[str, Check] = field(default_factory=dict)
+    state: str | None = None
+
+    def take(self, folded: lifecycle.Folded) -> None:
+        self.alerts |= {alert.id: alert for alert in folded.alerts}
+        self.transitions += folded.transitions
 
 
 class RunEvaluation:
@@ -130,8 +134,7 @@ class RunEvaluation:
         # Whether checks and comparisons are there that may be those of another start.
         self._stale = False
         self._told_through = -1
-        # When (`now`) some rank had reported which step: of the last evaluations.
-        self._progress: deque[tuple[float, int]] = deque(maxlen=_PROGRESS)
+        self._pace = closer_look.Pace()
         # Seconds of work since the last snapshot, and what the last one cost.
         self._work = self._cost = 0.0
         self._since = time.perf_counter()
@@ -175,7 +178,7 @@ class RunEvaluation:
                 known = (entry.life.rank, entry.session)
                 if self._memory.attempts.setdefault(known, entry.attempt) != entry.attempt:
                     raise Renumbered
-            self._page(row, data, now, listening_since)
+            self._take(row, data, now, listening_since)
             self._count_work()
             if self._since >= deadline:
                 break
@@ -263,18 +266,32 @@ class RunEvaluation:
         )
         self._cost += time.perf_counter() - began
 
-    def _page(self, row: RunRow, data: NewData, now: float, listening_since: float) -> None:
-        lives = lives_since(data.lives, listening_since)
+    def _take(self, row: RunRow, data: NewData, now: float, listening_since: float) -> None:
+        """Evaluates what has been loaded, and writes what comes of it."""
         memory = self._memory
-        memory.aligner.add(replace(data, lives=lives))
+        lives = lives_since(data.lives, listening_since)
         reported = {entry.life.rank: entry.life.last_step for entry in data.lives}
-        news = data.arrival > memory.arrival
-        changed: dict[str, Alert] = {}
-        transitions: list[tuple[str, int, float, str, str]] = []
-        compared: list[Window] = []
-        checks = memory.checks
+        self._pace.take(max(reported.values(), default=-1), lives, now)
+        memory.aligner.add(replace(data, lives=lives))
+        changes = _Changes()
+        self._judge(data, reported, now, changes)
+        self._end_unconfirmed(data, now, changes)
+        changes.take(lifecycle.ended_by_start(self._past, start=memory.start[0], now=now))
+        changes.state = end_of_run.state_of(row, lives, now, memory.checks)
+        # Steps may be complete without news: a rank is waited for no longer.
+        judged = any(len(window.steps) for window in changes.compared)
+        news = data.arrival > memory.arrival or judged or self._stale
+        memory.arrival = data.arrival
+        if news or changes.alerts or changes.checks or changes.state:
+            self._write(data, changes)
+
+    def _judge(
+        self, data: NewData, reported: dict[int, int], now: float, changes: _Changes
+    ) -> None:
+        """Gives the detectors what has become complete, and keeps what they find as alerts."""
+        memory, checks = self._memory, self._memory.checks
         for window in memory.aligner.windows(now):
-            compared.append(window)
+            changes.compared.append(window)
             findings, checks = memory.detectors.advance(window)
             folded = lifecycle.fold(
                 tuple(memory.alerts.values()),
@@ -286,82 +303,78 @@ class RunEvaluation:
                 reported=reported,
                 start=memory.start[0],
             )
-            for alert in folded.alerts:
-                memory.alerts[alert.id] = changed[alert.id] = alert
-            transitions += folded.transitions
+            changes.take(folded)
+            memory.alerts |= {alert.id: alert for alert in folded.alerts}
             before = tuple(memory.alerts.values())
-            linked = causes.link(before)
-            transitions += causes.transitions(
-                before, linked, through_step=window.last_step, now=now
+            linked = {alert.id: alert for alert in causes.link(before)}
+            changes.transitions += causes.transitions(
+                before, tuple(linked.values()), through_step=window.last_step, now=now
             )
-            for alert in linked:
-                memory.alerts[alert.id] = changed[alert.id] = alert
+            changes.alerts |= linked
+            memory.alerts |= linked
+        changes.checks = {kind: c for kind, c in checks.items() if memory.checks.get(kind) != c}
+        memory.checks = checks
+
+    def _end_unconfirmed(self, data: NewData, now: float, changes: _Changes) -> None:
+        """Alerts that an evaluation before this one has left, and that are not found again."""
         if self._stored and not data.more:
             folded = lifecycle.unconfirmed(
                 tuple(self._stored.values()),
-                tuple(memory.alerts.values()),
-                through_step=memory.aligner.last_step,
+                tuple(self._memory.alerts.values()),
+                through_step=self._memory.aligner.last_step,
                 now=now,
             )
-            changed |= {alert.id: alert for alert in folded.alerts}
-            transitions += folded.transitions
-        changed = {alert.id: self._as_it_was(alert) for alert in changed.values()}
-        ended = lifecycle.ended_by_start(self._past, start=memory.start[0], now=now)
-        changed |= {alert.id: alert for alert in ended.alerts}
-        transitions += ended.transitions
+            changes.take(folded)
+        changes.alerts = {a.id: self._as_it_was(a) for a in changes.alerts.values()}
         if not data.more:
             self._stored = {}
-        state = _ended(row, lives, now, told=_silence_told(checks))
-        stale = {kind: c for kind, c in checks.items() if memory.checks.get(kind) != c}
-        memory.checks = checks
-        memory.arrival = data.arrival
-        fresh = self._to_look_into(changed)
-        newest = max(reported.values(), default=-1)
-        between_posts = self._between_posts(newest, lives, now)
-        # Steps may be complete without news: a rank is waited for no longer.
-        steps = any(len(window.steps) for window in compared)
-        if news or steps or changed or stale or state or self._stale:
-            kept = self._snapshot()
-            with writing(self._engine) as connection:
-                leases.hold(connection, self.lease)
-                if self._fresh_settings is not None:
-                    settings.save_run(
-                        connection, run=self._key, settings=self._fresh_settings.to_json()
-                    )
-                if self._stale:
-                    evaluation.forget(connection, run=self._key)
-                for window in compared:
-                    comparisons.write_comparisons(
-                        connection, run=self._key, comparisons=window.comparisons
-                    )
-                evaluation.save_alerts(
-                    connection,
-                    run=self._key,
-                    alerts=tuple(changed.values()),
-                    transitions=transitions,
-                    told_through=self._told_through,
+
+    def _write(self, data: NewData, changes: _Changes) -> None:
+        """In one transaction; users are told after it."""
+        memory = self._memory
+        unclear = closer_look.worth_it(changes.alerts.values(), memory.looked_into)
+        memory.looked_into |= {alert.id for alert in unclear}
+        kept = self._snapshot()
+        with writing(self._engine) as connection:
+            leases.hold(connection, self.lease)
+            if self._fresh_settings is not None:
+                judged_by = self._fresh_settings.to_json()
+                settings.save_run(connection, run=self._key, settings=judged_by)
+            if self._stale:
+                evaluation.forget(connection, run=self._key)
+            for window in changes.compared:
+                comparisons.write_comparisons(
+                    connection, run=self._key, comparisons=window.comparisons
                 )
-                evaluation.save_checks(connection, run=self._key, checks=stale)
-                if fresh:
-                    self._ask_dense(connection, fresh, newest=newest, between_posts=between_posts)
-                evaluation.mark_evaluated(
-                    connection,
-                    run=self._key,
-                    arrival=data.arrival,
-                    # What is evaluated again was evaluated all the same.
-                    last_step=max(memory.aligner.last_step, self._told_through),
-                    late=memory.aligner.late,
-                    given_up=memory.aligner.given_up,
+            evaluation.save_alerts(
+                connection,
+                run=self._key,
+                alerts=tuple(changes.alerts.values()),
+                transitions=changes.transitions,
+                told_through=self._told_through,
+            )
+            evaluation.save_checks(connection, run=self._key, checks=changes.checks)
+            if unclear:
+                until = self._pace.sampled_until(unclear)
+                evaluation.ask_dense(connection, run=self._key, until_step=until)
+            evaluation.mark_evaluated(
+                connection,
+                run=self._key,
+                arrival=data.arrival,
+                # What is evaluated again was evaluated all the same.
+                last_step=max(memory.aligner.last_step, self._told_through),
+                late=memory.aligner.late,
+                given_up=memory.aligner.given_up,
+            )
+            if changes.state:
+                evaluation.set_state(
+                    connection, run=self._key, state=changes.state, arrival=data.arrival
                 )
-                if state:
-                    evaluation.set_state(
-                        connection, run=self._key, state=state, arrival=data.arrival
-                    )
-                if kept is not None:
-                    self._keep(connection, kept)
-            self._fresh_settings, self._past, self._stale = None, (), False
-            if changed or state:
-                self._tell(self.id)
+            if kept is not None:
+                self._keep(connection, kept)
+        self._fresh_settings, self._past, self._stale = None, (), False
+        if changes.alerts or changes.state:
+            self._tell(self.id)
 
     def _as_it_was(self, alert: Alert) -> Alert:
         """A replayed alert with the times of its first life."""
@@ -374,71 +387,3 @@ class RunEvaluation:
             opened_at=stored.opened_at,
             resolved_at=stored.resolved_at if resolved else alert.resolved_at,
         )
-
-    def _to_look_into(self, changed: dict[str, Alert]) -> list[Alert]:
-        """What has just come apart and was not looked at closely yet."""
-        fresh = [
-            alert
-            for alert in changed.values()
-            if alert.kind.startswith(_LOOKED_INTO)
-            and alert.state == "open"
-            and alert.id not in self._memory.looked_into
-        ]
-        self._memory.looked_into |= {alert.id for alert in fresh}
-        return fresh
-
-    def _ask_dense(
-        self, connection: Connection, fresh: list[Alert], *, newest: int, between_posts: int
-    ) -> None:
-        """A closer look: which tensor, and does it grow.
-
-        The wish reaches a rank with the answer to its next batch. By then a fast trainer is
-        hundreds of steps further: as many as it does between two batches and until the next
-        evaluation, or about as many as it was ahead when this was found.
-
-        Args:
-            newest: last step that any rank has reported.
-            between_posts: steps that the job does between two batches of a rank.
-        """
-        ahead = newest - max(alert.seen_step for alert in fresh)
-        further = max(3 * ahead, 3 * between_posts // 2, 0)
-        until = newest + _DENSE_STEPS + min(further, _MAX_AHEAD)
-        evaluation.ask_dense(connection, run=self._key, until_step=until)
-
-    def _between_posts(self, newest: int, lives: Sequence[Life], now: float) -> int:
-        """Steps that the job does between two batches of a rank, as of the last evaluations."""
-        self._progress.append((now, newest))
-        before, step = self._progress[0]
-        if now <= before or newest <= step:
-            return 0
-        gap = max((entry.life.typical_gap for entry in lives), default=0.0)
-        return math.ceil(gap * (newest - step) / (now - before))
-
-
-def _silence_told(checks: Mapping[str, Check]) -> bool:
-    """Whether `rank.silent` has said what it will say of ranks that are not heard of."""
-    check = checks.get("rank.silent")
-    return check is None or check.status not in (Status.OK, Status.INSUFFICIENT_DATA)
-
-
-def _ended(row: RunRow, lives: tuple[Life, ...], now: float, *, told: bool) -> str | None:
-    """The state of a run whose ranks have all ended or fallen silent; None while one lives.
-
-    Args:
-        told: whether there is an alert of the silence: nobody looks at a run that has ended, so
-            that it does not end before, as long as that may still come.
-    """
-    if row.state != "running" or not lives:
-        return None
-    silent, failed = 0, any(entry.life.state == "failed" for entry in lives)
-    for life in (entry.life for entry in lives):
-        if life.state == "running":
-            patience = max(_LOST_SECONDS, 10 * life.typical_gap, 3 * life.longest_gap)
-            if not (told or failed):
-                patience *= _TOLD_WITHIN
-            if now - life.last_seen < patience:
-                return None
-            silent += 1
-    if not silent:
-        return None  # the last one's own word has decided
-    return "failed" if failed else "lost"

@@ -153,10 +153,10 @@ def test_a_server_that_ends_changes_nothing_that_is_stored(
 def test_a_snapshot_is_gone_on_from(engines, monkeypatch):
     engine = engines()
     pages = []
-    page = run_evaluation.RunEvaluation._page
+    page = run_evaluation.RunEvaluation._take
     monkeypatch.setattr(
         run_evaluation.RunEvaluation,
-        "_page",
+        "_take",
         lambda self, row, data, *rest: (pages.append(data.columns), page(self, row, data, *rest)),
     )
     found = evaluated(engine, RUNS, {9: "stopped"})

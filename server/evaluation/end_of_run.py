@@ -1,0 +1,44 @@
+"""When a run is over that nobody has ended: all of its ranks have fallen silent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rankscope.server.storage.evaluation import RunRow
+from rankscope.server.window import Check, Life, Status
+
+# A run all of whose ranks have said nothing for this long is not running.
+_LOST_SECONDS = 30.0
+# Its alert comes within a second of that, and at the latest after so many times as long where the
+# server is too busy to listen.
+_ALERT_WITHIN = 4.0
+
+
+def state_of(
+    row: RunRow, lives: Sequence[Life], now: float, checks: Mapping[str, Check]
+) -> str | None:
+    """The state of a run whose ranks have all ended or fallen silent; None while one lives.
+
+    Nobody looks at a run that has ended: it does not end before there is an alert of the silence,
+    as long as that may still come.
+    """
+    if row.state != "running" or not lives:
+        return None
+    silent, failed = 0, any(entry.life.state == "failed" for entry in lives)
+    for life in (entry.life for entry in lives):
+        if life.state == "running":
+            patience = max(_LOST_SECONDS, 10 * life.typical_gap, 3 * life.longest_gap)
+            if not (failed or _is_reported(checks)):
+                patience *= _ALERT_WITHIN
+            if now - life.last_seen < patience:
+                return None
+            silent += 1
+    if not silent:
+        return None  # the last one's own word has decided
+    return "failed" if failed else "lost"
+
+
+def _is_reported(checks: Mapping[str, Check]) -> bool:
+    """Whether `rank.silent` has said what it will say of ranks that are not heard of."""
+    check = checks.get("rank.silent")
+    return check is None or check.status not in (Status.OK, Status.INSUFFICIENT_DATA)
