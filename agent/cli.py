@@ -47,7 +47,7 @@ COMMANDS = (
         "rankscope.agent.delivery.sync:main",
         "send what an offline or cut-off run left on disk",
     ),
-    Command("db", "rankscope.server.cli:db", "look at and upgrade the database", "server"),
+    Command("db", "rankscope.server.cli:db", "inspect and upgrade the database", "server"),
 )
 
 USAGE_ERROR = 2

@@ -125,7 +125,11 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="2 to 3 minutes: for a look, not for a judgement")
+    add(
+        "--quick",
+        action="store_true",
+        help="2 to 3 minutes: for an impression, not for a judgement",
+    )
     known = ",".join(turns.PEERS)
     add("--peers", type=_peers, default=turns.PEERS, help=f"all, none or some of {known}")
     add("--only", action="append", choices=("peers", *_FULL), help="this part; repeatable")

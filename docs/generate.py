@@ -76,7 +76,7 @@ def signals() -> str:
         _NOTICE,
         "",
         "Each family of signals is a probe in a file of its own (`agent/probes/`). A probe that",
-        "fails is switched off, told once on the run's page, and leaves the others alone.",
+        "fails is switched off, reported once on the run's page, and leaves the others alone.",
         "",
         "What is recorded at every step and what is sampled is decided by five tiers, from",
         f"cheap to dear: {', '.join(f'`{t}`' for t in TIERS)}.",

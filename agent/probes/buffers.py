@@ -24,7 +24,7 @@ _STATISTICS = ("running_mean", "running_var")
 class Buffers(Probe):
     """Word and fingerprints of the model's buffers, as the step's first forward pass begins.
 
-    And `buffers_nonfinite`: how many of them hold NaN or infinities; their names are told once.
+    And `buffers_nonfinite`: how many of them hold NaN or infinities; their names are reported once.
     Those that held some when they were first seen are masks, and are meant so.
 
     Costs two passes over the buffers (tier `state`).

@@ -60,7 +60,7 @@ class Loss(Probe):
     taken, and those from several places are objectives that are minimised together and add up (a
     discriminator's on what is real and on what is made), as do those after a single forward pass
     of the model; under `no_sync` all are micro-batches. Objectives that one loop goes through with
-    a forward pass each cannot be told from micro-batches: log what is meant,
+    a forward pass each cannot be distinguished from micro-batches: log what is meant,
     `monitor.log(loss=...)`, which wins.
 
     Passes that left this optimizer's gradients alone (another model's) and those whose gradients
@@ -74,15 +74,15 @@ class Loss(Probe):
 
     In evaluation mode the losses that no `backward` follows are averaged until training goes on,
     weighted by their batch sizes. Where several are computed, the one that is trained on counts.
-    Several passes are kept apart: what is computed `with monitor.evaluating("val"):` is
-    `eval/val/loss` and `eval/val/accuracy`, in whatever mode. Without a name, passes are told apart
-    by the place in the source that runs them and by the iterations over a DataLoader, and are
-    `eval/1/loss`, `eval/2/loss` where there are several. Nothing is recorded of losses computed in
-    two loops without a DataLoader: they may be of one data set or of several.
+    Several passes are kept separate: what is computed `with monitor.evaluating("val"):` is
+    `eval/val/loss` and `eval/val/accuracy`, in whatever mode. Without a name, passes are
+    distinguished by the place in the source that runs them and by the iterations over a DataLoader,
+    and are `eval/1/loss`, `eval/2/loss` where there are several. Nothing is recorded of losses
+    computed in two loops without a DataLoader: they may be of one data set or of several.
 
     Attributes:
         phase: the evaluation under way.
-        core: the model inside its wrappers; its mode tells training from evaluation.
+        core: the model inside its wrappers; its mode distinguishes training from evaluation.
         divided_by: the number of micro-batches by which the trainer divides losses, as far as it is
             known; 0 for none.
         summed: what backward passes start from adds up to the loss of the step, as the trainer

@@ -16,7 +16,7 @@ class OutsideOptimizer(Probe):
     """`tensors_never_updated`: tensors outside the optimizer that are as they were at first.
 
     The number of parameters that require a gradient, that the optimizer does not hold, whose
-    gradient at this step is not zero, and whose bits are still those of the first look at them:
+    gradient at this step is not zero, and whose bits are still those of the first sample:
     nothing has updated them since, another optimizer neither. Tier `full`; a comparison of digests
     that other probes have taken, and nothing where the optimizer holds every parameter.
     """

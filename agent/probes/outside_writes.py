@@ -22,14 +22,14 @@ class Written(Probe):
     all of them: averages of whole models, weights that are swapped in, pulls from a server; where
     the user has declared of which each rank trains a copy of its own, the first of these. What is
     written cannot be seen so, only that it is; nothing is posted at all other steps, nor at the
-    first one after a step that was not looked at. With such a mark at every step it can be told
+    first one after a step that was not sampled. With such a mark at every step it can be told
     which rank missed an average that was made good at the next one, between two looks.
 
     Where marks come at one interval (ranks that average their parameters now and then), both steps
     around the next ones are looked at closely, eight times at first and then at one round in four
     times the interval of the rarest tier: whether an average has made the ranks equal is seen
     before the step after it and never again, and steps divisible by a power of two may all lie
-    between two averages. Ranks that see the same marks look at the same steps.
+    between two averages. Ranks that see the same marks sample the same steps.
     """
 
     name = "written"

@@ -85,7 +85,7 @@ SERIES = Limit(
     ("columns", "words", "rows", "word_rows"),
     10_000,
     "series in a batch",
-    "each costs a look into the run's dictionary",
+    "each costs a lookup in the run's dictionary",
 )
 SERIES_OF_RUN = Limit(
     ("columns", "words", "rows", "word_rows", "layers"),

@@ -49,7 +49,7 @@ temporary environment with the same torch: two to three minutes more. It changes
 it runs in a process of its own, one rank without DDP, in turns with a plain process.
 
 The full run takes thirteen minutes on a quiet machine; `--quick` takes two, its intervals are wide,
-and the agent has not yet come to its steady pace: for a look, not for a judgement.
+and the agent has not yet come to its steady pace: for an impression, not for a judgement.
 """
 
 from __future__ import annotations

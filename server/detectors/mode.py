@@ -95,7 +95,7 @@ class ModeState:
     Attributes:
         told: rank -> what it said, in the order of the steps.
         first: rank -> the first of it: modules in evaluation mode then are meant to be.
-        bad: consecutive looks, and the step of the first.
+        bad: consecutive samples, and the step of the first.
     """
 
     told: dict[int, list[Modes]] = field(default_factory=dict)

@@ -97,7 +97,7 @@ class RisePolicy(Policy):
 
     Attributes:
         rise: the rate over what it was, from which on it has been raised.
-        rise_before: how long before the trouble that may have been.
+        rise_before: how long before the fault that may have been.
     """
 
     rise: Times = 1.5

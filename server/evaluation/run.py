@@ -15,7 +15,7 @@ from rankscope.server import detectors
 from rankscope.server.alerts import causes, lifecycle
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import Effective
-from rankscope.server.evaluation import closer_look, end_of_run, snapshot
+from rankscope.server.evaluation import dense_sampling, end_of_run, snapshot
 from rankscope.server.evaluation.align import MAX_LAG, WATCHED_LAYERS, Aligner
 from rankscope.server.evaluation.detector_settings import Given, for_project
 from rankscope.server.storage import comparisons, evaluation, leases, settings, snapshots
@@ -134,7 +134,7 @@ class RunEvaluation:
         # Whether checks and comparisons are there that may be those of another start.
         self._stale = False
         self._told_through = -1
-        self._pace = closer_look.Pace()
+        self._pace = dense_sampling.Pace()
         # Seconds of work since the last snapshot, and what the last one cost.
         self._work = self._cost = 0.0
         self._since = time.perf_counter()
@@ -332,7 +332,7 @@ class RunEvaluation:
     def _write(self, data: NewData, changes: _Changes) -> None:
         """In one transaction; users are told after it."""
         memory = self._memory
-        unclear = closer_look.worth_it(changes.alerts.values(), memory.looked_into)
+        unclear = dense_sampling.unclear(changes.alerts.values(), memory.looked_into)
         memory.looked_into |= {alert.id for alert in unclear}
         kept = self._snapshot()
         with writing(self._engine) as connection:

@@ -75,7 +75,8 @@ class AccuracyMismatch(Detector[MismatchState]):
 
     Source:
         TheDeepChecker's correlation of loss and accuracy, made directional. That the loss of an
-        evaluation rises while its accuracy rises, too, is no fault: `generalization.gap` tells it.
+        evaluation rises while its accuracy rises, too, is no fault: `generalization.gap` reports
+        it.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("accuracy.mismatch",)

@@ -32,7 +32,7 @@ class NoisePolicy(Policy):
     Attributes:
         factor: the noise scale over the batch, or the batch over it.
         held: the same, as long as it holds once it was found.
-        in_a_row: consecutive looks, 10 steps apart.
+        in_a_row: consecutive samples, 10 steps from one to the next.
         extreme: the noise scale over the batch from which on it is a warning.
         evidence: steps with the norms of all ranks before anything is judged.
         unlearned: the loss over that of the start, above which there is much to be learned.
@@ -115,12 +115,13 @@ class BatchNoise(Detector[NoiseState]):
 
     Severity:
         Info where the noise scale is more than 10 times the batch while the loss is above half of
-        its start, or less than a tenth of it, at 3 consecutive looks, 10 steps apart, and up to
-        half as far from it. Warning where it is more than 100 times the batch, the loss has gained
-        less than 5 % and the accuracy is posted and 0.6 or less: single steps then go nowhere.
+        its start, or less than a tenth of it, at 3 consecutive samples, 10 steps from one to the
+        next, and up to half as far from it. Warning where it is more than 100 times the batch, the
+        loss has gained less than 5 % and the accuracy is posted and 0.6 or less: single steps then
+        go nowhere.
 
     Evidence:
-        `noise_scale`, `batch` (samples; of a rank's batch where samples are not told), `ranks`,
+        `noise_scale`, `batch` (samples; of a rank's batch where samples are not reported), `ranks`,
         `steps_factor` and `samples_factor`: what this batch costs, against the least.
 
     Source:

@@ -66,11 +66,11 @@ class CompressionError(Detector[CompressionState]):
         out what a later one makes good, and its direction is no measure: of a gradient g and a
         memory e, PowerSGD sends a projection m and keeps the rest e', so that |m|^2 = |g|^2 +
         2 g.e + |e|^2 - |e'|^2. As long as the memory does not grow, what comes out is as long as
-        what goes in, and only where the median of the norms' ratio is below 0.5, too, is it told.
-        Over after 8 steps without it.
+        what goes in, and only where the median of the norms' ratio is below 0.5, too, is it
+        reported. Over after 8 steps without it.
 
     Severity:
-        Warning; critical below 0.1, where next to nothing of the gradient is left.
+        Warning; critical below 0.1, where a negligible part of the gradient is left.
 
     Evidence:
         `cosine`, `lost` (share of the gradient's power that is not in the step), `kept` (what came

@@ -16,9 +16,9 @@ from rankscope.server.detectors.wording import count, number, ranks
 from rankscope.server.window import Check, Float64, Int64, Status, Window
 
 _GRACE = 20
-# At so many consecutive looks, and one more each time their number has doubled beyond `_FIRST`. Of
-# batches of random lengths one in twelve is that short (deviation of the logarithm 0.5): eight on
-# end happen by chance once in 5e8 looks, and even where it is one in four, a long run with many
+# At so many consecutive samples, and one more each time their number has doubled beyond `_FIRST`.
+# Of batches of random lengths one in twelve is that short (deviation of the logarithm 0.5): eight
+# on end happen by chance once in 5e8 looks, and even where it is one in four, a long run with many
 # ranks has as good as none.
 _LOOKS, _FIRST = 8, 64
 
@@ -58,7 +58,7 @@ class UnevenState:
     """What is remembered.
 
     Attributes:
-        streaks: rank -> consecutive looks (negative: with less), and the first of them.
+        streaks: rank -> consecutive samples (negative: with less), and the first of them.
         looks: so far.
     """
 
@@ -76,10 +76,11 @@ class Imbalanced(Detector[UnevenState]):
     over samples (or tokens): the samples of the smaller batches count for more.
 
     Statistic:
-        `tokens` of a step where they are told, else `samples`: at most half of the median of the
-        other ranks, or at least twice that, on the same side at 8 consecutive looks (one more each
-        time the number of looks doubles beyond 64). Batches whose sizes vary by themselves, or that
-        are short at the end of an epoch, are not on one side for so long. Over after 16 steps.
+        `tokens` of a step where they are reported, else `samples`: at most half of the median of
+        the other ranks, or at least twice that, on the same side at 8 consecutive samples (one more
+        each time the number of samples doubles beyond 64). Batches whose sizes vary by themselves,
+        or that are short at the end of an epoch, are not on one side for so long. Over after 16
+        steps.
 
     Severity:
         Warning. A loss that is weighted by hand, so that it comes out right, cannot be seen.

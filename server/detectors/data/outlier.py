@@ -154,7 +154,7 @@ class DataOutlier(Detector[OutlierState]):
         all ranks' in those 64 are below, and above its own median by a fifth of the progress made,
         while no other rank has z > 4. None of the 4 losses of the rank before it has z > 4, and at
         most one of the 4 after it: what stays is `rank.loss_outlier`. They recur where the same
-        batch is odd twice, where a sample was in two odd batches and in no other that was told of,
+        batch is odd twice, where a sample was in two odd batches and in no other that was reported,
         where three come at the same distance (of 8 steps or more; up to 3 in between need not stand
         out), or where so many are of one rank alone as chance gives in fewer than 1 of 100 cases.
 

@@ -124,7 +124,7 @@ class Overlap(Detector[OverlapState]):
         ended, one in N comes to the rank that had it, of N ranks; where each rank goes through the
         data in an order of its own, none does within an epoch. A sequential probability ratio test
         (Wald, 1945) of 1/(32 N) against 1/N, both errors 1e-4. Where most of what comes has been
-        there before, it is another epoch, which tells nothing. Of each batch some samples are
+        there before, it is another epoch, which means nothing. Of each batch some samples are
         known, those with the smallest hashes, the same ones wherever they come; of agents that
         tell none, whole batches. Whole batches, which are known of more steps, and the
         targets of their losses, which random augmentation leaves as they are, are tested beside

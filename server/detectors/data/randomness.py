@@ -52,7 +52,7 @@ class RandomShared(Detector[SharedState]):
         Digests of the states of `torch`, CUDA, `numpy` and `random`, equal on all ranks that hold
         the same tensors, at five consecutive observations between which numbers were drawn. A
         common
-        seed for the first weights is right and is not told: nothing is drawn from it later.
+        seed for the first weights is right and is not reported: nothing is drawn from it later.
 
     Severity:
         Info: it costs variety and breaks nothing.

@@ -51,7 +51,7 @@ class OwnBuffers(Incident):
         agreeing: whether the last comparison found them equal.
         most: largest relative distance of a variance so far.
         far: whether one was more than half of its norm, of ranks with the same parameters.
-        still: whether statistics were the same number apart at two consecutive looks.
+        still: whether statistics were the same number apart at two consecutive samples.
         last: relative distances at the last look, by name of the statistics.
     """
 
@@ -126,7 +126,7 @@ class Buffers(Detector[BuffersState]):
         by default: nothing is wrong with the training then, but which rank is evaluated and saved
         matters. Warning where running means and variances are not those of each rank's own batches
         (most ranks agree bit for bit and some do not; or they differ and no step moves them any
-        more), or where a running variance is apart by more than half of its norm although the
+        more), or where a running variance differs by more than half of its norm although the
         parameters are the same: the model then does something else on another rank. Warning where
         parameters of a watched module differ: it is made from parameters that are the same
         everywhere, so it has to be, too.

@@ -53,9 +53,9 @@ class Desync(Detector[DesyncState]):
     Statistic:
         Equality of digests (bit by bit), and of gradient norms to 1e-6. The suspect ranks are those
         outside the largest group of equal ranks, as soon as all have looked; with two ranks, or two
-        groups of one size, all are named and nothing tells which one is wrong. That ranks agree
-        again counts where those that were apart are among them. The tensors come from the first
-        look tensor by tensor after the onset, ordered by relative distance. Where the parameters
+        groups of one size, all are named and nothing indicates which one is wrong. That ranks agree
+        again counts where those that had diverged are among them. The tensors come from the first
+        sample of single tensors after the onset, ordered by relative distance. Where the parameters
         return to equality four times at one interval, or twice where all ranks write them at one
         interval, they are taken to be synchronised every so many steps on purpose, and only a
         missed synchronisation that was sampled is a desync. Where ranks that
@@ -77,8 +77,8 @@ class Desync(Detector[DesyncState]):
 
     Evidence:
         `groups` (ranks that agree with each other), `decided`, `last_equal_step` and `agreed_until`
-        (last look before at which this link, or it or the parameters, agreed), `agreed` (links that
-        were compared at the first step and agreed), `relative`, `tensor_step`,
+        (last sample before at which this link, or it or the parameters, agreed), `agreed` (links
+        that were compared at the first step and agreed), `relative`, `tensor_step`,
         `tensors_differing`, `tensor_count`, `tensor_details`, `one_element`, `growth` (constant,
         shrinking, growing, exponential), `sizes` (step, distance, relative distance), `broken` and
         `compared` (steps for each link), `values` (of a hyperparameter, for each rank).

@@ -39,8 +39,8 @@ class DesyncPolicy(Policy):
         grace: steps without any comparison of a kind after which it counts as missing.
         lag: steps by which a worker's version of the parameters may be old in any case.
         longest_lags: times the longest lag that a worker has caught up with, that are allowed.
-        synchronous: so many comparisons that found all parameters equal make ranks that are not
-            apart by design.
+        synchronous: so many comparisons that found all parameters equal make ranks that do not
+            diverge by design.
     """
 
     drift: Times = 1e-6

@@ -30,7 +30,7 @@ class GapPolicy(Policy):
         training: losses of training whose median counts, none of them older than as many steps or
             than the evaluation before.
         fallen: standard errors by which that of training has to be below what it was.
-        slight: rise of the last ones above the best, as a share of the best, that is told of.
+        slight: rise of the last ones above the best, as a share of the best, that is reported.
         rise: the same, from which on it is a warning.
         noise: how many times the noise of the evaluations the rise has to be.
         progress: the rise as a share of what the evaluation had gained.

@@ -23,9 +23,9 @@ class ClippingPolicy(Policy):
     """Thresholds of `clipping.saturated`.
 
     Attributes:
-        share: share of the last 100 gradients that were clipped, from which on it is told.
+        share: share of the last 100 gradients that were clipped, from which on it is reported.
         tiny: factor so small that it is no matter of outliers, and a warning.
-        soon: this many consecutive ones with such a factor are told at once.
+        soon: this many consecutive ones with such a factor are reported at once.
     """
 
     share: Share = 0.95

@@ -107,7 +107,7 @@ class GradientVanishing(Detector[VanishingState]):
         of gradients over weights: the median of the last 32 looks, of which there are 16 or more,
         is below 1e-2 for both; and after 200 losses the mean of the last 100 is less than 5 % below
         that of the first 50, the accuracy, where there is one, 0.6 or less. Where the training
-        makes progress such a ratio is no trouble: embeddings have one. A loss that is below 0 is no
+        makes progress such a ratio is no fault: embeddings have one. A loss that is below 0 is no
         measure of that. And the norm of the whole gradient: exactly 0 on all ranks at the first 8
         observations and at all since, with a learning rate above 0. Zeros after a gradient that is
         not zero are those of a training that has nothing left to learn, or `layer.dead`; a resumed

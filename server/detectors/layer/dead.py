@@ -35,7 +35,7 @@ class DeadPolicy(Policy):
         never: observations without a gradient that make a tensor one that never had any.
         idle: units of a module that do nothing.
         nearly_all: from here on it is critical.
-        looks: consecutive looks at such units.
+        looks: consecutive samples at such units.
         back: observations that tell what number of tensors without a gradient is usual.
         nothing_left: loss below which no gradient is needed any more.
         calm: steps without it after which it is over.
@@ -84,7 +84,7 @@ class DeadState:
         alive: names of tensors that have had a gradient; `names` of all, `silent` of those that
             had none at any look.
         least: fewest tensors without a gradient at any observation.
-        idle: consecutive looks at which most units of a module were idle, by what and module.
+        idle: consecutive samples at which most units of a module were idle, by what and module.
     """
 
     usual: deque[int]
@@ -120,7 +120,7 @@ class LayerDead(Detector[DeadState]):
         comes from the norms of single tensors, at sampled steps. Where there is no gradient at all,
         and no loss either, everything is learned. Units: more than half of those of a ReLU module
         were 0, or of a tanh or sigmoid module at the end of their range, for 512 samples or more of
-        every rank that tells of them, at 3 consecutive looks. Over after 8 steps without it.
+        every rank that reports them, at 3 consecutive samples. Over after 8 steps without it.
 
     Severity:
         Warning for tensors without a gradient, critical for more than half of them; info for those

@@ -74,7 +74,7 @@ class LossNonFinite(Detector[NonFiniteState]):
     """The loss of a rank is NaN or infinite.
 
     From such a step on, gradients and parameters of all ranks are lost, since the all-reduce mixes
-    the one bad gradient into every other. So the rank that was first is the one to look at. The
+    the one bad gradient into every other. So the rank that was first is the one to examine. The
     agent reads the loss tensor itself: what frameworks log has often been filtered.
 
     Statistic:

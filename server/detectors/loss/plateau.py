@@ -101,7 +101,7 @@ class LossPlateau(Detector[PlateauState]):
         After 200 steps with a learning rate of at least a tenth of its peak, looked at every 10:
         the mean of the last 100 losses lies less than 5 % below that of the first 50. Once it has
         fallen by more, this kind has nothing more to say. A training that was resumed, or that has
-        nothing left to learn, looks the same; so it is told only if the accuracy is 0.6 or less
+        nothing left to learn, looks the same; so it is reported only if the accuracy is 0.6 or less
         and has not risen (by 3 standard errors, and 0.05), or, where there is no accuracy, if the
         updates say more.
 
@@ -115,8 +115,8 @@ class LossPlateau(Detector[PlateauState]):
         are posted `accuracy`, `update_ratio`, `grad_norm`, `lr`.
 
     Source:
-        runmedic's and SageMaker's rules on losses that do not fall, with the evidence that tells
-        "has not begun" from "is done". SageMaker's fires on 60 of 64 healthy runs.
+        runmedic's and SageMaker's rules on losses that do not fall, with the evidence that
+        distinguishes "has not begun" from "is done". SageMaker's fires on 60 of 64 healthy runs.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("loss.plateau",)

@@ -76,8 +76,8 @@ class PushLost(Detector[LostState]):
 
     Statistic:
         Each worker says at every version it pulls how many gradients it has pushed; the server
-        tells whose push made each version. The difference is what is on the way. What is on the way
-        at the least in any 8 consecutive reports is always so (a worker that pushes in the
+        reports whose push made each version. The difference is what is on the way. What is on the
+        way at the least in any 8 consecutive reports is always so (a worker that pushes in the
         background); more than that in 8 consecutive reports (in 2, where it was always the same
         before) is lost. Fewer than none were applied twice. Dated to the version of the last report
         before. Over after 16 versions in which no further one is lost, times the number of workers.

@@ -65,12 +65,12 @@ class RankFailed(Detector[FailedState]):
     Statistic:
         What ranks say of themselves when they end, by the server's clock. An error that is not one
         of a collective counts at once, and the first of them is the cause. Where there are errors
-        of collectives only, a rank that ended before the others, or that was told to end, is; where
-        a rank has said nothing at all, `rank.silent` names it. The others are given 20 s to tell
-        how they ended. Over when the rank's next process is heard of.
+        of collectives only, a rank that ended before the others, or that was asked to end, is;
+        where a rank has said nothing at all, `rank.silent` names it. The others are given 20 s to
+        tell how they ended. Over when the rank's next process is heard of.
 
     Severity:
-        Critical; warning for a `sys.exit` with another code than 0. Where a rank was told to end
+        Critical; warning for a `sys.exit` with another code than 0. Where a rank was asked to end
         (SIGTERM, Ctrl-C) and the others failed without it, warning; info where all were: a stop or
         a pre-emption is no fault.
 

@@ -37,7 +37,7 @@ class GradientOutlierPolicy(ArithmeticPolicy):
         least_level: gradients that have become smaller than this share of what they were in the
             first `size` looks no longer matter.
         windows: so many in a row open an incident.
-        burst_factor: a single look at which a rank's norm is so many times its usual one.
+        burst_factor: a single sample at which a rank's norm is this many times its usual one.
         burst_deviations: and so many of its own standard deviations beyond it.
         bursts: a rank has at least so many.
         burst_chance: more than any rank would have by chance, but for this probability.
@@ -164,7 +164,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         d = logarithm of `grad_norm_local` minus the median of the other ranks' at the same step.
         Offset: over N = 8 to 30 looks, the mean of d is more than 6 (1 + 10 / N) standard errors
         from 0, a factor of more than 2, and more than 3 times the range of the norms of the ranks
-        that do not stand out; at two consecutive looks. The onset is the change point of d in the
+        that do not stand out; at two consecutive samples. The onset is the change point of d in the
         last 256 looks. Bursts: looks at which d lies more than a factor of 5 and 4 standard
         deviations above the rank's own median; a rank has 4 or more of the last 1,024 looks'
         bursts and more than its share by chance (binomial, 1e-5), or 5 or more of its own at equal
@@ -179,8 +179,8 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         Known of tensors with as many elements as a sketch has buckets, 64, or fewer.
 
     Severity:
-        Warning; info where nothing tells which of the ranks is wrong and it was so from the first
-        look on, and where a law was broken at fewer than 3 looks, or by several ranks.
+        Warning; info where nothing indicates which of the ranks is wrong and it was so from the
+        first sample on, and where a law was broken at fewer than 3 samples, or by several ranks.
 
     Evidence:
         `factor` (the rank's norm over the others'), `z`, `others` (their median norm), `looks`,
@@ -190,10 +190,10 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
 
     Source:
         Paired comparison against the median of the peers, as `rank.loss_outlier` does it on the
-        loss; on recorded trainings an offset of 6 was told within 100 steps, and a gradient that is
-        50 times as large every 37th step after 180 to 340. What a device does wrong by less than
-        batches differ (silent data corruption of 1e-3, arXiv 2502.12340) norms cannot tell, and
-        the laws can: what rounding leaves over is a ten-millionth.
+        loss; on recorded trainings an offset of 6 was reported within 100 steps, and a gradient
+        that is 50 times as large every 37th step after 180 to 340. What a device does wrong by less
+        than batches differ (silent data corruption of 1e-3, arXiv 2502.12340) norms cannot tell,
+        and the laws can: what rounding leaves over is a ten-millionth.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.gradient_outlier",)

@@ -104,7 +104,7 @@ class LossOutlierState:
 
 
 class RankLossOutlier(Detector[LossOutlierState]):
-    """One rank's loss lies apart from the others', step after step.
+    """One rank's loss differs from the others', step after step.
 
     Single batches differ, and so does the loss of every rank at every step; a rank that trains on
     wrong labels, another shard or another preprocessing differs always to the same side.
@@ -114,7 +114,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
         observations. It fires where the mean of d is more than 6 standard errors from 0, more than
         20 % of the others' level, more than 5 % of the progress made since the start, and more than
         3 times the range of the mean losses of the ranks that do not stand out with it (of those on
-        either side where half of them lie apart), in two
+        either side where half of them differ), in two
         windows in a row, 10 observations apart. The onset is the change point of d in the last 128
         observations (two means, least squares); where d over the level was half as large as now in
         the windows before it (their median), a third of two halves, it has been there from the
@@ -122,7 +122,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
 
     Severity:
         Warning; critical where the mean of d is above the others' level and above 25 % of the
-        progress made. Info where half of the ranks lie apart and did so from the first 50
+        progress made. Info where half of the ranks differ and did so from the first 50
         observations on: two ranks, or two pairs of them, whose data differ are as likely as a
         fault. Of two ranks not where it would be critical: no data are as unlike as that.
 

@@ -54,7 +54,7 @@ class StragglerPolicy(LatenessPolicy):
             where that grows, too, it is the machine that is busy.
         collective_least_seconds: by so much more than usual.
         collective_least_share: and by this share of the step.
-        collective_looks: at each of so many consecutive looks,
+        collective_looks: at each of so many consecutive samples,
         collective_steps: and over so many steps.
         collective_calm: looks without it after which it is over.
     """
@@ -127,7 +127,7 @@ class RankStraggler(Detector[StragglerState]):
         squares).
         Collectives: the shortest wait of any rank of the class, that of the last to arrive. They
         are slow at more than twice their lower quartile so far, 10 ms and 30 % of the step more
-        than that, at each of 8 consecutive looks over 20 steps or more (a busy machine lets some
+        than that, at each of 8 consecutive samples over 20 steps or more (a busy machine lets some
         through), while what the ranks take for themselves is less than 1.5 times what it was.
 
     Severity:

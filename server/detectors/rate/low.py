@@ -39,7 +39,7 @@ class LowPolicy(Policy):
             has to fall.
         falling: fall of the loss over these, as a share of the progress made, that is one.
         level: loss then, as a share of its start, below which there is nothing left to learn.
-        gain_after: gain after the fall over that before it, from which on there is no trouble.
+        gain_after: gain after the fall over that before it, from which on there is no fault.
         first: losses that the mean at the start is of.
         ending: share of the peak below which a low rate is the end of a schedule.
     """

@@ -35,7 +35,7 @@ class MismatchPolicy(Policy):
 
     Attributes:
         change: factor by which the batch has to change.
-        stable: times that consecutive batches may be apart to be of one size.
+        stable: times by which consecutive batches of one size may differ.
         in_a_row: consecutive batches of the new size; the last one of an epoch is shorter, and
             alone.
         apart: factor by which the learning rate is off what the rule says.
@@ -151,8 +151,8 @@ class RateMismatch(Detector[MismatchState]):
 
     Statistic:
         The batch is the samples of all ranks that read batches of their own, at one step. Where 8
-        on end are alike, and 1.5 times as large as those before or as small, the learning rate is
-        held against k, the one size over the other: it should be k times what it was with SGD,
+        consecutive are alike, and 1.5 times as large as those before or as small, the learning rate
+        is held against k, the one size over the other: it should be k times what it was with SGD,
         and the root of k times with optimizers that divide by the size of the gradient (Adam and
         its kin); where the optimizer is not known, anything in between will do, and so will what it
         was where the batch goes back to the size before. What it is after the change is the largest

@@ -90,7 +90,7 @@ class ReductionWrong(Detector[ReductionState]):
     Evidence:
         `factor`, `ratio`, `expected_ratio`, `pattern`, `tensor_details` (name, shape, relative
         distance, what it is instead), `wrong_count`, `tensor_count`, `ranks_in_it`, `observed`,
-        `weights` of the ranks, `agreed_until` (last look before that found it in order).
+        `weights` of the ranks, `agreed_until` (last sample before at which it was in order).
 
     Source:
         Conservation of the sum; microsoft/DeepSpeed#2343 and tensorflow/benchmarks#466 are two of

@@ -119,7 +119,7 @@ class UpdateDrift(Detector[DriftState]):
     Source:
         Merrill et al. (2021), Effects of Parameter Norm Growth During Transformer Training: growth
         with the root of n is usual. Never on a healthy run of the corpus, one of which grows
-        400-fold, from weights that are next to nothing.
+        400-fold, from negligible weights.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("update.drift",)

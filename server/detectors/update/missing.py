@@ -32,8 +32,8 @@ class MissingPolicy(Policy):
         everything: consecutive ones at which the whole model was.
         small_rate: share of the highest rate below which tensors may well stand still.
         converged: share of the first gradients' norm below which they may, too.
-        never: consecutive looks, over as many steps at least, at which what the optimizer does not
-            hold
+        never: consecutive samples, over as many steps at least, at which what the optimizer does
+            not hold
             was as at first: another optimizer that moves it now and then has done so by then.
         forgotten: share of the trained tensors up to which what is left out was forgotten, as it
             seems; who trains a part of a model on purpose leaves out most of it.

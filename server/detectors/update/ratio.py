@@ -30,8 +30,8 @@ class RatioPolicy(Policy):
 
     Attributes:
         high: update over parameters, of the whole model.
-        growth: times 1 over the steps so far, which is the ratio of parameters that grow from next
-            to nothing at a steady pace.
+        growth: times 1 over the steps so far, which is the ratio of parameters that grow from
+            negligible values at a steady pace.
         critical: from here on it is critical.
         matrix_high: of a single matrix.
         matrix_low: of a single matrix, the least.

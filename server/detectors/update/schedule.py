@@ -26,7 +26,7 @@ class SchedulePolicy(Policy):
         nothing: share of the highest rate below which a rate is none.
         at_least: without a rate, at least: a last step with 0 is how many schedules end.
         share: of all steps that were without a rate.
-        looks: consecutive looks at which the schedule was too fast.
+        looks: consecutive samples at which the schedule was too fast.
         looked: steps over which it was.
     """
 

@@ -13,8 +13,8 @@ _DENSE_STEPS = 20
 _MAX_AHEAD = 5000
 # Evaluations over which a job's pace is taken.
 _PROGRESS = 16
-# What a closer look tells more of: which tensors, since when, and whether it comes back.
-_LOOKED_INTO = (
+# What every step shows more of: which tensors, since when, and whether it comes back.
+_UNCLEAR = (
     "desync.",
     "reduction.",
     "gradient.accumulating",
@@ -23,17 +23,17 @@ _LOOKED_INTO = (
 )
 
 
-def worth_it(alerts: Iterable[Alert], before: set[str]) -> list[Alert]:
-    """Open alerts of which a closer look tells more, and that none was asked for.
+def unclear(alerts: Iterable[Alert], before: set[str]) -> list[Alert]:
+    """Open alerts of which dense sampling shows more, and for which none was requested.
 
     Args:
         alerts: those that have changed.
-        before: ids of those for which one was asked for already.
+        before: ids of those for which it was requested already.
     """
     return [
         alert
         for alert in alerts
-        if alert.kind.startswith(_LOOKED_INTO) and alert.state == "open" and alert.id not in before
+        if alert.kind.startswith(_UNCLEAR) and alert.state == "open" and alert.id not in before
     ]
 
 
@@ -58,7 +58,7 @@ class Pace:
     def sampled_until(self, alerts: Iterable[Alert]) -> int:
         """The step up to which ranks are to sample every one, for alerts that have just opened.
 
-        The wish reaches a rank with the answer to its next batch. By then a fast trainer is
+        The request reaches a rank with the answer to its next batch. By then a fast trainer is
         hundreds of steps further: as many as it does between two batches and until the next
         evaluation, or about as many as it was ahead when this was found.
         """
