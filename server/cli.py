@@ -272,7 +272,7 @@ def _show_alert(alert: Any, below: Sequence[Any]) -> None:
     """Prints an alert, and under it a line for each of those that follow from it."""
     who = f", {ranks(alert['ranks'])}" if alert["ranks"] else ""
     print(f"{alert['severity'].upper()} {alert['kind']} ({alert['state']}): {alert['title']}")
-    print(f"  since step {alert['first_step']}{who}")
+    print(f"  since {_since(alert)}{who}")
     if alert["parent"] is not None:
         print(f"  a consequence of alert {alert['parent']}, which is not listed here")
     if alert["tensors"]:
@@ -285,6 +285,11 @@ def _show_alert(alert: Any, below: Sequence[Any]) -> None:
             f"    {other['severity'].upper()} {other['kind']} ({other['state']}): {other['title']}"
         )
     print()
+
+
+def _since(alert: Any) -> str:
+    earliest, latest = alert.get("since") or (alert["first_step"],) * 2  # an older server's
+    return f"step {latest}" if earliest == latest else f"a step from {earliest} to {latest}"
 
 
 def _reader(name: str, text: str) -> argparse.ArgumentParser:

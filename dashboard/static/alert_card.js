@@ -9,6 +9,9 @@ const PLAIN_CELLS = 40;
 export const steps = (alert) =>
   alert.last_step > alert.first_step ? `steps ${alert.first_step} to ${alert.last_step}` : `step ${alert.first_step}`;
 
+/** "step 137", or "a step from 129 to 137" where what is between two samples is not known */
+export const onset = ({ since: [earliest, latest] }) => (earliest < latest ? `a step from ${earliest} to ${latest}` : `step ${latest}`);
+
 /**
  * @param alert as the REST interface gives it
  * @param consequences alerts that follow from it
@@ -34,7 +37,7 @@ export function alertCard(alert, consequences = [], options = {}) {
     el(
       "p",
       { class: "where" },
-      el("span", {}, "since ", el("b", {}, `step ${alert.first_step}`), alert.last_step > alert.first_step && ` to ${alert.last_step}`),
+      el("span", {}, "since ", el("b", {}, onset(alert)), alert.last_step > alert.first_step && `, until ${alert.last_step}`),
       alert.ranks.length > 0 && el("span", {}, el("b", {}, ranksText(alert.ranks))),
       alert.stage && el("span", {}, "at ", el("b", {}, alert.stage.replaceAll("_", " "))),
       alert.tensors.length > 0 && el("span", {}, "in ", el("b", { class: "mono" }, alert.tensors[0]),

@@ -2,7 +2,7 @@
 
 import { age } from "./api.js";
 import { $, clock, duration, el, fill, number, prose, ranksText, severitySign } from "./dom.js";
-import { families } from "./alert_card.js";
+import { families, onset } from "./alert_card.js";
 
 const SETTLE_MS = 15000;
 const BEHIND_S = 60;
@@ -60,7 +60,7 @@ function broken(open, run, ranks) {
       el(
         "dl",
         { class: "answers" },
-        answer("Since", `step ${first.first_step}`, run.last_step > first.first_step ? ` (${run.state === "running" ? "now at" : "ended at"} ${run.last_step})` : "",
+        answer("Since", onset(first), run.last_step > first.first_step ? ` (${run.state === "running" ? "now at" : "ended at"} ${run.last_step})` : "",
           `, found at ${clock(first.opened_at)}`),
         answer("Who", first.ranks.length ? ranksText(first.ranks) : "the whole run"),
         where(first, ranks),

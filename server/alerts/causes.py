@@ -12,9 +12,9 @@ from math import inf
 
 from rankscope.agent import wire
 from rankscope.server.alerts.lifecycle import TIME_BASED, Transition
+from rankscope.server.alerts.onset import since
 from rankscope.server.alerts.rules import rules
 from rankscope.server.detectors.effects import BLUR, Rule
-from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.window import Alert
 
 
@@ -37,7 +37,7 @@ def link(alerts: Sequence[Alert]) -> tuple[Alert, ...]:
             continue
         # What hangs under it moves along, and must not have begun long before its new root.
         slack = max(BLUR, -rules()[number].earliest)
-        if onsets[consequence.id] < _begins(top) - slack:
+        if onsets[consequence.id] < since(top)[0] - slack:
             continue
         onsets[top.id] = min(onsets[top.id], onsets[consequence.id])
         for name, its_top in tops.items():
@@ -121,16 +121,10 @@ def _fits(rule: Rule, root: Alert, consequence: Alert) -> bool:
             return False
     elif both_ways and _order(root) >= _order(consequence):
         return False
-    begins = _begins(root)
+    begins = since(root)[0]
     if begins - BLUR > consequence.seen_step:
         return False  # what was seen before is not made by it, whenever that is said to have begun
     return begins + rule.earliest <= consequence.first_step <= _end(rule, root)
-
-
-def _begins(root: Alert) -> int:
-    """First step at which it may have gone wrong: between two looks nobody sees when it does."""
-    agreed = root.evidence.get(AGREED_UNTIL)
-    return min(root.first_step, agreed + 1) if isinstance(agreed, int) else root.first_step
 
 
 def _end(rule: Rule, root: Alert) -> float:

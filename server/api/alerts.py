@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Query
 from sqlalchemy import Connection, Engine
 
 from rankscope.server import detectors
+from rankscope.server.alerts import onset
 from rankscope.server.api import models
 from rankscope.server.api.deps import Database, Page, RunId, known_run, next_cursor, paging
 from rankscope.server.api.problems import Problem
@@ -161,6 +162,7 @@ def _members(alert: Alert, silenced: bool) -> dict[str, Any]:
         "ranks": list(alert.ranks),
         "tensors": list(alert.tensors),
         "first_step": alert.first_step,
+        "since": onset.since(alert),
         "last_step": alert.last_step,
         "opened_at": models.time_of(alert.opened_at),
         "resolved_at": None if alert.resolved_at is None else models.time_of(alert.resolved_at),

@@ -261,7 +261,12 @@ class Transition(BaseModel):
 
 
 class Alert(BaseModel):
-    """An alert; `start` is the number of the start of the job that it was found in."""
+    """An alert.
+
+    `since`: the earliest and the latest step at which it can have begun, the latest being
+    `first_step`; they differ where steps between two samples are in question. `start`: number of
+    the start of the job in which it was found.
+    """
 
     id: str
     run: str
@@ -272,6 +277,7 @@ class Alert(BaseModel):
     ranks: list[int]
     tensors: list[str]
     first_step: int
+    since: tuple[int, int]
     last_step: int
     opened_at: datetime
     resolved_at: datetime | None

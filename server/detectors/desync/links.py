@@ -476,9 +476,9 @@ def _who_missed(incident: Apart) -> str:
 def _stale(incident: Apart) -> tuple[str, str]:
     oldest, usual = incident.lag
     return (
-        f"What {ranks(incident.ranks)} computes with are parameters {oldest} steps old, "
-        f"and growing older; no rank has caught up with more than {count(usual, 'step')} before. "
-        "It pulls too seldom, or its pulls are lost.",
-        "Look at what that worker waits for, and bound the staleness: let a worker wait (or drop "
-        "its gradient) when its version is more than so many steps old.",
+        f"The parameters of {ranks(incident.ranks)} are {count(oldest, 'step')} old, and growing "
+        f"older; no rank has caught up with more than {count(usual, 'step')} before. "
+        f"{'It pulls' if len(incident.ranks) == 1 else 'They pull'} too seldom, or pulls are lost.",
+        "Find out what that worker waits for, and bound the staleness: let a worker wait (or drop "
+        "its gradient) when its version is more than a set number of steps old.",
     )

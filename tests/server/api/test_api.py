@@ -380,6 +380,24 @@ def test_ranks_that_do_not_know_how_many_they_are_are_compared(client):
     assert (alert["kind"], alert["ranks"]) == ("desync.parameters", [1])
 
 
+def test_what_is_sampled_began_at_some_step_since_the_sample_before(client):
+    steps = [0, 16, 32, 48, 64]
+    for rank in range(4):
+        words = [step + 1 + 1000 * (rank == 1 and step >= 48) for step in steps]
+        loss = {"steps": list(range(65)), "values": [1.0 - 0.01 * step for step in range(65)]}
+        parameters = {"steps": steps, "values": [f"{word:016x}" for word in words]}
+        sent = {"run": "otter", "rank": rank, "seq": 0, "session": f"s{rank}", "through_step": 64}
+        sent |= {"columns": {"loss": loss}, "words": {"parameters": parameters}}
+        assert client.post("/api/v1/ingest", json=sent | {"state": "finished"}).status_code == 200
+    evaluated(client)
+    [alert] = get(client, "/runs/otter/alerts")["items"]
+    assert (alert["kind"], alert["first_step"], alert["since"]) == (
+        "desync.parameters",
+        48,
+        [33, 48],
+    )
+
+
 def test_the_last_step_there_is_is_one_like_others(client):
     last = wire.limits.STEP.most
     loss = {"steps": [0, last - 1, last], "values": [3.0, 2.0, 1.0]}
