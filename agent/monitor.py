@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.agent.delivery import process_exit
 from rankscope.agent.delivery.session import Session
 from rankscope.agent.guard import Guard, contained_keywords, message_of
-from rankscope.agent.process.thread_phase import phase_of, place_of, place_of_error
+from rankscope.agent.process.thread_phase import phase_of, place_of, place_of_error, stacks_of
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.steps.count import StepCount
 from rankscope.agent.tripwires import SAMPLES, Trip, Tripwires
@@ -156,7 +156,9 @@ class Monitor:
             place = place_of(self._thread)
             if place != self._stalled_at:
                 self._stalled_at = place
-                data = {"phase": phase, "step": step, "seconds": round(now - since, 1)}
+                data: dict[str, Any] = {"phase": phase, "step": step}
+                data["seconds"] = round(now - since, 1)
+                data["stacks"] = stacks_of(self._thread)
                 # Of a step that is complete on all ranks: the server goes no further meanwhile.
                 before = max(step - 2, 0)
                 self._records.event(Event(step=before, kind="stalled", text=place, data=data))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import os
 import sys
+import threading
 from types import CodeType, FrameType, TracebackType
 
 # What is on the stack, from the innermost frame outwards, and what it means: (end of the file's
@@ -26,6 +27,9 @@ _SIGNS: tuple[tuple[str, str | None, str], ...] = (
     (os.path.join("torch", "serialization.py"), None, "checkpoint"),
 )
 _DEPTH = 200
+# Of a process whose step does not end: threads, frames of each, letters of one. 16 KB in all, of
+# the 32 KB that an event may have.
+_MOST_THREADS, _MOST_FRAMES, _MOST_LETTERS = 8, 25, 80
 # Instructions that load what has a name.
 _NAMES = ("LOAD_FAST", "LOAD_DEREF", "LOAD_NAME", "LOAD_GLOBAL")
 # Parts of file names that are no code of the user's.
@@ -93,6 +97,42 @@ def place_of_error(trace: TracebackType | None) -> str:
         found = _users_place(trace.tb_frame.f_code, trace.tb_lineno) or found
         trace = trace.tb_next
     return found
+
+
+def stacks_of(thread: int) -> dict[str, list[str]]:
+    """The stacks of the process's threads: for each name, its frames from the innermost outwards.
+
+    The agent's own threads are left out. Nothing is stopped for it: each stack is one that the
+    thread had at some time during the call.
+
+    Args:
+        thread: identifier of the one that is given first, as for `phase_of`.
+
+    Returns:
+        At most 8 threads and 25 frames of each, as `forward (model.py:12)`.
+    """
+    frames = sys._current_frames()
+    names = {known.ident: known.name for known in threading.enumerate()}
+    found: dict[str, list[str]] = {}
+    for ident in sorted(frames, key=lambda ident: ident != thread):
+        name = names.get(ident, f"thread {ident}")
+        if name.startswith("rankscope-"):
+            continue
+        if len(found) == _MOST_THREADS:
+            break
+        name = name if name not in found else f"{name} ({ident})"
+        found[name[:_MOST_LETTERS]] = _lines(frames[ident])
+    return found
+
+
+def _lines(frame: FrameType | None) -> list[str]:
+    lines: list[str] = []
+    while frame is not None and len(lines) < _MOST_FRAMES:
+        code = frame.f_code
+        line = f"{code.co_name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
+        lines.append(line[:_MOST_LETTERS])
+        frame = frame.f_back
+    return lines
 
 
 def _users_place(code: CodeType, line: int | None) -> str:

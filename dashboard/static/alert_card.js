@@ -4,6 +4,8 @@ import { Problem, age, post, runPage } from "./api.js";
 import { badge, duration, el, number, prose, ranksText, severityBadge } from "./dom.js";
 
 const PLAIN_CELLS = 40;
+/** A frame of a stack: `forward (model.py:12)`. */
+const FRAME = /^.+ \(.+:\d+\)$/;
 
 /** "steps 137 to 300" */
 export const steps = (alert) =>
@@ -103,6 +105,7 @@ function shown(value) {
   if (typeof value !== "object") return String(value);
   if (Array.isArray(value)) {
     if (value.length && value.every((v) => v && typeof v === "object" && !Array.isArray(v))) return grid(value);
+    if (value.length && value.every((v) => FRAME.test(v))) return value.map((v) => el("div", { class: "mono" }, v));
     const cells = value.slice(0, PLAIN_CELLS).map((v) => (Array.isArray(v) ? `(${v.map(plainly).join(", ")})` : plainly(v)));
     return cells.join(", ") + (value.length > PLAIN_CELLS ? `, and ${value.length - PLAIN_CELLS} more` : "");
   }

@@ -53,6 +53,12 @@ def test_a_rank_that_stands_still_is_named_and_where_it_is(service, tmp_path, ho
     assert alert["title"].startswith(f"Rank 0 waits in step {step} for rank 1, which is {does}")
     assert "rank 0 is in the backward pass at main (unhappy_job.py:" in alert["cause"]
     assert alert["evidence"]["waiting"] == [0]
+    stacks = alert["evidence"]["stacks"]
+    assert stacks.keys() == {"0", "1"}
+    assert any(
+        line.startswith("stand_still (unhappy_job.py:") for line in stacks["1"]["MainThread"]
+    )
+    assert any("_engine_run_backward" in line for line in stacks["0"]["MainThread"])
     assert checks["rank.stalled"]["state"] == "failed"
 
 

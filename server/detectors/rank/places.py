@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rankscope.server.detectors.wording import agree, count, listing, ranks
 from rankscope.server.window import Occurrence
@@ -16,6 +16,8 @@ _CERTAIN = ("collective", "device")
 # that no frame of Python's tells it: DDP reduces gradients in the backward pass and broadcasts
 # buffers in the forward pass, sharded optimizers gather parameters in their step.
 _POSSIBLE = ("forward", "backward", "step")
+# Of a rank's threads as the agent sends them: threads, frames of each, letters of one.
+_THREADS, _FRAMES, _LETTERS = 8, 25, 80
 _DOES = {
     "collective": "in a collective",
     "device": "waiting for its device",
@@ -40,6 +42,8 @@ class Place:
         text: place in the user's code, for example `train (train.py:12)`.
         since: time at which its step had begun, by the server's clock.
         attempt: number of the rank's process.
+        stacks: of its threads, that of the training thread first; each from the innermost frame
+            outwards.
     """
 
     step: int
@@ -47,6 +51,7 @@ class Place:
     text: str
     since: float
     attempt: int = 0
+    stacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def certain(self) -> bool:
@@ -109,7 +114,19 @@ def place_of_event(event: Occurrence, now: float, attempt: int) -> Place:
         text=event.text,
         attempt=attempt,
         since=at - (float(seconds) if isinstance(seconds, int | float) else 0.0),
+        stacks=_stacks(event.data.get("stacks")),
     )
+
+
+def _stacks(given: object) -> dict[str, tuple[str, ...]]:
+    """What an agent says of its threads, as far as it is what agents say."""
+    if not isinstance(given, Mapping):
+        return {}
+    return {
+        str(name)[:_LETTERS]: tuple(str(line)[:_LETTERS] for line in lines[:_FRAMES])
+        for name, lines in list(given.items())[:_THREADS]
+        if isinstance(lines, Sequence) and not isinstance(lines, str)
+    }
 
 
 def blame(places: Mapping[int, Place], finished: Sequence[int] = ()) -> Blame:

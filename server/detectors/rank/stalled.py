@@ -23,6 +23,8 @@ from rankscope.server.window import Check, RankLife, Status, Window
 _DURATION = "step_seconds"
 # The estimate of a median moves by this share of itself towards each new step.
 _GAIN = 0.1
+# Ranks whose stacks are in the evidence: each takes up to 16 KB.
+_STACKS = 4
 # Letters of a place in a title.
 _PLACE = 48
 
@@ -86,7 +88,8 @@ class RankStalled(Detector[StalledState]):
 
     Evidence:
         `places` (for each rank its step, phase and place), `waiting` (ranks that wait), `seconds`,
-        `failed_ranks`, `errors`.
+        `failed_ranks`, `errors`, and `stacks`: of the suspect ranks and of the first one that
+        waits, at most four, for each thread its frames from the innermost outwards.
 
     Source:
         deepspeedai/DeepSpeed#5794 (in TrainCheck's set), pytorch#38174 (uneven inputs), horovod#370
@@ -281,6 +284,11 @@ def _finding(
             "seconds": round(seconds, 1),
             "failed_ranks": [life.rank for life in failed],
             "errors": errors[:3],
+            "stacks": {
+                str(rank): {name: list(lines) for name, lines in places[rank].stacks.items()}
+                for rank in (*suspects[: _STACKS - 1], *found.waiting[:1])
+                if rank in places and places[rank].stacks
+            },
         },
     )
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from rankscope.agent.delivery.process_exit import Once
-from rankscope.agent.process.thread_phase import phase_of, place_of
+from rankscope.agent.process.thread_phase import phase_of, place_of, stacks_of
 from tests.support import waits_for_worker
 from tests.support.collector import wait_until
 from tests.support.second_rank import come_when_told, join
@@ -292,3 +292,31 @@ def test_in_a_collective_that_the_other_rank_does_not_come_to(tmp_path):
             torch.distributed.destroy_process_group()
         other.join(LONGEST)
         assert other.exitcode == 0
+
+
+def test_stacks_name_where_each_thread_is_the_asked_one_first():
+    gate = Gate()
+
+    def deep(levels):
+        return deep(levels - 1) if levels else gate()
+
+    own = threading.Thread(target=gate, name="rankscope-sender")
+    own.start()
+    assert gate.reached.wait(LONGEST)
+    gate.reached.clear()
+    running = Running(lambda: deep(60))
+    try:
+        assert gate.reached.wait(LONGEST)
+        stacks = stacks_of(running.ident)
+    finally:
+        gate.open()
+        running.end()
+        own.join()
+    assert "rankscope-sender" not in stacks
+    first, *others = stacks
+    assert first.startswith("ThreadPoolExecutor")
+    assert "MainThread" in others
+    assert len(stacks[first]) == 25
+    places = [line for line in stacks[first] if line.startswith("deep (test_thread_phase.py:")]
+    assert len(places) > 15
+    assert all(len(line) <= 80 for lines in stacks.values() for line in lines)
