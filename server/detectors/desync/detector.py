@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import ClassVar
 
@@ -26,6 +26,7 @@ from rankscope.server.detectors.desync.order import (
     reduces_no_longer,
     state_was_first,
 )
+from rankscope.server.detectors.desync.settings import SERIES as GIVEN
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.state import (
     KIND_OF_STAGE,
@@ -92,7 +93,7 @@ class Desync(Detector[DesyncState]):
     lasting: ClassVar[str] = (
         "what differs stays different until something makes it equal: the next comparison finds it"
     )
-    wants: ClassVar[tuple[str, ...]] = (*SETTINGS, "loss", MARK)
+    wants: ClassVar[tuple[str, ...]] = (*SETTINGS, GIVEN, "loss", MARK)
     min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = DesyncPolicy
@@ -143,6 +144,7 @@ class Desync(Detector[DesyncState]):
             for comparison in comparisons:
                 if comparison.stage not in apart:
                     state.last_equal[comparison.stage] = step
+        state.given.take(window)
         state.last_step = max(state.last_step, window.last_step)
         incident = state.incident
         if incident is not None:
@@ -336,9 +338,12 @@ class Desync(Detector[DesyncState]):
         first = broken[0]
         agreed = [state.last_equal.get(stage) for stage in (first.stage, "parameters")]
         agreed_until = max((step for step in agreed if step is not None), default=None)
-        setting, values = (
-            differing_setting(window, first) if first.stage == "hyperparameters" else ("", {})
-        )
+        setting = ""
+        values: Mapping[int, float] = {}
+        if first.stage == SETTINGS_STAGE:
+            setting, values = differing_setting(window, first)
+            if not setting:
+                setting, values = state.given.differing(window, first)
         return Apart(
             first_step=first.step,
             seen_step=first.step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankscope.server.detectors.desync.incident import Apart
+from rankscope.server.detectors.desync.order import SETTINGS
 from rankscope.server.detectors.wording import (
     agree,
     count,
@@ -304,6 +305,15 @@ def _hyperparameters(incident: Apart) -> tuple[str, str]:
             "changed under a condition that differs between ranks, or restored on some ranks only.",
             "Compare the series `hyperparameters/...` of the ranks, and set and restore the "
             f"optimizer alike on every rank. {_restore(incident)}",
+        )
+    if incident.setting not in SETTINGS.values():
+        return (
+            f"From step {incident.first_step} on the ranks step with another "
+            f"{incident.setting} of the optimizer, and their parameters part: it was built with "
+            "other options on some ranks, changed under a condition that differs between ranks, "
+            "or restored on some ranks only.",
+            f"Set and restore the optimizer's {incident.setting} alike on every rank. "
+            f"{_restore(incident)}",
         )
     if incident.setting == "loss scale":
         return (

@@ -63,11 +63,18 @@ def _decay_in_gradients(config: Mapping[str, Any]) -> bool:
 
 
 def place_of(window: Window, comparison: Comparison) -> float:
-    """Place in the chain of a step. The loss scale is at work before there is a gradient."""
+    """Place in the chain of a step.
+
+    The loss scale is at work before there is a gradient. Momentum, betas and weight decay go into
+    the optimizer's state of the same step; the learning rate goes into no optimizer's state: where
+    it differs together with that, both were restored or written at once.
+    """
     if comparison.stage == "hyperparameters" and not comparison.equal:
         setting, _ = differing_setting(window, comparison)
         if setting == SETTINGS["amp_scale"]:
             return _ORDER["reduced_gradient"] - 0.5
+        if not setting:
+            return _ORDER["optimizer_state"] - 0.5
     return _ORDER[comparison.stage]
 
 

@@ -26,6 +26,8 @@ from rankscope.server.window import Check, Comparison, Float64, Int64, Status, W
 _GRACE = 20
 # Backward passes of a rank whose gradients it threw away before it stepped.
 _DISCARDED = "passes_discarded"
+# Backward passes that led to a step.
+_PASSES = "micro_steps"
 # Links at which a rank that has left a step out differs from the others.
 _SHOWS = ("reduced_gradient", "clipped_gradient", "optimizer_state", "parameters")
 
@@ -78,6 +80,9 @@ class ProgressState:
             since when nothing that would show it was compared.
         level: whether the ranks were equal when they were compared last.
         usual: steps at which ranks threw away different numbers of passes, and stayed equal.
+        applied: gradient norms by rank at the newest step.
+        ahead: rank -> a step that it took without a backward pass, as the others did not, and
+            since then the steps at which it applied what they had applied a step before.
     """
 
     steps: int = 0
@@ -92,6 +97,8 @@ class ProgressState:
     discarded_step: int = -1
     level: bool = True
     usual: int = 0
+    applied: tuple[int, dict[int, float]] = (-1, {})
+    ahead: dict[int, tuple[int, int]] = field(default_factory=dict)
     shifted: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
     watch: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
     epochs: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
@@ -110,7 +117,9 @@ class Progress(Detector[ProgressState]):
         newest process began. Over after 8 steps of agreement. A rank whose gradient norm is,
         twice in a row, that of the others one step later has not taken a step that they took; nor
         has one that threw away a backward pass before its step, as the others did not, where
-        gradients, state or parameters are no longer equal at the next comparison.
+        gradients, state or parameters are no longer equal at the next comparison. A rank that
+        stepped without a backward pass, as the others did not, and whose norm is theirs of one step
+        before twice in a row since, has taken a step more.
 
     Severity:
         Critical; warning for the epoch alone, which counts as over after one and a half epochs
@@ -127,7 +136,7 @@ class Progress(Detector[ProgressState]):
     kinds: ClassVar[tuple[str, ...]] = ("desync.progress",)
     lasting: ClassVar[str] = "a step that one rank has more stays in its count"
     policies: ClassVar[type[Policy]] = ProgressPolicy
-    wants: ClassVar[tuple[str, ...]] = (*COUNTED, "grad_norm", _DISCARDED)
+    wants: ClassVar[tuple[str, ...]] = (*COUNTED, "grad_norm", _DISCARDED, _PASSES)
     min_ranks: ClassVar[int] = 2
 
     policy: ProgressPolicy
@@ -183,6 +192,7 @@ class Progress(Detector[ProgressState]):
         behind_by_one: list[_Late] = []
         for members in classes:
             behind_by_one += self._shifts(window, state, members)
+        behind_by_one += self._extra(window, state, classes)
         behind_by_one += self._discards(window, state, classes)
         # In the order of their steps, whatever showed it: the first one opens the alert.
         for late in sorted(behind_by_one, key=lambda found: found.step):
@@ -252,6 +262,41 @@ class Progress(Detector[ProgressState]):
                 values = {r: before.get(r, float("nan")) for r in norms.ranks}
                 found = Behind("grad_norm", values, (rank,), True)
                 yield _Late(step, found, since)
+
+    def _extra(
+        self, window: Window, state: ProgressState, classes: list[tuple[int, ...]]
+    ) -> Iterator[_Late]:
+        """Ranks that stepped once more with the gradient that they had."""
+        passes = window.series.get(_PASSES)
+        for step, row in zip(*rank_rows(window, "grad_norm"), strict=True):
+            now = dict(zip(window.ranks.tolist(), row.tolist(), strict=True))
+            at, before = state.applied
+            state.applied = (int(step), now)
+            for rank, (since, times) in [*state.ahead.items()]:
+                rest = next(c for c in classes if rank in c)
+                others = [before.get(r, np.nan) for r in rest if r not in state.ahead]
+                present = [now[r] for r in rest if r not in state.ahead]
+                shifted = at == step - 1 and bool(others)
+                for was, is_ in zip(others, present, strict=True):
+                    near = self.policy.same * abs(was)
+                    shifted &= abs(now[rank] - was) <= near < abs(is_ - was)
+                if not shifted:
+                    del state.ahead[rank]
+                    continue
+                state.ahead[rank] = since, times + 1
+                if times + 1 >= self.policy.late:
+                    values = {r: now[r] for r in rest}
+                    yield _Late(int(step), Behind(_PASSES, values, (rank,), True), since)
+            if passes is None:
+                continue
+            column = int(np.searchsorted(window.steps, step))
+            told = passes.present[:, column] & (passes.values[:, column] > 0)
+            had = set(window.ranks[told].tolist())
+            for members in classes:
+                # Of a rank that applied nothing either, it is not known whether it was sampled.
+                idle = {r for r in members if r not in had and np.isfinite(now[r])}
+                if idle and 2 * len(idle) <= len(members) and had.issuperset(set(members) - idle):
+                    state.ahead |= {r: (int(step), 0) for r in idle if r not in state.ahead}
 
     def _discards(
         self, window: Window, state: ProgressState, classes: list[tuple[int, ...]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rankscope.server.detectors.desync.averaging_rounds import Meetings
 from rankscope.server.detectors.desync.exchange import Exchange
 from rankscope.server.detectors.desync.incident import Apart
-from rankscope.server.detectors.desync.settings import Settings
+from rankscope.server.detectors.desync.settings import Given, Settings
 from rankscope.server.detectors.desync.versions import Versions
 from rankscope.server.detectors.policy import Count, Policy, Steps, Times
 
@@ -93,6 +93,7 @@ class DesyncState:
         workers: where these are versions of one model, by design.
         meetings: when the ranks wrote their parameters together.
         settings: those that differ where the ranks are apart by design.
+        given: the settings of each rank's optimizer, as far as they are known as numbers.
         exchange: what was seen of an exchange between ranks that no wrapper keeps equal.
     """
 
@@ -120,4 +121,5 @@ class DesyncState:
     workers: Asynchronous | None = None
     meetings: Meetings = field(default_factory=Meetings)
     settings: Settings = field(default_factory=Settings)
+    given: Given = field(default_factory=Given)
     exchange: Exchange = field(default_factory=Exchange)

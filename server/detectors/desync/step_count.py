@@ -22,7 +22,8 @@ class Behind:
     """Ranks that counted differently.
 
     Attributes:
-        what: one of `COUNTED`, or `begin` for the step at which they began.
+        what: one of `COUNTED`, `begin` for the step at which they began, or the series that showed
+            a step too few or too many.
         values: by rank, at the first step.
         suspects: those outside the majority; all where there is none.
     """
@@ -108,27 +109,35 @@ def late_finding(episode: Episode[Behind]) -> Finding:
     """Ranks that have left out a step, told by what they apply or threw away."""
     behind, step = episode.facts, episode.first_step
     who = ranks(behind.suspects)
+    title = f"{who.capitalize()} did not take step {step}, which the others took"
+    cause = _left_out(behind, who, step)
+    remedy = (
+        "Decide on all ranks together whether a step is skipped (reduce `found_inf` with MAX "
+        "before the decision)"
+    )
+    if behind.what == "micro_steps":
+        title = f"{who.capitalize()} took a step more than the others, at step {step}"
+        cause = (
+            f"Without a backward pass of its own for step {step}, {who} stepped, and since then it "
+            "applies at each of its steps the gradient that the others applied one step before: "
+            "`optimizer.step()` was called twice for one gradient, and its parameters, schedule "
+            "and counters are one step ahead."
+        )
+        remedy = "Call `optimizer.step()` once for each gradient, under one condition on all ranks"
     return Finding(
         kind="desync.progress",
         key="late",
         severity="critical",
-        title=f"{who.capitalize()} did not take step {step}, which the others took",
+        title=title,
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
         ranks=behind.suspects,
         stage="parameters",
-        cause=(
-            f"Since step {step}, {who} applies at each step the gradient that the others apply "
-            f"one step later: it {_SKIPPED}"
-            if behind.what == "grad_norm"
-            else f"Before its step {step}, {who} computed a gradient and threw it away, the others "
-            f"did not, and the ranks are no longer equal since: it {_SKIPPED}"
-        ),
+        cause=cause,
         remedy=(
-            "Decide on all ranks together whether a step is skipped (reduce `found_inf` with MAX "
-            "before the decision), then broadcast parameters and optimizer state, or restart from "
-            f"a checkpoint before step {step}."
+            f"{remedy}, then broadcast parameters and optimizer state, or restart from a "
+            f"checkpoint before step {step}."
         ),
         clear_after=episode.clear_after,
         evidence={
@@ -137,6 +146,18 @@ def late_finding(episode: Episode[Behind]) -> Finding:
             "decided": True,
             "observed": episode.seen,
         },
+    )
+
+
+def _left_out(behind: Behind, who: str, step: int) -> str:
+    if behind.what == "grad_norm":
+        return (
+            f"Since step {step}, {who} applies at each step the gradient that the others apply one "
+            f"step later: it {_SKIPPED}"
+        )
+    return (
+        f"Before its step {step}, {who} computed a gradient and threw it away, the others did not, "
+        f"and the ranks are no longer equal since: it {_SKIPPED}"
     )
 
 

@@ -335,3 +335,85 @@ def test_what_ranks_with_different_parts_both_hold_is_said_to_be_compared():
     bad = [differing(step, "reduced_gradient", [0, 1], tensors, of=4) for step in range(20, 60)]
     (alert,) = judge(run([*good, *bad], ranks=2, kind=Halves), [Desync()]).alerts
     assert (alert.severity, alert.first_step, alert.tensors) == ("critical", 20, ("norm",))
+
+
+# --------------------------------------------------------------------- settings and the state
+
+
+def test_a_momentum_of_its_own_comes_before_the_state_that_it_makes():
+    """A setting other than the rate goes into the state of the same step."""
+    stages = ("optimizer_state", "hyperparameters", "parameters")
+    looks = [equal(step, stage) for step in range(30) for stage in stages]
+    looks += [differing(step, s, [0, 0, 1, 0]) for step in range(30, 60) for s in stages]
+    given = np.full((4, 60), np.nan)
+    given[:, 0], given[2, 30] = 0.9, 0.5
+    made = run(looks, lr=np.full((4, 60), 0.1), **{"hyperparameters/0/momentum": given})
+    (alert,) = judge(made, [Desync()]).alerts
+    assert (alert.kind, alert.stage) == ("desync.hyperparameters", "hyperparameters")
+    assert (alert.ranks, alert.first_step) == ((2,), 30)
+    assert alert.title == (
+        "Rank 2 has another momentum than the other ranks since step 30 (0.5 instead of 0.9)"
+    )
+    assert "learning rate" not in alert.cause
+    assert alert.evidence["values"] == {"0": 0.9, "1": 0.9, "2": 0.5, "3": 0.9}
+
+
+def test_a_state_that_was_restored_with_its_rate_is_a_matter_of_the_state():
+    stages = ("optimizer_state", "hyperparameters", "parameters")
+    looks = [differing(step, s, [0, 0, 1, 0]) for step in range(30, 60) for s in stages]
+    rates = np.full((4, 60), 0.1)
+    rates[2, 30:] = 0.2
+    (alert,) = judge(run(looks, lr=rates), [Desync()]).alerts
+    assert (alert.kind, alert.stage) == ("desync.optimizer", "optimizer_state")
+
+
+def test_a_setting_of_a_further_group_is_named():
+    """Of further groups, only what differs from the first is posted when the run begins."""
+    looks = [differing(step, "hyperparameters", [0, 1, 0]) for step in range(30, 60)]
+    first, second = np.full((3, 60), np.nan), np.full((3, 60), np.nan)
+    first[:, 0], second[1, 30] = 0.1, 0.4
+    made = run(
+        looks,
+        ranks=3,
+        **{"hyperparameters/0/weight_decay": first, "hyperparameters/1/weight_decay": second},
+    )
+    (alert,) = judge(made, [Desync()]).alerts
+    assert alert.title.endswith(
+        "weight decay than the other ranks since step 30 (0.4 instead of 0.1)"
+    )
+
+
+# ------------------------------------------------------------------------- a step too many
+
+
+def norms_of_ranks(ranks, *, extra, rank):
+    """Norms of gradients that a rank applies a step later than the others from `extra` on."""
+    common = 1 + np.random.default_rng(3).random(61)
+    norms = np.tile(common[:60], (ranks, 1))
+    norms[rank, extra:] = common[extra - 1 : 59]
+    return norms
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_steps_twice_with_one_gradient_has_taken_a_step_more(ranks):
+    passes = np.ones((ranks, 60))
+    passes[1, 30] = np.nan
+    made = run(
+        (), ranks=ranks, grad_norm=norms_of_ranks(ranks, extra=30, rank=1), micro_steps=passes
+    )
+    (alert,) = judge(made, [Progress()]).alerts
+    assert (alert.kind, alert.ranks, alert.first_step) == ("desync.progress", (1,), 30)
+    assert alert.title == "Rank 1 took a step more than the others, at step 30"
+    assert "called twice" in alert.cause
+
+
+def test_a_rank_that_applies_old_gradients_but_computes_its_own_takes_the_same_steps():
+    norms = norms_of_ranks(4, extra=30, rank=1)
+    made = run((), grad_norm=norms, micro_steps=np.ones((4, 60)))
+    assert judge(made, [Progress()]).alerts == ()
+
+
+def test_a_step_without_a_pass_after_which_all_is_as_before_is_nothing():
+    norms, passes = norms_of_ranks(4, extra=60, rank=1), np.ones((4, 60))
+    passes[1, 30] = np.nan
+    assert judge(run((), grad_norm=norms, micro_steps=passes), [Progress()]).alerts == ()
