@@ -70,12 +70,28 @@ def skipping(seed: int, *, at: int = 60, scale: float = 65536.0, again: int | No
     return Trace("skipping", seed, steps, series, events=events)
 
 
-def stuck(seed: int, *, since: int = 0, until: int = 10_000, steps: int = 200) -> Trace:
-    """Ranks whose batches are new ones, but for some steps at which they have one and the same."""
+def stuck(
+    seed: int,
+    *,
+    since: int = 0,
+    until: int = 10_000,
+    steps: int = 200,
+    ranks: int = 2,
+    rank: int | None = None,
+    loop: int = 1,
+) -> Trace:
+    """Ranks whose batches are new ones, but for some steps at which they have one and the same.
+
+    Args:
+        rank: the only one that has; None for all.
+        loop: batches that come in turn then.
+    """
     random = np.random.default_rng(seed)
     at = np.arange(steps)
-    batches = random.integers(1, 2**62, (2, steps), dtype=np.uint64)
-    same = (at >= since) & (at < until)
-    batches[:, same] = batches[:, same][:, :1]
-    loss = 2.3 * np.exp(0.05 * random.standard_normal((2, steps)))
+    batches = random.integers(1, 2**62, (ranks, steps), dtype=np.uint64)
+    concerned = slice(None) if rank is None else slice(rank, rank + 1)
+    held = batches[concerned, since : since + loop]
+    for step in range(since, min(until, steps)):
+        batches[concerned, step] = held[:, (step - since) % loop]
+    loss = 2.3 * np.exp(0.05 * random.standard_normal((ranks, steps)))
     return Trace("stuck", seed, at, {"loss": loss}, words={"batch": batches})

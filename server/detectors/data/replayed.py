@@ -16,6 +16,8 @@ from rankscope.server.detectors.data.batches import (
     batch_digests,
     label_digests,
 )
+from rankscope.server.detectors.data.own_repeats import OwnRepeats, own_finding
+from rankscope.server.detectors.effects import BLUR, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Steps
 from rankscope.server.detectors.wording import agree, count, if_several, ranks, sentences
@@ -114,6 +116,7 @@ class ReplayedState:
     steps: int = 0
     batches: Order = field(default_factory=Order)
     labels: Order = field(default_factory=lambda: Order(Collisions()))
+    own: OwnRepeats = field(default_factory=OwnRepeats)
 
     @property
     def by_labels(self) -> bool:
@@ -135,8 +138,9 @@ class Replayed(Detector[ReplayedState]):
         same
         ones: so an order shows where random augmentation makes each batch a new one.
         Batches that are all the same have no order: 32 consecutive observations of one batch are a
-        finding of their own. Over 64 steps (8 after a restart) after the
-        last batch of the sequence.
+        finding of their own. So are 8 at which some ranks, and not all of them, had the batch of
+        one observation before, or of up to 8 before (twice through). Over 64 steps (8 after a
+        restart) after the last batch of the sequence.
 
     Severity:
         Warning; info where every batch is the same from the start: all of the data may be in it.
@@ -153,6 +157,16 @@ class Replayed(Detector[ReplayedState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("data.replayed", "data.unshuffled")
     policies: ClassVar[type[Policy]] = ReplayedPolicy
+
+    effects: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            root=("data.replayed",),
+            root_key="own",
+            consequence=("rank.loss_outlier", "rank.gradient_outlier"),
+            earliest=-BLUR,
+            why="a model memorises what one rank reads over and over",
+        ),
+    )
 
     policy: ReplayedPolicy
 
@@ -179,6 +193,9 @@ class Replayed(Detector[ReplayedState]):
                 held = np.sort(words.values[:, column]).tobytes()
                 digest = hashlib.blake2b(held, digest_size=8).digest()
                 self._step(window, order, int(window.steps[column]), digest)
+                if order is state.batches:
+                    step = int(window.steps[column])
+                    state.own.take(step, window.ranks, words.values[:, column])
         # Where both repeat, it is one sequence: that of the batches is known sooner.
         told = state.labels if state.by_labels else state.batches
         findings = [
@@ -187,6 +204,7 @@ class Replayed(Detector[ReplayedState]):
             for episode in watch.take(window.last_step)
         ]
         findings += [_stuck(e) for e in state.batches.stuck.take(window.last_step)]
+        findings += [own_finding(e) for e in state.own.watch.take(window.last_step)]
         checks = {
             "data.replayed": _check(window, state, told.restarts, state.batches.restarts),
             "data.unshuffled": _check(window, state, told.epochs, state.batches.epochs),
@@ -387,6 +405,9 @@ def _check(
         if episode is not None:
             return Check(Status.OPEN, f"{_finding(episode).title}.")
     seen = state.batches
+    own = state.own.watch.open(window.last_step)
+    if own is not None and watch is not seen.epochs:
+        return Check(Status.OPEN, f"{own_finding(own).title}.")
     if not seen.judged:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No batches have been seen yet.")
