@@ -90,7 +90,7 @@ def few_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
     for tensor in tensors:
         count, size = tensor.numel(), tensor.element_size()
         if count * size > limit:
-            if not _is_dense(tensor):
+            if not is_dense(tensor):
                 return None
             most = max(limit * _SCATTERED // FEW_BYTES // size, 1)
             # Odd: no column of an image again and again.
@@ -100,7 +100,8 @@ def few_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
     return found
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie side by side, in whatever order."""
     return tensor.is_contiguous() or (
         tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     )

@@ -217,6 +217,19 @@ RULES = (
         why="after a loss that is not finite, the parameters may not be finite either",
     ),
     Rule(
+        root=("data.outlier",),
+        root_key="inputs:",
+        consequence=(
+            "rank.loss_outlier",
+            "rank.gradient_outlier",
+            "desync.buffers",
+            "loss.",
+            "data.outlier",
+        ),
+        earliest=-BLUR,
+        why="that rank's inputs are of another size",
+    ),
+    Rule(
         root=("rank.loss_outlier",),
         consequence=("loss.spike", "loss.diverging", "loss.oscillating"),
         earliest=-BLUR,

@@ -12,6 +12,8 @@ import numpy as np
 
 from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.data.input_sizes import SERIES as INPUT_SIZES
+from rankscope.server.detectors.data.input_sizes import InputSizes, title_of
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Progress, exceeds, rank_rows, robust_sigma
@@ -138,13 +140,15 @@ class OutlierState:
     suspects: set[int] = field(default_factory=set)
     acquitted: set[int] = field(default_factory=set)
     watch: Watch[Batches] = field(default_factory=lambda: Watch(clear_after=16))
+    inputs: InputSizes = field(default_factory=InputSizes)
 
 
 class DataOutlier(Detector[OutlierState]):
     """One rank's batch has a loss like no other, while the other ranks' are as always.
 
     One broken or mislabelled sample, a file of another kind, an empty text. What it does to the
-    gradient is in every copy of the model.
+    gradient is in every copy of the model. And ranks whose inputs have become larger or smaller to
+    stay so, as under another normalisation, while the others' have not.
 
     Statistic:
         d = the logarithm of a rank's loss minus the median of the ranks'; z = d over the robust
@@ -157,12 +161,16 @@ class DataOutlier(Detector[OutlierState]):
         batch is odd twice, where a sample was in two odd batches and in no other that was reported,
         where three come at the same distance (of 8 steps or more; up to 3 in between need not stand
         out), or where so many are of one rank alone as chance gives in fewer than 1 of 100 cases.
+        Inputs: the logarithm of `input_rms`, of which 4 consecutive observations of a rank lie on
+        one side of its median in the last 64 (16 at least), by a factor of 2 and by 8 robust
+        standard deviations (0.02 at least), while the others moved less than a third as far.
 
     Severity:
-        Info for one; warning where they recur.
+        Info for one; warning where they recur, and for inputs of another size.
 
     Evidence:
-        `steps`, `losses`, `others` (median of the ranks), `z`, `pattern`, `period`.
+        `steps`, `losses`, `others` (median of the ranks), `z`, `pattern`, `period`; of inputs
+        `factor` and `usual` (what they were before).
 
     Source:
         Peers as their own control, as in `rank.loss_outlier`; Chowdhery et al. (2022), PaLM, skip
@@ -172,6 +180,7 @@ class DataOutlier(Detector[OutlierState]):
     kinds: ClassVar[tuple[str, ...]] = ("data.outlier",)
     policies: ClassVar[type[Policy]] = OutlierPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss",)
+    wants: ClassVar[tuple[str, ...]] = (INPUT_SIZES,)
     min_ranks: ClassVar[int] = 2
 
     policy: OutlierPolicy
@@ -218,6 +227,7 @@ class DataOutlier(Detector[OutlierState]):
                 state.progress.push(step, level)
                 self._take(step, rows[n], logs[n], middle, most, held, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        findings += tuple(state.inputs.take(window))
         return Outcome({"data.outlier": _check(window, state, self.policy)}, findings)
 
     def _take(
@@ -444,6 +454,8 @@ def _check(window: Window, state: OutlierState, policy: OutlierPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
+    for shifted in state.inputs.open(window.last_step):
+        return Check(Status.OPEN, f"{title_of(shifted)}.")
     if state.signed:
         why = "The loss changes its sign: it is a surrogate whose size says nothing of a batch."
         return Check(Status.NOT_APPLICABLE, why)

@@ -1,0 +1,184 @@
+"""Ranks whose inputs have become larger or smaller than they were, as the others' have not."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.statistics import rank_rows, robust_sigma
+from rankscope.server.detectors.wording import agree, number, ranks, sentences
+from rankscope.server.window import Float64, Window
+
+SERIES = "input_rms"
+# Observations that say what is usual, at least and at most.
+_LEAST, _BACK = 16, 64
+# Consecutive observations beyond it: one odd batch, or two, are another finding.
+_LASTS = 4
+# A forgotten or doubled normalisation is a factor of 2 or more: from pixels of 0 to 1 to a standard
+# deviation of 1 it is 2 to 4, from 0 to 255 it is 255.
+_FACTOR = 2.0
+# Standard deviations, of each of the consecutive observations.
+_SIGMAS = 8.0
+# Sampled elements scatter by so much at least.
+_FLOOR = 0.02
+# Of the shift, what the other ranks may have moved in the same direction or any.
+_OTHERS = 1 / 3
+# How often the size is reckoned anew.
+_REFRESH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Rescaled:
+    """Ranks whose inputs are so many times as large as they were."""
+
+    ranks: tuple[int, ...]
+    factor: float
+    usual: float
+
+
+@dataclass(slots=True)
+class Group:
+    """What is known of the ranks that read batches of one kind of data.
+
+    Attributes:
+        past: steps and logarithms of their sizes, float64 [R] each, oldest first.
+        last: the newest ones, which are held against those, with their steps.
+        usual, sigma: median and scatter of `past` by rank.
+    """
+
+    members: tuple[int, ...]
+    past: deque[tuple[int, Float64]] = field(default_factory=lambda: deque(maxlen=_BACK))
+    last: deque[tuple[int, Float64]] = field(default_factory=deque)
+    usual: Float64 | None = None
+    sigma: Float64 | None = None
+    fresh: int = 0
+    watch: Watch[Rescaled] = field(default_factory=lambda: Watch(clear_after=8))
+
+    def take(self, step: int, sizes: Float64) -> None:
+        """The next observation of all members, positive numbers."""
+        self.last.append((step, np.log(sizes)))
+        if len(self.last) < _LASTS:
+            return
+        found = self._shifted()
+        if found is None:
+            self.watch.good(step)
+        else:
+            self.watch.bad(step, found, first_step=self._onset(found))
+        oldest = self.last.popleft()
+        # What has shifted does not become usual while it lasts.
+        if found is None:
+            self.past.append(oldest)
+            self.fresh += 1
+
+    def _onset(self, found: Rescaled) -> int:
+        """First of the consecutive observations; some came before it was known what is usual."""
+        onset, columns = self.last[0][0], np.isin(self.members, found.ranks)
+        assert self.usual is not None
+        half = 0.5 * math.log(found.factor)
+        for step, values in reversed(self.past):
+            apart = (values - self.usual)[columns]
+            if not (apart / half > 1).all():
+                break
+            onset = step
+        return onset
+
+    def _shifted(self) -> Rescaled | None:
+        if len(self.past) < _LEAST:
+            return None
+        if self.usual is None or self.sigma is None or self.fresh >= _REFRESH:
+            past = np.stack([values for _, values in self.past])
+            self.usual = np.median(past, axis=0)
+            scatter = [robust_sigma(column - np.median(column)) for column in past.T]
+            self.sigma = np.maximum(scatter, _FLOOR)
+            self.fresh = 0
+        apart = np.stack([values for _, values in self.last]) - self.usual
+        moved: Float64 = np.where(
+            (apart > 0).all(axis=0) | (apart < 0).all(axis=0), np.abs(apart).min(axis=0), 0.0
+        )
+        far = moved > np.maximum(_SIGMAS * self.sigma, math.log(_FACTOR))
+        if not far.any() or 2 * far.sum() > len(far):
+            return None  # where most have moved, it is the data
+        others = np.abs(np.median(apart[:, ~far], axis=0))
+        if others.max() > _OTHERS * moved[far].min():
+            return None
+        who = tuple(rank for rank, one in zip(self.members, far.tolist(), strict=True) if one)
+        worst = int(np.argmax(np.where(far, moved, 0.0)))
+        factor = math.exp(float(np.median(apart[:, worst])))
+        return Rescaled(who, factor, math.exp(float(self.usual[worst])))
+
+
+@dataclass(slots=True)
+class InputSizes:
+    """Follows the sizes of all ranks' inputs."""
+
+    groups: dict[tuple[int, ...], Group] = field(default_factory=dict)
+
+    def take(self, window: Window) -> list[Finding]:
+        """Goes through a window; what was found."""
+        steps, rows = rank_rows(window, SERIES)
+        for members in window.data_parallel if len(steps) else ():
+            if len(members) < 2:
+                continue
+            group = self.groups.setdefault(members, Group(members))
+            held = rows[:, np.isin(window.ranks, members)]
+            if held.shape[1] != len(members):
+                continue
+            for row in np.flatnonzero((np.isfinite(held) & (held > 0)).all(axis=1)).tolist():
+                group.take(int(steps[row]), held[row])
+        return [
+            _finding(episode)
+            for group in self.groups.values()
+            for episode in group.watch.take(window.last_step)
+        ]
+
+    def open(self, step: int) -> Sequence[Episode[Rescaled]]:
+        """What is not over at a step."""
+        found = [group.watch.open(step) for group in self.groups.values()]
+        return [episode for episode in found if episode is not None]
+
+
+def title_of(episode: Episode[Rescaled]) -> str:
+    """What has happened, in a line."""
+    facts = episode.facts
+    times = facts.factor if facts.factor > 1 else 1 / facts.factor
+    size = "larger" if facts.factor > 1 else "smaller"
+    return (
+        f"The inputs of {ranks(facts.ranks)} are {number(times)} times {size} since step "
+        f"{episode.first_step}"
+    )
+
+
+def _finding(episode: Episode[Rescaled]) -> Finding:
+    facts, step = episode.facts, episode.first_step
+    who = ranks(facts.ranks)
+    return Finding(
+        kind="data.outlier",
+        key=f"inputs:{facts.ranks[0]}",
+        severity="warning",
+        title=title_of(episode),
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=facts.ranks,
+        stage="batch",
+        cause=sentences(
+            f"The root mean square of what the model of {who} is given was {number(facts.usual)} "
+            f"before step {step}, and is {number(facts.factor)} times that since; the other ranks' "
+            f"inputs are as before. {who.capitalize()} {agree(len(facts.ranks), 'normalises')} "
+            "them otherwise, twice or not at all, or reads other data.",
+            "Layers that normalise hide this from the loss; running statistics of batch norm, and "
+            "so evaluations and what is saved, suffer from it.",
+        ),
+        remedy=(
+            f"Print mean and standard deviation of a batch of {who} and of another rank, and "
+            f"compare the transforms, their settings and the files of {who} from step {step} on."
+        ),
+        clear_after=episode.clear_after,
+        evidence={"factor": facts.factor, "usual": facts.usual},
+    )

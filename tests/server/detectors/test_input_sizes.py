@@ -1,0 +1,97 @@
+"""Ranks whose inputs become larger or smaller, and data whose sizes scatter or all change."""
+
+import numpy as np
+import pytest
+
+from rankscope.server.detectors.data import DataOutlier
+from tests.support.judging import judge
+from tests.support.traces import Trace
+
+
+def sizes(*, ranks=4, steps=160, scatter=0.01, levels=None, seed=0, loss=None):
+    """Root mean squares of the inputs, [R, S]."""
+    random = np.random.default_rng(seed)
+    made = np.exp(scatter * random.standard_normal((ranks, steps)))
+    return made if levels is None else made * np.asarray(levels, dtype=float)[:, None]
+
+
+def alerts(rms, *, every=1):
+    ranks, steps = rms.shape
+    random = np.random.default_rng(1)
+    loss = 2 * np.exp(0.05 * random.standard_normal((ranks, steps)))
+    present = np.tile(np.arange(steps) % every == 0, (ranks, 1))
+    made = Trace(
+        "inputs",
+        0,
+        np.arange(steps),
+        {"loss": loss, "input_rms": np.where(present, rms, 0.0)},
+        present={"loss": np.ones_like(present), "input_rms": present},
+    )
+    return judge(made, [DataOutlier()]).alerts
+
+
+@pytest.mark.parametrize(
+    ("factor", "size"), [(16.0, "larger"), (1 / 255, "smaller"), (2.4, "larger")]
+)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_normalises_otherwise_from_some_step_on(factor, size, ranks):
+    rms = sizes(ranks=ranks)
+    rms[1, 80:] *= factor
+    (alert,) = alerts(rms)
+    assert (alert.kind, alert.severity, alert.stage) == ("data.outlier", "warning", "batch")
+    assert (alert.ranks, alert.first_step, alert.state) == ((1,), 80, "open")
+    assert f"times {size} since step 80" in alert.title
+    assert alert.evidence["factor"] == pytest.approx(factor, rel=0.05)
+
+
+def test_it_is_over_where_the_inputs_are_as_before():
+    rms = sizes()
+    rms[2, 60:90] *= 3
+    (alert,) = alerts(rms)
+    assert (alert.ranks, alert.first_step, alert.state) == ((2,), 60, "resolved")
+    assert 87 <= alert.last_step <= 90
+
+
+def test_it_is_found_where_batches_are_sampled_now_and_then():
+    rms = sizes(steps=400)
+    rms[2, 200:] *= 3
+    (alert,) = alerts(rms, every=8)
+    assert (alert.ranks, alert.first_step) == ((2,), 200)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_data_of_many_sizes_are_nothing(seed):
+    """Each rank has data of its own, whose sizes scatter by half and more."""
+    assert alerts(sizes(scatter=0.5, levels=[1, 2, 0.3, 5], seed=seed)) == ()
+
+
+def test_what_changes_on_all_ranks_is_the_data():
+    rms = sizes()
+    rms[:, 80:] *= 4
+    assert alerts(rms) == ()
+    # One that is a little late with it is none either.
+    rms[2, 80:82] /= 4
+    assert alerts(rms) == ()
+
+
+def test_three_odd_batches_are_no_shift():
+    rms = sizes()
+    rms[1, 80:83] *= 16
+    assert alerts(rms) == ()
+
+
+def test_a_few_steps_say_nothing_of_what_is_usual():
+    rms = sizes()
+    rms[1, 4:] *= 16
+    assert alerts(rms) == ()
+
+
+def test_an_early_change_is_dated_back():
+    rms = sizes(steps=40)
+    rms[1, 12:] *= 16
+    (alert,) = alerts(rms)
+    assert (alert.ranks, alert.first_step) == ((1,), 12)
+
+
+def test_inputs_of_other_sizes_from_the_start_are_not_judged():
+    assert alerts(sizes(levels=[1, 16, 1, 1])) == ()
