@@ -16,6 +16,7 @@ from rankscope.agent.model.tensors import number
 from rankscope.agent.probes import loss_sources
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.classification import Hits, hits_of
+from rankscope.agent.probes.deviance import Deviance
 from rankscope.agent.probes.evaluation import Evaluation, OutputHook
 from rankscope.agent.probes.labels import Labels
 from rankscope.agent.probes.loss_sources import Pass
@@ -36,19 +37,22 @@ class _Computed(NamedTuple):
         name: of the function that computed it.
         node: sequence number of the graph's node that made it.
         summed: over the samples, not averaged.
+        explained: share of the deviance, as `Deviance` has it.
     """
 
     name: str
     node: int
     summed: bool
     hits: Hits | None
+    explained: float | torch.Tensor | None
 
 
 class Loss(Probe):
-    """`loss`, `accuracy`, `passes_discarded`, `eval/loss`, `eval/accuracy`; the word `labels`.
+    """`loss`, `accuracy`, `explained_deviance`, `passes_discarded`, evaluations; the word `labels`.
 
     Costs 5 microseconds a step; the accuracy (tier `signals`; during evaluation always) a look at
-    the scores, and the digest of the targets (`Labels`) a pass over them.
+    the scores, and the digest of the targets (`Labels`) a pass over them, as do the sums that tell
+    `explained_deviance` (`Deviance`, tier `signals`): the mean over the passes of the step.
 
     In training the tensor that `backward` starts from is the loss: it is what is minimised. What
     accumulation divided it by and mixed precision multiplied it with is taken back; a weight that
@@ -119,6 +123,8 @@ class Loss(Probe):
         self._hook: OutputHook | None = None
         self._seconds = 0.0
         self._labels = Labels(context)
+        self._deviance = Deviance()
+        self._explained: list[float | torch.Tensor] = []
         self.loss_computed = context.guarded("loss", self._loss_computed)
         self.hits_of_pass = context.guarded("loss", self._hits_of_pass)
         self.pay = context.guarded("loss", self._pay)
@@ -157,7 +163,11 @@ class Loss(Probe):
         judged = hits_of(name, given)
         if output.grad_fn is not None:
             summed = given.get("reduction") == "sum"
-            self._computed.append(_Computed(name, sequence(output.grad_fn), summed, judged))
+            share = None
+            if self.core.training and not self.named:
+                share = self._deviance.explained(name, given, output)
+            node = sequence(output.grad_fn)
+            self._computed.append(_Computed(name, node, summed, judged, share))
             self.busy = True
         if self.core.training and not self.named:
             known = number(output.detach()) if output.numel() == 1 else None
@@ -182,6 +192,8 @@ class Loss(Probe):
         found = next((c for c in computed if c.node == node), None)
         if computed:
             self.phase.learn((found,) if found else computed)
+        shares = [c.explained for c in (computed if found is None else (found,))]
+        self._explained += [s for s in shares if s is not None]
         if found is not None:
             return found.hits
         return next((c.hits for c in computed if c.hits is not None), None)
@@ -230,6 +242,9 @@ class Loss(Probe):
             if judged is not None and (ratio := judged.ratio()) is not None:
                 facts.scalars["accuracy"] = ratio
             passes.clear()
+        if self._explained:
+            facts.scalars["explained_deviance"] = sum(self._explained) / len(self._explained)
+            self._explained.clear()
         self._before = -1
         self.forwards = 0
         self._labels.end(facts)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from rankscope.server.window import Occurrence
 from tests.support.traces import Trace
 
 
@@ -82,3 +83,47 @@ def answers(
     right = 0.5 + gain * np.minimum(each, until) / steps
     accuracy = right + 0.05 * random.standard_normal((4, steps))
     return Trace("answers", seed, each, {"loss": loss, "accuracy": accuracy})
+
+
+def constant_answers(
+    seed: int,
+    *,
+    explained: float = 0.0,
+    before: float = 0.0,
+    until: int = 0,
+    entropy: float = 2.75,
+    begins: float = 3.3,
+    falls: float = 0.0,
+    scatter: float = 0.02,
+    first_update: float = 0.01,
+    update: float = 1e-3,
+    games: bool = False,
+    accuracy: float = 0.2,
+    steps: int = 300,
+) -> Trace:
+    """A loss that comes down to what the frequencies of the targets give, or below.
+
+    Args:
+        explained: share of the deviance that the answers explain in the end.
+        before: the same up to step `until`.
+        begins: loss of the first step; the fall takes 20 steps.
+        falls: of the loss, from step 20 to the last.
+        scatter: of a single loss, as a share of it.
+        games: another optimizer steps in turns with this one.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    course = np.where(each < until, before, explained)
+    level = entropy * (1 - course) + (begins - entropy) * np.exp(-each / 20)
+    level += falls * (1 - each / steps)
+    loss = level * (1 + scatter * random.standard_normal((2, steps)))
+    updates = np.where(each < 5, first_update, update) * np.ones((2, 1))
+    series = {
+        "loss": loss,
+        "explained_deviance": 1 - loss / entropy,
+        "update_ratio": updates,
+        "accuracy": np.full((2, steps), accuracy),
+        "lr": np.full((2, steps), 1e-3),
+    }
+    turns = Occurrence(0, 0, "optimizers.turns", "turns", {"optimizers": 2}, 0.0)
+    return Trace("constant answers", seed, each, series, events=(turns,) if games else ())

@@ -17,7 +17,7 @@ from rankscope.agent import wire
 from rankscope.server.comparison import compare
 from rankscope.server.window import Comparison, Occurrence, RankLife, Series, Window
 from tests.support.chain import chain
-from tests.support.courses import answers, weights, zeros
+from tests.support.courses import answers, constant_answers, weights, zeros
 from tests.support.layered import compressed, layered, noisy_gradients, odd_batches
 from tests.support.pushes import pushes
 from tests.support.recurring import blown_up, skipping, stuck, teeth
@@ -622,6 +622,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         resized,
         weights,
         answers,
+        constant_answers,
         zeros,
         teeth,
         blown_up,

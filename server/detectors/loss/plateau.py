@@ -1,4 +1,4 @@
-"""A loss that has not moved since the start."""
+"""A loss that has not moved since the start, or fell without anything learned of the inputs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas
+from rankscope.server.detectors.statistics import BLOCK, mann_kendall
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Status, Window
@@ -35,6 +36,17 @@ class PlateauPolicy(Policy):
         gain_error: the same in standard errors.
         first: losses that the mean at the start is of.
         last: losses that the mean of now is of.
+        explained: share of the deviance explained up to which nothing is known of the targets: a
+            hundredth is less than what is of use of any model.
+        most_explained: the same, at most, where single batches scatter so much that less cannot be
+            told from 0; and what 3 standard errors above it may reach.
+        shares: observations of it that are needed.
+        falling: Mann-Kendall Z of the last losses below which they still fall: one of 160 flat
+            ones has that, and is looked at again 10 losses later.
+        rash_begin: largest update of the first steps, relative to the parameters, from which on the
+            initialisation is written over: a tenth of it by one step.
+        rash: the same of now; healthy medians reach 7e-3.
+        poor: share of the deviance explained below which most is left to be learned.
     """
 
     evidence: Observations = 200
@@ -46,11 +58,26 @@ class PlateauPolicy(Policy):
     gain_error: Sigmas = 3.0
     first: Observations = 50
     last: Observations = 100
+    explained: Share = 0.01
+    most_explained: Share = 0.05
+    shares: Observations = 20
+    falling: Sigmas = -2.5
+    rash_begin: Share = 0.1
+    rash: Share = 1e-2
+    poor: Share = 0.5
 
 
 @dataclass(slots=True)
 class Flat:
-    """What was seen."""
+    """What was seen.
+
+    Attributes:
+        explained: share of the deviance explained by the last answers; NaN where it is not known.
+        knew: the largest share that ten losses before had; `lost_at`, -1 where nothing was known:
+            since which step it is gone.
+        nothing: the answers are not better than one that is always the same.
+        rash: updates have been so large from the start that little could be learned.
+    """
 
     first: float
     last: float
@@ -60,6 +87,11 @@ class Flat:
     norm: float
     norm_first: float
     rate: float
+    explained: float = math.nan
+    knew: float = math.nan
+    lost_at: int = -1
+    nothing: bool = False
+    rash: bool = False
 
     @property
     def gain(self) -> float:
@@ -68,6 +100,8 @@ class Flat:
 
     def certain(self, policy: PlateauPolicy) -> bool:
         """Whether something beside the loss says that it should have moved."""
+        if self.nothing or self.rash:
+            return True
         if math.isnan(self.accuracy):
             return self.update < policy.small_update
         return self.accuracy <= policy.learned
@@ -91,11 +125,17 @@ class PlateauState:
     signed: bool = False
     moved: bool = False
     flat: bool = False
+    turns: bool = False
+    first_update: float = 0.0
+    first_updates: int = 0
+    shares: deque[float] = field(default_factory=deque)
+    known: list[tuple[int, float]] = field(default_factory=list)
+    block: list[tuple[int, float]] = field(default_factory=list)
     watch: Watch[Flat] = field(default_factory=lambda: Watch(clear_after=_STRIDE))
 
 
 class LossPlateau(Detector[PlateauState]):
-    """The loss is where it began: nothing is learned.
+    """Nothing is learned: the loss is where it began, or where a constant answer has it.
 
     Statistic:
         After 200 steps with a learning rate of at least a tenth of its peak, looked at every 10:
@@ -105,24 +145,40 @@ class LossPlateau(Detector[PlateauState]):
         and has not risen (by 3 standard errors, and 0.05), or, where there is no accuracy, if the
         updates say more.
 
+        Or, wherever the loss began: over the last 100 losses, which do not fall (Mann-Kendall Z of
+        ten medians of ten above -2.5), the share of the deviance that the answers explain is 0.01
+        or less (or no more than 3 standard errors, 0.05 at most). The answers are then no better
+        than the frequencies of the classes, or the mean of the targets: whatever the inputs say is
+        not used. Not where optimizers step in turns, as the players of a game do: there the best
+        answer may be a constant. Or the loss does not fall, less than half of the deviance is
+        explained, the first updates were as large as a tenth of the parameters, and those of now
+        are above 1e-2 of them.
+
     Severity:
-        Warning where the accuracy is low, or updates are below 1e-5 of the parameters; info where
-        no accuracy is posted and the updates are of usual size. Losses that change their sign are
-        surrogates and are not judged.
+        Warning where the accuracy is low, updates are below 1e-5 of the parameters, or the share of
+        the deviance says so; info where none of them is posted and the updates are of usual size.
+        Losses that change their sign are surrogates and are not judged.
 
     Evidence:
         `first`, `last` (means of the loss), `gain`, `standard_error` (of `last`), and where they
-        are posted `accuracy`, `update_ratio`, `grad_norm`, `lr`.
+        are posted `accuracy`, `explained_deviance`, `update_ratio`, `grad_norm`, `lr`.
 
     Source:
         runmedic's and SageMaker's rules on losses that do not fall, with the evidence that
         distinguishes "has not begun" from "is done". SageMaker's fires on 60 of 64 healthy runs.
+        McFadden's pseudo R^2 (1974): 1 - loss / loss of the best constant answer.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("loss.plateau",)
     policies: ClassVar[type[Policy]] = PlateauPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("accuracy", "lr", "update_ratio", "grad_norm")
+    wants: ClassVar[tuple[str, ...]] = (
+        "accuracy",
+        "lr",
+        "update_ratio",
+        "grad_norm",
+        "explained_deviance",
+    )
 
     policy: PlateauPolicy
 
@@ -133,14 +189,17 @@ class LossPlateau(Detector[PlateauState]):
     def start(self) -> PlateauState:
         """Nothing seen yet."""
         last = self.policy.last
-        return PlateauState(deque(maxlen=last), deque(maxlen=last))
+        state = PlateauState(deque(maxlen=last), deque(maxlen=last))
+        state.shares = deque(maxlen=last)
+        return state
 
     def advance(self, window: Window, state: PlateauState) -> Outcome:
         """Takes the losses one by one."""
+        state.turns |= any(event.kind == "optimizers.turns" for event in window.events)
         for step, row in together(window, *self.needs, *self.wants):
             self._remember(row, state)
             loss = row.get("loss", math.nan)
-            if state.moved or not math.isfinite(loss):
+            if not math.isfinite(loss):
                 continue
             if math.isfinite(state.rate) and state.rate < self.policy.rate * state.peak:
                 continue
@@ -150,6 +209,7 @@ class LossPlateau(Detector[PlateauState]):
                 state.first.append(loss)
                 state.start_step = step if state.total == 1 else state.start_step
             state.last.append(loss)
+            self._share(step, row.get("explained_deviance", math.nan), state)
             if (
                 state.total >= self.policy.evidence
                 and state.total % _STRIDE == 0
@@ -169,31 +229,40 @@ class LossPlateau(Detector[PlateauState]):
                 state.first_accuracies.append(row["accuracy"])
         if math.isfinite(row.get("update_ratio", math.nan)):
             state.updates.append(row["update_ratio"])
+            if state.first_updates < BLOCK:
+                state.first_updates += 1
+                state.first_update = max(state.first_update, row["update_ratio"])
         if math.isfinite(row.get("grad_norm", math.nan)):
             state.norms.append(row["grad_norm"])
             if len(state.first_norms) < self.policy.first:
                 state.first_norms.append(row["grad_norm"])
 
+    def _share(self, step: int, share: float, state: PlateauState) -> None:
+        """Takes the share of the deviance explained, NaN where it was not posted."""
+        state.shares.append(share)
+        if math.isfinite(share):
+            state.block.append((step, share))
+        if len(state.block) == BLOCK:
+            mean = float(np.mean([value for _, value in state.block]))
+            state.known.append((state.block[0][0], mean))
+            state.block.clear()
+
     def _look(self, step: int, state: PlateauState) -> None:
+        policy = self.policy
         first, last = float(np.mean(state.first)), float(np.mean(state.last))
-        state.flat = first - last <= self.policy.min_gain * abs(first)
-        if not state.flat:
-            state.moved = True
-            state.watch.good(step)
-            return
+        state.flat = first - last <= policy.min_gain * abs(first)
+        # Once it has fallen it may rise again, which is no matter of this kind.
+        state.moved |= not state.flat
+        shares = [share for share in state.shares if math.isfinite(share)]
+        explained = float(np.mean(shares)) if len(shares) >= policy.shares else math.nan
+        nothing, rash = self._constant(shares, state), self._rash(explained, state)
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else math.nan
-        if math.isfinite(accuracy):
-            began = float(np.mean(state.first_accuracies))
-            error = math.hypot(
-                noise_of_mean(state.accuracies), noise_of_mean(state.first_accuracies)
-            )
-            policy = self.policy
-            gained = accuracy - began > max(policy.gain_error * error, policy.accuracy_gain)
-            if accuracy > policy.learned or gained:
+        if not (nothing or rash):
+            if state.moved or self._learned(accuracy, state):
                 state.watch.good(step)
                 return
-        elif not state.updates:
-            return  # Nothing tells whether it has not begun or is done.
+            if math.isnan(accuracy) and not state.updates:
+                return  # Nothing tells whether it has not begun or is done.
         facts = Flat(
             first,
             last,
@@ -203,8 +272,58 @@ class LossPlateau(Detector[PlateauState]):
             median(state.norms),
             median(state.first_norms),
             state.rate,
+            explained,
+            nothing=nothing,
+            rash=rash and not nothing,
         )
-        state.watch.bad(step, facts, first_step=state.start_step).facts = facts
+        self._date(facts, state)
+        since = facts.lost_at if facts.lost_at >= 0 else state.start_step
+        state.watch.bad(step, facts, first_step=since).facts = facts
+
+    def _learned(self, accuracy: float, state: PlateauState) -> bool:
+        if not math.isfinite(accuracy):
+            return False
+        policy = self.policy
+        began = float(np.mean(state.first_accuracies))
+        error = math.hypot(noise_of_mean(state.accuracies), noise_of_mean(state.first_accuracies))
+        gained = accuracy - began > max(policy.gain_error * error, policy.accuracy_gain)
+        return accuracy > policy.learned or gained
+
+    def _falls(self, state: PlateauState) -> bool:
+        """Whether the last losses still fall."""
+        losses = list(state.last)
+        pieces = [losses[at : at + BLOCK] for at in range(0, len(losses), BLOCK)]
+        return mann_kendall([median(piece) for piece in pieces]) < self.policy.falling
+
+    def _constant(self, shares: list[float], state: PlateauState) -> bool:
+        """Whether the answers are beyond doubt no better than one that is always the same."""
+        policy = self.policy
+        if len(shares) < policy.shares or state.turns:
+            return False
+        mean, error = float(np.mean(shares)), policy.gain_error * noise_of_mean(shares)
+        if mean > max(policy.explained, min(error, policy.most_explained)):
+            return False
+        return mean + error <= 2 * policy.most_explained and not self._falls(state)
+
+    def _rash(self, explained: float, state: PlateauState) -> bool:
+        policy = self.policy
+        return (
+            explained < policy.poor
+            and not state.turns
+            and state.first_update > policy.rash_begin
+            and median(state.updates) > policy.rash
+            and not self._falls(state)
+        )
+
+    def _date(self, facts: Flat, state: PlateauState) -> None:
+        """Since when nothing is explained, where something was before."""
+        limit = 2 * self.policy.most_explained
+        at = len(state.known)
+        while at > 0 and state.known[at - 1][1] <= limit:
+            at -= 1
+        if at > 0 and at < len(state.known):
+            facts.lost_at = state.known[at][0]
+            facts.knew = max(share for _, share in state.known[:at])
 
 
 def _check(window: Window, state: PlateauState, policy: PlateauPolicy) -> Check:
@@ -246,8 +365,12 @@ def _finding(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:
     evidence |= {name: value for name, value in named.items() if math.isfinite(value)}
     cause, remedy = _explained(facts, policy)
     at = f" and the accuracy at {percent(facts.accuracy)}" if math.isfinite(facts.accuracy) else ""
+    if math.isfinite(facts.explained):
+        evidence["explained_deviance"] = facts.explained
     title = (
         f"Nothing is learned: the loss is still at {number(facts.last)}{at}"
+        if facts.certain(policy) and facts.gain <= policy.min_gain
+        else f"The loss stays at {number(facts.last)}{at}: {_nothing_of(facts)}"
         if facts.certain(policy)
         else f"The loss is where it began ({number(facts.first)}, now {number(facts.last)})"
     )
@@ -265,9 +388,36 @@ def _finding(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:
     )
 
 
+def _nothing_of(facts: Flat) -> str:
+    """What the answers are worth, as a clause."""
+    if facts.nothing:
+        return "the same answer to every input would do as well"
+    return f"only {percent(facts.explained)} of the deviance is explained"
+
+
 def _explained(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
     """Cause and remedy, the likeliest by what the other signals say."""
     moved = f"The loss came from {number(facts.first)} to {number(facts.last)}"
+    if facts.lost_at >= 0:
+        return (
+            f"Up to step {facts.lost_at} the model explained up to {percent(facts.knew)} of the "
+            "deviance (1 - loss / loss of the best constant answer), since then nothing: its "
+            "answers no longer depend on the inputs. What it had learned was destroyed by steps "
+            "that were too large, or inputs and targets do not belong together any more.",
+            f"Restart from a checkpoint before step {facts.lost_at} with a third of the learning "
+            f"rate{f' ({number(facts.rate / 3)})' if facts.rate > 0 else ''} and gradients that "
+            "are clipped; if it comes again at the same step, look at the data from there on.",
+        )
+    if facts.rash or (facts.nothing and facts.update > 3 * policy.rash):
+        return (
+            f"{moved} and does not fall any more, though {_nothing_of(facts)}. A step changes the "
+            f"parameters by {number(facts.update)} of their size, where 1e-3 is usual: the "
+            "learning rate has been too high from the start, without a warm-up.",
+            f"Train anew with a learning rate of {number(facts.rate / 30)}, a thirtieth, and a "
+            "warm-up of some hundred steps."
+            if facts.rate > 0
+            else "Train anew with a thirtieth of the learning rate and a warm-up.",
+        )
     if facts.update == 0 and facts.norm > 0:
         return (
             f"{moved}: the steps change no parameter although there is a gradient of "
@@ -293,6 +443,17 @@ def _explained(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
             f"{number(facts.norm)}: units are dead or saturated.",
             "Look at `dead_units` and `saturated_units`; lower the learning rate, initialise "
             "anew, normalise between the layers.",
+        )
+    if facts.nothing and facts.gain > policy.min_gain:
+        return (
+            f"{moved}, which is what the frequencies of the targets alone give: the same answer to "
+            "every input would do as well. What the inputs say is not used: they are constant or "
+            "wrong, the targets belong to other inputs (shuffled or shifted separately), the way "
+            "from the inputs to the answers is cut (a mask, dead or saturated units), or the "
+            "learning rate does not let the model go on from there.",
+            "Print some inputs and their targets as the model gets them. Try to memorise one "
+            "batch: if that works, the data are wrong; if not, follow one input through the "
+            "layers, and see where two different ones begin to give the same.",
         )
     return (
         f"{moved} although steps change the parameters"
