@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rankscope.agent.model.tensors import number
 from rankscope.agent.probes.tables import readable
 
 # Numbers that are kept of one kind of target: a class, or a place in a target, has one of its own.
@@ -89,12 +90,12 @@ class Deviance:
         if counted is None:
             return None
         constant, elements = counted
-        loss: Any = output.item() if output.is_cpu else output.detach().double().reshape(())
+        loss: Any = number(output.detach())
         if reduction == "sum" and not (isinstance(elements, int) and not elements):
             loss = loss / elements
         if isinstance(constant, float):
             return 1 - float(loss) / constant if constant > 0 else None
-        share: torch.Tensor = 1 - loss / constant
+        share: torch.Tensor = 1 - loss.double().reshape(()) / constant
         return share
 
     def _kind(self, key: tuple[Any, ...], places: int, device: torch.device) -> _Kind | None:
@@ -132,7 +133,7 @@ class Deviance:
             return None
         kind.sums += sums
         if kind.due() or kind.constant is None:
-            kind.constant = _number(_entropy(kind.sums, given.get("label_smoothing") or 0.0))
+            kind.constant = number(_entropy(kind.sums, given.get("label_smoothing") or 0.0))
         return kind.constant, elements
 
     def _values(self, name: str, target: torch.Tensor) -> tuple[float | torch.Tensor, int] | None:
@@ -150,12 +151,8 @@ class Deviance:
             squares = (rows * rows).sum(0)
             kind.squares = squares if kind.squares is None else kind.squares + squares
         if kind.due() or kind.constant is None:
-            kind.constant = _number(_spread(kind))
+            kind.constant = number(_spread(kind))
         return kind.constant, target.numel()
-
-
-def _number(tensor: torch.Tensor) -> float | torch.Tensor:
-    return tensor.item() if tensor.is_cpu else tensor
 
 
 def _entropy(counts: torch.Tensor, smoothing: float) -> torch.Tensor:

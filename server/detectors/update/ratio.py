@@ -14,7 +14,15 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Policy, Share, Times
 from rankscope.server.detectors.samples import Look, looks
 from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import agree, count, if_several, listing, number, sentences
+from rankscope.server.detectors.wording import (
+    agree,
+    count,
+    if_several,
+    listing,
+    number,
+    percent,
+    sentences,
+)
 from rankscope.server.window import Check, Status, Window
 
 # Looks that a median is of.
@@ -38,6 +46,8 @@ class RatioPolicy(Policy):
         evidence: sampled steps before anything is judged, of the last 32.
         warm: share of the highest learning rate below which a step does not count.
         converged: share of the first gradients' norm below which it does not either.
+        explained: share of the deviance explained from which on most of it was learned.
+        rising: gain of that share, between the halves of the last 32 samples, that is learning.
     """
 
     high: Number = 3e-2
@@ -48,15 +58,24 @@ class RatioPolicy(Policy):
     evidence: Count = 16
     warm: Share = 0.1
     converged: Share = 1e-3
+    explained: Share = 0.5
+    rising: Share = 0.05
 
 
 @dataclass(slots=True)
 class Large:
-    """What was seen: the median update, the rate it was made with, tensors and their medians."""
+    """What was seen: the median update, the rate it was made with, tensors and their medians.
+
+    Attributes:
+        learns: the answers are good, or become better, all the same.
+        explained: share of the deviance that they explain; NaN where it is not known.
+    """
 
     update: float
     rate: float
     tensors: dict[str, float] = field(default_factory=dict)
+    learns: bool = False
+    explained: float = math.nan
 
 
 @dataclass(slots=True)
@@ -76,6 +95,7 @@ class RatioState:
     norms: list[float] = field(default_factory=list)
     updates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOOKS))
     of_tensors: dict[str, deque[float]] = field(default_factory=dict)
+    explained: deque[float] = field(default_factory=lambda: deque(maxlen=_LOOKS))
     whole: Watch[Large] = field(default_factory=lambda: Watch(clear_after=50))
     single: Watch[Large] = field(default_factory=lambda: Watch(clear_after=50))
 
@@ -95,10 +115,12 @@ class UpdateRatio(Detector[RatioState]):
 
     Severity:
         Warning; critical above 0.3, where a few steps replace the parameters. Info for single
-        matrices.
+        matrices, and where more than half of the deviance is explained or ever more of it is, as
+        at the peak of a schedule: such steps are no fault as long as they teach.
 
     Evidence:
-        `update_ratio`, `lr`, `suggested_lr`, and `matrices` with their own where these are posted.
+        `update_ratio`, `lr`, `suggested_lr`, and `explained_deviance` and `matrices` with their own
+        where these are posted.
 
     Source:
         1e-3 is a usual size; medians of the corpus's healthy runs lie between 4e-5 and 2e-2.
@@ -108,7 +130,7 @@ class UpdateRatio(Detector[RatioState]):
     kinds: ClassVar[tuple[str, ...]] = ("update.ratio",)
     policies: ClassVar[type[Policy]] = RatioPolicy
     needs: ClassVar[tuple[str, ...]] = ("update_ratio",)
-    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm")
+    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm", "explained_deviance")
 
     policy: RatioPolicy
 
@@ -122,7 +144,7 @@ class UpdateRatio(Detector[RatioState]):
 
     def advance(self, window: Window, state: RatioState) -> Outcome:
         """Takes the updates with the rates they were made with."""
-        rows = dict(together(window, "update_ratio", "lr", "grad_norm"))
+        rows = dict(together(window, "update_ratio", *self.wants))
         seen = dict(looks(window, "update_ratio"))
         for step in sorted({*rows, *seen}):
             row = rows.get(step, {})
@@ -139,6 +161,8 @@ class UpdateRatio(Detector[RatioState]):
                 continue
             if step in seen:
                 self._tensors(seen[step]["update_ratio"], state)
+            if math.isfinite(row.get("explained_deviance", math.nan)):
+                state.explained.append(row["explained_deviance"])
             update = row.get("update_ratio", math.nan)
             if math.isfinite(update):
                 state.seen += 1
@@ -182,9 +206,8 @@ class UpdateRatio(Detector[RatioState]):
         }
         middle = state.updates[len(state.updates) // 2][0] - state.begun + 1
         if typical > max(policy.high, policy.growth / middle):
-            facts = Large(
-                typical, state.rate, {n: m for n, m in medians.items() if m > policy.high}
-            )
+            large = {n: m for n, m in medians.items() if m > policy.high}
+            facts = Large(typical, state.rate, large, *_learns(state, policy))
             onset = next(s for s, update in state.updates if update > policy.high)
             state.whole.bad(step, facts, first_step=onset).facts = facts
             state.single.good(step)
@@ -204,6 +227,16 @@ def _typical(state: RatioState) -> float:
     return median([update for _, update in state.updates])
 
 
+def _learns(state: RatioState, policy: RatioPolicy) -> tuple[bool, float]:
+    """Whether the answers are good or become better, and the share that they explain now."""
+    shares = list(state.explained)
+    half = len(shares) // 2
+    if 2 * half < policy.evidence:
+        return False, math.nan
+    before, now = median(shares[:half]), median(shares[half:])
+    return now > policy.explained or now - before > policy.rising, now
+
+
 def _finding(episode: Episode[Large], policy: RatioPolicy, window: Window) -> Finding:
     facts = episode.facts
     names = sorted(facts.tensors, key=lambda name: (-facts.tensors[name], name))
@@ -216,12 +249,16 @@ def _finding(episode: Episode[Large], policy: RatioPolicy, window: Window) -> Fi
             f" from {number(facts.rate)} to {number(suggested)}: updates are proportional to it, "
             f"and would be {number(_AIM)} of the parameters"
         )
+    if math.isfinite(facts.explained):
+        evidence["explained_deviance"] = facts.explained
     if names:
         evidence["matrices"] = {name: facts.tensors[name] for name in names[:_MAX_NAMES]}
     most = listing([f"`{n}` ({number(facts.tensors[n])})" for n in names], most=4)
     return Finding(
         kind="update.ratio",
-        severity="critical" if facts.update > policy.critical else "warning",
+        severity=(
+            "info" if facts.learns else "critical" if facts.update > policy.critical else "warning"
+        ),
         title=(
             f"A step changes the parameters by {number(facts.update)} of their size, "
             f"{number(facts.update / 1e-3)} times the usual 0.001"
@@ -238,6 +275,10 @@ def _finding(episode: Episode[Large], policy: RatioPolicy, window: Window) -> Fi
             "The learning rate is too high for these parameters, or gradients are not averaged "
             f"(a sum over samples{if_several(window.world_size, 'ranks', before=', ')} or "
             "micro-batches).",
+            f"The answers become better all the same: they explain {percent(facts.explained)} of "
+            "the deviance."
+            if facts.learns
+            else "",
         ),
         remedy=f"{advice}. Begin with a warm-up, and clip gradients where they jump.",
         clear_after=episode.clear_after,
