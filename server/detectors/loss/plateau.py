@@ -41,7 +41,7 @@ class PlateauPolicy(Policy):
         most_explained: the same, at most, where single batches scatter so much that less cannot be
             told from 0; and what 3 standard errors above it may reach.
         shares: observations of it that are needed.
-        falling: Mann-Kendall Z of the last losses below which they still fall: one of 160 flat
+        falling: Mann-Kendall Z, below 0, of last losses that still fall: one of 160 flat
             ones has that, and is looked at again 10 losses later.
         rash_begin: largest update of the first steps, relative to the parameters, from which on the
             initialisation is written over: a tenth of it by one step.
@@ -61,7 +61,7 @@ class PlateauPolicy(Policy):
     explained: Share = 0.01
     most_explained: Share = 0.05
     shares: Observations = 20
-    falling: Sigmas = -2.5
+    falling: Sigmas = 2.5
     rash_begin: Share = 0.1
     rash: Share = 1e-2
     poor: Share = 0.5
@@ -293,7 +293,7 @@ class LossPlateau(Detector[PlateauState]):
         """Whether the last losses still fall."""
         losses = list(state.last)
         pieces = [losses[at : at + BLOCK] for at in range(0, len(losses), BLOCK)]
-        return mann_kendall([median(piece) for piece in pieces]) < self.policy.falling
+        return mann_kendall([median(piece) for piece in pieces]) < -self.policy.falling
 
     def _constant(self, shares: list[float], state: PlateauState) -> bool:
         """Whether the answers are beyond doubt no better than one that is always the same."""
