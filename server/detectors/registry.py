@@ -71,6 +71,7 @@ REGISTRY: Mapping[str, str] = {
     "rank.stalled": "rank.stalled:RankStalled",
     "rank.starved": "rank.starved:RankStarved",
     "collective.slow": "rank.straggler:RankStraggler",
+    "metric.anomaly": "metric.anomaly:MetricAnomaly",
 }
 
 KINDS: tuple[str, ...] = tuple(REGISTRY)

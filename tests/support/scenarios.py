@@ -19,6 +19,7 @@ from rankscope.server.window import Comparison, Occurrence, RankLife, Series, Wi
 from tests.support.chain import chain
 from tests.support.courses import answers, constant_answers, weights, zeros
 from tests.support.layered import compressed, layered, noisy_gradients, odd_batches
+from tests.support.logged import logged
 from tests.support.pushes import pushes
 from tests.support.recurring import blown_up, skipping, stuck, teeth
 from tests.support.resizing import resized
@@ -594,6 +595,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
     generator.__name__: generator
     for generator in (
         recorded,
+        logged,
         noise,
         spikes,
         short_batches,

@@ -89,7 +89,7 @@ class Trace:
             present = {
                 name.removeprefix("present/"): np.unpackbits(
                     stored[name], axis=1, count=count
-                ).astype(bool)
+                ).astype(bool)[:ranks]  # series that all ranks share are kept once
                 for name in stored.files
                 if name.startswith("present/")
             }

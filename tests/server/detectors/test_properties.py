@@ -36,6 +36,10 @@ NORMS = {"larger": {"factor": 4, "at": 100}, "bursts": {"factor": 50, "bursts_ev
 
 SCALED = ("one-scale", "skipped-overflow")
 
+# What users log.
+LOGGED = ["shift", "both", "single", "recurring", "level", "spikes", "silent", "back", "smoothed"]
+LATE += [f"logged {fault}" for fault in LOGGED]
+
 slow = settings(
     max_examples=25,
     deadline=None,
@@ -53,6 +57,8 @@ def scenario(name):
         return GENERATORS["pushes"](0, fault=name.removeprefix("pushes "))
     if name.startswith("timings "):
         return GENERATORS["timings"](0, fault=name.removeprefix("timings "), hiccups=0.1)
+    if name.startswith("logged "):
+        return GENERATORS["logged"](0, fault=name.removeprefix("logged "))
     if name.startswith("averages "):
         return GENERATORS["averages"](0, fault=name.removeprefix("averages "))
     if name.startswith("norms "):

@@ -1,0 +1,42 @@
+"""Real jobs that log metrics of their own: what no other kind names is found, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import logging_jobs
+from tests.support.judged_job import judged_job
+
+pytestmark = pytest.mark.e2e
+
+SCRIPT = Path(logging_jobs.__file__)
+AT, SUSPECT = logging_jobs.AT, logging_jobs.SUSPECT
+
+
+@pytest.mark.parametrize(
+    ("fault", "series", "ranks"),
+    [
+        ("shifted", "train/margin", [SUSPECT]),
+        ("gradient", "grad_norm_local", [SUSPECT]),
+        ("silent", "train/entropy", [SUSPECT]),
+        ("spikes", "train/entropy", []),
+        ("one-spikes", "train/entropy", [SUSPECT]),
+    ],
+)
+def test_what_no_other_kind_names_is_found_with_its_rank_and_step(tmp_path, fault, series, ranks):
+    job = judged_job(SCRIPT, fault, ranks=4, folder=tmp_path)
+    alert = job.alerts["metric.anomaly"]
+    assert (alert.severity, alert.ranks) == ("warning", ranks)
+    # A change point is found to a few steps; the others are seen at their very step.
+    assert abs(alert.first_step - AT) <= 5
+    assert series in alert.evidence["series"]
+    if "spikes" in fault:
+        assert alert.evidence["period"] == logging_jobs.EVERY
+    assert [kind for kind, a in job.alerts.items() if a.severity != "info"] == ["metric.anomaly"]
+
+
+@pytest.mark.parametrize("healthy", logging_jobs.HEALTHY)
+def test_healthy_jobs_raise_nothing(tmp_path, healthy):
+    job = judged_job(SCRIPT, healthy, ranks=4, folder=tmp_path)
+    assert "metric.anomaly" not in job.alerts
+    assert job.checks["metric.anomaly"].status == "ok"
