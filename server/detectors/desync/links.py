@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rankscope.server.detectors.desync.incident import Apart
 from rankscope.server.detectors.desync.order import SETTINGS
 from rankscope.server.detectors.wording import (
@@ -24,6 +26,10 @@ _LINK = {
     "parameters": "the parameters after the update",
 }
 
+
+# Two factors are one: float32 rounds a product to 6e-8, and a factor is read off sketches in which
+# as much as 1e-5 of the tensor may be left over.
+_ALIKE = 1e-4
 
 _RESTORE_STATE = "Restore the optimizer on every rank, or broadcast its state after loading."
 
@@ -217,6 +223,17 @@ def _gradients(incident: Apart) -> tuple[str, str]:
             "that are used again, handles that are not waited for. If the code is sound, suspect "
             "the interconnect: run nccl-tests, try without P2P."
         )
+    elif multiple := _multiple(incident):
+        cause = (
+            f"At step {incident.first_step} the gradient that {ranks(incident.ranks)} applied was "
+            f"that of the other ranks in direction, and {multiple}"
+        )
+        remedy = (
+            "Compute divisors, weights and scales alike on every rank, and after the reduction "
+            f"multiply gradients on all ranks or on none: look for a condition on the rank, and "
+            f"for a world size or a number of samples that {ranks(incident.ranks)} counts "
+            "otherwise."
+        )
     elif alone and len(incident.ranks) > 2:
         cause = (
             f"At step {incident.first_step} every rank applied a gradient of its own: no "
@@ -283,6 +300,28 @@ def _zeroed(incident: Apart) -> bool:
     """Whether what differs was zero on the suspect ranks."""
     return (
         incident.decided and bool(incident.tensors) and all(t.factor == 0 for t in incident.tensors)
+    )
+
+
+def _multiple(incident: Apart) -> str:
+    """By what the suspect's gradient was multiplied, where all that differs is that one factor."""
+    factors = [t.factor for t in incident.tensors]
+    if not incident.decided or not factors or any(math.isnan(f) for f in factors):
+        return ""
+    factor, size = factors[0], sum(map(len, incident.groups))
+    # Alike in all tensors, as far as float32 and sketches go.
+    if max(factors) - min(factors) > _ALIKE * abs(factor) or abs(factor - 1) <= _ALIKE:
+        return ""
+    times = f"{number(factor)} times as large"
+    if abs(factor - size) <= _ALIKE * size:
+        return f"{times}: it is the sum over the {size} ranks, not divided by their number."
+    if abs(factor * size - 1) <= _ALIKE:
+        return f"{times}: it was divided by the number of ranks twice."
+    if factor < 0:
+        return f"{number(factor)} times it: its sign was turned after the reduction."
+    return (
+        f"{times}: after the reduction it was divided by another number there, weighted, clipped, "
+        "or a loss scale was taken out of it that is not the others'."
     )
 
 

@@ -130,3 +130,26 @@ def test_gradients_reduced_inside_groups_are_called_so_in_the_title():
     )
     # What each of the groups has is wrong: nobody has to be found out.
     assert "which ones are wrong" not in found.cause
+
+
+@pytest.mark.parametrize(
+    ("factor", "says"),
+    [
+        (4.0, "it is the sum over the 4 ranks, not divided by their number"),
+        (0.25, "it was divided by the number of ranks twice"),
+        (-1.0, "its sign was turned"),
+        (3.0, "3 times as large: after the reduction it was divided by another number there"),
+    ],
+)
+def test_a_gradient_that_is_a_multiple_of_the_others_is_said_to_be_one(factor, says):
+    everything = tuple(tensor(f"w{i}", factor=factor * (1 + 1e-6 * i)) for i in range(8))
+    text = said(incident(tensors=everything))
+    assert says in text
+    assert "all-reduce was skipped" not in text
+
+
+def test_factors_that_are_not_one_say_nothing_of_a_divisor():
+    several = tuple(tensor(f"w{i}", factor=2.0 + i) for i in range(8))
+    assert "all-reduce was skipped" in said(incident(tensors=several))
+    unknown = tuple(tensor(f"w{i}") for i in range(8))
+    assert "all-reduce was skipped" in said(incident(tensors=unknown))
