@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
+from rankscope.server.detectors.desync.buffers_jump import Jump, jump_finding
 from rankscope.server.detectors.desync.incident import groups_of
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Policy, Steps
@@ -53,6 +54,7 @@ class OwnBuffers(Incident):
         far: whether one was more than half of its norm, of ranks with the same parameters.
         still: whether statistics were the same number apart at two consecutive samples.
         last: relative distances at the last look, by name of the statistics.
+        jump: statistics of one rank that left the others' at a step.
     """
 
     widest: Comparison
@@ -63,6 +65,7 @@ class OwnBuffers(Incident):
     far: bool = False
     still: bool = False
     last: dict[str, float] = field(default_factory=dict)
+    jump: Jump = field(default_factory=Jump)
 
     def look(self, comparison: Comparison, *, one_model: bool) -> None:
         """Takes a look that found them apart, tensor by tensor.
@@ -75,10 +78,13 @@ class OwnBuffers(Incident):
         # Statistics that the batches still move are never twice the same distance apart.
         self.still |= bool(held) and held == self.last
         self.last = held
-        for tensor in comparison.tensors:
-            if tensor.name.endswith(_VARIANCE):
-                self.most = max(self.most, tensor.relative)
-                self.far |= one_model and tensor.relative > _FAR
+        apart = [t.relative for t in comparison.tensors if t.name.endswith(_VARIANCE)]
+        self.most = max([self.most, *apart])
+        far = one_model and any(relative > _FAR for relative in apart)
+        if held and one_model:
+            self.jump.take(comparison, far=far)
+        # What one rank did at a step is a finding of its own.
+        self.far |= far and self.jump.step < 0
 
     @property
     def harm(self) -> str:
@@ -119,7 +125,10 @@ class Buffers(Detector[BuffersState]):
     weights, a teacher, a target network.
 
     Statistic:
-        Equality of digests, bit by bit. Over after 8 steps of agreement.
+        Equality of digests, bit by bit. Over after 8 steps of agreement. Where each rank has
+        statistics of its own: their distances from the first rank's over the norm, of which one is
+        more than 4 times the largest in the 8 comparisons before it or more (after the first 8),
+        where a running variance is apart by more than half of its norm.
 
     Severity:
         Info for buffers. Most trainings with batch norm keep statistics of their own on each rank,
@@ -129,7 +138,7 @@ class Buffers(Detector[BuffersState]):
         more), or where a running variance differs by more than half of its norm although the
         parameters are the same: the model then does something else on another rank. Warning where
         parameters of a watched module differ: it is made from parameters that are the same
-        everywhere, so it has to be, too.
+        everywhere, so it has to be, too. Warning where the statistics of one rank jump away.
 
     Evidence:
         `groups` (ranks that agree with each other), `decided`, `tensors_differing`,
@@ -171,7 +180,7 @@ class Buffers(Detector[BuffersState]):
             if incident is not None:
                 if not incident.agreeing:
                     incident.last_step = max(incident.last_step, window.last_step)
-                findings.append(_finding(incident))
+                findings += _findings(incident)
         return Outcome({"desync.buffers": _check(state)}, tuple(findings))
 
     def _step(self, state: BuffersState, comparison: Comparison, findings: list[Finding]) -> None:
@@ -180,7 +189,7 @@ class Buffers(Detector[BuffersState]):
         kept.differed += not comparison.equal
         incident = kept.incident
         if incident is not None and incident.agreeing and incident.over(step):
-            findings.append(_finding(incident))
+            findings += _findings(incident)
             incident = kept.incident = None
         if comparison.equal:
             if incident is not None and not set(comparison.ranks.tolist()).issuperset(
@@ -218,6 +227,15 @@ def _one_model(comparison: Comparison, *, was: bool) -> bool:
         return True
     known = comparison.relative[~np.isnan(comparison.relative)]
     return not bool((known > _OTHER_MODEL).any()) if comparison.tensor_count and len(known) else was
+
+
+def _findings(incident: OwnBuffers) -> list[Finding]:
+    """That the ranks keep buffers of their own, and that those of one left the others'."""
+    found = [_finding(incident)]
+    if incident.jump.step >= 0 and incident.widest.stage == "buffers":
+        last, clear = incident.last_step, incident.clear_after
+        found.append(jump_finding(incident.jump, last_step=last, clear_after=clear))
+    return found
 
 
 def _finding(incident: OwnBuffers) -> Finding:

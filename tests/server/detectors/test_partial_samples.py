@@ -296,6 +296,41 @@ def test_statistics_of_very_different_data():
     assert severity_of(looks) == ("warning", "far")
 
 
+def own_statistics(step, ranks, jumped=None, *, since=40, size=6.0):
+    """Each rank follows its own batches; `distance` is from the first rank's."""
+    random = np.random.default_rng(step)
+    apart = 0.05 * (1 + 0.3 * random.random(ranks))
+    apart[0] = 0.0
+    far = jumped is not None and step >= since
+    if far:
+        apart[slice(1, None) if jumped == 0 else jumped] = size * (1 + 0.01 * random.random())
+    made = statistics(step, list(range(ranks)), float(apart.max()), variance=float(apart.max()))
+    return replace(made, distance=apart, relative=apart)
+
+
+@pytest.mark.parametrize("jumped", [0, 2])
+def test_statistics_that_one_rank_has_overwritten_are_dated_and_placed(jumped):
+    looks = [own_statistics(step, 4, jumped) for step in range(80)]
+    found = judge(run(looks, steps=80), [Buffers()]).alerts
+    own, jump = sorted(found, key=lambda alert: alert.first_step)
+    assert (own.severity, own.first_step, own.evidence["harm"]) == ("info", 0, "")
+    assert (jump.severity, jump.first_step, jump.ranks) == ("warning", 40, (jumped,))
+    assert set(jump.tensors) == {"bn.running_mean", "bn.running_var"}
+    assert "written, restored or reset" in jump.cause
+
+
+def test_of_two_ranks_nothing_tells_whose_statistics_jumped():
+    looks = [own_statistics(step, 2, 1) for step in range(80)]
+    jump = max(judge(run(looks, ranks=2, steps=80), [Buffers()]).alerts, key=lambda a: a.first_step)
+    assert (jump.first_step, jump.ranks) == (40, (0, 1))
+    assert "nothing tells which one" in jump.cause
+
+
+def test_statistics_that_move_within_what_batches_do_are_no_jump():
+    looks = [own_statistics(step, 4, 2, size=0.3) for step in range(80)]
+    assert severity_of(looks) == ("info", "")
+
+
 def test_statistics_of_different_models_say_nothing_of_the_data():
     moved = [TensorDifference("w", (4, 4), (1, 2, 3), 0.3, 0.3, 9)]
     looks = [

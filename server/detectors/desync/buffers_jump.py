@@ -1,0 +1,108 @@
+"""Statistics of batch norm that one rank's leave at a step, where each rank keeps its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.wording import number, ranks
+from rankscope.server.window import Comparison, TensorDifference
+
+# Comparisons that say how far apart statistics usually are, at least: running means forget with a
+# momentum of 0.1, and have settled after some ten batches.
+_LEAST = 16
+# Times the largest distance before. It tells a jump from what has come slowly, no more: that they
+# are far apart at all is asked for, too.
+_TIMES = 4.0
+
+
+@dataclass(slots=True)
+class Jump:
+    """Follows how far each rank's statistics lie from those of the first.
+
+    Attributes:
+        looks: comparisons before it.
+        most: rank -> largest distance, relative to the norm, in the later half of them.
+        step: of the jump; -1 for none.
+        ranks: whose statistics jumped; all of them where nothing distinguishes them.
+    """
+
+    looks: int = 0
+    most: dict[int, float] = field(default_factory=dict)
+    step: int = -1
+    ranks: tuple[int, ...] = ()
+    decided: bool = False
+    times: float = 0.0
+    tensors: tuple[TensorDifference, ...] = ()
+
+    def take(self, comparison: Comparison, *, far: bool) -> None:
+        """A comparison that found the statistics apart, tensor by tensor.
+
+        Args:
+            far: whether some of them are further apart than batches of one kind of data make them.
+        """
+        if self.step >= 0:
+            return
+        pairs = zip(comparison.ranks.tolist(), comparison.relative.tolist(), strict=True)
+        first, *others = [(rank, distance) for rank, distance in pairs]
+        held = {rank: distance for rank, distance in others if np.isfinite(distance)}
+        if len(held) < len(others) or first[1] != 0:
+            return  # some agree bit for bit: that is another matter
+        if self.looks >= _LEAST and held.keys() == self.most.keys():
+            usual = max(self.most.values())
+            moved = [rank for rank, distance in held.items() if distance > _TIMES * usual]
+            if far and moved:
+                self.step, self.times = comparison.step, max(held.values()) / usual
+                everyone = (first[0], *held)
+                # All are measured from the first one: where all have moved, it was that.
+                alone = len(moved) == len(held) > 1
+                self.ranks = (first[0],) if alone else tuple(sorted(moved))
+                self.decided = len(everyone) > 2
+                if not self.decided:
+                    self.ranks = everyone
+                self.tensors = comparison.tensors
+                return
+        # While they settle, they are further apart than they ever are later.
+        if self.looks < _LEAST // 2 or held.keys() != self.most.keys():
+            self.most = dict(held)
+        else:
+            self.most = {rank: max(known, held[rank]) for rank, known in self.most.items()}
+        self.looks += 1
+
+
+def jump_finding(jump: Jump, *, last_step: int, clear_after: int | None) -> Finding:
+    """The finding as it stands."""
+    who = ranks(jump.ranks)
+    names = tuple(t.name for t in sorted(jump.tensors, key=lambda t: -t.relative))
+    told = "" if jump.decided else " With two ranks, nothing tells which one is wrong."
+    return Finding(
+        kind="desync.buffers",
+        key="jump",
+        severity="warning",
+        title=(
+            f"Running statistics of {who} moved away from the other ranks' at step {jump.step}"
+            if jump.decided
+            else f"Running statistics of {who} moved apart at step {jump.step}"
+        ),
+        seen_step=jump.step,
+        last_step=max(last_step, jump.step),
+        first_step=jump.step,
+        ranks=jump.ranks,
+        tensors=names,
+        stage="buffers",
+        cause=(
+            f"Each rank's batch norm follows its own batches, and at step {jump.step} the "
+            f"statistics of {who} lay {number(jump.times)} times as far from the others' as ever "
+            "before: they were written, restored or reset on that rank, or its inputs have become "
+            f"very different. An evaluation gives another result there.{told}"
+        ),
+        remedy=(
+            "Look for code that loads, resets or writes buffers under a condition that differs "
+            "between ranks, and compare the inputs of the ranks from that step on. Then broadcast "
+            "the buffers from a rank that you trust, or use SyncBatchNorm."
+        ),
+        clear_after=clear_after,
+        evidence={"times": jump.times, "decided": jump.decided},
+    )
