@@ -8,6 +8,7 @@ import sys
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.desync.incident import Apart, Growth
 from rankscope.server.detectors.desync.links import broken_link, shown_groups, stage_of
+from rankscope.server.detectors.desync.order import SETTINGS
 from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.wording import (
     agree,
@@ -206,7 +207,9 @@ def _what(incident: Apart) -> tuple[str, str]:
     if incident.kind == "desync.hyperparameters":
         if not incident.values:
             return "other optimizer settings", "different optimizer settings"
-        return f"another {incident.setting}", f"different {incident.setting}s"
+        if incident.setting in SETTINGS.values():
+            return f"another {incident.setting}", f"different {incident.setting}s"
+        return f"another {incident.setting}", f"different values of {incident.setting}"
     if incident.kind == "desync.optimizer":
         return "another optimizer state", "different optimizer states"
     return "other parameters", "different parameters"

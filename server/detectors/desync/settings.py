@@ -51,7 +51,7 @@ class Given:
             for one in known:
                 held |= one or {}
             if all(rank in held for rank in members) and len({held[r] for r in members}) > 1:
-                return setting.replace("_", " "), {rank: held[rank] for rank in members}
+                return _called(setting), {rank: held[rank] for rank in members}
         return "", {}
 
     @staticmethod
@@ -65,6 +65,14 @@ class Given:
                     of_name = found.setdefault(name, {})
                     of_name[int(window.ranks[row])] = float(series.values[row, column])
         return found
+
+
+def _called(setting: str) -> str:
+    """`beta1` for the first of `betas`, as papers have it; `weight decay` for `weight_decay`."""
+    name, _, index = setting.rpartition(".")
+    if name and index.isdigit():
+        setting = f"{name.removesuffix('s')}{int(index) + 1}"
+    return setting.replace("_", " ")
 
 
 @dataclass(slots=True)

@@ -418,6 +418,17 @@ def test_a_setting_of_a_further_group_is_named():
     )
 
 
+def test_of_two_ranks_with_different_betas_both_values_are_told():
+    looks = [differing(step, "hyperparameters", [0, 1]) for step in range(30, 60)]
+    given = np.full((2, 60), np.nan)
+    given[:, 0], given[1, 30] = 0.9, 0.8
+    made = run(looks, ranks=2, **{"hyperparameters/0/betas.0": given})
+    (alert,) = judge(made, [Desync()]).alerts
+    assert alert.title == (
+        "Ranks 0 and 1 have different values of beta1 since step 30 (0.8 and 0.9)"
+    )
+
+
 # ------------------------------------------------------------------------- a step too many
 
 
