@@ -276,7 +276,8 @@ class LossPlateau(Detector[PlateauState]):
             nothing=nothing,
             rash=rash and not nothing,
         )
-        self._date(facts, state)
+        if not facts.rash:  # that was wrong from the start, whatever the first steps seemed to learn
+            self._date(facts, state)
         since = facts.lost_at if facts.lost_at >= 0 else state.start_step
         state.watch.bad(step, facts, first_step=since).facts = facts
 
