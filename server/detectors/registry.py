@@ -49,6 +49,7 @@ REGISTRY: Mapping[str, str] = {
     "gradient.vanishing": "gradient.vanishing:GradientVanishing",
     "gradient.oscillating": "gradient.oscillating:GradientOscillating",
     "gradient.accumulating": "gradient.accumulating:GradientAccumulating",
+    "gradient.discarded": "gradient.discarded:GradientDiscarded",
     "layer.dead": "layer.dead:LayerDead",
     "update.ratio": "update.ratio:UpdateRatio",
     "update.drift": "update.drift:UpdateDrift",

@@ -127,3 +127,20 @@ def constant_answers(
     }
     turns = Occurrence(0, 0, "optimizers.turns", "turns", {"optimizers": 2}, 0.0)
     return Trace("constant answers", seed, each, series, events=(turns,) if games else ())
+
+
+def thrown_away(seed: int, *, discarded: int = 3, every: int = 1, games: bool = False) -> Trace:
+    """Steps of two ranks that throw gradients away before they step.
+
+    Args:
+        discarded: backward passes, at every so many steps.
+        games: another optimizer steps in turns with this one.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(200)
+    loss = np.exp(-each / 50) * (1 + 0.02 * random.standard_normal((2, len(each))))
+    series = {"loss": loss, "passes_discarded": np.full(loss.shape, float(discarded))}
+    there = np.broadcast_to(each % every == 0, loss.shape).copy()
+    turns = Occurrence(0, 0, "optimizers.turns", "turns", {"optimizers": 2}, 0.0)
+    events = (turns,) if games else ()
+    return Trace("thrown away", seed, each, series, {"passes_discarded": there}, events=events)

@@ -17,7 +17,7 @@ from rankscope.agent import wire
 from rankscope.server.comparison import compare
 from rankscope.server.window import Comparison, Occurrence, RankLife, Series, Window
 from tests.support.chain import chain
-from tests.support.courses import answers, constant_answers, weights, zeros
+from tests.support.courses import answers, constant_answers, thrown_away, weights, zeros
 from tests.support.layered import compressed, layered, noisy_gradients, odd_batches
 from tests.support.logged import logged
 from tests.support.pushes import pushes
@@ -625,6 +625,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         weights,
         answers,
         constant_answers,
+        thrown_away,
         zeros,
         teeth,
         blown_up,

@@ -1,0 +1,153 @@
+"""Gradients that are thrown away before any optimizer has stepped with them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Observations, Policy, Share
+from rankscope.server.detectors.walking import median, together
+from rankscope.server.detectors.wording import count, number, percent
+from rankscope.server.window import Check, Status, Window
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardedPolicy(Policy):
+    """Thresholds of `gradient.discarded`.
+
+    Attributes:
+        size: sampled steps that are judged at a time; below that the last group of an epoch, or a
+            repeated pass, may be all there is.
+        share: of these steps, at which gradients were thrown away: what a loop does, and no chance.
+    """
+
+    size: Observations = 40
+    share: Share = 0.9
+
+
+@dataclass(slots=True)
+class Thrown:
+    """Passes thrown away at a step, and those that an optimizer stepped with; medians."""
+
+    discarded: float
+    used: float
+
+
+@dataclass(slots=True)
+class DiscardedState:
+    """What `gradient.discarded` remembers: of the last steps, passes thrown away and used."""
+
+    recent: deque[tuple[int, float, float]]
+    turns: bool = False
+    watch: Watch[Thrown] = field(default_factory=lambda: Watch(clear_after=40))
+
+
+class GradientDiscarded(Detector[DiscardedState]):
+    """Backward passes whose gradients no optimizer uses, at nearly every step, on all ranks.
+
+    A loop over micro-batches that calls `zero_grad` at each of them keeps the last one; one that
+    calls it at every iteration and steps at every tenth throws nine of ten batches away. Both
+    learn, from a part of the data, at the price of all of them.
+
+    Statistic:
+        Of the last 40 sampled steps at least 90 % have `passes_discarded` above 0: gradients were
+        there and were set to zero, or replaced, before the optimizer stepped. Not where several
+        optimizers step in turns: each throws away what another one's loss has left. Where it is
+        one rank alone, `desync.progress` reports it.
+
+    Severity:
+        Info: sharpness-aware steps and adversarial examples need passes of that sort.
+
+    Evidence:
+        `discarded` and `used` (passes of a step, medians), `share` (of all passes).
+
+    Source:
+        The loop that PyTorch's recipe for gradient accumulation warns of.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("gradient.discarded",)
+    policies: ClassVar[type[Policy]] = DiscardedPolicy
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    wants: ClassVar[tuple[str, ...]] = ("passes_discarded", "micro_steps")
+
+    policy: DiscardedPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Steps that throw gradients away, as many as are judged at a time."""
+        return (Reach(self.needs, self.policy.size, LASTS_SAMPLED),)
+
+    def start(self) -> DiscardedState:
+        """Nothing seen yet."""
+        return DiscardedState(deque(maxlen=self.policy.size))
+
+    def advance(self, window: Window, state: DiscardedState) -> Outcome:
+        """Counts the passes of each step."""
+        state.turns |= any(event.kind == "optimizers.turns" for event in window.events)
+        for step, row in together(window, *self.needs, *self.wants):
+            if "loss" not in row:
+                continue
+            discarded = row.get("passes_discarded", 0.0)
+            state.recent.append((step, discarded, row.get("micro_steps", 1.0)))
+            some = sum(thrown > 0 for _, thrown, _ in state.recent)
+            full = len(state.recent) == self.policy.size
+            if state.turns or not full or some < self.policy.share * self.policy.size:
+                state.watch.good(step)
+                continue
+            facts = Thrown(
+                median([thrown for _, thrown, _ in state.recent]),
+                median([used for _, _, used in state.recent if math.isfinite(used)]),
+            )
+            first = next(at for at, thrown, _ in state.recent if thrown > 0)
+            state.watch.bad(step, facts, first_step=first).facts = facts
+        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
+        return Outcome({"gradient.discarded": self._check(window, state)}, findings)
+
+    def _check(self, window: Window, state: DiscardedState) -> Check:
+        episode = state.watch.open(window.last_step)
+        if episode is not None:
+            return Check(Status.OPEN, f"{_finding(episode).title}.")
+        if state.turns:
+            why = "Several optimizers step in turns: each throws away what another's loss has left."
+            return Check(Status.NOT_APPLICABLE, why)
+        if len(state.recent) < self.policy.size:
+            why = f"{count(len(state.recent), 'sampled step')} of {self.policy.size} needed."
+            return Check(Status.INSUFFICIENT_DATA, why)
+        some = sum(thrown > 0 for _, thrown, _ in state.recent)
+        return Check(
+            Status.OK,
+            f"{some:,} of {count(len(state.recent), 'sampled step')} threw gradients away.",
+        )
+
+
+def _finding(episode: Episode[Thrown]) -> Finding:
+    facts = episode.facts
+    whole = facts.discarded + facts.used
+    share = facts.discarded / whole if whole else 0.0
+    return Finding(
+        kind="gradient.discarded",
+        severity="info",
+        title=(
+            f"{number(facts.discarded)} of {number(whole)} backward passes of a step are thrown "
+            f"away since step {episode.first_step}"
+        ),
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        cause=(
+            f"{percent(share)} of the gradients are set to zero before the optimizer has stepped "
+            "with them. Usual causes: `zero_grad()` inside the loop over micro-batches, so that "
+            "only the last one counts, or `optimizer.step()` at some iterations only and "
+            "`zero_grad()` at all of them."
+        ),
+        remedy=(
+            "Call `zero_grad()` once for each `optimizer.step()`, right after it or before the "
+            "first micro-batch. Nothing, if the passes are meant to be thrown away "
+            "(sharpness-aware minimisation, adversarial examples)."
+        ),
+        clear_after=episode.clear_after,
+        evidence={"discarded": facts.discarded, "used": facts.used, "share": share},
+    )
