@@ -117,6 +117,15 @@ PROFILES: Mapping[str, Profile] = {
 }
 assert tuple(PROFILES) == NAMES
 
+# What ranks report where another optimizer of their process steps in turns with theirs, each on a
+# backward pass of its own: players of a game, or parts of a training with goals of their own.
+TURNS = "optimizers.turns"
+# Then these are information at most, where no profile is declared. `loss.diverging` judges for
+# itself how far the loss of a player may rise.
+IN_TURNS: frozenset[str] = (
+    frozenset(PROFILES["adversarial"].without) | PROFILES["adversarial"].lenient
+) - {"loss.diverging"}
+
 # Last parts of the names of series that somebody may log, which indicate a profile.
 _LOGGED: frozenset[str] = frozenset(
     name

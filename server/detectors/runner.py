@@ -10,7 +10,14 @@ from typing import Any
 from rankscope.agent.wire import SEVERITIES
 from rankscope.server.detectors import profiles
 from rankscope.server.detectors.base import Detector, Finding, Reach
-from rankscope.server.detectors.profiles import DESCENT, LOGGED, PROFILES, plain
+from rankscope.server.detectors.profiles import (
+    DESCENT,
+    IN_TURNS,
+    LOGGED,
+    PROFILES,
+    TURNS,
+    plain,
+)
 from rankscope.server.detectors.reach import Recorded
 from rankscope.server.detectors.settings import Effective
 from rankscope.server.detectors.wording import agree, count, listing
@@ -76,6 +83,8 @@ class Evaluation:
         # The profile that series told of, and from which step on.
         self._told: str | None = None
         self._told_at = -1
+        # The first step at which another optimizer was known to step in turns with the run's.
+        self._turns_since: int | None = None
         self.seconds = dict.fromkeys((type(d).__name__ for d in detectors), 0.0)
 
     @property
@@ -101,6 +110,9 @@ class Evaluation:
         self._recorded.take(window)
         if self._told is None and (told := profiles.recognised(self._seen)):
             self._told, self._told_at = told, _first_step(window, self._seen)
+        if self._turns_since is None:
+            turns = [event.step for event in window.events if event.kind == TURNS]
+            self._turns_since = min(turns, default=None)
         findings: list[Finding] = []
         checks: dict[str, Check] = {
             name: Check(Status.ERROR, f"it could not be loaded: {why}")
@@ -146,6 +158,8 @@ class Evaluation:
             name, how, since = self._told, "the names of its series tell it", self._told_at
         else:
             name, how = DESCENT, ""
+            if self._turns_since is not None:
+                findings = _in_turns(findings, self._turns_since)
         profile = PROFILES[name]
         for kind, why in profile.without.items():
             if kind in checks and kind not in self._off:
@@ -217,6 +231,16 @@ def _first_step(window: Window, names: set[str]) -> int:
         if plain(name) and name in names and series.present.any()
     ]
     return max(told, default=-1)
+
+
+def _in_turns(findings: Sequence[Finding], since: int) -> list[Finding]:
+    """What is left of findings where another optimizer steps in turns with the run's."""
+    return [
+        replace(finding, severity="info")
+        if finding.kind in IN_TURNS and finding.seen_step >= since
+        else finding
+        for finding in findings
+    ]
 
 
 def _for_all(detector: Detector[Any], check: Check) -> dict[str, Check]:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
+from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Status, Window
@@ -86,7 +87,7 @@ class GradientDiscarded(Detector[DiscardedState]):
 
     def advance(self, window: Window, state: DiscardedState) -> Outcome:
         """Counts the passes of each step."""
-        state.turns |= any(event.kind == "optimizers.turns" for event in window.events)
+        state.turns |= any(event.kind == TURNS for event in window.events)
         for step, row in together(window, *self.needs, *self.wants):
             if "loss" not in row:
                 continue

@@ -14,6 +14,7 @@ from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, R
 from rankscope.server.detectors.history import Companions, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Blocks, Policy, RisePolicy, Share, Sigmas, Times
+from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.statistics import (
     BLOCK,
     Progress,
@@ -25,8 +26,6 @@ from rankscope.server.detectors.statistics import (
 from rankscope.server.detectors.wording import count, number, percent, sentences
 from rankscope.server.window import Check, Status, Window
 
-# What ranks report where another optimizer steps in turns with theirs.
-_TURNS = "optimizers.turns"
 # Blocks that are remembered.
 _BLOCKS = 24
 
@@ -145,7 +144,7 @@ class LossDiverging(Detector[DivergingState]):
         """Takes the window's losses block by block."""
         findings: list[Finding] = []
         state.companions.take(window)
-        turns = [event.step for event in window.events if event.kind == _TURNS]
+        turns = [event.step for event in window.events if event.kind == TURNS]
         if turns and state.game_since is None:
             state.game_since = min(turns)
         steps, means = mean_over_ranks(window, "loss")

@@ -12,6 +12,7 @@ import numpy as np
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas
+from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.statistics import BLOCK, mann_kendall
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import count, number, percent
@@ -195,7 +196,7 @@ class LossPlateau(Detector[PlateauState]):
 
     def advance(self, window: Window, state: PlateauState) -> Outcome:
         """Takes the losses one by one."""
-        state.turns |= any(event.kind == "optimizers.turns" for event in window.events)
+        state.turns |= any(event.kind == TURNS for event in window.events)
         for step, row in together(window, *self.needs, *self.wants):
             self._remember(row, state)
             loss = row.get("loss", math.nan)
@@ -276,7 +277,9 @@ class LossPlateau(Detector[PlateauState]):
             nothing=nothing,
             rash=rash and not nothing,
         )
-        if not facts.rash:  # that was wrong from the start, whatever the first steps seemed to learn
+        if (
+            not facts.rash
+        ):  # that was wrong from the start, whatever the first steps seemed to learn
             self._date(facts, state)
         since = facts.lost_at if facts.lost_at >= 0 else state.start_step
         state.watch.bad(step, facts, first_step=since).facts = facts

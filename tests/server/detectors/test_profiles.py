@@ -7,10 +7,10 @@ import pytest
 
 from rankscope.server.detectors import DETECTORS, build
 from rankscope.server.detectors.base import Detector, Outcome
-from rankscope.server.detectors.profiles import PROFILES, recognised
+from rankscope.server.detectors.profiles import PROFILES, TURNS, recognised
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.detectors.settings import effective, read
-from rankscope.server.window import Check, Series, Status, Window
+from rankscope.server.window import Check, Occurrence, Series, Status, Window
 from tests.support.incidents import finding
 from tests.support.judging import judge
 from tests.support.scenarios import recorded
@@ -88,6 +88,19 @@ def test_a_game_has_no_loss_that_falls(evaluation, shown, how):
     assert checks["loss.diverging"].status == "not_applicable"
     assert checks["loss.diverging"].why.startswith(f"Profile adversarial ({how};")
     assert checks["loss.nonfinite"].status == "ok"
+
+
+def test_optimizers_in_turns_are_players_until_a_profile_is_declared():
+    turns = (Occurrence(0, 3, TURNS, "turns", {}, 0.0),)
+    shown = replace(window(0, 4), events=turns)
+    findings, _ = Evaluation([Alarmed()]).advance(shown)
+    judged = {(f.kind, f.seen_step): f.severity for f in findings}
+    assert [judged["loss.oscillating", step] for step in (2, 3)] == ["critical", "info"]
+    # It judges for itself how far the loss of a player may rise.
+    assert judged["loss.diverging", 3] == judged["loss.nonfinite", 3] == "critical"
+    declared = replace(shown, config={"profile": "descent"})
+    findings, _ = Evaluation([Alarmed()]).advance(declared)
+    assert set(severities(findings).values()) == {"critical"}
 
 
 def test_the_run_s_word_counts_more_than_the_project_s_and_the_names():
