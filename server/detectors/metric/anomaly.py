@@ -19,6 +19,7 @@ from rankscope.server.detectors.metric.series import is_asked, is_clock, is_logg
 from rankscope.server.detectors.metric.silence import Silence
 from rankscope.server.detectors.policy import Policy
 from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.wording import if_several
 from rankscope.server.window import Bool, Check, Float64, Int64, Status, Window
 
 # Series that are judged, of many ranks fewer: a run may have thousands, and each takes up to 1 KB
@@ -188,7 +189,7 @@ class MetricAnomaly(Detector[AnomalyState]):
             if self._silent(anomaly, state) and window.last_step > anomaly.last_step:
                 anomaly.last_step = window.last_step
             findings.append(finding(anomaly))
-        return Outcome({"metric.anomaly": self._check(state)}, tuple(findings))
+        return Outcome({"metric.anomaly": self._check(window, state)}, tuple(findings))
 
     def _series(self, window: Window, state: AnomalyState) -> list[str]:
         """Those that are asked at these steps, in the order of their names."""
@@ -298,7 +299,7 @@ class MetricAnomaly(Detector[AnomalyState]):
                 anomaly.last_step = max(anomaly.last_step, int(silence.until[rank]))
         return bool(anomaly.silent)
 
-    def _check(self, state: AnomalyState) -> Check:
+    def _check(self, window: Window, state: AnomalyState) -> Check:
         if state.incidents:
             return Check(Status.OPEN, f"{finding(state.incidents[-1]).title}.")
         judged = sum(max(t.beside.made, t.alone.made) > LEAST for t in state.tracks.values())
@@ -309,10 +310,11 @@ class MetricAnomaly(Detector[AnomalyState]):
                 f"{LEAST * BLOCK} say what is usual.",
             )
         left = f"; {len(state.left)} more are not" if state.left else ""
+        peers = if_several(window.world_size, "ranks are exchangeable, and")
         return Check(
             Status.OK,
-            f"{judged} of {len(state.tracks)} series judged: ranks are exchangeable, and series go "
-            f"on as they did{left}.",
+            f"{judged} of {len(state.tracks)} series judged:{peers} series go on as they did"
+            f"{left}.",
         )
 
 

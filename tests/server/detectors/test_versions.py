@@ -151,7 +151,7 @@ def test_a_worker_whose_version_grows_older_and_older_is_named(cuts):
     [alert], _ = serious(served(4, late=2), cuts)
     # It has pulled for the last time at step 37, and 12 is 4 times what was caught up with.
     assert (alert.ranks, alert.first_step, alert.seen_step) == ((2,), 38, 46)
-    assert "parameters 42 steps old" in alert.cause
+    assert "parameters of rank 2 are 42 steps old" in alert.cause
 
 
 @pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
