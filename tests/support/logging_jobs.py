@@ -20,9 +20,6 @@ from rankscope import agent
 FEATURES, CLASSES, STEPS = 16, 4, 400
 AT, EVERY, SUSPECT = 208, 7, 1
 
-FAULTS = ("shifted", "spikes", "one-spikes", "silent", "gradient")
-HEALTHY = ("ddp", "local-sgd", "gan", "rewards", "schedule", "curriculum")
-
 
 class Job:
     """One rank of a training: what it learns from, and what it logs."""
@@ -38,9 +35,6 @@ class Job:
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.randn(64, FEATURES, generator=self.random)
-        if self.name == "curriculum":
-            # Easy samples first, then harder ones, in three phases.
-            x = x * (2.0, 1.0, 0.5)[min(step // 130, 2)]
         noise = torch.randn(64, CLASSES, generator=self.random)
         return x, (x @ self.teacher + noise).argmax(1)
 
@@ -51,8 +45,7 @@ class Job:
         entropy = float(torch.distributions.Categorical(logits=logits.detach()).entropy().mean())
         if self.name == "shifted" and self.at_fault(step):
             margin += 1.0
-        spikes = step >= AT and (step - AT) % EVERY == 0
-        if spikes and (self.name == "spikes" or (self.name == "one-spikes" and self.rank == 1)):
+        if self.name == "spikes" and self.at_fault(step) and (step - AT) % EVERY == 0:
             entropy += 5.0
         logged = {"train/margin": margin, "train/entropy": entropy, "epoch": float(step // 40)}
         if self.name == "rewards":
@@ -69,15 +62,10 @@ class Job:
         return logged
 
 
-def rate_at(step: int) -> float:
-    """Warm-up, and two steps down."""
-    return 0.1 * min(1.0, (step + 1) / 50) * (1.0 if step < 200 else 0.1 if step < 300 else 0.01)
-
-
 def main() -> None:
     name = sys.argv[1]
     torch.set_num_threads(1)
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     job = Job(name, rank)
@@ -85,7 +73,7 @@ def main() -> None:
     if name == "gan":
         play(job, rank)
         return
-    model = bare if name == "local-sgd" else DistributedDataParallel(bare)
+    model = DistributedDataParallel(bare)
     here = {"step": 0}
     if name == "gradient":
         for parameter in bare.parameters():
@@ -94,25 +82,12 @@ def main() -> None:
     monitor = agent.attach(model, optimizer)
     for step in range(STEPS):
         here["step"] = step
-        if name == "schedule":
-            optimizer.param_groups[0]["lr"] = rate_at(step)
         x, y = job.batch(step)
         optimizer.zero_grad()
         logits = model(x)
         functional.cross_entropy(logits, y).backward()
-        logged = job.metrics(step, logits)
-        if name == "local-sgd":
-            first = next(iter(bare.parameters())).detach()
-            mean = first.clone()
-            dist.all_reduce(mean)
-            logged["divergence"] = float((first - mean / world).norm())
-        monitor.log(**logged)
+        monitor.log(**job.metrics(step, logits))
         optimizer.step()
-        if name == "local-sgd" and step % 8 == 7:
-            with torch.no_grad():
-                for parameter in bare.parameters():
-                    dist.all_reduce(parameter)
-                    parameter /= world
     monitor.close()
     dist.destroy_process_group()
 

@@ -388,7 +388,8 @@ def test_what_is_sampled_began_at_some_step_since_the_sample_before(client):
         parameters = {"steps": steps, "values": [f"{word:016x}" for word in words]}
         sent = {"run": "otter", "rank": rank, "seq": 0, "session": f"s{rank}", "through_step": 64}
         sent |= {"columns": {"loss": loss}, "words": {"parameters": parameters}}
-        assert client.post("/api/v1/ingest", json=sent | {"state": "finished"}).status_code == 200
+        sent |= {"world_size": 4, "state": "finished"}
+        assert client.post("/api/v1/ingest", json=sent).status_code == 200
     evaluated(client)
     [alert] = get(client, "/runs/otter/alerts")["items"]
     assert (alert["kind"], alert["first_step"], alert["since"]) == (
