@@ -66,7 +66,9 @@ class Origin:
             if not first_step <= event.step <= first_step + FOLLOWS:
                 continue
             gradients = data.get("gradients")
-            if isinstance(gradients, dict):
+            # Of parameters that were not finite by then every gradient is such: it has spread.
+            spread = event.step > first_step and data.get("model_finite") is False
+            if isinstance(gradients, dict) and not spread:
                 for name, amount in gradients.items():
                     self.tensors[str(name)] = max(self.tensors.get(str(name), 0), int(amount))
             if event.step == first_step:
