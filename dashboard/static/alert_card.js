@@ -12,7 +12,7 @@ export const steps = (alert) =>
   alert.last_step > alert.first_step ? `steps ${alert.first_step} to ${alert.last_step}` : `step ${alert.first_step}`;
 
 /** "step 137", or "a step from 129 to 137" where what is between two samples is not known */
-export const onset = ({ since: [earliest, latest] }) => (earliest < latest ? `a step from ${earliest} to ${latest}` : `step ${latest}`);
+export const onset = ({ since: { after, by } }) => ((after ?? -1) + 1 < by ? `a step from ${(after ?? -1) + 1} to ${by}` : `step ${by}`);
 
 /**
  * @param alert as the REST interface gives it

@@ -152,6 +152,7 @@ def _detail(connection: Connection, alert: str) -> models.AlertDetail:
 
 
 def _members(alert: Alert, silenced: bool) -> dict[str, Any]:
+    earliest, latest = onset.since(alert)
     return {
         "id": alert.id,
         "run": alert.run,
@@ -162,7 +163,7 @@ def _members(alert: Alert, silenced: bool) -> dict[str, Any]:
         "ranks": list(alert.ranks),
         "tensors": list(alert.tensors),
         "first_step": alert.first_step,
-        "since": onset.since(alert),
+        "since": models.Since(after=earliest - 1 if earliest > 0 else None, by=latest),
         "last_step": alert.last_step,
         "opened_at": models.time_of(alert.opened_at),
         "resolved_at": None if alert.resolved_at is None else models.time_of(alert.resolved_at),

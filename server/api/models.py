@@ -260,12 +260,21 @@ class Transition(BaseModel):
     reason: str
 
 
+class Since(BaseModel):
+    """Between which steps something began.
+
+    `after`: the last step at which it was right, null where no step before is known; `by`: the
+    first step at which it was seen. Steps between the two were not sampled.
+    """
+
+    after: int | None
+    by: int
+
+
 class Alert(BaseModel):
     """An alert.
 
-    `since`: the earliest and the latest step at which it can have begun, the latest being
-    `first_step`; they differ where steps between two samples are in question. `start`: number of
-    the start of the job in which it was found.
+    `start`: number of the start of the job in which it was found.
     """
 
     id: str
@@ -277,7 +286,7 @@ class Alert(BaseModel):
     ranks: list[int]
     tensors: list[str]
     first_step: int
-    since: tuple[int, int]
+    since: Since
     last_step: int
     opened_at: datetime
     resolved_at: datetime | None

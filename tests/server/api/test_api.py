@@ -395,7 +395,7 @@ def test_what_is_sampled_began_at_some_step_since_the_sample_before(client):
     assert (alert["kind"], alert["first_step"], alert["since"]) == (
         "desync.parameters",
         48,
-        [33, 48],
+        {"after": 32, "by": 48},
     )
 
 
