@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import sys
@@ -18,7 +19,13 @@ from tests.lab.faults.case import Setting
 
 # A process is forked from one that has imported everything already: a launch takes no time.
 _context = multiprocessing.get_context("forkserver")
-_PRELOAD = ["torch", "torch.distributed", "sklearn.datasets", "tests.lab.faults.families"]
+_PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "sklearn.datasets",
+    "tests.lab.faults.families",
+    "tests.lab.drawn.trainer",
+]
 # A rank whose peer is gone must fail soon. Hangs are cases of their own.
 _COLLECTIVE_SECONDS = 60.0
 
@@ -62,8 +69,11 @@ class Ranks:
             self._pipes.append(here)
             self._processes.append(process)
 
-    def run(self, case: str, setting: Setting, *, timeout: float = 420.0) -> None:
+    def run(self, case: str, setting: Any, *, timeout: float = 420.0) -> None:
         """Trains one case on all ranks.
+
+        Args:
+            case: its id, or `module:function` of (setting, rank).
 
         Raises:
             RankFailed: a rank raised, ended, or took too long.
@@ -75,7 +85,7 @@ class Ranks:
             rank, text = next(iter(failed.items()))
             raise RankFailed(f"rank {rank}: {text or self.tail(rank)}")
 
-    def begin(self, case: str, setting: Setting) -> None:
+    def begin(self, case: str, setting: Any) -> None:
         """Starts a case on all ranks and does not wait."""
         for rank, pipe in enumerate(self._pipes):
             pipe.send((case, setting, rank))
@@ -147,7 +157,11 @@ def _serve(pipe: Connection, patience: float) -> None:
     while (order := _next(pipe)) is not None:
         case, setting, rank = order
         # What a case raises ends the process: its group would be out of step anyway.
-        REGISTRY.cases[case](replace(setting, rank=rank)).train()  # type: ignore[attr-defined]
+        module, _, function = case.partition(":")
+        if function:
+            getattr(importlib.import_module(module), function)(setting, rank)
+        else:
+            REGISTRY.cases[case](replace(setting, rank=rank)).train()  # type: ignore[attr-defined]
         pipe.send("")
 
 

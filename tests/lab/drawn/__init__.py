@@ -1,0 +1,1 @@
+"""The lab that draws its trainings and its faults from a grammar."""
