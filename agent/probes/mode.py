@@ -48,7 +48,8 @@ class Mode(Probe):
     modules.
 
     The event `mode.changed` says which they are: at the first step and at each change, 64 times at
-    most.
+    most; and how many of the normalizations in eval were `new` at attach, with statistics of no
+    batch at all.
     """
 
     name = "mode"
@@ -61,6 +62,8 @@ class Mode(Probe):
         self._candidates: list[tuple[str, torch.nn.Module]] = []
         self._dependent: tuple[ModeDependent, ...] | None = None
         self._evaluates = False  # the whole model, at the last look
+        # Read before the first step: on a device it waits for it.
+        self._new = {id(m) for m in self._core.modules() if _is_new(m)}
         self._told: tuple[bool, tuple[str, ...], int] | None = None
         self._events = 0
 
@@ -83,7 +86,9 @@ class Mode(Probe):
             if now != self._told and self._events < _MOST_EVENTS:
                 self._told = now
                 self._events += 1
-                context.event(facts.step, _EVENT, *_described(evaluates, off, dependent))
+                text, data = _described(evaluates, off, dependent)
+                data["new"] = sum(id(one.module) in self._new for one in off)
+                context.event(facts.step, _EVENT, text, data)
 
     def _mode_dependent(self) -> tuple[ModeDependent, ...]:
         named = self.context.modules.named()
@@ -144,6 +149,14 @@ def _sort_of(module: torch.nn.Module) -> str:
     if rates:
         return "dropout" if any(rates) else ""
     return "own"
+
+
+def _is_new(module: torch.nn.Module) -> bool:
+    """Whether a normalization has running statistics that no batch went into."""
+    batches = getattr(module, "num_batches_tracked", None)
+    if not isinstance(module, _NormBase) or not isinstance(batches, torch.Tensor):
+        return False
+    return batches.device.type != "meta" and int(batches) == 0
 
 
 def _dropout_rates(module: torch.nn.Module) -> list[float]:

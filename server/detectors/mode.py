@@ -42,6 +42,7 @@ class Modes:
         whole: the whole model is in evaluation mode.
         names: of mode-dependent modules in evaluation mode, the first 200; `count` `of` them are.
         normalization, dropout, own: how many of each sort these are.
+        new: of the normalizations, how many have statistics that no batch went into.
     """
 
     step: int
@@ -52,11 +53,12 @@ class Modes:
     normalization: int
     dropout: int
     own: int
+    new: int
 
     @classmethod
     def read(cls, step: int, data: Mapping[str, Any]) -> Modes:
         """Of an event."""
-        numbers = ("count", "of", "normalization", "dropout", "own")
+        numbers = ("count", "of", "normalization", "dropout", "own", "new")
         told = data.get("names", ())
         names = tuple(str(n) for n in told) if isinstance(told, list | tuple) else ()
         return cls(step, bool(data.get("whole")), names, *(_whole(data.get(n)) for n in numbers))
@@ -123,8 +125,9 @@ class EvaluationMode(Detector[ModeState]):
 
     Severity:
         Warning. Info for normalization alone, which is frozen on purpose as often as not (in the
-        midst of a run, or with the whole model from its start), and for modules of the user's own
-        alone, as what they do with their mode is not known.
+        midst of a run, or with the whole model from its start), unless it is new and normalizes by
+        statistics of no batch at all; and for modules of the user's own alone, as what they do with
+        their mode is not known.
 
     Evidence:
         `modules` (in evaluation mode), `in_evaluation` `of` the mode-dependent ones, `whole_model`,
@@ -253,7 +256,7 @@ def _severity(found: Evaluating) -> str:
         return "warning"
     if any(m.normalization for m in modes):
         meant = found.from_start or not any(m.whole for m in modes)
-        return "info" if meant else "warning"
+        return "info" if meant and not any(m.new for m in modes) else "warning"
     return "info"
 
 
@@ -267,6 +270,11 @@ def _finding(episode: Episode[Evaluating], window: Window) -> Finding:
         "In evaluation mode dropout is off, and batch norm uses its running statistics and no "
         "longer updates them"
     )
+    if most.new:
+        effect += (
+            f"; those of {count(most.new, 'module')} are as they were made (mean 0, variance 1), "
+            "so that nothing is normalized"
+        )
     if found.apart:
         title, cause = _of_ranks(found, suspects, what, since, effect)
     elif most.whole:

@@ -430,7 +430,7 @@ _NORMS, _DROPS = ("first.norm", "second.norm"), ("embed.drop", "head.drop")
 
 def _tell_mode(said: Said, fault: str, step: int, at: int, *, concerned: bool) -> None:
     """Scalar and events of a model with two norms and two dropouts."""
-    everything = (*_NORMS, *_DROPS)
+    everything = _NORMS if fault.startswith("only-") else (*_NORMS, *_DROPS)
     before: tuple[str, ...] = ()
     after: dict[int, tuple[str, ...]] = {at: everything}
     if fault == "forgotten-by-one" and not concerned:
@@ -441,7 +441,7 @@ def _tell_mode(said: Said, fault: str, step: int, at: int, *, concerned: bool) -
         after[at + 30] = ()
     elif fault == "forgotten-once":
         after[at + 1] = ()
-    elif fault == "from-the-start":
+    elif fault in ("from-the-start", "only-new-norms", "only-trained-norms"):
         before, after = everything, {}
     elif fault == "norms-from-the-start":
         before, after = _NORMS, {}
@@ -466,5 +466,6 @@ def _tell_mode(said: Said, fault: str, step: int, at: int, *, concerned: bool) -
             "normalization": sum(n in _NORMS for n in names),
             "dropout": sum(n in _DROPS for n in names),
             "own": 0,
+            "new": len(names) if fault == "only-new-norms" else 0,
         }
         said.events.append(("mode.changed", "modes", data))

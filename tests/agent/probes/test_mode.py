@@ -128,6 +128,18 @@ def test_a_frozen_norm_is_reported_at_the_first_step_alone(watching):
     assert (told[0]["whole"], told[0]["names"], told[0]["dropout"]) == (False, ["1"], 0)
 
 
+@pytest.mark.parametrize("batches", [0, 1])
+def test_a_norm_that_no_batch_went_into_is_new(watching, batches):
+    model = net()
+    for step in range(batches):
+        model(batch(step)[0])
+    model.eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching.attach(model, optimizer)
+    train(model, optimizer, range(2))
+    assert events(watching)[0]["new"] == (not batches)
+
+
 def test_modules_that_come_later_are_counted(watching):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
