@@ -23,7 +23,8 @@ def main() -> int:
     if options.do == "run":
         with handling_sigterm(), Lab(folder, full=options.full_sampling) as lab:
             for number in _numbers(options):
-                for line in lab.run(number, faulty=not options.healthy):
+                line = lab.healthy(number) if options.healthy else lab.faulty(number)
+                if line is not None:
                     print(_line(line), flush=True)
     elif options.do == "show":
         for line in results(folder):

@@ -67,6 +67,9 @@ class Effect:
         return {**asdict(self), "matters": self.matters, "size": self.size}
 
 
+ENDED = Effect(differ=False, nonfinite=False, tenfold=1.0, worse=0.0, slower=1.0, ended=True)
+
+
 def effect_of(fault: Fault, recipe: Recipe, faulty: Seen, healthy: Seen) -> Effect:
     """Measures it.
 
@@ -74,7 +77,7 @@ def effect_of(fault: Fault, recipe: Recipe, faulty: Seen, healthy: Seen) -> Effe
         faulty, healthy: of each rank what it saw; of one that did not get to its end nothing.
     """
     if len(faulty) < recipe.world or any(len(rank["digest"]) < recipe.steps for rank in faulty):
-        return Effect(differ=False, nonfinite=False, tenfold=1, worse=0, slower=1, ended=True)
+        return ENDED
     losses, healthy_losses = _of(faulty, "loss"), _of(healthy, "loss")
     nonfinite = not all(np.isfinite(_of(faulty, name)).all() for name in ("loss", "local", "norm"))
     return Effect(

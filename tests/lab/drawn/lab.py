@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.server.demo.processes import RANKSCOPE, Process
-from tests.lab.drawn.effect import Effect, Seen, effect_of
+from tests.lab.drawn.effect import ENDED, Effect, Seen, effect_of
 from tests.lab.drawn.fault import Fault, draw_fault, part_of
 from tests.lab.drawn.recipe import Recipe, draw_recipe
 from tests.lab.drawn.score import score_of, serious
@@ -62,28 +61,17 @@ class Lab:
             pool.close()
         self._stack.close()
 
-    def run(self, number: int, *, faulty: bool = True) -> Iterator[Json]:
-        """The healthy training of a number and, if asked for, the faulty one: their lines.
-
-        What is done already is not done again.
-        """
+    def healthy(self, number: int) -> Json | None:
+        """Runs the healthy training of a number; None where it has been run already."""
+        if (number, False) in self._done:
+            return None
         recipe = draw_recipe(number)
-        healthy = self._done.get((number, False))
-        if healthy is None:
-            yield (healthy := self._healthy(recipe))
-        if faulty and (number, True) not in self._done and healthy["error"] == "":
-            yield self._faulty(recipe, draw_fault(number, recipe), healthy)
-
-    # ------------------------------------------------------------------------------------- inside
-
-    def _healthy(self, recipe: Recipe) -> Json:
         seconds, error = self._train(recipe, None)
         alerts, state = self._judged(self._run(recipe, None), 0.0)
-        if not error and not state:
-            error = "not judged in time"
+        shutil.rmtree(self._place(recipe, None), ignore_errors=True)
         return self._keep(
             {
-                "number": recipe.number,
+                "number": number,
                 "faulty": False,
                 "part": part_of(recipe.family),
                 "family": recipe.family,
@@ -92,38 +80,66 @@ class Lab:
                 "alerts": alerts,
                 "false_alarms": [alert["kind"] for alert in serious(alerts)],
                 "state": state,
-                "error": error,
+                "error": error or ("" if state else "not judged in time"),
             }
         )
 
-    def _faulty(self, recipe: Recipe, fault: Fault, healthy: Json) -> Json:
-        seconds, error = self._train(recipe, fault)
-        run = self._run(recipe, fault)
-        effect = effect_of(fault, recipe, self._seen(recipe, fault), self._seen(recipe, None))
-        if effect.ended and fault.site != "process" and not error:
-            error = "it ended early"
-        settle = _SILENCE_SECONDS if fault.site == "process" else 0.0
-        alerts, state = self._judged(run, settle)
-        shutil.rmtree(self._place(recipe, fault), ignore_errors=True)
-        ended = effect.ended and error
+    def faulty(self, number: int) -> Json | None:
+        """Runs the faulty training of a number, watched only if its fault has an effect.
+
+        The effect is measured beside the healthy twin, both without the agent. None where the
+        number has been run already.
+        """
+        if (number, True) in self._done:
+            return None
+        recipe = draw_recipe(number)
+        fault = draw_fault(number, recipe)
+        began = time.monotonic()
+        effect, error = self._effect(recipe, fault)
+        alerts: list[Json] = []
+        state = ""
+        if effect is not None and effect.matters:
+            _, error = self._train(recipe, fault)
+            settle = _SILENCE_SECONDS if fault.site == "process" else 0.0
+            alerts, state = self._judged(self._run(recipe, fault), settle)
+            if fault.site == "process":
+                error = ""  # how its processes ended is what was injected
+            elif not state:
+                error = error or "not judged in time"
+        for one in (fault, None):
+            shutil.rmtree(self._place(recipe, one), ignore_errors=True)
         return self._keep(
             {
-                "number": recipe.number,
+                "number": number,
                 "faulty": True,
                 "part": part_of(fault.family),
                 "family": fault.family,
                 "recipe": asdict(recipe),
                 "fault": asdict(fault),
-                "effect": effect.as_json(),
-                "score": score_of(fault, recipe, alerts, healthy["alerts"]).as_json(),
-                "seconds": round(seconds, 2),
+                "effect": None if effect is None else effect.as_json(),
+                "score": score_of(fault, recipe, alerts).as_json(),
+                "seconds": round(time.monotonic() - began, 2),
                 "alerts": alerts,
                 "state": state,
-                "error": "" if ended else error,
+                "error": error,
             }
         )
 
-    def _train(self, recipe: Recipe, fault: Fault | None) -> tuple[float, str]:
+    # ------------------------------------------------------------------------------------- inside
+
+    def _effect(self, recipe: Recipe, fault: Fault) -> tuple[Effect | None, str]:
+        """What the fault does, and what went wrong with the lab."""
+        if fault.site == "process":
+            return ENDED, ""
+        for one in (None, fault):
+            _, error = self._train(recipe, one, watched=False)
+            if error:
+                return None, error
+        return effect_of(fault, recipe, self._seen(recipe, fault), self._seen(recipe, None)), ""
+
+    def _train(
+        self, recipe: Recipe, fault: Fault | None, *, watched: bool = True
+    ) -> tuple[float, str]:
         """Trains it on all ranks; seconds, and what went wrong."""
         from tests.lab.drawn.trainer import Order
 
@@ -131,7 +147,7 @@ class Lab:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         order = Order(
-            recipe, fault, self._run(recipe, fault), self.server.url, str(place), True, self.full
+            recipe, fault, self._run(recipe, fault), self.server.url, str(place), watched, self.full
         )
         began = time.monotonic()
         if recipe.world not in self._pools:
@@ -186,6 +202,3 @@ def results(folder: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
-__all__ = ["Effect", "Lab", "results"]

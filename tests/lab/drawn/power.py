@@ -62,7 +62,7 @@ _WIDTH, _HEIGHT, _MARGIN = 560, 260, 46
 
 def write_page(lines: Sequence[Line], page: Path) -> None:
     """The table, and a curve of power against size of effect beside it."""
-    faulty = [x for x in lines if x["faulty"] and not x["error"]]
+    faulty = [x for x in lines if x["faulty"] and not x["error"] and x["effect"]]
     curves = {
         part: curve([x for x in faulty if x["part"] == part], lambda x: bool(x["score"]["found"]))
         for part in _PARTS

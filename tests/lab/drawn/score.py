@@ -52,8 +52,7 @@ class Score:
     """One faulty run.
 
     Attributes:
-        found: a root alert of severity warning or above that the healthy twin does not have and
-            that does not begin before the fault.
+        found: a root alert of severity warning or above that does not begin before the fault.
         placed: one of them has a kind that is right for the site.
         rank: it names the ranks of the fault; None where there is nothing to name.
         step: it began, as well as can be told, where the fault did.
@@ -72,12 +71,10 @@ class Score:
         return asdict(self)
 
 
-def score_of(fault: Fault, recipe: Recipe, alerts: Sequence[Alert], twin: Sequence[Alert]) -> Score:
-    """Judges the alerts of a faulty run; those of its healthy twin are not its own."""
-    usual = {alert["kind"] for alert in serious(twin)}
+def score_of(fault: Fault, recipe: Recipe, alerts: Sequence[Alert]) -> Score:
+    """Judges the alerts of a faulty run."""
     late = max(int(_LATE * recipe.steps), 8)
-    own = [a for a in serious(alerts) if a["kind"] not in usual]
-    own = [a for a in own if a["first_step"] >= fault.onset - late]
+    own = [a for a in serious(alerts) if a["first_step"] >= fault.onset - late]
     named = fault.ranks if 0 < len(fault.ranks) < recipe.world else ()
     if not own:
         return Score(
