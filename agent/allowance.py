@@ -1,4 +1,4 @@
-"""What may be spent once, on seeing the beginning of a run whole. Pure: it looks at no clock."""
+"""What may be spent once, on sampling the beginning of a run in full. Pure: it reads no clock."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from rankscope.agent.wire import Event
 
 _UNCOUNTED = (
     "the optimizer has taken steps before and does not keep how many: here they count from 0. "
-    "A run that goes on is told where it stands by attach(model, optimizer, step=...)"
+    "A run that goes on gets its step by attach(model, optimizer, step=...)"
 )
 
 _monitors: weakref.WeakKeyDictionary[Any, TorchMonitor | NullMonitor] = weakref.WeakKeyDictionary()
@@ -78,7 +78,7 @@ def attach(
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
         raise ValueError(f"attach(..., step={step!r}): must be a number of steps from 0")
     resolved = resolve(options, os.environ)
-    told = facts_of(config)
+    config_facts = facts_of(config)
     _leave_to_parent()
     known = _monitors.get(optimizer)
     if known is not None and not known.closed:
@@ -100,7 +100,7 @@ def attach(
         # Nobody's training ends because something is wrong with the agent.
         monitor = attempt(
             lambda: _monitor(
-                model, optimizer, resolved, identity, first, told, uncounted=uncounted
+                model, optimizer, resolved, identity, first, config_facts, uncounted=uncounted
             ),
             name="attach",
         ) or NullMonitor(identity.run, identity.rank)
@@ -109,7 +109,7 @@ def attach(
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: ends the monitors of its parent here, where they tell nothing."""
+    """In a forked child: ends the monitors of its parent here, where they report nothing."""
     for known in list(_monitors.values()):
         if isinstance(known, TorchMonitor) and known.inherited:
             known.close()
@@ -145,7 +145,7 @@ def _monitor(
     options: Options,
     identity: Identity,
     step: int,
-    told: Mapping[str, Any],
+    config_facts: Mapping[str, Any],
     *,
     uncounted: bool,
 ) -> TorchMonitor:
@@ -157,7 +157,7 @@ def _monitor(
     connection = Session(
         options,
         identity,
-        config={**told, **(config or {})},
+        config={**config_facts, **(config or {})},
         wrapper=facts.wrapper_of(model),
     )
     for text in faults:

@@ -115,7 +115,7 @@ def _help() -> str:
             "commands:",
             *lines,
             "",
-            "`rankscope COMMAND --help` tells more about a command; `rankscope --version` its",
+            "`rankscope COMMAND --help` says more about a command; `rankscope --version` its",
             "version.",
         ]
     )

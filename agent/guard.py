@@ -91,7 +91,7 @@ class Probe:
             try:
                 self._report(self.name, describe(fault))
             except Exception:  # noqa: BLE001
-                # The report itself failed: the trainer must not be the one who is told.
+                # The report itself failed: the trainer must not get the error.
                 self.enabled = False
                 _log_fault(self.name, fault)
 
@@ -158,7 +158,7 @@ def process_wide(
     """Makes a function never raise that is called for no monitor in particular.
 
     For what is put into functions of the framework, which every model of the process goes through.
-    What fails there is told by every monitor there is.
+    Every monitor of the process reports what fails there.
 
     Args:
         name: of the probe that answers for it.
@@ -193,7 +193,7 @@ def attempt(
     Args:
         function: what is attempted.
         name: of the part, in the log.
-        report: is told, too.
+        report: is called as well.
     """
     try:
         return function()
@@ -209,8 +209,8 @@ class Guard:
     """The probes of one monitor, or of its sender.
 
     Args:
-        report: told (probe, text) once for each probe that fails.
-        everywhere: whether it is also told of what fails for the process as a whole.
+        report: called with (probe, text) once for each probe that fails.
+        everywhere: whether it is also called for what fails for the process as a whole.
     """
 
     def __init__(self, report: Callable[[str, str], None], *, everywhere: bool = False) -> None:

@@ -84,7 +84,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """The machine around this process, as far as it is looked at.
+    """The machine around this process, as far as it is examined.
 
     Attributes:
         boot: text that differs after each start of the machine.

@@ -31,14 +31,14 @@ PLAIN = frozenset((float, int, bool))
 
 # How long `close` may take.
 _CLOSE_SECONDS = 5.0
-# A step that takes so long is told of, with the place where it is: half of what a collective's
+# A step that takes this long is reported, with the place where it is: half of what a collective's
 # shortest usual time-out is, and longer than nearly all steps.
 _STALLED_SECONDS = 10.0
 # Steps between two posts of what the agent measures of itself; and, where its plan is the same,
-# steps and seconds: to measure takes medians, which tells in a look at a short step.
+# steps and seconds: to measure takes medians, which is noticeable at a sample of a short step.
 _REPORT_INTERVAL, _REPORT_UNCHANGED, _REPORT_SECONDS = 32, 256, 10.0
-# Steps that are looked at more closely where the server wishes it.
-_CLOSER_LOOK = 64
+# Steps that are sampled densely where the server requests it.
+_DENSE_STEPS = 64
 
 # Run -> seconds of its allowance that monitors of this process have spent, those that are closed:
 # whoever attaches anew at each epoch gets it once.
@@ -68,8 +68,8 @@ class Monitor:
         self._thread = threading.get_ident()
         self._count = StepCount(step)
         self._reported, self._reported_at = step, -math.inf
-        self._told_exponents: dict[str, int] = {}
-        self._granted: int | None = None  # the server's last wish for a closer look
+        self._reported_exponents: dict[str, int] = {}
+        self._granted: int | None = None  # the server's last dense-sampling request
         self._stood = (step, time.monotonic())
         self._stalled_at = self._failed_at = ""
         self._guard = Guard(self._report, everywhere=True)
@@ -143,11 +143,11 @@ class Monitor:
     def phase(self) -> str:
         """What the training thread is doing, read off its stack."""
         phase = phase_of(self._thread)
-        self._tell_stalled(phase)
+        self._report_stalled(phase)
         return phase
 
-    def _tell_stalled(self, phase: str) -> None:
-        """Tells where the training thread is, once for each place, when a step does not end."""
+    def _report_stalled(self, phase: str) -> None:
+        """Reports where the training thread is, once for each place, when a step does not end."""
         step, since = self._stood
         now = time.monotonic()
         if step != self._count.step:
@@ -187,13 +187,13 @@ class Monitor:
         return False
 
     def _scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
-        """Hands over scalars of which some have to be read."""
+        """Publishes scalars of which some have to be read."""
         values = {name: float(value) for name, value in scalars.items()}
         self._records.scalars(step, values)
         self._watch_values(step, values)
 
     def _end(self, state: str) -> None:
-        """Takes hooks back and hands over what is left."""
+        """Takes hooks back and publishes what is left."""
 
     def _begin(self) -> None:
         self._connection.sender.start()
@@ -224,25 +224,25 @@ class Monitor:
         self._records.event(Event(step=trip.step, kind="tripwire", text=str(trip), data=data))
 
     def _report_sampling(self, step: int) -> None:
-        """Takes the server's wish for a closer look; posts what the agent costs, now and then."""
+        """Takes the server's dense-sampling request; posts what the agent costs, now and then."""
         until = self._connection.sender.dense_until
         if until is not None and until != self._granted:
             # Ranks hear of it with the answers to their posts, a fast one hundreds of steps before
-            # the others, or too late: each looks closer at once, and all together at its end.
+            # the others, or too late: each samples densely at once, and all together at its end.
             self._granted = until
-            self._schedule.ask_dense(step + _CLOSER_LOOK, step + 1)
-            self._schedule.ask_dense(until, until - _CLOSER_LOOK + 1)
+            self._schedule.ask_dense(step + _DENSE_STEPS, step + 1)
+            self._schedule.ask_dense(until, until - _DENSE_STEPS + 1)
         since = step - self._reported
         if since < _REPORT_INTERVAL:
             return
         exponents, now = self._schedule.exponents, time.monotonic()
         unchanged = since >= _REPORT_UNCHANGED and now - self._reported_at >= _REPORT_SECONDS
-        if unchanged or exponents != self._told_exponents:
+        if unchanged or exponents != self._reported_exponents:
             self._report_cost(step, exponents, now)
 
     def _report_cost(self, step: int, exponents: dict[str, int], now: float) -> None:
         self._reported, self._reported_at = step, now
-        self._told_exponents = exponents
+        self._reported_exponents = exponents
         steps = max(step + 1 - self._first_step, 1)
         self._records.scalars(
             step,
@@ -257,8 +257,8 @@ class Monitor:
         if self._records.stopped:
             _log.warning("a part of the agent failed at its end: %s: %s", probe, text)
             return
-        told = f"{probe}: {text}"
-        self._records.event(Event(step=self._count.step, kind="agent.fault", text=told))
+        message = f"{probe}: {text}"
+        self._records.event(Event(step=self._count.step, kind="agent.fault", text=message))
 
     def _note(self, text: str) -> None:
         self._records.event(Event(step=self._count.step, kind="agent.note", text=text))
@@ -280,7 +280,7 @@ class Monitor:
         last = self._count.step - 1
         with self._bookkeeping:
             if last > self._reported and self._schedule.is_made:
-                # The plan that it came to: a short run has told another one, or none.
+                # The plan that it came to: a short run has reported another one, or none.
                 self._report_cost(last, self._schedule.exponents, began)
         with self._bookkeeping:
             if state == "failed":

@@ -1,8 +1,9 @@
-"""Which step is looked at how closely: nested powers of two, thinned to an overhead budget.
+"""Which step is sampled at which tiers: nested powers of two, thinned to an overhead budget.
 
 A tier with exponent k is due at steps divisible by 2^k. Ranks choose k on their own, from what they
 measure of themselves; two ranks then still share every step divisible by the larger 2^k, with no
-agreement needed (design, section 3). Pure: it is told what things cost and never looks at a clock.
+agreement needed (design, section 3). Pure: the caller reports what things cost, and it never reads
+a clock.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from rankscope.agent.allowance import Allowance
 # From cheap to dear: loss, learning rate and timing; gradient norm and accuracy; one digest of the
 # whole model; the links of the chain tensor by tensor; what changes slowly (optimizer state,
 # buffers, random state). Where a tier is due, those before it are: which link broke first is only
-# seen where all of them are looked at.
+# seen where all of them are sampled.
 TIERS = ("basic", "signals", "word", "full", "state")
 
 # What each tier may take of the budget that the one before it left over.
 _SHARES = {"basic": 0.6, "signals": 0.5, "word": 0.4, "full": 0.7, "state": 1.0}
 # What is done at every step, or nearly, is a cost of the median step, which must not show it (steps
-# vary by more than a look costs, so that their median moves with the mean of what is done often).
+# vary by more than a sample costs, so that their median moves with the mean of what is done often).
 # At most this share of the budget for all such tiers together.
 _EVERY_STEP = 0.45
 _OFTEN = 2  # largest exponent of what is done often
@@ -33,37 +34,40 @@ _DENSE_SHARE, _DENSE_BUDGET = 0.02, 0.5
 # Where what is done at every step has used up the budget, sampling still gets this share of it.
 _LEAST = 0.25
 _MAX_EXPONENT = 10
-# A run is under way after so many seconds, if not by the number of its steps. From then on a tier
-# takes no more than this share of the budget, unless it is due every so many seconds only: after
-# 20 s batches go every four seconds, and two looks between two of them tell nothing sooner. It is
-# that small a share because looks lengthen steps by up to twice what they measure of themselves
-# (caches are cold after them, and ranks wait for each other), and because the median of steps whose
-# times vary much is moved by what is done at one in 32.
+# A run is under way after these seconds, if not by the number of its steps. From then on a tier
+# takes no more than this share of the budget, unless it is due at most every `_OFTEN_ENOUGH`
+# seconds: after 20 s batches go every four seconds, and two samples between two of them report
+# nothing sooner. The share is that small because samples lengthen steps by up to twice what they
+# measure of themselves (caches are cold after them, and ranks wait for each other), and because the
+# median of steps whose times vary much is moved by what is done at one in 32.
 _UNDER_WAY_SECONDS, _UNDER_WAY, _OFTEN_ENOUGH = 20.0, 0.08, 2.0
 # What can be had at every step for this share of the budget goes on: nothing that lasts for a
 # single step is missed then.
 _WHOLE = 0.3
-# A look that takes 10 times `overhead` (a tenth of a step, at the usual one) is felt as a slow
-# step, however seldom. No more than one step in a thousand is to be one, and batches have their
-# part in these: once a run is under way, such looks come at one step in 4,096, or one in 48 s.
+# A sample that takes 10 times `overhead` (a tenth of a step, at the usual one) exceeds the per-step
+# overhead limit: it makes its step slow, however seldom. No more than one step in a thousand is to
+# be slow, and batches cause some of these: once a run is under way, such samples come at one step
+# in 4,096, or one in 48 s.
 _PEAK, _PEAK_EXPONENT, _PEAK_SECONDS = 10.0, 12, 48.0
-# What is felt is said of so many looks at least, and not of those of the start, with cold caches.
-_LEAST_LOOKS = 5
+# A tier exceeds the limit by this number of samples at least, without those of the start, with cold
+# caches.
+_LEAST_SAMPLES = 5
 _WINDOW = 15
-# The plan is made anew after so many notes of costs, and more often while there are few.
+# The plan is made anew after `_NOTES` notes of costs, and more often while there are few.
 _NOTES, _FIRST_NOTES, _FEW_NOTES = 32, 8, 64
-# Once a run is under way, the cost of one look in so many is noted where nothing but losses and
-# rates is looked at; or of the first one after so many seconds.
+# Once a run is under way, the cost of one sample in `_NOTED` is noted where nothing but losses and
+# rates is sampled; or of the first one after `_NOTED_SECONDS`.
 _NOTED, _NOTED_SECONDS = 4, 1.0
-# Where so many steps and more pass between two notes, and their mean is so many times that of the
-# plan, or as much less, twice in a row, the training has changed its pace. Medians would say so
-# thousands of steps later.
+# Where `_PACE_STEPS` steps or more pass between two notes, and their mean is `_OTHER_PACE` times
+# that of the plan, or as much less, twice in a row, the training has changed its pace. Medians
+# would say so thousands of steps later.
 _OTHER_PACE, _PACE_STEPS = 2.0, 8
-# A step that takes so many times as long as usual is a pause: an evaluation, a checkpoint, a person
-# at a notebook. What is more than that does not count for how long the run has been under way.
+# A step that takes this many times as long as usual is a pause: an evaluation, a checkpoint, a
+# person at a notebook. What is more than that does not count for how long the run has been under
+# way.
 _PAUSE = 5.0
-# So many closer looks are remembered, the last ones that were asked for.
-_CLOSER_LOOKS = 8
+# This number of dense-sampling requests is remembered, the last ones.
+_DENSE_REQUESTS = 8
 # A tier gets denser again only when it fits with this much room, so that noise in the measured
 # times does not make it jump to and fro.
 _ROOM = 0.7
@@ -79,11 +83,11 @@ class Schedule:
         dense_basic_steps: the same for the tier `basic`, however long they take: a short run is
             recorded whole, and so is what a gate asks of it, on a busy machine as on a quiet one.
             In the first 20 s its tier `signals`, too, while it takes no more than 2 % of the step,
-            or half of `overhead`: it tells at which step the ranks' gradients parted.
+            or half of `overhead`: it shows at which step the ranks' gradients diverged.
         steps_under_way: number of steps, or else 20 s, after which a tier that is due more often
             than every two seconds takes 0.08 of `overhead` at most, or 0.3 where it is due at every
-            step, and a look that takes more than 10 times `overhead` of a step is taken at one step
-            in 4,096, but every 48 s at least.
+            step, and a sample that takes more than 10 times `overhead` of a step is taken at one
+            step in 4,096, but every 48 s at least.
         allowance: seconds of the agent's own time that are spent on full samples before `overhead`
             governs (`Allowance`); infinite: every step is sampled in full to the end.
     """
@@ -107,13 +111,13 @@ class Schedule:
         self._elapsed = 0.0  # seconds that the steps noted so far took, without pauses
         self._planned = 0.0  # seconds a step that the plan was made for
         self._off_pace = False  # whether the last step noted took another time
-        self._felt: set[str] = set()  # tiers up to which a look takes too much of a step
-        # Tier -> seconds that looks took up to it, those beyond the tier `basic` alone.
-        self._looks: dict[str, deque[tuple[float, float]]] = {
+        self._over_limit: set[str] = set()  # tiers up to which a sample takes too much of a step
+        # Tier -> seconds that samples took up to it, those beyond the tier `basic` alone.
+        self._sample_costs: dict[str, deque[tuple[float, float]]] = {
             t: deque(maxlen=_WINDOW) for t in TIERS[1:]
         }
-        self._closer: list[tuple[int, int]] = []  # first and last step of each closer look
-        self._closer_until = -1  # the last of all
+        self._requests: list[tuple[int, int]] = []  # first and last step of each
+        self._requested_until = -1  # the last of all
         self._exponents = dict.fromkeys(TIERS, 0)
         self._costs: dict[str, deque[float]] = {t: deque(maxlen=_WINDOW) for t in TIERS}
         self._base: deque[float] = deque(maxlen=_WINDOW)
@@ -135,9 +139,9 @@ class Schedule:
     def ask_dense(self, until_step: int, from_step: int = 0) -> None:
         """Makes everything due at every step from `from_step` up to `until_step`."""
         wanted = from_step, until_step
-        if wanted not in self._closer:
-            self._closer = [*self._closer, wanted][-_CLOSER_LOOKS:]
-            self._closer_until = max(self._closer_until, until_step)
+        if wanted not in self._requests:
+            self._requests = [*self._requests, wanted][-_DENSE_REQUESTS:]
+            self._requested_until = max(self._requested_until, until_step)
 
     def due(self, tier: str, step: int) -> bool:
         """Whether a tier is to be sampled at a step."""
@@ -149,7 +153,7 @@ class Schedule:
         if (
             (allowance.lasts and not step & allowance.mask)
             or step < self._dense_end
-            or self._looks_closer(step)
+            or self._is_requested(step)
         ):
             return True, True, True, True, True
         basic, signals, word, full, state = self._masks
@@ -169,8 +173,8 @@ class Schedule:
         following = step + interval - step % interval
         if self._allowance.lasts:
             following = min(following, (step | self._allowance.mask) + 1)
-        if step < self._closer_until:
-            for first, last in self._closer:
+        if step < self._requested_until:
+            for first, last in self._requests:
                 if step < last:
                     following = min(following, max(first, step + 1))
         return following
@@ -194,8 +198,8 @@ class Schedule:
             tiers: seconds spent on each tier: of processor time, so that a machine that others
                 keep busy does not make samples rarer.
             again: those of them that are not due at this step: what was sampled at the step before
-                is looked at once more, and both together are what such a look costs. How long the
-                step is that is looked at is judged without them.
+                is read once more, and both together are what such a sample costs. How long the
+                sampled step takes is judged without them.
             since: seconds since the last step that was noted; `step_seconds` if not given.
         """
         since = step_seconds if since is None else since
@@ -206,7 +210,7 @@ class Schedule:
         self._steps.append(step_seconds)
         self._base.append(base)
         for tier, seconds in tiers.items():
-            # Losses and rates come by the way where only something beyond them is looked at again.
+            # Losses and rates come by the way where only something beyond them is read again.
             costs = self._costs["word" if tier in again and tier == "basic" else tier]
             if tier in again and costs:
                 costs[-1] += seconds
@@ -214,7 +218,7 @@ class Schedule:
                 costs.append(seconds)
         due = {tier: seconds for tier, seconds in tiers.items() if tier not in again}
         if step >= self._dense_end and len(due) > 1:
-            self._note_look(base, due)
+            self._note_sample(base, due)
         self._noted += 1
         regular = self._noted % (_NOTES if self._noted > _FEW_NOTES else _FIRST_NOTES) == 0
         if begins or changed or regular:
@@ -236,7 +240,7 @@ class Schedule:
 
     @property
     def is_made(self) -> bool:
-        """Whether what looks cost is known well enough for a plan."""
+        """Whether the cost of samples is known well enough for a plan."""
         return self._planned > 0
 
     def at_every_step(self) -> float:
@@ -265,7 +269,7 @@ class Schedule:
         least = 0  # a tier is never due where one before it is not
         for tier in TIERS:
             if not self._costs[tier]:
-                # Nothing is measured in this tier (yet): no reason to look often.
+                # Nothing is measured in this tier (yet): no reason to thin it.
                 self._exponents[tier] = least
                 continue
             cost = statistics.median(self._costs[tier])
@@ -277,8 +281,8 @@ class Schedule:
                 current -= 1
             if self._is_under_way:
                 current = self._thinned(tier, current, cost, step_seconds)
-            # Losses are what a run is followed by: they come although they are felt.
-            if self._is_under_way and tier != "basic" and self._is_felt(tier, _PEAK * budget):
+            # Losses are what a run is followed by: they come although they exceed the limit.
+            if self._is_under_way and tier != "basic" and self._exceeds_limit(tier, _PEAK * budget):
                 steps = _PEAK_SECONDS / max(step_seconds, 1e-9)
                 at_most = math.floor(math.log2(max(steps, 1.0)))
                 current = max(current, min(_PEAK_EXPONENT, at_most))
@@ -332,29 +336,29 @@ class Schedule:
             exponent += 1
         return exponent
 
-    def _note_look(self, base: float, tiers: dict[str, float]) -> None:
-        look, dear = base + tiers.get("basic", 0.0), 0.0
-        for tier, looks in self._looks.items():
+    def _note_sample(self, base: float, tiers: dict[str, float]) -> None:
+        seconds, dear = base + tiers.get("basic", 0.0), 0.0
+        for tier, samples in self._sample_costs.items():
             if tier in tiers:
                 dear += tiers[tier]
-                looks.append((look + dear, dear))
+                samples.append((seconds + dear, dear))
 
-    def _is_felt(self, tier: str, limit: float) -> bool:
-        looks = self._looks[tier]
-        if len(looks) < _LEAST_LOOKS:
+    def _exceeds_limit(self, tier: str, limit: float) -> bool:
+        samples = self._sample_costs[tier]
+        if len(samples) < _LEAST_SAMPLES:
             return False
-        if tier in self._felt:
+        if tier in self._over_limit:
             limit *= _ROOM
-        # What adds little to losses and rates that are felt themselves makes no step slow.
-        felt = (
-            statistics.median(look for look, _ in looks) > limit
-            and statistics.median(dear for _, dear in looks) > limit / 2
+        # What adds little to losses and rates that exceed the limit themselves makes no step slow.
+        exceeds = (
+            statistics.median(seconds for seconds, _ in samples) > limit
+            and statistics.median(dear for _, dear in samples) > limit / 2
         )
-        (self._felt.add if felt else self._felt.discard)(tier)
-        return felt
+        (self._over_limit.add if exceeds else self._over_limit.discard)(tier)
+        return exceeds
 
-    def _looks_closer(self, step: int) -> bool:
-        return step <= self._closer_until and any(a <= step <= b for a, b in self._closer)
+    def _is_requested(self, step: int) -> bool:
+        return step <= self._requested_until and any(a <= step <= b for a, b in self._requests)
 
     def _as_masks(self) -> tuple[int, int, int, int, int]:
         basic, signals, word, full, state = ((1 << self._exponents[t]) - 1 for t in TIERS)

@@ -28,7 +28,7 @@ def start(
     config: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> ArrayMonitor | NullMonitor:
-    """Watches a training that the caller tells of, step by step, in arrays of any framework.
+    """Watches a training that the caller reports, step by step, in arrays of any framework.
 
         monitor = agent.start()
         for batch in data:
@@ -59,7 +59,7 @@ def start(
     if rank is not None and world_size is not None and not 0 <= rank < world_size:
         raise ValueError(f"start(rank={rank}, world_size={world_size}): no such rank")
     resolved = resolve(options, os.environ)
-    told = facts_of(config)
+    config_facts = facts_of(config)
     given = None if rank is None or world_size is None else (rank, world_size)
     identity = identify(os.environ, run=resolved.run, torch_distributed=lambda: given)
     if resolved.mode == "disabled" or in_helper():
@@ -69,7 +69,7 @@ def start(
         "script": Path(sys.argv[0]).name if sys.argv else "",
         "numpy": np.__version__,
         "python": ".".join(str(n) for n in sys.version_info[:3]),
-        **told,
+        **config_facts,
     }
     connection = Session(resolved, identity, config=facts)
     return ArrayMonitor(connection=connection, step=step, parameters=parameters)

@@ -32,7 +32,7 @@ _WATCHED = frozenset(("loss",)) | _SCALES | _COUNTS | _RUNNING
 
 # The recent past, in values, and how many of them there have to be before one is judged.
 _PAST, _LEAST = 32, 16
-# Where the bounds lie is found anew after so many values: to sort costs ten times a comparison.
+# The bounds are computed anew after this number of values: to sort costs ten times a comparison.
 _ANEW = 8
 # Deviations beyond the median. A normal distribution does not come there; one with exponential
 # tails (Laplace), which losses and norms of gradients seldom exceed, at one value in 1,300 as the
@@ -47,8 +47,8 @@ _LEAST_SHARE, _LEAST_FACTOR = 0.05, math.log(2.0) * 1.001
 _MOST_COUNTS = 8
 # Full samples after a trip: what comes back at every third step is among them five times.
 SAMPLES = 16
-# So many trips at once, half of them by one value, and one more every so many steps: no more than
-# 16 steps in 1,024 (1.6 %) are sampled for what turns out to be nothing.
+# At most `_TOKENS` trips at once, half of them by one value, and one more every `_REFILL` steps: no
+# more than 16 steps in 1,024 (1.6 %) are sampled for what turns out to be nothing.
 _TOKENS, _REFILL = 8, 1024
 # A logarithm for what is 0, below that of any number.
 _NOTHING = -800.0
@@ -90,7 +90,7 @@ class Tripwires:
         self._until = -1
 
     def take(self, step: int, values: Mapping[str, float]) -> Trip | None:
-        """Takes the values of a step; what has tripped, if anything has and is to be looked into.
+        """Takes the values of a step; what has tripped, if anything has and is to be examined.
 
         Steps may come late, and their values in several parts.
         """
@@ -191,7 +191,7 @@ def _past_of(name: str) -> _Past | _Counted:
 
 
 class _Tokens:
-    """A bucket: so many at the beginning and at most, and one more every so many steps."""
+    """A token bucket: full at the beginning, with one more token every `_REFILL` steps."""
 
     __slots__ = ("_left", "_most", "_step")
 

@@ -46,7 +46,7 @@ class BatchQueue:
         memory_bytes: how much waits in memory before it goes to disk.
         disk_bytes: how much may wait on disk before the oldest is given up.
         lose: called with (reason, points) for whatever is given up.
-        on_fault: called with the reason in words for each write that fails.
+        on_fault: called with the reason, as a text, for each write that fails.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ def halve(batch: wire.Batch) -> tuple[wire.Batch, wire.Batch] | None:
     Always the same two, so that an agent and a later `rankscope sync` that split the same batch
     give the server the same identities. Each thing in the batch (the hello, every point,
     fingerprint, row of layers and event) has a place; the right half's sequence number carries the
-    place of its first in the upper 32 bits, so that pieces of pieces never meet.
+    place of its first in the upper 32 bits, so that pieces of pieces never collide.
     """
     batch = wire.in_columns(batch)
     size = (
@@ -274,10 +274,10 @@ def halve(batch: wire.Batch) -> tuple[wire.Batch, wire.Batch] | None:
     room = size // 2
     first = batch.hello is not None
     left_columns, right_columns, left = _share(batch.columns, room - first)
-    left_words, right_words, left = _share(batch.words, left)
-    prints = min(left, len(batch.prints))
-    layers = min(left - prints, len(batch.layers))
-    events = min(left - prints - layers, len(batch.events))
+    left_digests, right_digests, left = _share(batch.words, left)
+    fingerprints = min(left, len(batch.prints))
+    layers = min(left - fingerprints, len(batch.layers))
+    events = min(left - fingerprints - layers, len(batch.events))
     # Only both halves together complete their steps, so the first must not say so; how the
     # process ended is the last thing to say.
     return (
@@ -287,8 +287,8 @@ def halve(batch: wire.Batch) -> tuple[wire.Batch, wire.Batch] | None:
             state="running",
             error="",
             columns=left_columns,
-            words=left_words,
-            prints=batch.prints[:prints],
+            words=left_digests,
+            prints=batch.prints[:fingerprints],
             layers=batch.layers[:layers],
             events=batch.events[:events],
         ),
@@ -297,8 +297,8 @@ def halve(batch: wire.Batch) -> tuple[wire.Batch, wire.Batch] | None:
             seq=batch.seq + (room << 32),
             hello=None,
             columns=right_columns,
-            words=right_words,
-            prints=batch.prints[prints:],
+            words=right_digests,
+            prints=batch.prints[fingerprints:],
             layers=batch.layers[layers:],
             events=batch.events[events:],
         ),

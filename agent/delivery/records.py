@@ -18,8 +18,8 @@ _LARGEST_STEP = wire.limits.STEP.most
 
 # An entry is (kind, step, content).
 _Entry = tuple[str, int, Any]
-# After so many entries sorted in one go, the sender pauses: whoever holds the interpreter's lock
-# for long makes one step of the training as much longer, and waking up again another one.
+# After this number of entries sorted in one go, the sender pauses: whoever holds the interpreter's
+# lock for long makes one step of the training as much longer, and waking up again another one.
 ENTRIES_A_GO = 512
 
 
@@ -103,12 +103,12 @@ class Records:
         if count > self._free and not (self._free and count & 15):
             self._make_room(thread)
 
-    def words(self, step: int, words: Mapping[str, int]) -> None:
+    def digests(self, step: int, digests: Mapping[str, int]) -> None:
         """Digests of the whole model at stages of a step: 64 bits, signed or not.
 
         The mapping is not to be changed afterwards.
         """
-        self._publish(("words", step, words), len(words))
+        self._publish(("digests", step, digests), len(digests))
 
     def fingerprint(self, fingerprint: wire.Print) -> None:
         """Digests and sketches of one link of the chain at one step."""
@@ -203,8 +203,8 @@ class Records:
                     rows.add(step, clean)
                     names.update(clean)
                     size += weight
-                elif kind == "words":
-                    word_rows.add(*self._clean_words(step, content))
+                elif kind == "digests":
+                    word_rows.add(*self._clean_digests(step, content))
                     size += weight
                 elif kind == "layers":
                     layers.append(content)
@@ -287,12 +287,12 @@ class Records:
             clean[name] = number
         return step, clean
 
-    def _clean_words(self, step: int, words: Mapping[str, int]) -> tuple[int, dict[str, int]]:
+    def _clean_digests(self, step: int, digests: Mapping[str, int]) -> tuple[int, dict[str, int]]:
         if not _is_step(step):
-            self.lose("bad_step", len(words))
+            self.lose("bad_step", len(digests))
             return 0, {}
         clean = {}
-        for stage, digest in words.items():
+        for stage, digest in digests.items():
             try:
                 clean[stage] = int(digest) & _DIGEST
             except (TypeError, ValueError, OverflowError):
@@ -329,7 +329,7 @@ class _Steps:
 
 
 def _weight(kind: str, content: Any) -> int:
-    if kind in ("scalars", "words"):
+    if kind in ("scalars", "digests"):
         return len(content)
     return 1 + len(content.values) // 2 if kind == "layers" else 1
 

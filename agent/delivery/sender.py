@@ -47,7 +47,7 @@ def _new_session() -> str:
     """Text that no other sender of any process has.
 
     Those of one process begin alike, up to the dot: of a job that trains two models, one after the
-    other, that tells the server that the second one is no launch of its own.
+    other, that indicates to the server that the second one is no launch of its own.
     """
     text, numbers = _sessions.setdefault(os.getpid(), (secrets.token_hex(8), count()))
     return f"{text}.{next(numbers)}"

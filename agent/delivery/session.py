@@ -37,7 +37,7 @@ class HasPhase(Protocol):
 
     @property
     def phase(self) -> str:
-        """One word."""
+        """One identifier without spaces."""
 
 
 class Session:
@@ -82,7 +82,7 @@ class Session:
             if identity.rank == 0 and not identity.fresh:
                 _write(address)
 
-        # Every rank meets the same absent server: one of them says so. A rank that alone cannot
+        # Every rank finds the same server absent: one of them says so. A rank that alone cannot
         # reach it is missed by the server instead.
         level = logging.WARNING if identity.rank == 0 else logging.INFO
         if identity.warning:

@@ -145,13 +145,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.spool is not None and not options.spool.is_dir():
         parser.error(f"there is no folder {options.spool}")
     report = sync(options.spool, options.server, options.token)
-    _print(report, options.spool)
+    _show(report, options.spool)
     if report.left:
         return 3
     return 1 if report.refused or report.damaged else 0
 
 
-def _print(report: Report, spool: Path) -> None:
+def _show(report: Report, spool: Path) -> None:
     lines = []
     if report.sent:
         again = f" ({report.duplicates} of them were there already)" if report.duplicates else ""

@@ -110,7 +110,7 @@ class Uploader:
                 self._socket.sendall(struct.pack("<I", len(address)) + address)
                 with their_wake_up:
                     self._process = _started(theirs, their_wake_up)
-            # What was started leaves the uploader behind, and ends.
+            # The process that was started leaves the uploader running, and ends.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
         except (OSError, subprocess.SubprocessError) as error:
@@ -246,7 +246,7 @@ class UploaderSupervisor:
         address: URL, headers and proxy, as for `Uploader`.
         after: seconds after which the first is started; infinity for none.
         faults: contains what fails in dealing with it, except that it is lost.
-        on_lost: called once, with the reason in words.
+        on_lost: called once, with the reason as a text.
 
     Attributes:
         proven: it was seen to reach the server: it may be that only this process does.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rankscope.agent.fingerprint.plan import FingerprintPlan as FingerprintPlan
+    from rankscope.agent.fingerprint.plan import FingerprintValues as FingerprintValues
     from rankscope.agent.fingerprint.plan import Pending as Pending
-    from rankscope.agent.fingerprint.plan import Prints as Prints
 
-__all__ = ["FingerprintPlan", "Pending", "Prints"]
+__all__ = ["FingerprintPlan", "FingerprintValues", "Pending"]
 
 
 def __getattr__(name: str) -> Any:

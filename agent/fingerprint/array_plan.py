@@ -112,7 +112,7 @@ class ArrayPlan:
         self._keys = np.array([tensor_key(n) for n in names], dtype=np.uint64)
         self._library = kernel.load()
 
-    def word(self, digests: UInt64) -> int:
+    def model_digest(self, digests: UInt64) -> int:
         """One digest for all arrays together."""
         return int((digests * self._keys).sum(dtype=np.uint64))
 

@@ -70,6 +70,6 @@ def order() -> npt.NDArray[np.int64]:
 
 
 def tensor_key(name: str) -> int:
-    """Odd 64-bit weight of a tensor in the word of the whole model."""
+    """Odd 64-bit weight of a tensor in the model digest."""
     hashed = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(hashed, "little") | 1

@@ -50,7 +50,7 @@ _is_cpu = attrgetter("is_cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Prints:
+class FingerprintValues:
     """Fingerprints of the tensors of a plan at one moment.
 
     Attributes:
@@ -72,21 +72,21 @@ class Pending:
         squares: those of the result; where there are any, they are there at once.
     """
 
-    def __init__(self, prints: Prints, runs: list[DeviceRun]) -> None:
-        self.squares = prints.squares
-        self._prints = prints
+    def __init__(self, fingerprints: FingerprintValues, runs: list[DeviceRun]) -> None:
+        self.squares = fingerprints.squares
+        self._fingerprints = fingerprints
         self._runs = runs
 
     def ready(self) -> bool:
         """Whether `result` would return at once; never waits."""
         return all(run.ready() for run in self._runs)
 
-    def result(self) -> Prints:
+    def result(self) -> FingerprintValues:
         """The fingerprints; waits for the devices where they have not arrived."""
         for run in self._runs:
-            run.write(self._prints.digests, self._prints.sketches)
+            run.write(self._fingerprints.digests, self._fingerprints.sketches)
         self._runs = []
-        return self._prints
+        return self._fingerprints
 
 
 class FingerprintPlan:
@@ -122,7 +122,7 @@ class FingerprintPlan:
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the tensors still have the sizes, dtypes and devices of the plan."""
-        # Loops that are not Python's: this is asked of all parameters, and at many looks.
+        # Loops that are not Python's: this is asked of all parameters, and at many samples.
         return (
             list(map(torch.Tensor.numel, tensors)) == self._sizes
             and list(map(_dtype, tensors)) == self._dtypes
@@ -133,7 +133,7 @@ class FingerprintPlan:
             )
         )
 
-    def word(self, digests: UInt64) -> int:
+    def model_digest(self, digests: UInt64) -> int:
         """One digest for all tensors together."""
         return int((digests * self._keys).sum(dtype=np.uint64))
 
@@ -163,8 +163,8 @@ class FingerprintPlan:
         runs = [part.begin(tensors, sketches=sketches) for part in self._elsewhere]
         if self._host is not None:
             self._host.compute(tensors, digested if digests else None, sketched, squared)
-        return Pending(Prints(digested, sketched, squared), runs)
+        return Pending(FingerprintValues(digested, sketched, squared), runs)
 
-    def compute(self, tensors: Sequence[torch.Tensor], *, sketches: bool) -> Prints:
+    def compute(self, tensors: Sequence[torch.Tensor], *, sketches: bool) -> FingerprintValues:
         """Fingerprints of the tensors as they are now; waits for the devices they are on."""
         return self.begin(tensors, sketches=sketches).result()

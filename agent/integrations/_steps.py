@@ -43,11 +43,11 @@ def attach_outside(
     norm_of: Callable[[Any], float | None],
     **options: Any,
 ) -> Any:
-    """As `agent.attach`, and tells of the optimizer's steps from end to end.
+    """As `agent.attach`, and reports the optimizer's steps from end to end.
 
     The torch optimizer inside it has stepped before it copies (from a master copy in float32) or
     gathers (from the ranks that hold parts) the parameters that the model computes with: whoever
-    looks when that one has stepped sees those of the step before.
+    reads them when that one has stepped gets those of the step before.
 
     Args:
         model: of this rank.
@@ -69,7 +69,7 @@ def attach_outside(
 
 
 class ReportedStep:
-    """An optimizer's `step` that tells the monitor where it begins and ends.
+    """An optimizer's `step` that reports its begin and end to the monitor.
 
     It is kept by whoever pickles or copies the optimizer as the `step` of its class.
 

@@ -4,9 +4,9 @@
     watch = agent.jax.Replicas(parameters)
     watch.step(loss=loss, parameters=parameters)  # once a step
 
-A replicated array is one value on as many devices as there are, and JAX believes them equal without
-looking: `numpy.asarray` reads the copy of the first. Here every device's own buffer is read. What
-is sharded is compared among the devices that hold the same part.
+A replicated array is one value on as many devices as there are, and JAX assumes without a check
+that they are equal: `numpy.asarray` reads the copy of the first. Here every device's own buffer is
+read. What is sharded is compared among the devices that hold the same part.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Replicas:
                 options["run"] = self.monitors[0].run
             held = flat(parameters)
             parts = {name: self._part(array, device) for name, array in held.items()}
-            # Parts have to be declared before anything is told of them.
+            # Parts have to be declared before anything is recorded for them.
             first = None if any(parts.values()) else self._read(parameters, device)
             monitor = start(
                 step=step,
@@ -75,8 +75,8 @@ class Replicas:
         """Ends a step on all devices.
 
         Args:
-            **values: as for `monitor.step`; of arrays on several devices each is told its own part,
-                what is the same everywhere is told to all.
+            **values: as for `monitor.step`; of arrays on several devices each gets its own part,
+                what is the same everywhere goes to all.
         """
         for device, monitor in zip(self._here, self.monitors, strict=True):
             monitor.step(**{name: self._own(value, device) for name, value in values.items()})

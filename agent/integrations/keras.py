@@ -65,8 +65,8 @@ class Replicas:
         """Ends a step on all replicas.
 
         Args:
-            **values: as for `monitor.step`; what `strategy.run` returned is taken apart, what is
-                the same on all replicas is given to each.
+            **values: as for `monitor.step`; what `strategy.run` returned is split by replica, what
+                is the same on all replicas is given to each.
         """
         for replica, monitor in enumerate(self.monitors):
             own = {name: self._own(value, replica) for name, value in values.items()}

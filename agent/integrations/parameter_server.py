@@ -106,12 +106,12 @@ class Worker(_Closing):
         if at == version:
             values = {"parameters": parameters, "pushes": self.pushes, **values}
         # Another gradient of the same version has made a further one by now, which this rank does
-        # not hold: it is told under that number, and nothing is compared.
+        # not hold: it is recorded under that number, and nothing is compared.
         self.pushes += 1
         self.monitor.step(**values)
 
 
-def order_of(spans: Sequence[tuple[int, int]], version: int) -> list[int]:
+def order_of(intervals: Sequence[tuple[int, int]], version: int) -> list[int]:
     """An order in which pushes can have been applied, of what their workers saw of it.
 
     Each made one version: after the one that its worker began with, and at the latest the one that
@@ -119,20 +119,20 @@ def order_of(spans: Sequence[tuple[int, int]], version: int) -> list[int]:
     (Jackson's rule, which finds an order where there is one).
 
     Args:
-        spans: versions before and after each push; the same where nothing was applied.
+        intervals: versions before and after each push; the same where nothing was applied.
         version: number of updates made before all of them.
 
     Returns:
-        Their places in `spans`, in order.
+        Their places in `intervals`, in order.
     """
-    waiting = sorted(range(len(spans)), key=lambda place: spans[place][0], reverse=True)
+    waiting = sorted(range(len(intervals)), key=lambda place: intervals[place][0], reverse=True)
     begun: list[tuple[int, int]] = []
     order = []
     while waiting or begun:
-        while waiting and (not begun or spans[waiting[-1]][0] <= version):
+        while waiting and (not begun or intervals[waiting[-1]][0] <= version):
             place = waiting.pop()
-            heapq.heappush(begun, (spans[place][1], place))
+            heapq.heappush(begun, (intervals[place][1], place))
         after, place = heapq.heappop(begun)
-        version += after > spans[place][0]
+        version += after > intervals[place][0]
         order.append(place)
     return order

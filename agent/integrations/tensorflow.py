@@ -94,13 +94,13 @@ class Coordinated:
         return value
 
     def join(self) -> None:
-        """As `coordinator.join`; then tells of the steps that have been done."""
+        """As `coordinator.join`; then reports the steps that have been done."""
         self._coordinator.join()
         waiting, self._waiting = self._waiting, []
         with self._probe:
             steps = list(map(_read, waiting))
-            spans = [(done.before, done.after) for done in steps]
-            for done in (steps[place] for place in order_of(spans, self.server.version)):
+            intervals = [(done.before, done.after) for done in steps]
+            for done in (steps[place] for place in order_of(intervals, self.server.version)):
                 self.workers[done.worker].step(done.before, **done.values)
                 if done.after > done.before:
                     self.server.applied(done.worker + 1, done.before)

@@ -46,7 +46,7 @@ class ArrayGroup:
 
     Attributes:
         name: of the table that their fingerprints refer to.
-        table: as it is told to the server.
+        table: as it is sent to the server.
     """
 
     name: str

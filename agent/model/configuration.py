@@ -22,8 +22,8 @@ from rankscope.agent.model.facts import core, is_dealt_out, is_unsized, plain_na
 from rankscope.agent.process.git import commit_of
 
 _MAX_NAMES = 20
-# Names of frozen (or of trained) tensors are told where there are not more: a list of adapters, not
-# of a whole large model.
+# Names of frozen (or of trained) tensors are reported where there are not more: a list of adapters,
+# not of a whole large model.
 _MAX_FROZEN = 200
 # Settings of modules, and values of each.
 _MAX_SETTINGS, _MAX_VALUES, _LONGEST = 200, 8, 60
@@ -106,7 +106,7 @@ def _modules(model: torch.nn.Module) -> tuple[dict[str, int], dict[str, dict[str
 
     Returns:
         Class -> number of such modules; and setting, as `Dropout.p` -> value -> number of modules
-        that have it. Settings of torch's own classes are told first.
+        that have it. Settings of torch's own classes come first.
     """
     classes: Counter[str] = Counter()
     found: dict[bool, dict[str, Counter[str]]] = {True: {}, False: {}}

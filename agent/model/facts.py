@@ -34,8 +34,8 @@ def plain_name(name: str) -> str:
 def core(model: torch.nn.Module) -> torch.nn.Module:
     """The user's own module inside DDP, torch.compile and the like.
 
-    Its mode tells training from evaluation: people put the inner one into evaluation mode and
-    leave the wrapper as it is.
+    Its mode distinguishes training from evaluation: people put the inner one into evaluation mode
+    and leave the wrapper as it is.
     """
     while not isinstance(model, torch.jit.ScriptModule):
         children = model._modules
@@ -159,7 +159,7 @@ def first_step(optimizer: Any) -> int:
     """Steps that the optimizer has taken before, read off its state; 0 for a fresh one.
 
     Those of the parameter that has taken most: others may have been frozen for a while. One step
-    that has left nothing behind is none: Horovod's `broadcast_optimizer_state` takes it, with
+    that has left no trace is none: Horovod's `broadcast_optimizer_state` takes it, with
     gradients of zero, so that there is a state to broadcast.
     """
     state = getattr(optimizer, "state", None) or {}

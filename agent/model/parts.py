@@ -1,4 +1,4 @@
-"""What a user declares tensors to be parts of, as it is told to the server."""
+"""What a user declares tensors to be parts of, as it is sent to the server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _ESCAPE = "="
 def part_of(key: str | None, rank: int) -> str:
     """The text that a key of `replicas` stands for.
 
-    A key of the user's that looks like a rank's own copy is told otherwise: the same on all ranks
-    that give it, and what no other key is told as.
+    A key of the user's that looks like a rank's own copy is sent in another form: the same on
+    all ranks that give it, and one that no other key has.
 
     Args:
         key: None for what each rank trains a copy of its own of.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from rankscope.agent.fingerprint import FingerprintPlan, Prints
+from rankscope.agent.fingerprint import FingerprintPlan, FingerprintValues
 from rankscope.agent.model import facts
 from rankscope.agent.wire import OWN_COPY, Print, TensorTable
 
@@ -41,7 +41,7 @@ class TensorGroup:
         self._plan: FingerprintPlan | None = None
 
     def described(self) -> TensorTable:
-        """The table as it is told to the server."""
+        """The table as it is sent to the server."""
         table = facts.tensor_table(self.names, self.tensors)
         if not any(self._parts):
             return table
@@ -52,14 +52,14 @@ class TensorGroup:
         """What this rank holds of each tensor."""
         return facts.all_held(self.tensors)
 
-    def prints(self, step: int, stage: str, prints: Prints) -> Print:
+    def fingerprints(self, step: int, stage: str, fingerprints: FingerprintValues) -> Print:
         """Fingerprints as they are sent."""
         return Print(
             step=step,
             stage=stage,
             table=self.table,
-            digests=prints.digests,
-            sketches=prints.sketches,
+            digests=fingerprints.digests,
+            sketches=fingerprints.sketches,
         )
 
     def plan(self, tensors: Sequence[torch.Tensor]) -> FingerprintPlan:

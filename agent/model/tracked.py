@@ -67,7 +67,7 @@ class Tracked:
         )
 
     def renew(self) -> str:
-        """Looks for the parameters again; says in a sentence what has changed."""
+        """Searches the parameters again; says in a sentence what has changed."""
         before = self.group
         self._version += 1
         self.group = self._found(f"{_TABLE}@{self._version}")
@@ -77,14 +77,14 @@ class Tracked:
         )
         old = dict(zip(before.names, before.tensors, strict=True))
         new = dict(zip(self.group.names, self.group.tensors, strict=True))
-        told = [
+        reported = [
             _listed("no longer trained", [n for n in old if n not in new]),
             _listed("trained from now on", [n for n in new if n not in old]),
             _listed(
                 "replaced by another tensor", [n for n in new if old.get(n, new[n]) is not new[n]]
             ),
         ]
-        text = "; ".join(t for t in told if t)
+        text = "; ".join(t for t in reported if t)
         return f"the model's parameters have changed: {text or 'another order'}"
 
     def declare(self, key: str, pattern: str) -> None:

@@ -17,21 +17,21 @@ from rankscope.agent.probes.nonfinite import NonFinite
 from rankscope.agent.probes.optimizer import LearningRate
 from rankscope.agent.probes.optimizer_state import OptimizerState
 from rankscope.agent.probes.outside import OutsideOptimizer
-from rankscope.agent.probes.outside_writes import Written
+from rankscope.agent.probes.outside_writes import OutsideWrites
 from rankscope.agent.probes.parameters import Parameters
 from rankscope.agent.probes.rng import RandomState
-from rankscope.agent.probes.run_queue_delay import Queued
+from rankscope.agent.probes.run_queue_delay import RunQueueDelay
 from rankscope.agent.probes.scheduler import Scheduler
 from rankscope.agent.probes.settings import Settings
-from rankscope.agent.probes.stale_gradients import CarriedGradients
+from rankscope.agent.probes.stale_gradients import StaleGradients
 from rankscope.agent.probes.timing import CollectiveWait, Timing
 from rankscope.agent.probes.watched import WatchedModules
 
 # Timing first: what the others take must not count as the trainer's step.
 PROBES: tuple[type[Probe], ...] = (
     Timing,
-    Queued,
-    Written,
+    RunQueueDelay,
+    OutsideWrites,
     Batch,
     Loss,
     Mode,
@@ -40,7 +40,7 @@ PROBES: tuple[type[Probe], ...] = (
     Settings,
     Amp,
     Clipping,
-    CarriedGradients,
+    StaleGradients,
     Canary,
     LocalGradients,
     CollectiveWait,

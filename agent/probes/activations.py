@@ -35,10 +35,10 @@ _WEIGHTED = (
 # A unit is saturated where its output stays this close to the ends of its range, as a share of
 # half the range.
 _CLOSE = 0.01
-# A unit is idle for good, as far as can be told, where it was for this many consecutive samples. A
+# A unit counts as permanently idle where it was idle for this many consecutive samples. A
 # batch of 16 leaves half of the units of a healthy layer idle.
 _LASTING = 512
-# So many calls of a module during one step are told apart; what comes after them is not looked at.
+# This number of calls of a module during one step is distinguished; later calls are not sampled.
 _MOST_CALLS = 64
 # Under a transformation of `torch.func` an output stands for something else.
 _level = torch._C._functorch.maybe_current_level
@@ -55,7 +55,7 @@ class Modules(TensorGroup):
         self.classes = tuple(type(m).__name__ for m in modules)
 
     def described(self) -> TensorTable:
-        """The table as it is told to the server; no module has a shape."""
+        """The table as it is sent to the server; no module has a shape."""
         count = len(self.names)
         return TensorTable(
             names=self.names, shapes=((),) * count, dtypes=self.classes, shards=("",) * count

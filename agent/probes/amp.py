@@ -131,7 +131,7 @@ class Amp(Probe):
 
 
 class ScalerListener(Protocol):
-    """Is told of each `GradScaler.step` of the process; must not raise."""
+    """Is notified of each `GradScaler.step` of the process; must not raise."""
 
     def scaler_begins(self, scaler: GradScaler, optimizer: Any) -> None:
         """The scaler is about to step with the optimizer, or to skip that."""
@@ -148,7 +148,7 @@ _wrapper: Callable[..., Any] | None = None
 
 
 def listen(listener: ScalerListener) -> None:
-    """Tells `listener` of every scaled step from now on; it is held weakly."""
+    """Notifies `listener` of every scaled step from now on; it is held weakly."""
     global _listeners, _original, _wrapper
     _listeners = (*_listeners, weakref.ref(listener, _forget))
     if _original is None:
@@ -158,7 +158,7 @@ def listen(listener: ScalerListener) -> None:
 
 
 def unlisten(listener: ScalerListener) -> None:
-    """Stops telling `listener`; with the last one gone, torch is as it was.
+    """Stops notifying `listener`; with the last one gone, torch is as it was.
 
     What another library has wrapped around ours meanwhile stays, with ours in it, which then does
     nothing.

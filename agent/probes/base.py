@@ -26,7 +26,7 @@ class Pending(Protocol):
 # take of a busy machine meanwhile is no cost of the agent, and sampling less would not end it.
 processor_time = time.thread_time
 # To ask for it takes up to 1.5 microseconds where the kernel has to be asked. A piece of work of a
-# few microseconds is measured by the clock, and counts for so many seconds at most: what lasts
+# few microseconds is measured by the clock, and counts for this many seconds at most: what lasts
 # longer was interrupted. (2^16 numbers are copied in 50 microseconds, with all caches cold.)
 LONGEST_PIECE = 500e-6
 
@@ -57,23 +57,23 @@ class StepFacts:
 
     Attributes:
         scalars: metric name -> value; a tensor of one element is read without waiting for it.
-        words: stage -> digest of the whole model.
-        prints: fingerprints tensor by tensor.
+        digests: stage -> digest of the whole model.
+        fingerprints: fingerprints tensor by tensor.
         layers: one number a tensor.
         later: what a device still computes, each with what is to be done once it is ready. It
-            may add to scalars, words, prints and layers then.
+            may add to scalars, digests, fingerprints and layers then.
         tiers: seconds of processor time spent on each sampling tier.
         shared: what a probe has in hand that one asked after it can use; each probe says in its
             docstring what it leaves here, and under which name.
     """
 
-    __slots__ = ("later", "layers", "prints", "scalars", "shared", "step", "tiers", "words")
+    __slots__ = ("digests", "fingerprints", "later", "layers", "scalars", "shared", "step", "tiers")
 
     def __init__(self, step: int) -> None:
         self.step = step
         self.scalars: dict[str, float | torch.Tensor] = {}
-        self.words: dict[str, int] = {}
-        self.prints: list[Print] = []
+        self.digests: dict[str, int] = {}
+        self.fingerprints: list[Print] = []
         self.layers: list[Layers] = []
         self.later: list[tuple[Pending, Callable[[], None]]] = []
         self.tiers: dict[str, float] = {}
@@ -98,7 +98,7 @@ class StepFacts:
 class SharedPass:
     """A pass over tensors for one sampling tier, which now and then serves a rarer one as well.
 
-    What it would have cost alone is what decides how often the first tier looks.
+    What it would have cost alone decides how often the first tier is sampled.
 
     Args:
         tier: the one that it is always made for.
@@ -146,7 +146,7 @@ class Context:
         in_evaluation_mode: training passes are in evaluation mode (dropout and batch norm off).
         aside: seconds that probes spent inside the trainer's calls at the step in progress, beyond
             what they charge to a tier.
-        alone: neither the step before the one in progress nor the one after it is looked at.
+        alone: neither the step before the one in progress nor the one after it is sampled.
         basic, signals, word, full, state: whether these sampling tiers are due at the step in
             progress. Where one of them is due, so are those before it.
     """
@@ -162,8 +162,8 @@ class Context:
         announce: Callable[[TensorGroup], None],
         note: Callable[[str], None],
         count: StepCount,
-        event: Callable[[int, str, str, dict[str, Any]], None] = lambda *told: None,
-        late: Callable[[int, dict[str, float | torch.Tensor]], None] = lambda *told: None,
+        event: Callable[[int, str, str, dict[str, Any]], None] = lambda *arguments: None,
+        late: Callable[[int, dict[str, float | torch.Tensor]], None] = lambda *arguments: None,
     ) -> None:
         self.model = model
         self.modules = NamedModules(model)
@@ -196,12 +196,12 @@ class Context:
     def targets(self) -> bool:
         """Whether the targets of losses are digested at the step in progress.
 
-        Not at a step that is looked at alone: its labels say nothing of an order.
+        Not at a step that is sampled alone: its labels say nothing of an order.
         """
         return self.signals or (self.basic and not self.alone)
 
     def trains(self, module: torch.nn.Module) -> bool:
-        """Whether a pass of the module is one of training, as far as its mode tells."""
+        """Whether a pass of the module is one of training, as far as its mode shows."""
         return module.training or self.in_evaluation_mode
 
     def due(self, tier: str) -> bool:
@@ -221,7 +221,7 @@ class Probe:
 
     Attributes:
         name: as it stands in the report of a fault.
-        in_pairs: tells something only of a step beside which another one is looked at: at most
+        in_pairs: reports something only of a step beside which another one is sampled: at most
             others it is not asked.
         sampled: `forward`, `before_step` and `after_step` are wanted only at steps at which a tier
             beyond `basic` is due, and at the step after one at which `word` was. Without it they
@@ -245,7 +245,7 @@ class Probe:
         """
 
     def not_finite(self, step: int, names: list[str]) -> None:
-        """Scalars that probes took at a step are not finite; on a device it is told later."""
+        """Scalars that probes took at a step are not finite; on a device it is reported later."""
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """The root module is about to run forward, in training or in evaluation mode."""

@@ -18,7 +18,7 @@ from rankscope.agent.probes.tables import readable
 from rankscope.agent.wire import BATCH_PART
 
 _STAGE = "batch"
-# Micro-batches of which samples are told.
+# Micro-batches of which samples are reported.
 _MAX_WAITING = 256
 # Elements that say how large the inputs are: where they are independent, their root mean square
 # has an error of 1 % (1 over the root of twice their number), far below what is asked of it.
@@ -26,7 +26,7 @@ _MEASURED = 4096
 
 
 class Batch(Probe):
-    """The words `batch` and `batch/part`, which samples are in it, their number and size.
+    """The digests `batch` and `batch/part`, which samples are in it, their number and size.
 
     The series are `samples`, `tokens` and `input_rms`.
 
@@ -35,11 +35,11 @@ class Batch(Probe):
     is due (`signals`, where it is on a device), a pass over up to 16 KiB, or over 2 KiB from all
     over it.
 
-    The word covers all tensors in the arguments of the root module, in order; under accumulation
+    The digest covers all tensors in the arguments of the root module, in order; under accumulation
     those of all micro-batches, in order. Of more than 16 KiB it is taken at the tier `word` alone,
     and `batch/part` covers elements from all over them, the same ones of the same shapes: batches
     are in an order that repeats, or are another rank's, for a few steps only, which are seen where
-    each of them is looked at. The words `rows/0` and on tell a few samples of the step
+    each of them is sampled. The digests `rows/0` and on identify a few samples of the step
     (`RowHashes`), so that ranks that read the same ones can be found. Samples are the rows of the
     first tensor, tokens the elements of the first one of whole numbers with two dimensions; those
     of all micro-batches together. `input_rms` is the root mean square of the first tensor of
@@ -100,7 +100,7 @@ class Batch(Probe):
             context.aside += clock() - began
 
     def after_step(self, facts: StepFacts) -> None:
-        """Hands over what the micro-batches of the step were."""
+        """Reports what the micro-batches of the step were."""
         seen, whole = self._seen, self._whole
         if not seen:
             return
@@ -125,7 +125,7 @@ class Batch(Probe):
         self._rows, self._seconds = [], 0.0
         if rows and len(rows) < _MAX_WAITING:
             arriving = (r for r in rows if isinstance(r, Arrival))
-            facts.when_ready(Together(*arriving), lambda: facts.words.update(packed(rows)))
+            facts.when_ready(Together(*arriving), lambda: facts.digests.update(packed(rows)))
 
     def _count(self, given: list[torch.Tensor]) -> None:
         first = given[0]

@@ -22,7 +22,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 class Buffers(Probe):
-    """Word and fingerprints of the model's buffers, as the step's first forward pass begins.
+    """Digest and fingerprints of the model's buffers, as the step's first forward pass begins.
 
     And `buffers_nonfinite`: how many of them hold NaN or infinities; their names are reported once.
     Those that held some when they were first seen are masks, and are meant so.
@@ -31,7 +31,7 @@ class Buffers(Probe):
 
     DistributedDataParallel makes the buffers equal (`broadcast_buffers`) at the beginning of each
     forward pass, and batch norm makes them unequal in it: only what the model inside the wrapper
-    begins with can be compared. It is looked at from a hook that exists for that one call.
+    begins with can be compared. A hook that exists for that one call reads it.
     """
 
     name = "buffers"
@@ -51,7 +51,7 @@ class Buffers(Probe):
         self.root_forward = context.guarded(self.name, self._inner_forward)
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Looks at once, or where a wrapper still has to broadcast, right after that."""
+        """Reads them at once, or where a wrapper still has to broadcast, right after that."""
         if (
             not self.context.state
             or self._taken is not None
@@ -68,7 +68,7 @@ class Buffers(Probe):
             )
 
     def after_step(self, facts: StepFacts) -> None:
-        """Hands over what was seen; looks now, where the root module's forward was not seen."""
+        """Reports what was seen; reads now, where the root module's forward was not seen."""
         if not self.context.state:
             return
         self._unhook()
@@ -81,22 +81,22 @@ class Buffers(Probe):
         plan, pending, table, shapes = taken
 
         def deliver() -> None:
-            prints = pending.result()
-            self._tell_nonfinite(facts, facts.step, shapes, prints.sketches)
-            facts.words[_STAGE] = plan.word(prints.digests)
-            facts.prints.append(
+            fingerprints = pending.result()
+            self._report_nonfinite(facts, facts.step, shapes, fingerprints.sketches)
+            facts.digests[_STAGE] = plan.model_digest(fingerprints.digests)
+            facts.fingerprints.append(
                 Print(
                     step=facts.step,
                     stage=_STAGE,
                     table=table,
-                    digests=prints.digests,
-                    sketches=prints.sketches,
+                    digests=fingerprints.digests,
+                    sketches=fingerprints.sketches,
                 )
             )
 
         facts.when_ready(pending, deliver)
 
-    def _tell_nonfinite(
+    def _report_nonfinite(
         self, facts: StepFacts, step: int, shapes: dict[str, torch.Size], sketches: Any
     ) -> None:
         bad = []

@@ -16,7 +16,7 @@ from rankscope.agent.probes.norms import SMALL, gathered, tensor_norms, written_
 # What one tensor costs a step, in seconds: a hook, a norm of a small tensor and its reading, with
 # caches as a training leaves them; on a device the copy to the host besides, once.
 _EACH, _COPY = 12e-6, 100e-6
-# More than this tell nothing more: what is not finite spreads to all layers before its own.
+# More than this report nothing more: what is not finite spreads to all layers before its own.
 _MOST = 16
 # Steps after which it is asked anew how many the steps bear.
 _ANEW = 64
@@ -52,7 +52,7 @@ class Canary(Probe):
         self._hook = context.guarded(self.name, self._seen)
 
     def after_step(self, facts: StepFacts) -> None:
-        """Hands over what the hooks have seen; puts on as many as the steps bear."""
+        """Reports what the hooks have seen; puts on as many as the steps bear."""
         norms, self._norms = self._norms, []
         if norms and not self.context.full:
             began = time.perf_counter()

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Looking for the largest of more numbers than this would cost more than an accuracy is worth at
+# To search the largest of more numbers than this would cost more than an accuracy is worth at
 # every step (a language model has 50,000 classes a token): then the leading rows are judged.
 _MAX_ELEMENTS = 1 << 20
 
 # Targets of a binary loss are classes where they take few values: 0 and 1, those values smoothed,
 # and what a mixture of two samples makes of them. Pixels and probabilities, which an autoencoder
-# is trained to give back, take nearly as many values as are looked at.
+# is trained to give back, take nearly as many values as are examined.
 _MAX_VALUES = 16
 _VALUES_SEEN = 256
 
@@ -37,7 +37,7 @@ class Hits(NamedTuple):
     def ratio(self) -> float | torch.Tensor | None:
         """The accuracy; None where nothing was judged.
 
-        On a device that cannot be told without waiting: there it is NaN.
+        On a device that is not known without waiting: there it is NaN.
         """
         if isinstance(self.judged, int) and not self.judged:
             return None

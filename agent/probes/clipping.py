@@ -54,7 +54,7 @@ class Clipping(Probe):
         listen(self)
 
     def after_step(self, facts: StepFacts) -> None:
-        """Hands over what was clipped for this step."""
+        """Reports what was clipped for this step."""
         found = self._calls
         if not found:
             return
@@ -128,7 +128,7 @@ def _held(norm: torch.Tensor) -> torch.Tensor | None:
 
 
 class ClipListener(Protocol):
-    """Is told of each clipping by norm in the process; must not raise."""
+    """Is notified of each clipping by norm in the process; must not raise."""
 
     def clipped(
         self, parameters: Sequence[torch.Tensor], most: Any, norm: Any, kind: float
@@ -152,24 +152,24 @@ _last: tuple[weakref.ref[torch.Tensor], float] | None = None
 
 
 def listen(listener: ClipListener) -> None:
-    """Tells `listener` of every clipping from now on; it is held weakly."""
+    """Notifies `listener` of every clipping from now on; it is held weakly."""
     global _listeners
     _listeners = (*_listeners, weakref.ref(listener, _forget))
     home = sys.modules["torch.nn.utils.clip_grad"]
     if hasattr(home, "_clip_grads_with_norm_"):
         _wrap(home, "_get_total_norm", _noting_kind)
-        _wrap(home, "_clip_grads_with_norm_", _telling)
+        _wrap(home, "_clip_grads_with_norm_", _notifying)
         # The name under which people call it by themselves.
-        _wrap(torch.nn.utils, "clip_grads_with_norm_", _telling)
+        _wrap(torch.nn.utils, "clip_grads_with_norm_", _notifying)
         _wrap(torch.nn.utils, "get_total_norm", _noting_kind)
     else:
         # Before torch 2.6 one function did it all; imported before, it is not seen.
-        _wrap(home, "clip_grad_norm_", _telling_all)
-        _wrap(torch.nn.utils, "clip_grad_norm_", _telling_all)
+        _wrap(home, "clip_grad_norm_", _notifying_all)
+        _wrap(torch.nn.utils, "clip_grad_norm_", _notifying_all)
 
 
 def unlisten(listener: ClipListener) -> None:
-    """Stops telling `listener`; with the last one gone, torch is as it was.
+    """Stops notifying `listener`; with the last one gone, torch is as it was.
 
     What another library has put in place of ours meanwhile stays.
     """
@@ -211,20 +211,20 @@ def _noting_kind(original: Callable[..., Any]) -> Callable[..., Any]:
     return total_norm
 
 
-def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+def _notifying(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def clip(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return original(parameters, max_norm, total_norm, *args, **kwargs)
         parameters = _listed(parameters)
         result = original(parameters, max_norm, total_norm, *args, **kwargs)
-        _tell(parameters, max_norm, total_norm)
+        _notify(parameters, max_norm, total_norm)
         return result
 
     return clip
 
 
-def _telling_all(original: Callable[..., Any]) -> Callable[..., Any]:
+def _notifying_all(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def clip(parameters: Any, max_norm: Any, norm_type: Any = 2.0, *args: Any, **kw: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -232,7 +232,7 @@ def _telling_all(original: Callable[..., Any]) -> Callable[..., Any]:
         parameters = _listed(parameters)
         norm = original(parameters, max_norm, norm_type, *args, **kw)
         _note(norm, norm_type)
-        _tell(parameters, max_norm, norm)
+        _notify(parameters, max_norm, norm)
         return norm
 
     return clip
@@ -252,7 +252,7 @@ def _note(norm: Any, kind: Any) -> None:
 
 
 @process_wide(Clipping.name)
-def _tell(parameters: Sequence[torch.Tensor], most: Any, norm: Any) -> None:
+def _notify(parameters: Sequence[torch.Tensor], most: Any, norm: Any) -> None:
     kind = _last[1] if _last is not None and _last[0]() is norm else 2.0
     for ref in _listeners:
         listener = ref()

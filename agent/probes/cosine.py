@@ -29,7 +29,7 @@ class GradientCosine(Probe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._last: _Look | None = None
+        self._last: _Sample | None = None
 
     def after_step(self, facts: StepFacts) -> None:
         """Compares what was taken."""
@@ -38,7 +38,7 @@ class GradientCosine(Probe):
         if reduced is None:
             return
         group = self.context.parameters
-        self._last = _Look(group, facts.step, reduced)
+        self._last = _Sample(group, facts.step, reduced)
         with facts.charged("full"):
             if before is not None and before.step == facts.step - 1 and before.group is group:
                 self._compare(facts, "grad_cosine", before.taken, reduced)
@@ -56,7 +56,7 @@ class GradientCosine(Probe):
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Sample:
     group: TensorGroup
     step: int
     taken: Any

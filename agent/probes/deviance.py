@@ -16,7 +16,7 @@ from rankscope.agent.probes.tables import readable
 _MOST_PLACES = 1 << 16
 # Kinds of targets (function, shape) that one training has: more are no fixed ones.
 _MOST_KINDS = 8
-# The best constant answer is computed anew at each of the first so many batches, then at every
+# The best constant answer is computed anew at each of the first batches, then at every
 # eighth: by then eight more change what is known of the targets by less than an eighth.
 _FIRST, _EVERY = 64, 8
 
@@ -124,7 +124,7 @@ class Deviance:
                 chosen = flat[flat != ignored]
                 sums, elements = torch.bincount(chosen, minlength=places), chosen.numel()
             else:
-                # Weights of 0 in place of a choice, whose number the device would have to tell.
+                # Weights of 0 in place of a choice, whose number the device would have to report.
                 judged = (flat != ignored).double()
                 sums = torch.zeros_like(kind.sums)
                 sums.scatter_add_(0, flat.clamp(0, places - 1).long(), judged)

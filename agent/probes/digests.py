@@ -27,7 +27,7 @@ class RunningDigest:
     """The digest of what a step is given, under one name.
 
     Args:
-        name: of the word.
+        name: of the digest.
 
     Attributes:
         seen: number of calls of `add` since the last step.
@@ -38,7 +38,7 @@ class RunningDigest:
         self._name = name
         self._plans = TensorGroup(name, (), ())
         self._waiting: list[tuple[FingerprintPlan, Any, int]] = []
-        self._word = 0
+        self._digest = 0
 
     def add(self, tensors: Sequence[torch.Tensor]) -> None:
         """Takes the next tensors, of plain bits; at once on a CPU, without waiting on a device."""
@@ -52,22 +52,22 @@ class RunningDigest:
         size = sum(t.numel() for t in tensors)
         pending = plan.begin(tensors, sketches=False)
         if pending.ready() and not self._waiting:
-            self._word = _combined(self._word, [(plan, pending, size)])
+            self._digest = _combined(self._digest, [(plan, pending, size)])
         else:
             self._waiting.append((plan, pending, size))
 
     def end(self, facts: StepFacts) -> None:
-        """Puts the word into the facts of the step, once it is known, and begins anew."""
-        waiting, word, seen = self._waiting, self._word, self.seen
-        self._waiting, self._word, self.seen = [], 0, 0
+        """Puts the digest into the facts of the step, once it is known, and begins anew."""
+        waiting, digest, seen = self._waiting, self._digest, self.seen
+        self._waiting, self._digest, self.seen = [], 0, 0
         if not seen or len(waiting) >= _MAX_WAITING:
             return
         if not waiting:
-            facts.words[self._name] = word
+            facts.digests[self._name] = digest
             return
 
         def deliver() -> None:
-            facts.words[self._name] = _combined(word, waiting)
+            facts.digests[self._name] = _combined(digest, waiting)
 
         facts.when_ready(Together(*(pending for _, pending, _ in waiting)), deliver)
 
@@ -107,7 +107,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
     )
 
 
-def _combined(word: int, more: list[tuple[FingerprintPlan, Any, int]]) -> int:
+def _combined(digest: int, more: list[tuple[FingerprintPlan, Any, int]]) -> int:
     for plan, pending, size in more:
-        word = (word * _TURN + plan.word(pending.result().digests) + size + 1) % 2**64
-    return word
+        digest = (digest * _TURN + plan.model_digest(pending.result().digests) + size + 1) % 2**64
+    return digest

@@ -119,14 +119,15 @@ class _Sums:
 class Evaluation:
     """What is computed in evaluation mode between two stretches of training.
 
-    Losses belong to passes: to the one that the user has named, else to what `passes` tells apart.
-    Each pass has means of its own, and nothing is published that may be a mixture of several.
+    Losses belong to passes: to the one that the user has named, else to what `passes`
+    distinguishes. Each pass has means of its own, and nothing is published that may be a mixture of
+    several.
 
     Args:
         note: reports something that a person should read, once.
 
     Attributes:
-        seen: there is something to tell at the end.
+        seen: there is something to report at the end.
         bare: the model returns a tensor, and so no loss of its own.
         names: of the passes that the user is in, the outermost first.
     """
@@ -238,19 +239,19 @@ class Evaluation:
         self.settle()
         passes, self._passes, self.seen, self._iteration = self._passes, {}, False, 0
         means: dict[str, float | torch.Tensor] = {}
-        apart: list[_Pass] = []
+        separate: list[_Pass] = []
         for one in passes.values():
             if one.key[0] == _NAMED:
                 means |= self._means(one, f"eval/{one.key[1]}/")
             else:
-                apart.append(one)
+                separate.append(one)
         # The next batch of a loader that is asked for one only has an iteration of its own.
         whole: dict[Any, _Pass] = {}
-        for one in apart:
+        for one in separate:
             known = whole.get(one.key[0])
             if known is not None and one.calls == 1 and known.key[1] == -1:
                 known.join(one)
-            elif one.calls == 1 and sum(o.key[0] == one.key[0] for o in apart) > 1:
+            elif one.calls == 1 and sum(o.key[0] == one.key[0] for o in separate) > 1:
                 one.key = (one.key[0], -1)
                 whole[one.key[0]] = one
             else:
@@ -283,8 +284,8 @@ class Evaluation:
             means |= self._means(one, name)
         if len(passes) > 1:
             self._say(
-                f"an evaluation has {len(passes)} passes, which are recorded apart and by number "
-                '(eval/2/loss); name them, `with monitor.evaluating("val"):`'
+                f"an evaluation has {len(passes)} passes, which are recorded separately and by "
+                'number (eval/2/loss); name them, `with monitor.evaluating("val"):`'
             )
         return means
 
@@ -330,7 +331,7 @@ class OutputHook(ModuleHook):
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any
     ) -> None:
-        """Tells the probe, which takes the hook off once it knows what the model returns."""
+        """Notifies the probe, which takes the hook off once it knows what the model returns."""
         listener = None if self._listener is None else self._listener()
         if listener is None or torch.compiler.is_compiling() or torch._C._is_tracing():
             return

@@ -8,23 +8,23 @@ from typing import Any
 
 import torch
 
-# How deep they are looked for, how many count, and in how many things all of them and the first one
-# are looked for: a model may be given texts, or lists of numbers by the million.
+# How deep they are searched, how many count, and in how many things all of them and the first one
+# are searched: a model may be given texts, or lists of numbers by the million.
 _DEEPEST = 6
 _MOST = 1000
-_LOOKED_AT, _LOOKED_AT_FOR_FIRST = 4096, 256
+_SEARCHED, _SEARCHED_FOR_FIRST = 4096, 256
 
 
 def tensors_in(*given: Any) -> Iterator[torch.Tensor]:
     """The tensors, the first 1,000 of them, in order."""
-    return islice(_found(given, _DEEPEST, [_LOOKED_AT]), _MOST)
+    return islice(_found(given, _DEEPEST, [_SEARCHED]), _MOST)
 
 
 def batch_size(args: tuple[Any, ...], kwargs: Any) -> int:
     """Samples in a batch: length of the first dimension of the first tensor given to the model."""
     first = args[0] if args else None
     if type(first) is not torch.Tensor:
-        first = next(_found((args, kwargs), _DEEPEST, [_LOOKED_AT_FOR_FIRST]), None)
+        first = next(_found((args, kwargs), _DEEPEST, [_SEARCHED_FOR_FIRST]), None)
     return 0 if first is None else rows_of(first)
 
 

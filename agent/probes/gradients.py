@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from rankscope.agent.fingerprint import Pending, Prints
+from rankscope.agent.fingerprint import FingerprintValues, Pending
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import Context, Probe, SharedPass, StepFacts, processor_time
 from rankscope.agent.probes.norms import (
@@ -46,14 +46,14 @@ class Gradients(Probe):
         self._rows: GradientRows | None = None
         self._following = -1  # the step after a full one
         self._pass = SharedPass("signals", "full")
-        self._told = False
+        self._reported = False
 
     def after_step(self, facts: StepFacts) -> None:
         """Norms and fingerprints of what was applied."""
         context = self.context
         full = context.full
-        looked = full or facts.step == self._following
-        if not (looked or context.signals):
+        is_sampled = full or facts.step == self._following
+        if not (is_sampled or context.signals):
             return
         began = processor_time()
         group = context.parameters
@@ -62,17 +62,19 @@ class Gradients(Probe):
         gradients = [p.grad for p in group.tensors]
         squared = context.signals and lie_here(gradients)
         taken = None
-        if (looked or squared) and any(g is not None for g in gradients):
-            taken = self._rows.begin(gradients, digests=full, prints=looked, squares=squared)
+        if (is_sampled or squared) and any(g is not None for g in gradients):
+            taken = self._rows.begin(
+                gradients, digests=full, fingerprints=is_sampled, squares=squared
+            )
         passed = processor_time() - began
-        if taken is not None and looked:
-            self._hand_over(facts, group, taken, posted=full)
+        if taken is not None and is_sampled:
+            self._publish(facts, group, taken, posted=full)
         if full:
             self._following = facts.step + 1
-        if looked and not squared:
+        if is_sampled and not squared:
             facts.charge("full", passed)
         else:
-            self._pass.charge(facts, passed, both=looked)
+            self._pass.charge(facts, passed, both=is_sampled)
         if context.signals:
             with facts.charged("signals"):
                 self._measure(facts, gradients, taken if squared else None)
@@ -97,8 +99,8 @@ class Gradients(Probe):
                 continue
             values = stored(gradient)
             if values is None:
-                if not self._told:
-                    self._told = True
+                if not self._reported:
+                    self._reported = True
                     self.context.note(
                         "grad_norm is not recorded: a sparse gradient is too large to be added up "
                         "without waiting for the device"
@@ -111,14 +113,16 @@ class Gradients(Probe):
             facts.scalars["grad_norm"] = torch.linalg.vector_norm(norms)
             facts.shared["gradient_norms"] = GradientNorms(rows, tensors, norms=norms)
 
-    def _hand_over(
+    def _publish(
         self, facts: StepFacts, group: TensorGroup, taken: Fingerprints, *, posted: bool
     ) -> None:
         facts.shared["reduced_gradient"] = taken
         if posted:
 
             def deliver() -> None:
-                facts.prints.append(group.prints(facts.step, "reduced_gradient", taken.result()))
+                facts.fingerprints.append(
+                    group.fingerprints(facts.step, "reduced_gradient", taken.result())
+                )
 
             facts.when_ready(taken, deliver)
 
@@ -177,12 +181,12 @@ class Fingerprints:
         """Whether `result` does not wait."""
         return self._pending.ready()
 
-    def result(self) -> Prints:
+    def result(self) -> FingerprintValues:
         """The fingerprints; NaN sketches where a row is unknown."""
-        prints = self._pending.result()
-        if self._unknown and prints.sketches is not None:
-            prints.sketches[self._unknown] = np.nan
-        return prints
+        fingerprints = self._pending.result()
+        if self._unknown and fingerprints.sketches is not None:
+            fingerprints.sketches[self._unknown] = np.nan
+        return fingerprints
 
 
 class GradientRows:
@@ -203,15 +207,15 @@ class GradientRows:
         gradients: Sequence[torch.Tensor | None],
         *,
         digests: bool = True,
-        prints: bool = True,
+        fingerprints: bool = True,
         squares: bool = False,
     ) -> Fingerprints:
         """Fingerprints of the gradients as they are now; a missing one counts as zeros.
 
         Args:
             gradients: one a parameter of the group.
-            digests: whether digests are wanted, where prints are.
-            prints: whether anything but sums of squares is.
+            digests: whether digests are wanted, where fingerprints are.
+            fingerprints: whether anything but sums of squares is.
             squares: whether these are. Only of gradients that lie here (`lie_here`).
         """
         unknown: list[int] = []
@@ -220,7 +224,7 @@ class GradientRows:
         else:
             tensors = self._written_out(gradients, unknown)
         pending = self._plans.plan(tensors).begin(
-            tensors, sketches=prints, digests=prints and digests, squares=squares
+            tensors, sketches=fingerprints, digests=fingerprints and digests, squares=squares
         )
         return Fingerprints(pending, unknown)
 

@@ -15,11 +15,11 @@ from rankscope.agent.wire import LABELS
 
 
 class Labels:
-    """The word `labels`: one digest of the targets of all losses that a step computes in training.
+    """The digest `labels`, of the targets of all losses that a step computes in training.
 
     Of targets that are whole numbers, where there are any: others may be another model's outputs,
     and no property of the data. Of more than 16 KiB elements from all over them. On a device they
-    are looked at where the tier `signals` is due. Losses inside a compiled graph are not seen.
+    are read where the tier `signals` is due. Losses inside a compiled graph are not seen.
     """
 
     def __init__(self, context: Context) -> None:
@@ -45,7 +45,7 @@ class Labels:
         (self._real if real else self._whole).add([values])
 
     def end(self, facts: StepFacts) -> None:
-        """Hands the word over."""
+        """Reports the digest."""
         whole, real = self._whole, self._real
         if whole.seen:
             whole.end(facts)

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 
-from rankscope.agent.fingerprint import FingerprintPlan, Pending, Prints
+from rankscope.agent.fingerprint import FingerprintPlan, FingerprintValues, Pending
 from rankscope.agent.model.facts import are_held_whole, held
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.arrival import Arrival, Together
@@ -76,7 +76,7 @@ class LocalGradients(Probe):
         with facts.charged("full"):
             group = self.context.parameters
             if group is not self._group:
-                self._meet(group)
+                self._make_hooks(group)
             if not self._available:
                 return
             self._seconds = 0.0
@@ -101,13 +101,13 @@ class LocalGradients(Probe):
         """Takes the hooks off."""
         self._hooks.take_off()
 
-    def _meet(self, group: TensorGroup) -> None:
+    def _make_hooks(self, group: TensorGroup) -> None:
         self._group = group
         self._rows = GradientRows(group)
         self._plans = {}
         self._copies = {}
         self._small = set(small_enough([held(p) for p in group.tensors]))
-        # Where a framework adds gradients up in memory of its own, `grad` tells nothing.
+        # Where a framework adds gradients up in memory of its own, `grad` holds nothing.
         self._elsewhere = [hasattr(p, "main_grad") for p in group.tensors]
         guarded = self.context.guarded
         self._hooks = TensorHooks(
@@ -177,7 +177,9 @@ class LocalGradients(Probe):
         facts.shared["local_gradient"] = taken
 
         def deliver() -> None:
-            facts.prints.append(group.prints(facts.step, "local_gradient", taken.result()))
+            facts.fingerprints.append(
+                group.fingerprints(facts.step, "local_gradient", taken.result())
+            )
 
         facts.when_ready(taken, deliver)
         if not all(s.known for s in there):
@@ -281,14 +283,14 @@ class _Taken:
         """Whether `result` does not wait."""
         return self._small.ready() and all(s.ready() for _, s in self._large)
 
-    def result(self) -> Prints:
+    def result(self) -> FingerprintValues:
         """The fingerprints; waits for the device where they have not arrived."""
         sketches = self._small.result().sketches
         assert sketches is not None
         for row, found in self._large:
             sketches[row] = found.sketch()
         sketches[self._unknown] = np.nan
-        return Prints(np.zeros(len(sketches), dtype=np.uint64), sketches)
+        return FingerprintValues(np.zeros(len(sketches), dtype=np.uint64), sketches)
 
 
 def is_sharded(model: torch.nn.Module) -> bool:

@@ -26,12 +26,12 @@ from rankscope.agent.steps.autograd import graph_task, sequence
 # Losses may be computed and never trained on, and `backward` called without a step ever.
 _MAX_COMPUTED = 16
 _MAX_PASSES = 1024
-# Parameters looked at to tell whose loss a backward pass was.
+# Parameters examined to find whose loss a backward pass was.
 _SENTINELS = 3
 
 
 class _Computed(NamedTuple):
-    """A loss computed at a sampled step, until `backward` tells which one counts.
+    """A loss computed at a sampled step, until `backward` shows which one counts.
 
     Attributes:
         name: of the function that computed it.
@@ -48,10 +48,10 @@ class _Computed(NamedTuple):
 
 
 class Loss(Probe):
-    """`loss`, `accuracy`, `explained_deviance`, `passes_discarded`, evaluations; the word `labels`.
+    """`loss`, `accuracy`, `explained_deviance`, `passes_discarded`, evaluations; digest `labels`.
 
-    Costs 5 microseconds a step; the accuracy (tier `signals`; during evaluation always) a look at
-    the scores, and the digest of the targets (`Labels`) a pass over them, as do the sums that tell
+    Costs 5 microseconds a step; the accuracy (tier `signals`; during evaluation always) a pass over
+    the scores, and the digest of the targets (`Labels`) a pass over them, as do the sums behind
     `explained_deviance` (`Deviance`, tier `signals`): the mean over the passes of the step.
 
     In training the tensor that `backward` starts from is the loss: it is what is minimised. What
@@ -116,7 +116,7 @@ class Loss(Probe):
         self.divided_by = 0.0
         self.summed = False
         self.in_closures = False
-        self._before = -1  # passes there were when the step in progress began, where it was told
+        self._before = -1  # passes there were when the step in progress began, where that is known
         self.phase = Evaluation(context.note)
         self.named = False
         self._trained_at: tuple[Place, ...] = ()
@@ -283,7 +283,7 @@ class Loss(Probe):
 
     @property
     def evaluated(self) -> bool:
-        """Whether `evaluation` has something to tell."""
+        """Whether `evaluation` has something to report."""
         return self.phase.seen
 
     def evaluation(self, goes_on: bool = True) -> dict[str, float | torch.Tensor]:
@@ -306,14 +306,14 @@ class Loss(Probe):
         self.phase.settle()
         self.phase.names.append(name)
         self.named = True
-        loss_sources.wishes_changed()
+        loss_sources.requests_changed()
 
     def leave_pass(self) -> dict[str, float | torch.Tensor]:
         """The pass entered last is over: its means."""
         name = self.phase.names.pop()
         means = self.phase.leave(name)
         self.named = bool(self.phase.names)
-        loss_sources.wishes_changed()
+        loss_sources.requests_changed()
         return means
 
     def close(self) -> None:
@@ -441,7 +441,7 @@ def _double(value: float | torch.Tensor) -> float | torch.Tensor:
 
 
 def _sentinels(context: Context) -> tuple[torch.Tensor, ...]:
-    """First, middle and last of the optimizer's parameters; none where gradients do not tell.
+    """First, middle and last of the optimizer's parameters; none where gradients do not show it.
 
     Sharded models keep the gradients of all but the last micro-batch where nobody sees them.
     """

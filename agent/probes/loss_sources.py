@@ -69,7 +69,7 @@ _INSIDE = ("torch.", "rankscope.agent.")
 _MAX_SCALED = 16
 
 
-# Frames of the trainer's that tell from where `backward` is called.
+# Frames of the trainer's that show from where `backward` is called.
 _SITE_FRAMES = 6
 
 # A backward pass: what it started from (value and divisor as in `scaling.Root`), whether no
@@ -91,14 +91,14 @@ Pass = tuple[
 
 
 class LossListener(Protocol):
-    """Is told of each loss of the process; its methods must not raise.
+    """Is notified of each loss of the process; its methods must not raise.
 
     Attributes:
-        core: the module whose mode tells training from evaluation.
+        core: the module whose mode distinguishes training from evaluation.
         mode: the same module where its mode is a plain attribute, so that to ask for it runs no
             code of the user's; else None.
         sampling: has `targets`: whether losses are wanted in training mode at this step; without
-            it nothing but `backward` is looked at, and without `basic` nothing at all.
+            it nothing but `backward` is observed, and without `basic` nothing at all.
         sentinels: some of the parameters that the listener's optimizer moves.
         passes: gets every backward pass.
         taken: gets the first pass of a step in which `torch.autograd.grad` was asked for the
@@ -106,7 +106,7 @@ class LossListener(Protocol):
         owed: the step that has ended in the middle of the backward pass under way, -1 for none.
         busy: wants to be asked for the hits of a backward pass.
         named: losses are of an evaluation, whatever the mode.
-        forwards: of the model, with gradients, since the last step that was looked at.
+        forwards: of the model, with gradients, since the last sampled step.
         wrapper: has `require_backward_grad_sync`, false while gradients are only added up; or None.
     """
 
@@ -135,13 +135,13 @@ class LossListener(Protocol):
         """The backward pass is over in whose middle the step `owed` has ended."""
 
 
-class _Wishes:
-    """What our code in torch's functions looks at before it tells anybody.
+class _Requests:
+    """What our code in torch's functions checks before it notifies anybody.
 
     Attributes:
-        passes: whether any listener wants to be told of backward passes.
-        unless_training: a model: losses are told unless it is in training mode. So nobody is told
-            of those of a training that is not looked at.
+        passes: whether any listener wants to be notified of backward passes.
+        unless_training: a model: losses are reported unless it is in training mode. So nobody is
+            notified of those of a training step that is not sampled.
     """
 
     __slots__ = ("passes", "unless_training")
@@ -151,10 +151,10 @@ class _Wishes:
         self.unless_training: Any = None
 
 
-_wishes = _Wishes()
-# Expressions, for the code that is put into torch: when to tell.
-_ALWAYS, _OF_PASSES = "True", "_wishes.passes"
-_OF_LOSSES = "not getattr(_wishes.unless_training, 'training', False)"
+_requests = _Requests()
+# Expressions, for the code that is put into torch: when to notify.
+_ALWAYS, _OF_PASSES = "True", "_requests.passes"
+_OF_LOSSES = "not getattr(_requests.unless_training, 'training', False)"
 
 
 class _Tap:
@@ -162,9 +162,9 @@ class _Tap:
 
     Args:
         function: it has no free variables, and no `*args`.
-        told: called after each call of the function with its result and then with everything it
+        after: called after each call of the function with its result and then with everything it
             was given.
-        before: called before with everything it was given; `told` gets its answer in place of the
+        before: called before with everything it was given; `after` gets its answer in place of the
             result, and is not called where that is None.
         when: an expression: the two are called where it holds.
     """
@@ -172,7 +172,7 @@ class _Tap:
     def __init__(
         self,
         function: FunctionType,
-        told: Callable[..., None],
+        after: Callable[..., None],
         before: Callable[..., Any] | None = None,
         *,
         when: str,
@@ -187,7 +187,7 @@ class _Tap:
             code, function.__globals__, function.__name__, function.__defaults__
         )
         original.__kwdefaults__ = function.__kwdefaults__
-        function.__globals__[self._name] = (original, _wishes, told, before)
+        function.__globals__[self._name] = (original, _requests, after, before)
         function.__code__ = _shim(code, self._name, when, early=before is not None)
 
     def remove(self) -> None:
@@ -207,13 +207,13 @@ def _shim(code: CodeType, key: str, when: str, *, early: bool) -> CodeType:
         lines = (
             f"_seen = _before({every}) if {when} else None",
             f"_result = _run({call})",
-            "if _seen is not None: _told(_seen)",
+            "if _seen is not None: _after(_seen)",
         )
     else:
-        lines = (f"_result = _run({call})", f"if {when}: _told(_result, {every})")
+        lines = (f"_result = _run({call})", f"if {when}: _after(_result, {every})")
     # At once: the name may be gone when the function returns. As a name and no constant of the
     # code, because torch.compile knows no constants that are functions.
-    known = f"_run, _wishes, _told, _before = {key}"
+    known = f"_run, _requests, _after, _before = {key}"
     source = "\n    ".join((f"def {code.co_name}({head}):", known, *lines, "return _result"))
     space: dict[str, Any] = {}
     exec(compile(source, code.co_filename, "exec"), space)
@@ -237,11 +237,11 @@ _latest: weakref.ref[Any] | None = None
 
 
 def listen(listener: LossListener) -> None:
-    """Tells `listener` of every loss from now on; it is held weakly."""
+    """Notifies `listener` of every loss from now on; it is held weakly."""
     global _listeners
     unlisten(listener)
     _listeners = (*_listeners, weakref.ref(listener, _forget))
-    wishes_changed()
+    requests_changed()
     if _taps:
         return
     for name in _FUNCTIONS:
@@ -259,11 +259,11 @@ def listen(listener: LossListener) -> None:
 
 
 def unlisten(listener: LossListener) -> None:
-    """Stops telling `listener`; with the last one gone, torch is as it was."""
+    """Stops notifying `listener`; with the last one gone, torch is as it was."""
     _keep(lambda ref: ref() is not listener)
 
 
-def wishes_changed() -> None:
+def requests_changed() -> None:
     """To be called when a listener's `sampling.basic` or `sampling.targets` has changed."""
     passes, unless_training = False, None
     for ref in _listeners:
@@ -276,7 +276,7 @@ def wishes_changed() -> None:
                 listener.sampling.targets or listener.busy or listener.named
             ):
                 unless_training = listener.mode
-    _wishes.passes, _wishes.unless_training = passes, unless_training
+    _requests.passes, _requests.unless_training = passes, unless_training
 
 
 def mode_of(core: torch.nn.Module) -> torch.nn.Module | None:
@@ -300,7 +300,7 @@ def _forget(gone: weakref.ref[Any]) -> None:
 def _keep(wanted: Callable[[weakref.ref[Any]], bool]) -> None:
     global _listeners, _latest
     _listeners = tuple(ref for ref in _listeners if wanted(ref))
-    wishes_changed()
+    requests_changed()
     if not _listeners:
         while _taps:
             _taps.pop().remove()
@@ -327,10 +327,10 @@ def _teller(name: str, code: CodeType) -> Callable[..., None]:
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
     @process_wide("loss")
-    def told(output: Any, *values: Any) -> None:
+    def after(output: Any, *values: Any) -> None:
         for ref in _listeners:
             listener = ref()
-            # The ordinary case, and it is to cost nothing: `backward` will tell.
+            # The ordinary case, and it is to cost nothing: `backward` will show.
             if listener is None or (
                 listener.core.training and not (listener.sampling.targets or listener.named)
             ):
@@ -343,13 +343,13 @@ def _teller(name: str, code: CodeType) -> Callable[..., None]:
                     continue
             listener.loss_computed(name, dict(zip(names, values, strict=True)), output)
             if listener.busy:
-                _wishes.passes = True
+                _requests.passes = True
 
-    return told
+    return after
 
 
 def _is_real(output: torch.Tensor) -> bool:
-    """Whether there is a number behind a tensor: not while something is traced or transformed."""
+    """Whether a tensor holds a number: not while something is traced or transformed."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._is_tracing()
@@ -391,7 +391,7 @@ def _backward_begins(tensors: Any, *others: Any) -> Any:
         return None
     root: Root | None = None
     if type(tensors) is torch.Tensor and tensors.is_cpu and tensors.numel() == 1:
-        # The ordinary case, by itself: every look at a tensor counts here.
+        # The ordinary case, by itself: every access to a tensor counts here.
         made_by = tensors.grad_fn
         if made_by is not None and type(made_by) not in COMPOSED:
             root = (tensors.item(), 1.0, made_by, None)
@@ -490,13 +490,13 @@ leave_alone(_backward_begins)
 
 
 def _state(sentinels: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:
-    """What tells whether gradients were written to."""
+    """What shows whether gradients were written to."""
     gradients = [p.grad for p in sentinels]
     return [(0, 0) if g is None else (id(g), g._version) for g in gradients]
 
 
 def _site() -> int:
-    """Tells apart the places in the trainer's source that `backward` is called from."""
+    """Distinguishes the places in the trainer's source that `backward` is called from."""
     frame = sys._getframe(1)
     site, left = 1, _SITE_FRAMES
     while left and frame is not None:

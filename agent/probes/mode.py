@@ -43,8 +43,8 @@ class Mode(Probe):
     Counted are the modules that compute something else in evaluation mode: dropout with a rate
     above 0, normalization with running statistics, and modules of the user's own classes whose code
     asks for `self.training`. 0 is a step in which all of them train, 1 one in which all evaluate.
-    Posted where `signals` is due and where the mode of the whole model has changed; at each step
-    looked at while the model is in evaluation mode. Nothing is posted of a model without such
+    Posted where `signals` is due and where the mode of the whole model has changed; at each sampled
+    step while the model is in evaluation mode. Nothing is posted of a model without such
     modules.
 
     The event `mode.changed` says which they are: at the first step and at each change, 64 times at
@@ -61,10 +61,10 @@ class Mode(Probe):
         self._named: list[tuple[str, torch.nn.Module]] = []
         self._candidates: list[tuple[str, torch.nn.Module]] = []
         self._dependent: tuple[ModeDependent, ...] | None = None
-        self._evaluates = False  # the whole model, at the last look
+        self._evaluates = False  # the whole model, at the last sample
         # Read before the first step: on a device it waits for it.
         self._new = {id(m) for m in self._core.modules() if _is_new(m)}
-        self._told: tuple[bool, tuple[str, ...], int] | None = None
+        self._reported: tuple[bool, tuple[str, ...], int] | None = None
         self._events = 0
 
     def after_step(self, facts: StepFacts) -> None:
@@ -83,8 +83,8 @@ class Mode(Probe):
             if dependent:
                 facts.scalars["modules_in_eval"] = len(off) / len(dependent)
             now = evaluates, tuple(one.name for one in off), len(dependent)
-            if now != self._told and self._events < _MOST_EVENTS:
-                self._told = now
+            if now != self._reported and self._events < _MOST_EVENTS:
+                self._reported = now
                 self._events += 1
                 text, data = _described(evaluates, off, dependent)
                 data["new"] = sum(id(one.module) in self._new for one in off)

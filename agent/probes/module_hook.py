@@ -18,7 +18,7 @@ _is_tracing: Callable[[], bool] = torch._C._is_tracing
 
 
 class CallListener(Protocol):
-    """Is told of module calls; must not raise."""
+    """Is notified of module calls; must not raise."""
 
     def module_called(self, place: int, module: torch.nn.Module, args: Any, output: Any) -> None:
         """The module registered as number `place` has run forward."""
@@ -32,7 +32,7 @@ class CallHook(ModuleHook):
         self._place = place
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        """Tells the probe, if it still lives and this is not a copy."""
+        """Notifies the probe, if it still exists and this is not a copy."""
         if is_compiling() or _is_tracing():
             return
         listener = None if self._listener is None else self._listener()
@@ -68,7 +68,7 @@ class ModuleHooks:
         """Hooks modules; their places count from 0.
 
         Args:
-            listener: is told of their calls.
+            listener: is notified of their calls.
             modules: the same object as long as they are the same, and never changed.
         """
         self.take_off()

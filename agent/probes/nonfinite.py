@@ -23,20 +23,21 @@ from rankscope.agent.probes.tables import readable
 from rankscope.agent.steps.autograd import graph_task
 from rankscope.agent.wire import Layers
 
-# What makes a closer look worth it.
+# What makes a search for the origin worth its cost.
 _ALARMING = frozenset(("loss", "grad_norm", "grad_norm_local", "grad_norm_canary"))
-# Steps that are looked at after one that was not finite.
+# Steps that are watched after one that was not finite.
 _WATCHED = 3
-# After so many finite steps the next one that is not is looked into again; so often in one run.
+# After `_QUIET` finite steps the next one that is not is examined again; at most `_MOST_INCIDENTS`
+# times in a run.
 _QUIET = 64
 _MOST_INCIDENTS = 16
 # Micro-batches of a step whose inputs are kept until it ends.
 _MOST_INPUTS = 64
-# On a device: looks at a batch whose answers are under way.
+# On a device: checks of a batch whose answers are under way.
 _MOST_ANSWERS = 16
-# Rows of a batch that are told.
+# Rows of a batch that are reported.
 _MOST_ROWS = 5
-# Checks of one step; what runs longer than that is looked at in its first part.
+# Checks of one step; what runs longer than that is checked in its first part.
 _MOST_CHECKS = 20_000
 _MOST_NAMES = 20
 
@@ -50,10 +51,10 @@ class NonFinite(Probe):
 
     An update by such a gradient makes everything else not finite, too: where it came from is seen
     before that or never. On a CPU the loss is known when its backward pass begins; what the model
-    was given is held until the step ends, and looked at then, as are the parameters. At sampled
+    was given is held until the step ends, and checked then, as are the parameters. At sampled
     steps (tier `full`) hooks on all modules hold what they gave, until the model has returned:
     where that is not finite the first module that gave such values is found. On a device, where
-    nothing may wait, batches are looked at where tier `word` is due. What is not finite at attach
+    nothing may wait, batches are checked where tier `word` is due. What is not finite at attach
     is reported at once, read off the sketches of the parameters.
 
     The three steps after such a step are sampled
@@ -195,10 +196,10 @@ class NonFinite(Probe):
         found["model_finite"] = not names
         if names:
             found["model_not_finite"] = names[:_MOST_NAMES]
-        self._look_at_held()
+        self._check_held()
 
     def _is_quiet(self) -> bool:
-        """Whether what is not finite now is nothing new, or was looked into often enough."""
+        """Whether what is not finite now is nothing new, or was examined often enough."""
         too_soon = self.context.step <= self._bad_step + _QUIET
         return too_soon or self._incidents >= _MOST_INCIDENTS
 
@@ -219,13 +220,13 @@ class NonFinite(Probe):
                 found[key] = _all_finite(numbers)
 
     @torch.no_grad()
-    def _look_at_held(self) -> None:
+    def _check_held(self) -> None:
         """Of what modules have given at this step, finds the first that was not finite."""
         calls, self._held = self._held, None if self._held is None else []
         if not calls:
             return
         bad = [call for call in calls if not _all_finite(call.outputs)]
-        # Masks are infinite on purpose: what is no number tells more.
+        # Masks are infinite on purpose: NaN says more.
         first = next((c for c in bad if any(t.isnan().any() for t in c.outputs)), None)
         first = first or next(iter(bad), None)
         found = self._now()
@@ -233,7 +234,7 @@ class NonFinite(Probe):
             return
         own = [p for p in first.module._parameters.values() if p is not None]
         check = _Check(self._names[first.place], "forward", None)
-        text, data = check.told(
+        text, data = check.report(
             inputs_finite=_all_finite(list(_tensors(first.given))),
             parameters_finite=_all_finite(own),
         )
@@ -319,13 +320,13 @@ class NonFinite(Probe):
     def _root_gave(
         self, held: list[_Call], module: torch.nn.Module, args: Any, outputs: list[torch.Tensor]
     ) -> None:
-        """The root module comes last. Where it gave finite numbers nothing is looked at."""
+        """The root module comes last. Where it gave finite numbers nothing is checked."""
         finite = _all_finite(outputs)
         if outputs and self._now().get("output_finite") is not False:
             self._now()["output_finite"] = finite
         if not finite:
             held.append(_Call(0, module, list(_tensors(args)), outputs))
-            self._look_at_held()
+            self._check_held()
         self._held, self._returned = [], True
 
     def _module_called(self, place: int, module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -413,7 +414,7 @@ class NonFinite(Probe):
             if len(bad) and self._watch_until >= 0:
                 check = checks[bad[0]]
                 _, inputs, own = (bool(flag) for flag in flags[bad[0]])
-                text, data = check.told(inputs_finite=inputs, parameters_finite=own)
+                text, data = check.report(inputs_finite=inputs, parameters_finite=own)
                 self.context.event(step, "nonfinite", text, data)
                 self._watch_until = -1
 
@@ -486,7 +487,7 @@ class _Check:
     own: torch.Tensor | None = None
     of: str = ""
 
-    def told(self, *, inputs_finite: bool, parameters_finite: bool) -> tuple[str, dict[str, Any]]:
+    def report(self, *, inputs_finite: bool, parameters_finite: bool) -> tuple[str, dict[str, Any]]:
         """The check as a sentence and as data, where `made` was not finite."""
         data: dict[str, Any] = {"module": self.module, "pass": self.direction}
         if self.direction == "backward":

@@ -1,4 +1,4 @@
-"""What the optimizer was told: the learning rate of each parameter group."""
+"""What the optimizer was configured with: the learning rate of each parameter group."""
 
 from __future__ import annotations
 

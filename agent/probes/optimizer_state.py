@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rankscope.agent.fingerprint import Prints
+from rankscope.agent.fingerprint import FingerprintValues
 from rankscope.agent.model.facts import all_held, held, plain_name, wrapped_in
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import Context, Probe, StepFacts
@@ -24,11 +24,11 @@ class OptimizerState(Probe):
     """Fingerprints of the optimizer's state, a table for each key (`optimizer/exp_avg`, ...).
 
     Costs one pass over the state for digests and one for sketches (tier `state`), and about 0.5
-    microseconds for each tensor of it. The word of the stage covers everything that is a tensor or
-    a whole number, step counters included. Of a sharded optimizer (ZeRO, FSDP) it is what this rank
-    holds.
+    microseconds for each tensor of it. The digest of the stage covers everything that is a tensor
+    or a whole number, step counters included. Of a sharded optimizer (ZeRO, FSDP) it is what this
+    rank holds.
 
-    Lists of tensors (the history of L-BFGS) are in the word alone: their length changes from step
+    Lists of tensors (the history of L-BFGS) are in the digest alone: their length changes from step
     to step. Plain floating-point numbers are left out: what optimizers keep as such are losses,
     which are each rank's own.
     """
@@ -67,16 +67,18 @@ class OptimizerState(Probe):
             parts.append((table.name(of_key, given), begin, len(names), sketched))
         names += found.loose_names
         tensors += found.loose
-        # The plan goes by names alone; of the table no more than that is told.
+        # The plan goes by names alone; of the table no more than that is reported.
         if self._plans.names != tuple(names):
             self._plans = TensorGroup(_TABLE, names, ())
         plan = self._plans.plan(tensors)
         pending = plan.begin(tensors, sketches=any(part[3] for part in parts))
 
         def deliver() -> None:
-            prints = pending.result()
-            facts.words[_STAGE] = (plan.word(prints.digests) + found.numbers) % 2**64
-            facts.prints += [_print(facts.step, prints, *part) for part in parts]
+            fingerprints = pending.result()
+            facts.digests[_STAGE] = (
+                plan.model_digest(fingerprints.digests) + found.numbers
+            ) % 2**64
+            facts.fingerprints += [_fingerprint(facts.step, fingerprints, *part) for part in parts]
 
         facts.when_ready(pending, deliver)
 
@@ -175,12 +177,14 @@ def state_of(optimizer: Any) -> Mapping[torch.Tensor, Mapping[str, Any]]:
     return {}
 
 
-def _print(step: int, prints: Prints, table: str, begin: int, end: int, sketched: bool) -> Print:
-    sketches = prints.sketches
+def _fingerprint(
+    step: int, fingerprints: FingerprintValues, table: str, begin: int, end: int, sketched: bool
+) -> Print:
+    sketches = fingerprints.sketches
     return Print(
         step=step,
         stage=_STAGE,
         table=table,
-        digests=prints.digests[begin:end],
+        digests=fingerprints.digests[begin:end],
         sketches=sketches[begin:end] if sketched and sketches is not None else None,
     )

@@ -32,7 +32,7 @@ class OutsideOptimizer(Probe):
         self._first: UInt64 | None = None
 
     def after_step(self, facts: StepFacts) -> None:
-        """Compares the digests with those of the first look."""
+        """Compares the digests with those of the first sample."""
         context = self.context
         group = context.parameters
         if group is not self._group or context.optimizer is not self._optimizer:

@@ -10,12 +10,12 @@ from rankscope.agent.probes.norms import lie_here
 
 
 class Parameters(Probe):
-    """Words and fingerprints of the trainable parameters.
+    """Digests and fingerprints of the trainable parameters.
 
-    After each due step the word of the whole model (tier `word`: one pass over the parameters), at
-    sampled steps digests and sketches tensor by tensor (tier `full`: one pass, twice as dear).
-    Before the step after a due one the word is taken again: parameters that changed since were
-    written by something else than the optimizer. That change is posted as a word of its own, 0
+    After each due step the digest of the whole model (tier `word`: one pass over the parameters),
+    at sampled steps digests and sketches tensor by tensor (tier `full`: one pass, twice as dear).
+    Before the step after a due one the digest is taken again: parameters that changed since were
+    written by something else than the optimizer. That change is posted as a digest of its own, 0
     where there was none, so that ranks which all changed in the same way still agree. Before a
     sampled step sketches are taken, too: the same pass again.
 
@@ -28,7 +28,7 @@ class Parameters(Probe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._last: _Look | None = None
+        self._last: _Sample | None = None
         self._pass = SharedPass("word", "full")
 
     def start(self, facts: StepFacts) -> None:
@@ -51,11 +51,11 @@ class Parameters(Probe):
         if last is None:
             facts.charge("full", processor_time() - began)
             return
-        look = last
+        sample = last
 
         def deliver() -> None:
-            now = plan.word(pending.result().digests)
-            facts.words["outside_optimizer"] = (now - look.word) % 2**64
+            now = plan.model_digest(pending.result().digests)
+            facts.digests["outside_optimizer"] = (now - sample.digest) % 2**64
 
         facts.when_ready(pending, deliver)
         self._pass.charge(facts, processor_time() - began, both=self.context.full)
@@ -68,7 +68,7 @@ class Parameters(Probe):
             self._pass.charge(facts, processor_time() - began, both=self.context.full)
 
     def disturbed(self) -> None:
-        """Another optimizer has moved some of the parameters: no look at who did it."""
+        """Another optimizer has moved some of the parameters: who wrote is not examined."""
         self._last = None
 
     def _take(self, facts: StepFacts, stage: str, of_step: int, *, sketches: bool) -> None:
@@ -77,23 +77,23 @@ class Parameters(Probe):
         plan = group.plan(tensors)
         # The norms of the weights are had along with their sketches.
         pending = plan.begin(tensors, sketches=sketches, squares=sketches and lie_here(tensors))
-        look = self._last = _Look(group, of_step)
+        sample = self._last = _Sample(group, of_step)
         if sketches:
             facts.shared[stage] = pending
 
         def deliver() -> None:
-            prints = pending.result()
-            look.word = facts.words[stage] = plan.word(prints.digests)
+            fingerprints = pending.result()
+            sample.digest = facts.digests[stage] = plan.model_digest(fingerprints.digests)
             if sketches:
-                facts.prints.append(group.prints(facts.step, stage, prints))
+                facts.fingerprints.append(group.fingerprints(facts.step, stage, fingerprints))
 
         facts.when_ready(pending, deliver)
 
 
 @dataclass(slots=True)
-class _Look:
-    """The parameters after a step; the word is there once the device has computed it."""
+class _Sample:
+    """The parameters after a step; the digest is there once the device has computed it."""
 
     group: TensorGroup
     step: int
-    word: int = 0
+    digest: int = 0

@@ -1,6 +1,6 @@
 """Which losses of an evaluation belong to one pass over one data set.
 
-What tells passes apart without help: the place in the trainer's source from which the losses are
+What distinguishes passes without help: the place in the trainer's source from which the losses are
 computed, and the iterations over a DataLoader. Where there is neither, the loops of the source say
 whether several passes are possible: losses inside two loops that do not train may be one data set
 in parts, or several (`for split in ("train", "val"): for batch in ...`).

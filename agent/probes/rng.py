@@ -13,7 +13,7 @@ from rankscope.agent.probes.base import Probe, StepFacts
 
 
 class RandomState(Probe):
-    """Words `rng/torch`, `rng/cuda`, `rng/numpy` and `rng/python`; about 50 microseconds (`state`).
+    """Digests `rng/torch`, `rng/cuda`, `rng/numpy`, `rng/python`; about 50 microseconds (`state`).
 
     They are read and never written: copies of the states are hashed. On CUDA the state is a seed
     and an offset that torch keeps on the host, so reading it waits for nothing; it is that of the
@@ -29,18 +29,18 @@ class RandomState(Probe):
         if not self.context.state:
             return
         with facts.charged("state"):
-            words = facts.words
-            words["rng/torch"] = _hash(torch.default_generator.get_state().numpy())
-            words["rng/python"] = _python()
+            digests = facts.digests
+            digests["rng/torch"] = _hash(torch.default_generator.get_state().numpy())
+            digests["rng/python"] = _python()
             generator = _cuda()
             if generator is not None:
-                words["rng/cuda"] = _hash(generator.get_state().numpy())
+                digests["rng/cuda"] = _hash(generator.get_state().numpy())
             drawn = sys.modules.get("numpy.random")
             if drawn is not None:
                 state = drawn.get_state(legacy=False)
                 if state.get("bit_generator") == "MT19937":
                     inner = state["state"]
-                    words["rng/numpy"] = _hash(
+                    digests["rng/numpy"] = _hash(
                         inner["key"],
                         str((inner["pos"], state["has_gauss"], state["gauss"])).encode(),
                     )

@@ -16,10 +16,10 @@ import torch
 from rankscope.agent.probes.arrival import Arrival
 from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS, SAMPLES_TOLD
 
-# Elements of a row that are looked at; of tokens the first ones: padding comes after them.
+# Elements of a row that are hashed; of tokens the first ones: padding comes after them.
 _ELEMENTS = 128
 _TOKENS = 256
-# Rows of a tensor that are looked at.
+# Rows of a tensor that are hashed.
 _MOST_ROWS = 4096
 # Of longer rows places could not be computed in 64 bits.
 _LONGEST = 2**31
@@ -100,10 +100,10 @@ class RowHashes:
 
 
 def packed(hashes: Sequence[Hashes | Arrival]) -> dict[str, int]:
-    """The words of a step: the smallest hashes of all of its micro-batches, two in each word."""
+    """The digests of a step: the smallest hashes of all of its micro-batches, two in each."""
     known = [h.result().astype(np.int64) if isinstance(h, Arrival) else h for h in hashes]
     every = known[0] if len(known) == 1 else np.sort(np.concatenate(known))[:SAMPLES_TOLD]
-    # Their high bits put them in order, their low bits tell them apart.
+    # Their high bits put them in order, their low bits distinguish them.
     ids = [h & NO_SAMPLE for h in every.tolist() if h != _LAST]
     ids += [NO_SAMPLE] * (SAMPLES_TOLD - len(ids))
     pairs = zip(SAMPLE_WORDS, ids[::2], ids[1::2], strict=True)

@@ -9,11 +9,11 @@ from rankscope.agent.process.processor_time import ProcessorTime
 _LEAST = 5e-4
 
 
-class Queued(Probe):
+class RunQueueDelay(Probe):
     """`queued_seconds`: how long this rank's training thread waited for a processor in a step.
 
     Costs a reading of a counter a step, one microsecond (tier `basic`), where the step before or
-    after is looked at, too. Posted where it is half a millisecond or more, and with it
+    after is sampled, too. Posted where it is half a millisecond or more, and with it
     `processor_seconds`, for which the thread had one. What is left of the step it waited for
     something else.
 

@@ -24,7 +24,7 @@ SCALINGS = frozenset((_QUOTIENT, _PRODUCT))
 # What a loss may be made of on the way from its parts.
 COMPOSED = SCALINGS | {_ADDITION}
 _REDUCTION_SUM = 2
-# Additions below which common divisors are looked for.
+# Additions below which common divisors are searched.
 _DEEPEST = 4
 
 

@@ -27,10 +27,10 @@ _BY_PROCESSES = "accelerate.scheduler"
 class Scheduler(Probe):
     """`scheduler_steps`: how often the schedule of this optimizer has advanced since attach.
 
-    Costs half a microsecond each time it does, and a look at a dictionary where the tier `signals`
-    is due. Of several schedulers it is the one that has advanced most, and a chain or sequence of
-    them is one; a schedule that is no `LRScheduler`, or is computed by hand, is not seen, nor one
-    of a class of the script's own whose `step` does not call that of its base. Where
+    Costs half a microsecond each time it does, and a look-up in a dictionary where the tier
+    `signals` is due. Of several schedulers it is the one that has advanced most, and a chain or
+    sequence of them is one; a schedule that is no `LRScheduler`, or is computed by hand, is not
+    seen, nor one of a class of the script's own whose `step` does not call that of its base. Where
     Accelerate advances it once for each process, as it does by design, an event
     `scheduler.wrapped` says so.
     """
@@ -40,10 +40,10 @@ class Scheduler(Probe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        # Since the last look.
+        # Since the last sample.
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._total = 0
-        self._told = False
+        self._reported = False
 
     def start(self, facts: StepFacts) -> None:
         """From now on every scheduler of the process is seen."""
@@ -65,8 +65,8 @@ class Scheduler(Probe):
         if not _same(getattr(scheduler, "optimizer", None), self.context.optimizer):
             return
         self._counts[scheduler] = self._counts.get(scheduler, 0) + 1
-        if caller == _BY_PROCESSES and not self._told:
-            self._told = True
+        if caller == _BY_PROCESSES and not self._reported:
+            self._reported = True
             self.context.event(
                 self.context.step,
                 "scheduler.wrapped",
@@ -89,7 +89,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class SchedulerListener(Protocol):
-    """Is told of each step of a scheduler in the process; must not raise."""
+    """Is notified of each step of a scheduler in the process; must not raise."""
 
     def advanced(self, scheduler: Any, caller: str) -> None:
         """A scheduler's `step` was called, by code of the module `caller`."""
@@ -101,20 +101,20 @@ _wrapped: list[tuple[type[Any], Callable[..., Any], Callable[..., Any]]] = []
 
 
 def listen(listener: SchedulerListener) -> None:
-    """Tells `listener` of every scheduler's step from now on; it is held weakly."""
+    """Notifies `listener` of every scheduler's step from now on; it is held weakly."""
     global _listeners
     _listeners = (*_listeners, weakref.ref(listener, _forget))
     known = {kind for kind, _, _ in _wrapped}
     for kind in _kinds(LRScheduler):
         if kind not in known and "step" in vars(kind) and not pickled_by_value(kind):
             original = vars(kind)["step"]
-            wrapper = _telling(original)
+            wrapper = _notifying(original)
             _wrapped.append((kind, original, wrapper))
             kind.step = wrapper
 
 
 def unlisten(listener: SchedulerListener) -> None:
-    """Stops telling `listener`; with the last one gone, torch is as it was."""
+    """Stops notifying `listener`; with the last one gone, torch is as it was."""
     _keep(lambda ref: ref() is not listener)
 
 
@@ -139,7 +139,7 @@ def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
         yield from _kinds(inner)
 
 
-def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+def _notifying(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         # A subclass calls the step of its base, a sequence those of its parts: that is one.
@@ -151,18 +151,18 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
             result = original(self, *args, **kwargs)
         finally:
             _inside.discard(optimizer)
-        _tell(self, sys._getframe(1).f_globals.get("__name__", ""))
+        _notify(self, sys._getframe(1).f_globals.get("__name__", ""))
         return result
 
     return step
 
 
 @process_wide(Scheduler.name)
-def _tell(scheduler: Any, caller: str) -> None:
+def _notify(scheduler: Any, caller: str) -> None:
     for ref in _listeners:
         listener = ref()
         if listener is not None:
             listener.advanced(scheduler, caller)
 
 
-leave_alone(_tell)
+leave_alone(_notify)

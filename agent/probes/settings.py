@@ -1,4 +1,4 @@
-"""Settings of the optimizer: what it was told about each group of parameters."""
+"""Settings of the optimizer, for each group of parameters."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _PLAIN = frozenset((bool, int, float, str, type(None)))
 
 
 class Settings(Probe):
-    """The word `hyperparameters`, and `hyperparameters/<group>/<setting>` where it changes.
+    """The digest `hyperparameters`, and `hyperparameters/<group>/<setting>` where it changes.
 
     Costs about 3 microseconds a parameter group (tier `signals`).
 
-    The word covers the plain settings of all groups (numbers by their exact bits, switches, texts,
-    absent ones), whatever the order in which they were given. What is on a device is left out: it
-    could not be read without waiting.
+    The digest covers the plain settings of all groups (numbers by their exact bits, switches,
+    texts, absent ones), whatever the order in which they were given. What is on a device is left
+    out: it could not be read without waiting.
 
     The series are posted at the start and after a change, those of a further group at the start
-    only where it differs from the first. Beyond 64 groups there is the word alone.
+    only where it differs from the first. Beyond 64 groups there is the digest alone.
     """
 
     name = "settings"
@@ -38,7 +38,7 @@ class Settings(Probe):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._seen: list[dict[str, Any]] = []
-        self._word = 0
+        self._digest = 0
 
     def after_step(self, facts: StepFacts) -> None:
         """What this step has applied: a scheduler may change it right after."""
@@ -49,8 +49,8 @@ class Settings(Probe):
             if now != self._seen:
                 self._post(facts, now)
                 self._seen = now
-                self._word = word_of(now)
-            facts.words[_STAGE] = self._word
+                self._digest = digest_of(now)
+            facts.digests[_STAGE] = self._digest
 
     def _post(self, facts: StepFacts, now: list[dict[str, Any]]) -> None:
         first = now[0] if now else {}
@@ -66,7 +66,7 @@ class Settings(Probe):
                     facts.scalars[f"{_STAGE}/{index}/{key}"[:200]] = float(value)
 
 
-def word_of(groups: list[dict[str, Any]]) -> int:
+def digest_of(groups: list[dict[str, Any]]) -> int:
     """64-bit hash of the settings of all groups."""
     parts: list[bytes] = []
     for settings in groups:

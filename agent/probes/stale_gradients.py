@@ -12,15 +12,15 @@ from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts
 from rankscope.agent.probes.outside import outside_optimizer
 from rankscope.agent.probes.tensor_hooks import TensorHooks
 
-# Of so many parameters at each end of the model, none of them large: a norm of each is taken.
+# Parameters at each end of the model, none of them large: a norm of each is taken.
 _AT_EACH_END = 2
 _MAX_ELEMENTS = 65536
 
 
-class CarriedGradients(Probe):
+class StaleGradients(Probe):
     """`gradient_carried`: norm of what was in the gradients when the step's own were added.
 
-    It is 0 where gradients are set to zero (or to None) between steps, and no number is as telling
+    It is 0 where gradients are set to zero (or to None) between steps, and no number says as much
     where they are not. Tier `word`; about 5 microseconds for each of four small parameters, and
     where they hold something a norm of them.
 
@@ -29,8 +29,8 @@ class CarriedGradients(Probe):
 
     A hook on the parameter sees its gradient before it is added. Of several passes backward in a
     step (micro-batches, another network's loss that reaches these parameters before they are set
-    to zero) the least counts: where gradients are set to zero before any of them, nothing is
-    carried. Under FSDP no such hook fires, and there is no number.
+    to zero) the least counts: where gradients are set to zero before any of them, no gradient
+    is stale. Under FSDP no such hook fires, and there is no number.
     """
 
     name = "carried"
@@ -38,7 +38,7 @@ class CarriedGradients(Probe):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._met: tuple[Any, ...] = ()
+        self._hooked: tuple[Any, ...] = ()
         self._hooks = TensorHooks()
         self._outside: frozenset[int] = frozenset()  # rows that the optimizer does not hold
         self._least: dict[int, torch.Tensor | None] = {}
@@ -51,10 +51,14 @@ class CarriedGradients(Probe):
         with facts.charged("word"):
             self.close()
             context = self.context
-            met = (context.parameters, context.optimizer)
-            if not self._met or met[0] is not self._met[0] or met[1] is not self._met[1]:
-                self._met = met
-                self._meet(context.parameters)
+            hooked = (context.parameters, context.optimizer)
+            if (
+                not self._hooked
+                or hooked[0] is not self._hooked[0]
+                or hooked[1] is not self._hooked[1]
+            ):
+                self._hooked = hooked
+                self._make_hooks(context.parameters)
             self._least, self._seconds = {}, 0.0
             self._hooks.put_on()
 
@@ -93,11 +97,11 @@ class CarriedGradients(Probe):
                 self._least[row] = norm if known is None else torch.minimum(known, norm)
         self._seconds += min(time.perf_counter() - began, LONGEST_PIECE)
 
-    def _meet(self, group: TensorGroup) -> None:
+    def _make_hooks(self, group: TensorGroup) -> None:
         rows = outside_optimizer(group, self.context.optimizer)
         small: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         for row, p in enumerate(group.tensors):
-            # Where a framework adds gradients up in memory of its own, `grad` tells nothing.
+            # Where a framework adds gradients up in memory of its own, `grad` holds nothing.
             if 0 < p.numel() <= _MAX_ELEMENTS and not hasattr(p, "main_grad") and p.is_leaf:
                 small[row in rows].append(p)
         chosen = [
@@ -117,7 +121,7 @@ class _Hook:
 
     __slots__ = ("_owner", "_parameter", "_row")
 
-    def __init__(self, owner: CarriedGradients, row: int, parameter: torch.Tensor) -> None:
+    def __init__(self, owner: StaleGradients, row: int, parameter: torch.Tensor) -> None:
         self._owner = owner
         self._row = row
         self._parameter = parameter

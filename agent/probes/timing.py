@@ -15,7 +15,7 @@ from rankscope.agent.probes.given import batch_size
 from rankscope.agent.steps.hook_tables import HiddenHook
 from rankscope.agent.steps.hooks import RootHook
 
-# Parameters whose gradients are looked at to tell when the last one was there: the first of the
+# Parameters whose gradients are observed to find when the last one was there: the first of the
 # model, since gradients come in the opposite order.
 _LAST = 8
 
@@ -33,7 +33,7 @@ class Timing(Probe):
     `data_seconds` is the part before the step's first forward pass: the loader, the copy to the
     device, and whatever else the trainer does between two steps. `compute_seconds` is the rest,
     waiting in collectives (and for the data of further micro-batches) included. They are known
-    where the step before was looked at, too, and are times of the host: on a device, what a forward
+    where the step before was sampled, too, and are times of the host: on a device, what a forward
     pass costs may be waited for by the one after it. A step with an evaluation in it has none of
     these, unless the step before had one, too: what comes with every step is a part of it.
     """
@@ -124,8 +124,8 @@ class CollectiveWait(Probe):
         self._countable = not self._wrapped and _countable()
         self._collectives = 0
         self._dealt_out = _dealt_out(context.model)
-        self._met = 0
-        self._gathered = context.guarded(self.name, self._meet)
+        self._hooked = 0
+        self._gathered = context.guarded(self.name, self._hook_parameters)
 
     def prepare(self, facts: StepFacts) -> None:
         """Puts the hooks for this step in place."""
@@ -134,7 +134,7 @@ class CollectiveWait(Probe):
         with facts.charged("full"):
             self._there = None
             if self._dealt_out:
-                self._met = 0
+                self._hooked = 0
                 # After FSDP's own hook, which was there before and gathers the parameters.
                 self._handles = [
                     HiddenHook(m.register_forward_pre_hook(RootHook(self), with_kwargs=True))
@@ -152,7 +152,7 @@ class CollectiveWait(Probe):
         if self._handles and self._there is not None:
             counted = self._countable and not self._dealt_out
             if counted and _collectives() == self._collectives:
-                return  # they meet elsewhere, if they do
+                return  # they synchronise elsewhere, if they do
             facts.scalars["wait_seconds"] = time.perf_counter() - self._there
 
     def after_step(self, facts: StepFacts) -> None:
@@ -173,9 +173,9 @@ class CollectiveWait(Probe):
         """A module has gathered its parameters, and is about to use them."""
         self._gathered(module)
 
-    def _meet(self, module: torch.nn.Module) -> None:
+    def _hook_parameters(self, module: torch.nn.Module) -> None:
         for parameter in module.parameters():
-            if self._met == _LAST:
+            if self._hooked == _LAST:
                 return
             # Of modules inside that are dealt out by themselves they are not there yet.
             if (
@@ -183,7 +183,7 @@ class CollectiveWait(Probe):
                 and parameter.is_cpu
                 and not hasattr(parameter, "placements")
             ):
-                self._met += 1
+                self._hooked += 1
                 self._handles.append(parameter.register_hook(self._hook))
 
     def _gradient_there(self, gradient: torch.Tensor) -> None:

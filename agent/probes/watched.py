@@ -22,7 +22,7 @@ class WatchedModules(Probe):
     def add(self, name: str, module: torch.nn.Module) -> None:
         """Watches a module from now on; a name that is taken is given to the new one."""
         made = []
-        # Buffers apart: statistics of batch norm may be each rank's own.
+        # Buffers separately: statistics of batch norm may be each rank's own.
         for table, held in (
             (f"watched/{name}", dict(module.named_parameters())),
             (f"watched/{name}/buffers", dict(module.named_buffers())),
@@ -49,9 +49,9 @@ class WatchedModules(Probe):
         pending = plan.begin(tensors, sketches=True)
 
         def deliver() -> None:
-            prints = pending.result()
-            word = facts.words.get("watched", 0) + plan.word(prints.digests)
-            facts.words["watched"] = word % 2**64
-            facts.prints.append(group.prints(facts.step, "watched", prints))
+            fingerprints = pending.result()
+            digest = facts.digests.get("watched", 0) + plan.model_digest(fingerprints.digests)
+            facts.digests["watched"] = digest % 2**64
+            facts.fingerprints.append(group.fingerprints(facts.step, "watched", fingerprints))
 
         facts.when_ready(pending, deliver)

@@ -65,8 +65,9 @@ def launching_process(pid: int, marks: Set[str], read: Read = read_process) -> P
 
     It is the first one, from the rank itself upwards, that is neither part of a rank nor a mere
     copy: wrappers around a rank carry its variables in their environment; forked and spawned
-    children, of a trainer as of a launcher, have their parent's command or bear the mark of
-    `multiprocessing`. A trainer that is rank 0 itself and starts the others is its own launcher.
+    children, of a trainer as of a launcher, have their parent's command or the options of
+    `multiprocessing` in it. A trainer that is rank 0 itself and starts the others is its own
+    launcher.
 
     Args:
         pid: the rank's process.

@@ -1,4 +1,4 @@
-"""The monitor of trainers without a torch optimizer: it is told each step, in arrays."""
+"""The monitor of trainers without a torch optimizer: the trainer reports each step, in arrays."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class ArrayMonitor(Monitor):
         group = self._group(table, held)
         digests, sketched = group.plan.compute(tuple(held.values()), sketches=sketches)
         if table == "parameters":
-            self._records.words(step, {stage: group.plan.word(digests)})
+            self._records.digests(step, {stage: group.plan.model_digest(digests)})
         if stage == "start" and sketched is not None:
             lost = np.flatnonzero(~np.isfinite(sketched).all(axis=1))
             if len(lost):

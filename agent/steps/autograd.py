@@ -14,6 +14,6 @@ nodes_made: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 def sequence(node: Any) -> int:
-    """Tells the nodes of a graph apart without keeping one alive."""
+    """Distinguishes the nodes of a graph without keeping one alive."""
     number: int = node._sequence_nr()
     return number

@@ -32,7 +32,7 @@ class ModuleHook:
     quantized module does so), where nothing hides them.
     """
 
-    # torch.jit looks at the names of a module's hooks.
+    # torch.jit reads the names of a module's hooks.
     __name__ = "rankscope_hook"
     of_rankscope = True
 

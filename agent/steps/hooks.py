@@ -38,7 +38,7 @@ _is_tracing: Callable[[], bool] = torch._C._is_tracing
 
 
 class ForwardListener(Protocol):
-    """Is told of a module's forward; must not raise."""
+    """Is notified of a module's forward; must not raise."""
 
     def root_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -47,16 +47,16 @@ class ForwardListener(Protocol):
 
 
 class StepListener(ForwardListener, Protocol):
-    """Is told of optimizer steps, too."""
+    """Is notified of optimizer steps, too."""
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Some optimizer of the process is about to step; not told where only ends are wanted."""
+        """Some optimizer of the process is about to step; not called where only ends are wanted."""
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has stepped; perhaps not told where nothing but the count of steps is wanted."""
+        """It has stepped; may be left out where nothing but the count of steps is wanted."""
 
     def step_unseen(self) -> None:
-        """Some optimizer's step is compiled in such a way that it will not be told of."""
+        """Some optimizer's step is compiled in such a way that it causes no notification."""
 
 
 class RootHook(ModuleHook):
@@ -72,7 +72,7 @@ class RootHook(ModuleHook):
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Tells the monitor, if it still lives and this is not a copy."""
+        """Notifies the monitor, if it still exists and this is not a copy."""
         listener = None if self._listener is None else self._listener()
         if listener is not None and not (is_compiling() or _is_tracing() or _level() is not None):
             listener.root_forward(module, args, kwargs or {})
@@ -81,7 +81,7 @@ class RootHook(ModuleHook):
 class SwitchedHook:
     """A hook of torch that is taken off and put on again many times.
 
-    Registering it anew each time takes three times as long, and is a fifth of a look at a short
+    Registering it anew each time takes three times as long, and is a fifth of a sample of a short
     step.
 
     Args:
@@ -128,7 +128,7 @@ class SwitchedHook:
 
 
 class Watching:
-    """That a listener, which is held weakly, is told of every optimizer step of the process."""
+    """That a listener, which is held weakly, is notified of every optimizer step of the process."""
 
     __slots__ = ("count", "listener")
 
@@ -147,14 +147,14 @@ class Watching:
         """At most steps nothing is due but that they are counted.
 
         Args:
-            count: of the listener's steps. It is not told that steps begin, and told that they have
-                ended only where `count.until` says so. None: it is told of everything again.
+            count: of the listener's steps. It is not notified of starts of steps, and of ends only
+                where `count.until` says so. None: it is notified of everything again.
         """
         self.count = count
         _settle()
 
     def end(self) -> None:
-        """Tells it no longer; with the last one the process-wide hooks are gone."""
+        """Notifies it no longer; with the last one the process-wide hooks are gone."""
         global _steppers, _before, _after_handle
         _steppers = tuple(w for w in _living() if w is not self)
         _settle()
@@ -181,13 +181,13 @@ def _living() -> tuple[Watching, ...]:
 
 def _settle() -> None:
     global _sole_count
-    told = False
+    notified = False
     for watching in _steppers:
         if watching.count is None:
-            told = True
+            notified = True
     _sole_count = _steppers[0].count if len(_steppers) == 1 else None
-    if _before is not None and told is not _before.is_on:
-        if told:
+    if _before is not None and notified is not _before.is_on:
+        if notified:
             _before.put_on()
         else:
             _before.take_off()
@@ -198,9 +198,9 @@ def _settle() -> None:
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if is_dynamo_compiling():
         if not _cannot_be_called():
-            _tell_before(optimizer)
+            _notify_before(optimizer)
         return
-    # As `_tell_before`, without the call: this is done at every step.
+    # As `_notify_before`, without the call: this is done at every step.
     for watching in _steppers:
         listener = watching.listener()
         if listener is not None:
@@ -210,7 +210,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if is_dynamo_compiling():
         if not in_one_graph():
-            _tell_after(optimizer)
+            _notify_after(optimizer)
         return
     count = _sole_count
     if count is not None and count.optimizer is optimizer and count.passed(nodes_made()):
@@ -233,7 +233,7 @@ def _cannot_be_called() -> bool:
 
 
 @outside_graph
-def _tell_before(optimizer: torch.optim.Optimizer) -> None:
+def _notify_before(optimizer: torch.optim.Optimizer) -> None:
     for watching in _steppers:
         listener = watching.listener()
         if listener is not None:
@@ -241,7 +241,7 @@ def _tell_before(optimizer: torch.optim.Optimizer) -> None:
 
 
 @outside_graph
-def _tell_after(optimizer: torch.optim.Optimizer) -> None:
+def _notify_after(optimizer: torch.optim.Optimizer) -> None:
     for watching in _steppers:
         listener = watching.listener()
         if listener is not None:

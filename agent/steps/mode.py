@@ -11,22 +11,22 @@ class Mode(enum.Enum):
     """How closely a step is followed.
 
     COUNTED: nothing is due. The hooks before optimizer steps and that of the root module are off.
-    PASSING: losses and rates are due, and nothing is due at the steps on either side. Most watched
-        steps are such where steps are short, and they are to be felt as little as may be: the hooks
-        before optimizer steps are off, and what can wait is done at the end of a later step.
+    LIGHTWEIGHT: losses and rates are due, and nothing is due at the steps on either side. Most
+        watched steps are such where steps are short, and they must cost as little as possible: the
+        hooks before optimizer steps are off, and what can wait is done at the end of a later step.
     WATCHED: losses and rates are due. All hooks are on.
     SAMPLED: tensors are read, too.
     """
 
     COUNTED = enum.auto()
-    PASSING = enum.auto()
+    LIGHTWEIGHT = enum.auto()
     WATCHED = enum.auto()
     SAMPLED = enum.auto()
 
 
 # As globals: members of an enumeration are asked for by name through its class, which costs three
 # times as much on the way of every step.
-COUNTED, PASSING, WATCHED, SAMPLED = Mode.COUNTED, Mode.PASSING, Mode.WATCHED, Mode.SAMPLED
+COUNTED, LIGHTWEIGHT, WATCHED, SAMPLED = Mode.COUNTED, Mode.LIGHTWEIGHT, Mode.WATCHED, Mode.SAMPLED
 
 
 class StepMachine:
@@ -37,13 +37,13 @@ class StepMachine:
 
                           +--------------------------------+
                           v                                |
-        attach ------> SAMPLED <-------> WATCHED <-----> COUNTED <----> PASSING
+        attach ------> SAMPLED <-------> WATCHED <-----> COUNTED <----> LIGHTWEIGHT
                        |     ^           |     ^           |    close
                        +-----+           +-----+           +----------> (COUNTED for good)
 
     - SAMPLED where a tier beyond `basic` is due, or `word` was at the step before: what was
       fingerprinted is read once more, before the optimizer of the next step moves it.
-    - PASSING where `basic` alone is due, neither neighbour is followed, and the hooks before
+    - LIGHTWEIGHT where `basic` alone is due, neither neighbour is followed, and the hooks before
       optimizer steps are not needed to know whose steps are the run's. So it follows COUNTED, and
       COUNTED follows it.
     - WATCHED where `basic` alone is due otherwise.
@@ -84,7 +84,7 @@ class StepMachine:
             after = context.word or context.schedule.next_due(step) == step + 1
             context.alone = before is COUNTED and not after
             if mode is WATCHED and context.alone and not with_beginnings:
-                mode = PASSING
+                mode = LIGHTWEIGHT
         self.mode = mode
         return mode
 

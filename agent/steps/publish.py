@@ -1,4 +1,4 @@
-"""Hands what the probes found to the records: at once what is known, the rest as it arrives."""
+"""Publishes what the probes found to the records: at once what is known, the rest as it arrives."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rankscope.agent.probes import StepFacts
 from rankscope.agent.steps.readout import Readout
 
 
-class HandOver:
+class Publisher:
     """Of a torch trainer's facts.
 
     Attributes:
-        not_finite: told of a step and the names of its scalars that are not finite.
+        not_finite: called with a step and the names of its scalars that are not finite.
     """
 
     def __init__(
@@ -54,27 +54,27 @@ class HandOver:
             readout.when_ready(pending, deliver)
         if facts.later:
             # What is delivered late is in the facts by then.
-            facts.scalars, facts.words, facts.prints, facts.layers = {}, {}, [], []
+            facts.scalars, facts.digests, facts.fingerprints, facts.layers = {}, {}, [], []
             facts.shared = {}
             readout.when_ready(facts.later[-1][0], lambda: self._known(facts))
 
     def scalars_alone(self, facts: StepFacts) -> None:
-        """The facts of a step into which nothing but scalars and words that are known were put."""
+        """The facts of a step into which nothing but known scalars and digests were put."""
         if self._readout.waiting:
             self._readout.poll()
         if PLAIN.issuperset(map(type, facts.scalars.values())):
             self._arrived(facts.step, facts.scalars)
         else:
             self.scalars(facts.step, facts.scalars)
-        if facts.words:
-            self._records.words(facts.step, facts.words)
+        if facts.digests:
+            self._records.digests(facts.step, facts.digests)
 
     def scalars(self, step: int, scalars: Mapping[str, float | torch.Tensor]) -> None:
         """Scalars of a step, of which some have to be read."""
         plain: dict[str, float] = {}
         tensors: dict[str, torch.Tensor] = {}
         for name, value in scalars.items():
-            # What is on the host arrives together: what is not finite is told of all at once.
+            # What is on the host arrives together: what is not finite is reported all at once.
             known = number(value) if isinstance(value, torch.Tensor) else value
             if isinstance(known, torch.Tensor):
                 tensors[name] = known
@@ -91,9 +91,9 @@ class HandOver:
 
     def _known(self, facts: StepFacts) -> None:
         self.scalars(facts.step, facts.scalars)
-        if facts.words:
-            self._records.words(facts.step, facts.words)
-        for fingerprint in facts.prints:
+        if facts.digests:
+            self._records.digests(facts.step, facts.digests)
+        for fingerprint in facts.fingerprints:
             self._records.fingerprint(fingerprint)
         for layers in facts.layers:
             self._records.layers(layers)

@@ -2,7 +2,7 @@
 
 The one place of the agent where a tensor becomes a Python number. On a CPU that is a read. On CUDA
 the numbers are stacked on the device, copied into pinned memory on a stream of our own, and read
-when the event behind the copy has passed, a step or two later: never a synchronisation.
+when the event after the copy has passed, a step or two later: never a synchronisation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Copy:
 
 
 class Readout:
-    """Hands over what devices compute, in order, as soon as it can be had.
+    """Delivers what devices compute, in order, as soon as it is available.
 
     Attributes:
         waiting: what is still under way, with what is to be done then.
@@ -83,7 +83,7 @@ class Readout:
                 if not pending.ready():
                     return
             except BaseException:
-                # It would fail again, and everything behind it would wait for ever.
+                # It would fail again, and everything after it would wait for ever.
                 self.waiting.popleft()
                 raise
             self.waiting.popleft()

@@ -1,4 +1,4 @@
-"""Optimizers whose step tells more than once that it has ended.
+"""Optimizers whose step reports its end more than once.
 
 Where a user's class calls `super().step()`, the hooks are called for both, if an optimizer of the
 class that it derives from has been made in the process, too.
@@ -14,9 +14,9 @@ _LEAST = 3
 
 
 class RepeatedEnds:
-    """Tells the first end of a step from those that follow before the next step begins.
+    """Distinguishes the first end of a step from those that follow before the next step begins.
 
-    They are learned where beginnings are told, too, and known by their number where they are not.
+    They are learned where starts are reported, too, and known by their number where they are not.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class RepeatedEnds:
         return None
 
     def is_one(self, optimizer: Any) -> bool:
-        """Whether an end, of whose beginning nothing was told, is of the step that ended last."""
+        """Whether an end, whose start was not reported, is of the step that ended last."""
         if not self._left or optimizer not in self._more:
             return False
         self._left -= 1

@@ -9,7 +9,7 @@ import torch
 
 from rankscope.agent.probes.base import processor_time
 
-# A sample that lasts so many times its processor time waits for something of its own (the
+# A sample that lasts this many times its processor time waits for something of its own (the
 # interpreter's lock, memory that is swapped in): a share of the step that must not grow without
 # bound. A thread that shares its core with two others lasts three times its processor time.
 _MOST_WAITING = 4.0

@@ -23,18 +23,19 @@ from rankscope.agent.steps import hooks
 from rankscope.agent.steps.account import Account
 from rankscope.agent.steps.autograd import nodes_made
 from rankscope.agent.steps.dynamo import frames_traced, leave_alone, outside_graph
-from rankscope.agent.steps.mode import COUNTED, PASSING, SAMPLED, StepMachine
+from rankscope.agent.steps.mode import COUNTED, LIGHTWEIGHT, SAMPLED, StepMachine
 from rankscope.agent.steps.named_pass import named_pass
 from rankscope.agent.steps.passes import Passes
-from rankscope.agent.steps.publish import HandOver
+from rankscope.agent.steps.publish import Publisher
 from rankscope.agent.steps.readout import Readout
 from rankscope.agent.steps.run_optimizers import RunOptimizers
 from rankscope.agent.steps.spent import Spent
 from rankscope.agent.wire import Event
 
-# Of so many steps it is known what the user has logged: of the one in progress, or the one before.
+# Of this number of steps it is known what the user has logged: the one in progress and those
+# before.
 _STEPS_LOGGED = 4
-# Names of frozen parameters that are told.
+# Names of frozen parameters that are reported.
 _MOST_NAMES = 500
 
 Kind = TypeVar("Kind", bound=Probe)
@@ -54,8 +55,8 @@ class TorchMonitor(Monitor):
     ) -> None:
         super().__init__(connection, step=step)
         self._readout = Readout()
-        handed = self._records, self._readout, self._bookkeeping, self._watch_values
-        self._hand_over = HandOver(*handed)
+        arguments = self._records, self._readout, self._bookkeeping, self._watch_values
+        self._publisher = Publisher(*arguments)
         self._model = model
         # Step -> names that the user has logged, of the last few steps.
         self._by_user: dict[int, frozenset[str]] = {}
@@ -76,7 +77,7 @@ class TorchMonitor(Monitor):
             note=self._note,
             count=self._count,
             event=self._event,
-            late=self._hand_over.scalars,
+            late=self._publisher.scalars,
         )
         self._announce(self._tracked.group)
         self._machine = StepMachine(self._context)
@@ -93,7 +94,7 @@ class TorchMonitor(Monitor):
         start = StepFacts(step)
         self._moments(self._probes, "start")(start)
         with self._bookkeeping:
-            self._hand_over.everything(start)
+            self._publisher.everything(start)
         self._prepare(self._machine.facts)
         self._hook()
         self._count.nodes = nodes_made()
@@ -115,7 +116,7 @@ class TorchMonitor(Monitor):
             self._evaluated = self._guarded(Loss.name, self._loss.evaluation)
         self._forward = self._moments(self._probes, "forward")
         self._prepare = self._moments(self._probes, "prepare")
-        self._hand_over.not_finite = self._moments(self._probes, "not_finite")
+        self._publisher.not_finite = self._moments(self._probes, "not_finite")
         self._before = self._moments(self._probes, "before_step")
         self._after = self._moments(self._probes, "after_step")
         every_step = tuple(p for p in self._probes if not p.sampled)
@@ -200,7 +201,7 @@ class TorchMonitor(Monitor):
         mode = self._machine.mode
         if mode is COUNTED or self._passes.is_repeated(module):
             return
-        if self._passes.begin_training(module) and (self._evaluates() or mode is not PASSING):
+        if self._passes.begin_training(module) and (self._evaluates() or mode is not LIGHTWEIGHT):
             self._training_goes_on()
         if mode is SAMPLED:
             self._forward(module, args, kwargs)
@@ -212,7 +213,7 @@ class TorchMonitor(Monitor):
         """An optimizer of the process (perhaps the one inside a wrapper) is about to step."""
         mode = self._machine.mode
         # Where its beginning is not asked for, another monitor wants to know of it.
-        if mode is COUNTED or mode is PASSING or not self._optimizers.begins(optimizer):
+        if mode is COUNTED or mode is LIGHTWEIGHT or not self._optimizers.begins(optimizer):
             return
         facts = self._machine.facts
         if mode is SAMPLED:
@@ -228,7 +229,7 @@ class TorchMonitor(Monitor):
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
         mode = self._machine.mode
-        if mode is COUNTED or mode is PASSING:
+        if mode is COUNTED or mode is LIGHTWEIGHT:
             is_end = self._optimizers.ends_unannounced(optimizer)
         else:
             is_end = self._optimizers.ends(optimizer)
@@ -276,7 +277,7 @@ class TorchMonitor(Monitor):
             if first:
                 self._note(
                     f"another optimizer steps in place of the one that was attached: a "
-                    f"{type(optimizer).__name__}; its settings and state are told from now on"
+                    f"{type(optimizer).__name__}; its settings and state are recorded from now on"
                 )
             self._context.optimizer = optimizer
 
@@ -314,10 +315,10 @@ class TorchMonitor(Monitor):
             self._leave_to_user(step, means)
             if self._timing is not None:
                 self._timing.interrupted()
-            self._hand_over.scalars(step, means)
+            self._publisher.scalars(step, means)
 
     def _find_parameters(self) -> None:
-        # At sampled steps: ranks that sample at different intervals have all looked where they
+        # At sampled steps: ranks that sample at different intervals have all read it where they
         # share a step.
         if self._tracked.changed():
             frozen = self._tracked.frozen
@@ -344,33 +345,33 @@ class TorchMonitor(Monitor):
         if facts.step != self._count.step:
             return  # what is due was not found out, because something failed
         self._settle()
-        if not self._passes.begun and (self._evaluates() or mode is not PASSING):
+        if not self._passes.begun and (self._evaluates() or mode is not LIGHTWEIGHT):
             self._training_goes_on()
         self._passes.end_step(self._model)
         self._thread = get_ident()  # it may be another one than that of `attach`
         if mode is SAMPLED:
             self._after(facts)
             self._sampled_steps += context.full
-        elif mode is PASSING:
+        elif mode is LIGHTWEIGHT:
             self._after_passing(facts)
         else:
             self._after_plain(facts)
         if self._by_user:
             self._leave_to_user(facts.step, facts.scalars)
         if mode is SAMPLED:
-            self._hand_over.everything(facts)
+            self._publisher.everything(facts)
         else:
-            self._hand_over.scalars_alone(facts)
+            self._publisher.scalars_alone(facts)
         self._spent.end()
         spent, context.aside = self._spent.total(facts.tiers, context.aside), 0.0
-        if mode is PASSING:
+        if mode is LIGHTWEIGHT:
             self._account.put_off(facts, began, spent)
         else:
             self._account.charge(facts, began, spent)
             self._report_sampling(facts.step)
 
     def _settle(self) -> None:
-        """Does what was put off at the last step that was followed in passing."""
+        """Does what was put off at the last lightweight sample."""
         if self._account.is_open:
             step = self._account.settle()
             self._report_sampling(self._count.step - 1)
@@ -391,10 +392,10 @@ class TorchMonitor(Monitor):
             self._prepare(machine.facts)
             self._spent.end()
         if before != (context.basic, context.targets):
-            loss_sources.wishes_changed()
+            loss_sources.requests_changed()
         optimizers.next_step()
         self._listen(
-            root=mode is not COUNTED, beginnings=mode is not COUNTED and mode is not PASSING
+            root=mode is not COUNTED, beginnings=mode is not COUNTED and mode is not LIGHTWEIGHT
         )
         # Until then no tier is due, and nothing has to be asked.
         step, count = context.step, self._count
@@ -402,7 +403,7 @@ class TorchMonitor(Monitor):
         count.until = self._schedule.next_due(step) if is_idle else step + 1
 
     def _listen(self, *, root: bool, beginnings: bool) -> None:
-        """Where steps are too short to look at all of them: takes hooks off in between."""
+        """Where steps are too short to sample all of them: takes hooks off in between."""
         watching = self._watching
         if beginnings is not (watching.count is None):
             watching.only_count(None if beginnings else self._count)
@@ -430,7 +431,7 @@ class TorchMonitor(Monitor):
             )
 
     def _scalars(self, step: int, scalars: Mapping[str, Any]) -> None:
-        self._hand_over.scalars(step, scalars)
+        self._publisher.scalars(step, scalars)
 
     def _is_prolonged(self) -> bool:
         return self._machine.mode is SAMPLED

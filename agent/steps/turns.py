@@ -15,7 +15,7 @@ class Turns:
 
     Attributes:
         met: graph nodes made when the other one stepped on a graph built since the watched one did;
-            -1 where none has, which is all that a step without another optimizer looks at.
+            -1 where none has, which is all that a step without another optimizer reads.
     """
 
     __slots__ = ("_rounds", "_step", "met")

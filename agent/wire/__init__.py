@@ -1,4 +1,4 @@
-"""What a rank tells the server: the batch, its bytes, its limits, and the names both ends use.
+"""What a rank reports to the server: the batch, its bytes, its limits, and the names both ends use.
 
 The lighter end owns the wire: the server imports this module, never the other way round, and it
 imports nothing of ours. Rules that keep old bytes readable for ever (`tests/wire/golden`):
@@ -8,7 +8,7 @@ version that can read it.
 
 Two forms carry the same batch. msgpack is what the agent sends: arrays are raw little-endian
 bytes. JSON is for people and scripts: arrays are lists, the three non-finite numbers are the
-strings `"NaN"`, `"Infinity"`, `"-Infinity"`, and 64-bit words are hexadecimal strings.
+strings `"NaN"`, `"Infinity"`, `"-Infinity"`, and 64-bit digests are hexadecimal strings.
 """
 
 from rankscope.agent.wire import limits

@@ -31,7 +31,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TensorTable:
-    """The tensors that a fingerprint of a stage speaks of, in its order.
+    """The tensors that a fingerprint of a stage describes, in its order.
 
     Attributes:
         names: the model's own names, [T].
@@ -58,7 +58,7 @@ class Hello:
 
     Attributes:
         started_at: seconds since 1970, the rank's own clock; NaN where it is not said.
-        tables: tensor tables by name; a print names the one it speaks of.
+        tables: tensor tables by name; a fingerprint names the one it describes.
         config: facts and options, JSON-able, that a person wants to see beside the run.
         heartbeat_seconds: how often this process promises to be heard of.
     """
@@ -144,7 +144,7 @@ class Batch:
         rows, word_rows: more of both, as they were collected; whoever reads a batch finds them in
             `columns` and `words`, where the later of two values of a step stands. Of one series
             there is nothing in both.
-        dropped: points and prints given up since the start, by reason; never silent.
+        dropped: points and fingerprints given up since the start, by reason; never silent.
     """
 
     run: str
@@ -182,9 +182,10 @@ class Answer:
     """The server's answer to a batch.
 
     Attributes:
-        accepted: number of points and prints stored now; 0 for a batch that was already there.
-        dense_until: sample everything at every step up to this one, where the server wants a
-            closer look; None for no wish.
+        accepted: number of points and fingerprints stored now; 0 for a batch that was already
+            there.
+        dense_until: sample everything at every step up to this one, where the server requests dense
+            sampling; None for no request.
         hello_wanted: the server does not know this process (its database is a new one): say hello
             again with the next batch.
     """

@@ -1,6 +1,6 @@
 """A batch as bytes (msgpack) and as plain JSON values, and back, with every field checked.
 
-Nothing is built of a field before its limit has been looked at (`limits.py`), and no values at all
+Nothing is built of a field before its limit has been checked (`limits.py`), and no values at all
 of bytes that hold too many (`counting.py`).
 """
 
@@ -275,7 +275,7 @@ def _from_plain(plain: Any) -> Batch:
         columns=_columns(fields, "columns", np.float64) | _rows(fields, "rows", np.float64),
         words=_columns(fields, "words", np.uint64) | _rows(fields, "word_rows", np.uint64),
         prints=tuple(
-            _print(mapping_of(p, f"prints[{i}]"), f"prints[{i}]")
+            _fingerprint(mapping_of(p, f"prints[{i}]"), f"prints[{i}]")
             for i, p in enumerate(items_of(fields, "prints", limit=limits.ITEMS))
         ),
         layers=tuple(
@@ -308,7 +308,7 @@ def _columns(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> dict[str,
     before: Any = object()
     steps = np.zeros(0, dtype=np.int64)
     for name, item in items.items():
-        # What an error would say of the place costs more than to look whether there is one.
+        # To name the place for an error costs more than to check whether there is one.
         if not is_known_name(name):
             check_name(name, f"{key}.{name}")
         parts = item if type(item) is dict else mapping_of(item, f"{key}.{name}")
@@ -338,14 +338,14 @@ def _rows(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> dict[str, Co
     return columns
 
 
-def _print(fields: Mapping[str, Any], where: str) -> Print:
+def _fingerprint(fields: Mapping[str, Any], where: str) -> Print:
     stage = text_of(fields, "stage", where=where)
     if stage not in STAGES:
         raise WireError(f"{where}.stage", f"{stage!r} is none of {', '.join(STAGES)}")
     table = text_of(fields, "table", "parameters", where=where, limit=limits.LABEL)
     digests = array_of(fields.get("digests"), np.uint64, f"{where}.digests")
     if digests.ndim != 1:
-        raise WireError(f"{where}.digests", "must be one word a tensor")
+        raise WireError(f"{where}.digests", "must be one digest a tensor")
     sketches = fields.get("sketches")
     if sketches is not None:
         sketches = array_of(sketches, np.float64, f"{where}.sketches")

@@ -9,7 +9,7 @@ from rankscope.agent.wire import limits
 from rankscope.agent.wire.fields import WireError
 
 # Bytes of a value by its first byte (msgpack's specification, "Formats"), the first one included,
-# and how many bytes behind the first say how many more follow.
+# and how many bytes after the first say how many more follow.
 _SIZE = [1] * 256
 _LENGTH = [0] * 256
 for _byte in range(0xA0, 0xC0):  # short texts
@@ -33,7 +33,7 @@ for _byte, _size in (
 
 
 def check_msgpack(data: bytes) -> None:
-    """Looks for more values than a batch may have, without making any.
+    """Checks for more values than a batch may have, without making any.
 
     Each takes a byte at least: most batches are too short for that.
 
@@ -68,7 +68,7 @@ def check_json(data: bytes) -> None:
 
 
 def check_plain(value: Mapping[str, Any], where: str) -> None:
-    """Looks how deep and how long an object of whatever values is.
+    """Checks how deep and how long an object of whatever values is.
 
     Raises:
         WireError: it is too deep, or too long.
@@ -101,7 +101,7 @@ def length_of(value: Any) -> int:
 
 
 def check_sharding(config: Mapping[str, Any]) -> None:
-    """Looks at what says over how many ranks a model is dealt out: others count with it.
+    """Checks what says over how many ranks a model is sharded: others compute with it.
 
     Raises:
         WireError: no job has so many ranks.

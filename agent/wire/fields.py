@@ -50,7 +50,7 @@ class WireError(ValueError):
 
 def mapping_of(value: Any, where: str) -> Mapping[str, Any]:
     """An object."""
-    # An instance of a dict is known at once, one of an abstract class is looked for.
+    # An instance of a dict is known at once, one of an abstract class is searched for.
     if type(value) is not dict and not isinstance(value, Mapping):
         raise WireError(where, f"must be an object, not {type(value).__name__}")
     return value
@@ -251,7 +251,7 @@ def steps_of(value: Any, where: str, expected: int) -> Int64:
 
 def rows_of(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> list[Row]:
     """The rows of a field, each `[step, {name: value}]`; none where it is missing."""
-    number = _word if dtype is np.uint64 else _number
+    number = _digest if dtype is np.uint64 else _number
     rows: list[Row] = []
     names: set[str] = set()
     for place, row in enumerate(items_of(fields, key)):
@@ -306,7 +306,7 @@ def array_of(value: Any, dtype: type[Any], where: str) -> Array:
         raise WireError(where, "is missing" if value is None else "must be a list of numbers")
     try:
         if dtype is np.uint64:
-            return np.array([_word(w) for w in value], dtype)
+            return np.array([_digest(w) for w in value], dtype)
         if dtype is np.float64:
             if any(isinstance(row, list | tuple) for row in value):
                 return np.array([[_number(v) for v in row] for row in value], dtype)
@@ -335,10 +335,10 @@ def flat_array(value: Any, dtype: type[Any]) -> Array | None:
     return None
 
 
-def _word(value: Any) -> int:
+def _digest(value: Any) -> int:
     word = int(value, 16) if isinstance(value, str) else value
     if isinstance(word, bool) or not isinstance(word, int) or not 0 <= word < 2**64:
-        raise ValueError(f"{quoted(value)} is no word of 64 bits")
+        raise ValueError(f"{quoted(value)} is no integer of 64 bits")
     return word
 
 

@@ -1,7 +1,7 @@
 """What a batch may ask for at most: declared here once, checked by whoever reads one.
 
 One anonymous batch must not cost the server, and with it every other run, more than an honest one
-does. So each field has a limit far beyond what a training needs, that is looked at before anything
+does. So each field has a limit far beyond what a training needs, that is checked before anything
 is built of the field. A refusal names the field; the agent keeps to the limits by itself
 (`fitting.py`).
 

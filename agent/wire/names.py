@@ -28,12 +28,12 @@ RANK_STATES = ("running", "finished", "failed")
 # is compared with no other rank's, and says nothing of what else the ranks hold.
 OWN_COPY = "own@"
 
-# Samples of a batch that a rank tells of, the words that they are told in, two in each, and what
+# Samples of a batch that a rank reports, the digests that hold them, two in each, and what
 # stands in place of a sample where a batch has fewer.
 SAMPLES_TOLD = 16
 SAMPLE_WORDS = tuple(f"rows/{i}" for i in range(SAMPLES_TOLD // 2))
 NO_SAMPLE = 0xFFFF_FFFF
 
-# Words of a step beside `batch`: of a part of it, where all of it would cost too much at every
+# Digests of a step beside `batch`: of a part of it, where all of it would cost too much at every
 # step; and of the targets of its losses, which random augmentation leaves as they are.
 BATCH_PART, LABELS = "batch/part", "labels"

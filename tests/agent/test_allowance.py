@@ -13,7 +13,7 @@ FULL = sum(COSTS.values())  # 5 ms
 
 
 def trained(schedule, steps, *, plain, costs=None, noise=lambda: 1.0, pauses=()):
-    """Plays steps that look at nothing before it is due; samples lengthen them.
+    """Plays steps that sample nothing before it is due; samples lengthen them.
 
     Args:
         plain: seconds that a step takes without the agent.
@@ -61,7 +61,7 @@ def test_when_it_is_spent_the_budget_governs():
         assert not schedule.allowance.lasts
         assert schedule.allowance.interval == 0
         assert sum(own[last + 64 :]) < 0.011 * 0.02 * (8000 - last - 64) + 2 * FULL
-        # A sample of a quarter of a step is felt: it comes every 48 s or 4,096 steps.
+        # A sample of a quarter of a step exceeds the limit: it comes every 48 s or 4,096 steps.
         assert [s for s in sampled if s > last + 64]
 
 

@@ -84,13 +84,13 @@ def test_what_the_user_says_of_the_run_arrives(collector, attach):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="must be one of descent, adversarial"):
         attach(model, optimizer, config={"profile": "gan"})
-    told = {"profile": "adversarial", "depth": 2, "optimizer": "mine"}
-    monitor = attach(model, optimizer, config=told)
+    config = {"profile": "adversarial", "depth": 2, "optimizer": "mine"}
+    monitor = attach(model, optimizer, config=config)
     train(model, optimizer, 2)
     monitor.close()
     [hello] = [batch.hello for batch in collector.batches if batch.hello is not None]
     assert (hello.config["profile"], hello.config["depth"]) == ("adversarial", 2)
-    # What ranks are compared by is the agent's own word.
+    # What ranks are compared by, the agent alone says.
     assert hello.config["optimizer"] == "SGD"
 
 

@@ -44,7 +44,7 @@ def plain():
 
 def assert_same(watched, plain):
     assert watched.keys() == plain.keys()
-    # One by one: a difference is told by its name.
+    # One by one: a difference is reported by its name.
     for key in plain:
         assert watched[key] == plain[key], key
 
@@ -89,11 +89,11 @@ def test_the_same_bits(kind, everything, plain, tmp_path):
             seen = {s: v for b in batches for s, v in points(b, "loss")}
             # Sums of two are rounded; a loss by itself arrives as it is.
             assert seen == (pytest.approx(losses, rel=1e-6) if kind == "transformer" else losses)
-            looked_at = {
+            sampled = {
                 stage: {p.step for b in batches for p in b.prints if p.stage == stage}
                 for stage in ("parameters", "reduced_gradient", "optimizer_state")
             }
-            for stage, steps in looked_at.items():
+            for stage, steps in sampled.items():
                 if everything:
                     assert steps == set(losses), stage
                 else:
@@ -110,7 +110,7 @@ def points(batch, metric):
     return zip(column.steps.tolist(), column.values.tolist(), strict=True)
 
 
-def test_what_is_compared_tells_a_single_bit(plain):
+def test_what_is_compared_shows_a_single_bit(plain):
     """The comparison itself can fail."""
     once = trainings.mlp(lambda model, optimizer: None, 20)
 
@@ -138,7 +138,9 @@ def test_the_same_bits_under_ddp(tmp_path):
             plain, watched, faults = torch.load(tmp_path / str(rank), weights_only=False)
             assert_same(watched, plain)
             assert faults == []
-            words = [b.words for b in collector.batches if b.rank == rank]
-            steps = {s for w in words if "parameters" in w for s in w["parameters"].steps.tolist()}
+            digests = [b.words for b in collector.batches if b.rank == rank]
+            steps = {
+                s for w in digests if "parameters" in w for s in w["parameters"].steps.tolist()
+            }
             assert steps == set(range(ROUNDS))
         assert {b.rank for b in collector.batches} == {0, 1}

@@ -72,7 +72,7 @@ def test_every_command_has_a_home(command: cli.Command) -> None:
     assert callable(getattr(import_module(module), function))
 
 
-def test_a_missing_extra_is_told_with_the_line_that_helps() -> None:
+def test_a_missing_extra_is_reported_with_the_line_that_helps() -> None:
     missing = "; ".join(f"sys.modules[{name!r}] = None" for name in ("fastapi", "sqlalchemy"))
 
     done = rankscope("serve", before=missing)

@@ -145,7 +145,7 @@ def test_one_pass_needs_no_name(watching, loader):
 
 
 @pytest.mark.parametrize("loader", [lambda d: DataLoader(d, 5), parts])
-def test_passes_from_two_lines_are_told_apart(watching, loader):
+def test_passes_from_two_lines_are_distinguished(watching, loader):
     def evaluation(monitor, model):
         evaluate(model, loader(VAL))
         evaluate(model, loader(TEST))
@@ -170,7 +170,7 @@ def test_a_loop_over_loaders(watching):
 
 
 def test_a_loop_over_data_sets_without_a_loader_is_no_number(watching):
-    """As nanoGPT's `estimate_loss`: nothing tells the two apart."""
+    """As nanoGPT's `estimate_loss`: nothing distinguishes the two."""
 
     def evaluation(monitor, model):
         for dataset in (TRAIN, VAL):

@@ -1,4 +1,4 @@
-"""What fails inside the agent stays inside, is told once, and switches off what failed."""
+"""What fails inside the agent stays inside, is reported once, and switches off what failed."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ pytestmark = pytest.mark.contained
 
 
 @pytest.fixture
-def told() -> list[tuple[str, str]]:
+def reported() -> list[tuple[str, str]]:
     return []
 
 
 @pytest.fixture
-def guard(told: list[tuple[str, str]]) -> Guard:
-    return Guard(lambda probe, text: told.append((probe, text)))
+def guard(reported: list[tuple[str, str]]) -> Guard:
+    return Guard(lambda probe, text: reported.append((probe, text)))
 
 
-def test_a_fault_is_contained_and_told_once(guard: Guard, told: list[tuple[str, str]]) -> None:
+def test_a_fault_is_contained_and_reported_once(
+    guard: Guard, reported: list[tuple[str, str]]
+) -> None:
     for _ in range(3):
         with guard.probe("loss"):
             raise RuntimeError("no loss")
 
-    assert [probe for probe, _ in told] == ["loss"]
-    assert told[0][1].startswith("RuntimeError: no loss at ")
-    assert "test_guard.py" in told[0][1]
+    assert [probe for probe, _ in reported] == ["loss"]
+    assert reported[0][1].startswith("RuntimeError: no loss at ")
+    assert "test_guard.py" in reported[0][1]
     assert guard.faults == {"loss": 3}
 
 

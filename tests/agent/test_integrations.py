@@ -38,7 +38,7 @@ def test_adapters_are_read_rightly():
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_a_missing_framework_is_told_with_what_helps(name, monkeypatch):
+def test_a_missing_framework_is_reported_with_what_helps(name, monkeypatch):
     for package in NEEDED[name]:
         for known in [m for m in sys.modules if m.startswith(f"{package}.")]:
             monkeypatch.delitem(sys.modules, known)
@@ -55,8 +55,10 @@ def test_what_is_no_adapter_is_no_attribute():
 
 def test_an_adapter_leaves_the_functions_in_their_places():
     # What a module imports is bound in the package, which has functions of the same names.
-    told = "from rankscope import agent; agent.parameter_server; print(callable(agent.start))"
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    program = "from rankscope import agent; agent.parameter_server; print(callable(agent.start))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "True\n"
 
 

@@ -323,17 +323,17 @@ def test_backwards_before_a_closure_belong_to_its_step(watch):
     assert harness.value("loss") == pytest.approx(sum(losses) / 2)
 
 
-def test_a_step_that_was_not_looked_at_leaves_nothing_to_the_next(watch):
+def test_a_step_that_was_not_sampled_leaves_nothing_to_the_next(watch):
     model = net()
     harness = watch(model)
     probe, context = harness.loss, harness.context
     x, y = batch()
-    for step, looked_at in enumerate((True, False, False, True)):
-        context.count.step, context.basic, context.signals = step, looked_at, looked_at
-        harness.probes = [probe] if looked_at else []
+    for step, sampled in enumerate((True, False, False, True)):
+        context.count.step, context.basic, context.signals = step, sampled, sampled
+        harness.probes = [probe] if sampled else []
         loss = functional.cross_entropy(model(x), y)
         loss.backward()
-        assert len(probe.passes) == looked_at
+        assert len(probe.passes) == sampled
         harness.optimizer.step()
         harness.optimizer.zero_grad(set_to_none=False)
     assert harness.value("loss") == loss.item()

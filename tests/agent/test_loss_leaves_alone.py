@@ -242,16 +242,16 @@ GIVEN = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("looked_at", [True, False])
+@pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("name", loss_sources._FUNCTIONS)
-def test_every_loss_function_can_be_compiled(watch, name, looked_at):
+def test_every_loss_function_can_be_compiled(watch, name, sampled):
     # torch.compile goes into some of them, and into our code with them.
     function = getattr(functional, name)
     given = GIVEN.get(name, (ROWS, SCORES))
     expected = function(*given)
     harness = watch(net())
-    harness.context.basic = looked_at
-    loss_sources.wishes_changed()
+    harness.context.basic = sampled
+    loss_sources.requests_changed()
     torch.compiler.reset()
     compiled = torch.compile(lambda *given: function(*given) * 2, backend="eager")
     assert torch.equal(compiled(*given), expected * 2)
@@ -267,7 +267,7 @@ class OtherScaler(torch.amp.GradScaler):
         return outputs * 2.0
 
 
-def test_two_scalers_of_the_users_stay_apart(watch):
+def test_two_scalers_of_the_users_stay_separate(watch):
     watch(net())
     loss = torch.tensor(3.0, requires_grad=True)
     assert OwnScaler("cpu").scale(loss).item() == 24.0
@@ -275,11 +275,11 @@ def test_two_scalers_of_the_users_stay_apart(watch):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("looked_at", [True, False])
-def test_a_scaler_of_the_users_can_be_compiled(watch, looked_at):
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_scaler_of_the_users_can_be_compiled(watch, sampled):
     harness = watch(net())
-    harness.context.basic = looked_at
-    loss_sources.wishes_changed()
+    harness.context.basic = sampled
+    loss_sources.requests_changed()
     torch.compiler.reset()
     scaler, loss = OwnScaler("cpu"), torch.tensor(3.0, requires_grad=True)
     compiled = torch.compile(lambda loss: scaler.scale(loss * 2), backend="eager")
@@ -312,12 +312,12 @@ def test_a_mode_that_is_no_plain_attribute_is_not_asked_for(kind):
     assert loss_sources.mode_of(plain) is plain
 
 
-def test_a_model_that_was_taken_apart_does_no_harm(watch):
+def test_a_model_that_was_disassembled_does_no_harm(watch):
     model = net()
     harness = watch(model)
     harness.context.basic = harness.context.signals = False
-    loss_sources.wishes_changed()
-    assert loss_sources._wishes.unless_training is model
+    loss_sources.requests_changed()
+    assert loss_sources._requests.unless_training is model
     scores, (_, y) = model(batch()[0]).detach(), batch()
     expected = functional.cross_entropy(scores, y)
     vars(model).clear()

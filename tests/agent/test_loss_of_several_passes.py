@@ -288,7 +288,7 @@ def test_a_trainer_that_says_how_it_divides_is_believed(watching):
     assert watching.points("loss") == pytest.approx(expected, rel=1e-5)
 
 
-def test_sums_on_a_device_are_told_apart_there():
+def test_sums_on_a_device_are_distinguished_there():
     # What a device has is not read: it is decided on the device.
     def one(value, share):
         return (torch.tensor(value), 1.0, True, True, None, 0, 7, 1, torch.tensor(share).double())

@@ -168,7 +168,7 @@ def test_what_a_user_says_of_a_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "kind", "told"),
+    ("config", "kind", "reported"),
     [
         (
             {"profile": "gan"},
@@ -181,9 +181,9 @@ def test_what_a_user_says_of_a_run() -> None:
     ],
 )
 def test_what_cannot_be_said_is_refused_before_training(
-    config: Any, kind: type[Exception], told: str
+    config: Any, kind: type[Exception], reported: str
 ) -> None:
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=reported):
         facts_of(config)
 
 

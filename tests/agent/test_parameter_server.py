@@ -1,4 +1,4 @@
-"""Server and workers tell of versions: which ones, what they held, and what was pushed."""
+"""Server and workers report versions: which ones, what they held, and what was pushed."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_every_version_is_a_step(watching):
     assert watching.batches(rank=0)[-1].through_step == 3
 
 
-def test_a_worker_tells_of_the_versions_it_pulled(watching):
+def test_a_worker_reports_the_versions_it_pulled(watching):
     working = worker(watching, 1)
     for version in (0, 4, 5, 11):
         working.step(version, loss=10 + version, parameters=weights(version))
@@ -93,7 +93,7 @@ def test_an_error_ends_the_run_as_failed(watching):
     assert (last.state, last.error) == ("failed", "RuntimeError: the server is gone")
 
 
-def test_nothing_is_told_where_it_is_switched_off():
+def test_nothing_is_reported_where_it_is_switched_off():
     with agent.parameter_server.Worker(mode="disabled") as working:
         working.step(3, loss=1.0)
         working.step(3, loss=1.0)
@@ -102,9 +102,9 @@ def test_nothing_is_told_where_it_is_switched_off():
     assert (working.pushes, serving.version) == (2, 1)
 
 
-def spans_of(workers, version):
-    """Spans of the pushes of some workers that begin, apply and look again in some order."""
-    at, begins, spans, who = {}, {}, [], []
+def intervals_of(workers, version):
+    """Version intervals of the pushes of some workers that read and apply in some order."""
+    at, begins, intervals, who = {}, {}, [], []
     for worker in workers:
         match at.get(worker, 0):
             case 0:
@@ -112,10 +112,10 @@ def spans_of(workers, version):
             case 1:
                 version += 1
             case 2:
-                spans.append((begins[worker], version))
+                intervals.append((begins[worker], version))
                 who.append(worker)
         at[worker] = (at.get(worker, 0) + 1) % 3
-    return spans, who, version
+    return intervals, who, version
 
 
 @given(st.lists(st.integers(0, 3), max_size=200), st.integers(0, 10), st.randoms())
@@ -123,15 +123,15 @@ def test_pushes_are_put_in_an_order_that_can_have_been(workers, version, random)
     # Every worker ends what it has begun.
     for worker in range(4):
         workers += [worker] * (-workers.count(worker) % 3)
-    spans, who, last = spans_of(workers, version)
-    assert len(spans) == last - version
-    shuffled = random.sample(range(len(spans)), len(spans))
+    intervals, who, last = intervals_of(workers, version)
+    assert len(intervals) == last - version
+    shuffled = random.sample(range(len(intervals)), len(intervals))
 
-    order = [shuffled[place] for place in order_of([spans[k] for k in shuffled], version)]
+    order = [shuffled[place] for place in order_of([intervals[k] for k in shuffled], version)]
 
-    assert sorted(order) == list(range(len(spans)))
+    assert sorted(order) == list(range(len(intervals)))
     for made, place in enumerate(order, version + 1):
-        before, after = spans[place]
+        before, after = intervals[place]
         assert before < made <= after
     for worker in range(4):
         own = [place for place in order if who[place] == worker]

@@ -139,15 +139,15 @@ def test_local_norm_of_accumulated_gradients(model, harness):
     assert harness.value("grad_norm_local") == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_words_follow_the_parameters(model, harness):
-    words = []
+def test_digests_follow_the_parameters(model, harness):
+    digests = []
     for _ in range(3):
         train_step(model, harness.optimizer, nn.CrossEntropyLoss())
         harness.optimizer.step()
         harness.optimizer.zero_grad()
-        words.append(harness.steps[-1].words["parameters"])
-    assert len({harness.start.words["start"], *words}) == 4
-    assert all(s.words["outside_optimizer"] == 0 for s in harness.steps)
+        digests.append(harness.steps[-1].digests["parameters"])
+    assert len({harness.start.digests["start"], *digests}) == 4
+    assert all(s.digests["outside_optimizer"] == 0 for s in harness.steps)
 
 
 def test_a_write_outside_the_optimizer_is_seen_at_the_next_step(model, harness):
@@ -158,20 +158,20 @@ def test_a_write_outside_the_optimizer_is_seen_at_the_next_step(model, harness):
                 model[0].weight.view(torch.int32).view(-1)[3] ^= 1 << 5
         harness.optimizer.step()
         harness.optimizer.zero_grad()
-    changed = [s.words["outside_optimizer"] != 0 for s in harness.steps]
+    changed = [s.digests["outside_optimizer"] != 0 for s in harness.steps]
     assert changed == [False, False, True, False]
 
 
-def test_prints_speak_of_every_tensor(model, harness):
+def test_fingerprints_describe_every_tensor(model, harness):
     train_step(model, harness.optimizer, nn.CrossEntropyLoss())
     harness.optimizer.step()
-    prints = {p.stage: p for p in harness.steps[0].prints}
-    assert {"local_gradient", "reduced_gradient", "parameters"} <= set(prints)
-    assert prints["parameters"].digests.shape == (4,)
-    assert prints["parameters"].sketches.shape[0] == 4
+    fingerprints = {p.stage: p for p in harness.steps[0].fingerprints}
+    assert {"local_gradient", "reduced_gradient", "parameters"} <= set(fingerprints)
+    assert fingerprints["parameters"].digests.shape == (4,)
+    assert fingerprints["parameters"].sketches.shape[0] == 4
 
 
-def test_evaluation_is_kept_apart(model, harness):
+def test_evaluation_is_kept_separate(model, harness):
     criterion = nn.CrossEntropyLoss()
     train_step(model, harness.optimizer, criterion)
     harness.optimizer.step()

@@ -11,17 +11,17 @@ from rankscope.agent.schedule import TIERS, Schedule
 
 
 def trained(schedule, steps, *, step_seconds, costs, first=0, jitter=None):
-    """Plays steps as a monitor does, which looks at no step before one is due.
+    """Plays steps as a monitor does, which samples no step before one is due.
 
     Args:
         step_seconds: what a step takes, of its number.
-        costs: tier -> what a look costs.
+        costs: tier -> what a sample costs.
         jitter: random factors of each step's time, of its number.
 
     Returns:
-        (step, seconds since the first, exponents) of each step that was looked at.
+        (step, seconds since the first, exponents) of each sampled step.
     """
-    looked, now, ended, due_at = [], 0.0, None, first
+    sampled, now, ended, due_at = [], 0.0, None, first
     for step in range(first, first + steps):
         now += step_seconds(step) * (jitter(step) if jitter else 1.0)
         if step < due_at:
@@ -35,9 +35,9 @@ def trained(schedule, steps, *, step_seconds, costs, first=0, jitter=None):
             schedule.note(step, step_seconds=mean, base=8e-6, tiers=tiers, since=since)
             ended = step, now
         ended = ended or (step, now)
-        looked.append((step, now, schedule.exponents))
+        sampled.append((step, now, schedule.exponents))
         due_at = schedule.next_due(step)
-    return looked
+    return sampled
 
 
 def run(schedule, steps, *, step_seconds=0.01, base=0.0, basic=0.0, word=0.0, full=0.0, first=0):
@@ -76,7 +76,7 @@ def test_everything_is_due_in_the_first_steps_of_an_attempt():
     assert len(due["full"]) < 20
 
 
-def test_the_server_can_ask_for_a_closer_look():
+def test_the_server_can_request_dense_sampling():
     schedule = Schedule(overhead=0.001)
     run(schedule, 100, word=1.0, full=1.0)
     schedule.ask_dense(120)
@@ -85,7 +85,7 @@ def test_the_server_can_ask_for_a_closer_look():
     assert len(due["full"]) < 25
 
 
-def test_a_closer_look_may_begin_later():
+def test_dense_sampling_may_begin_later():
     schedule = Schedule(overhead=0.001, dense_basic_steps=0)
     run(schedule, 1000, basic=1.0, word=1.0, full=1.0)
     schedule.ask_dense(1520, 1501)
@@ -108,7 +108,7 @@ def test_a_budget_that_the_base_cost_eats_up_still_leaves_a_sample_now_and_then(
     assert [s for s in due["full"] if s > 100] == [1024, 2048, 3072, 4096]
 
 
-def test_looks_that_are_felt_are_rare_once_a_run_is_under_way():
+def test_samples_over_the_limit_are_rare_once_a_run_is_under_way():
     # Steps of 1 ms: digests of the whole model take a twentieth of one, tensor by tensor a third.
     schedule = Schedule(overhead=0.01, first_step=10_000)
     due = run(schedule, 20_000, step_seconds=1e-3, word=5e-5, full=3e-4, first=10_000)
@@ -117,7 +117,7 @@ def test_looks_that_are_felt_are_rare_once_a_run_is_under_way():
     assert [s for s in due["full"] if s >= 12_200] == [12_288, 16_384, 20_480, 24_576, 28_672]
     assert len([s for s in due["word"] if 13_000 <= s < 14_000]) > 10
 
-    # Who allows more is shown more; and a look that has become cheap is no longer rare.
+    # Who allows more gets more samples; and a sample that has become cheap is no longer rare.
     generous = Schedule(overhead=0.05)
     due = run(generous, 8000, step_seconds=1e-3, word=1e-4, full=3e-4)
     assert len([s for s in due["full"] if s >= 4000]) > 25
@@ -125,7 +125,7 @@ def test_looks_that_are_felt_are_rare_once_a_run_is_under_way():
     assert schedule.exponents["full"] < 8
 
 
-def test_losses_come_although_they_are_felt():
+def test_losses_come_although_they_exceed_the_limit():
     schedule = Schedule(overhead=0.01)
     due = run(schedule, 20_000, step_seconds=1e-3, basic=3e-4, word=3e-5, full=3e-4)
     assert len([s for s in due["basic"] if s >= 4096]) > 30
@@ -145,7 +145,7 @@ def test_under_way_a_tier_is_thinned_to_a_small_share_or_to_every_two_seconds():
     assert found == {0.01: (32, 64), 0.04: (8, 64), 0.1: (1, 32), 0.5: (1, 16), 2.0: (1, 16)}
 
 
-def test_what_is_looked_at_once_more_belongs_to_the_look_before():
+def test_what_is_read_once_more_belongs_to_the_sample_before():
     shares, intervals = [], []
     for together in (True, False):
         schedule = Schedule(overhead=0.01, dense_steps=0, dense_basic_steps=0, steps_under_way=0)
@@ -166,7 +166,7 @@ def test_what_is_looked_at_once_more_belongs_to_the_look_before():
     assert intervals[0]["word"] > intervals[0]["basic"]
 
 
-def test_what_is_due_itself_is_no_part_of_the_look_before():
+def test_what_is_due_itself_is_no_part_of_the_sample_before():
     schedule = Schedule(overhead=1.0)
     for step in range(0, 200, 2):
         schedule.note(step, step_seconds=1.0, base=0.0, tiers={"basic": 0.01, "word": 0.03})
@@ -176,7 +176,7 @@ def test_what_is_due_itself_is_no_part_of_the_look_before():
     assert schedule.share() == pytest.approx(0.01 + 0.05)
 
 
-def test_the_step_after_a_look_that_is_felt_does_not_make_it_come_more_often():
+def test_the_step_after_a_sample_over_the_limit_does_not_make_it_come_more_often():
     schedule = Schedule(overhead=0.01, dense_steps=0, dense_basic_steps=0, steps_under_way=0)
     step, found = 0, []
     while step < 400_000:
@@ -188,11 +188,11 @@ def test_the_step_after_a_look_that_is_felt_does_not_make_it_come_more_often():
             schedule.note(step + 1, step_seconds=0.01, base=0.0, tiers=tiers, again=[*tiers])
         step = schedule.next_due(step)
         found.append(schedule.exponents["word"])
-    # A look takes more than a tenth of a step, the step after it does not.
+    # A sample takes more than a tenth of a step, the step after it does not.
     assert set(found[len(found) // 2 :]) == {12}
 
 
-def test_there_is_no_plan_before_looks_were_noted():
+def test_there_is_no_plan_before_samples_were_noted():
     schedule = Schedule(overhead=0.01)
     run(schedule, 7)
     assert not schedule.is_made
@@ -226,59 +226,59 @@ def test_the_plan_changes_as_soon_as_a_run_is_under_way():
     assert after[1] - after[0] > before[1] - before[0]
 
 
-def test_of_cheap_looks_one_in_four_is_noted_once_a_run_is_under_way():
+def test_of_cheap_samples_one_in_four_is_noted_once_a_run_is_under_way():
     schedule = Schedule(overhead=0.01)
     assert all(schedule.wants(step, 0.01) for step in range(100))
     run(schedule, 4096, step_seconds=0.01, basic=2.5e-4)
     assert schedule.exponents["basic"] == 5
-    looks = range(4096, 5120, 32)
-    assert [s for s in looks if schedule.wants(s, 0.3)] == list(range(4128, 5120, 128))
-    assert all(schedule.wants(s, 1.1) for s in looks)
+    samples = range(4096, 5120, 32)
+    assert [s for s in samples if schedule.wants(s, 0.3)] == list(range(4128, 5120, 128))
+    assert all(schedule.wants(s, 1.1) for s in samples)
 
 
 COSTS = {"basic": 2.5e-4, "signals": 5e-4, "word": 4e-4, "full": 5e-4, "state": 5e-4}
 
 
-def test_a_training_that_becomes_slower_is_looked_at_as_often_as_before():
+def test_a_training_that_becomes_slower_is_sampled_as_often_as_before():
     for before, after in ((1.5e-3, 15e-3), (1.5e-3, 0.15), (2e-3, 1.0)):
-        looked = trained(
+        sampled = trained(
             Schedule(overhead=0.01),
             20_000,
             step_seconds=lambda step, b=before, a=after: b if step < 16_000 else a,
             costs=COSTS,
         )
-        changed = next(at for step, at, _ in looked if step >= 16_000)
+        changed = next(at for step, at, _ in sampled if step >= 16_000)
         known = Schedule(overhead=0.01)
         trained(known, 8000, step_seconds=lambda step, a=after: a, costs=COSTS)
         right = next(
             at
-            for _, at, exponents in looked
+            for _, at, exponents in sampled
             if at > changed
             and all(exponents[t] <= known.exponents[t] + 1 for t in ("basic", "full"))
         )
-        # What takes long is that steps pass until one is looked at, twice.
+        # What takes long is that steps pass until one is sampled, twice.
         assert right - changed <= 3 * 512 * after, (before, after)
 
 
-def test_a_training_that_becomes_faster_is_looked_at_less():
-    looked = trained(
+def test_a_training_that_becomes_faster_is_sampled_less():
+    sampled = trained(
         Schedule(overhead=0.01),
         60_000,
         step_seconds=lambda step: 0.02 if step < 4000 else 2e-3,
         costs=COSTS,
     )
-    assert {e["basic"] for s, _, e in looked if 3500 < s < 4000} < {3, 4, 5}
-    assert {e["basic"] for s, _, e in looked if s > 6000} < {7, 8, 9}
+    assert {e["basic"] for s, _, e in sampled if 3500 < s < 4000} < {3, 4, 5}
+    assert {e["basic"] for s, _, e in sampled if s > 6000} < {7, 8, 9}
 
 
 def test_a_pause_does_not_end_the_dense_start():
-    looked = trained(
+    sampled = trained(
         Schedule(overhead=0.01),
         1500,
         step_seconds=lambda step: 25.0 if step in (0, 5, 300) else 0.01,
         costs=COSTS,
     )
-    assert [s for s, _, _ in looked if s < 1024] == list(range(1024))
+    assert [s for s, _, _ in sampled if s < 1024] == list(range(1024))
 
 
 def test_seconds_are_counted_as_they_pass_where_steps_are_left_out():
@@ -307,19 +307,19 @@ def test_noise_under_way_does_not_make_the_plan_jump():
     generator = random.Random(0)
     plans = {}
     for name, step_seconds in (("short", 1.3e-3), ("ten", 10e-3), ("edge", 83e-3)):
-        looked = trained(
+        sampled = trained(
             Schedule(overhead=0.01),
             30_000,
             step_seconds=lambda step, s=step_seconds: s,
             costs=COSTS,
             jitter=lambda step: generator.choice((0.7, 0.8, 1.0, 1.0, 1.2, 2.0)),
         )
-        late = [e for s, _, e in looked if s > 15_000]
+        late = [e for s, _, e in sampled if s > 15_000]
         plans[name] = sum(a != b for a, b in itertools.pairwise(late))
     assert all(changes <= 2 for changes in plans.values()), plans
 
 
-def test_looks_that_are_felt_come_every_48_seconds_at_least():
+def test_samples_over_the_limit_come_every_48_seconds_at_least():
     intervals = {}
     for step_seconds in (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0):
         schedule = Schedule(overhead=0.01)
@@ -335,14 +335,14 @@ def test_a_clock_that_stands_still_fails_nothing():
     assert schedule.exponents["full"] <= 12
 
 
-def test_the_first_looks_with_cold_caches_are_not_judged():
+def test_the_first_samples_with_cold_caches_are_not_judged():
     schedule = Schedule(overhead=0.01)
     run(schedule, 8, step_seconds=2e-3, full=4e-3)
     due = run(schedule, 20_000, step_seconds=2e-3, full=1.5e-4, first=8)
     assert len([s for s in due["full"] if s > 2200]) > 50
 
 
-def test_looks_at_the_edge_of_being_felt_do_not_jump():
+def test_samples_at_the_limit_do_not_jump():
     schedule = Schedule(overhead=0.01)
     run(schedule, 4096, step_seconds=1e-3, word=1e-4, full=1.1e-4)
     seen = set()
@@ -405,7 +405,7 @@ def test_gradient_norms_of_the_first_steps_are_dense_while_they_are_cheap():
     assert len(signals_due(schedule, [1e-4] * 1024, first=1024)) < 300
 
 
-def test_who_allows_more_gets_a_closer_look():
+def test_who_allows_more_gets_more_samples():
     costs = [4e-4] * 400
     assert len(signals_due(Schedule(overhead=0.01), costs)) < 120
     assert signals_due(Schedule(overhead=0.1), costs) == list(range(400))

@@ -1,4 +1,4 @@
-"""`agent.start`: what a trainer of any framework tells, step by step, in arrays."""
+"""`agent.start`: what a trainer of any framework reports, step by step, in arrays."""
 
 import math
 
@@ -47,12 +47,12 @@ def digests(parameters):
 
 
 @pytest.mark.parametrize("way", ["arrays", "callables", "read-only", "torch"])
-def test_what_is_told_arrives(watching, way):
-    def told(tree):
+def test_what_is_reported_arrives(watching, way):
+    def in_form(tree):
         if isinstance(tree, dict):
-            return {key: told(value) for key, value in tree.items()}
+            return {key: in_form(value) for key, value in tree.items()}
         if isinstance(tree, list):
-            return [told(value) for value in tree]
+            return [in_form(value) for value in tree]
         if way == "torch":
             return torch.from_numpy(np.array(tree))
         if way == "read-only":
@@ -61,7 +61,7 @@ def test_what_is_told_arrives(watching, way):
         return tree
 
     def given(tree):
-        return (lambda: told(tree)) if way == "callables" else told(tree)
+        return (lambda: in_form(tree)) if way == "callables" else in_form(tree)
 
     model = Regression()
     before = digests(model.parameters)
@@ -91,7 +91,7 @@ def test_what_is_told_arrives(watching, way):
     )
     assert watching.digests("start") == {0: before}
     assert watching.digests("parameters") == dict(enumerate(held))
-    assert len(set(watching.words("parameters").values())) == STEPS
+    assert len(set(watching.model_digests("parameters").values())) == STEPS
     assert set(watching.digests("reduced_gradient")) == set(range(STEPS))
     assert watching.tables()["parameters"].names == tuple(before)
     last = watching.batches()[-1]
@@ -178,7 +178,7 @@ def test_it_goes_on_at_a_step(watching):
     assert watching.events("mark") == [(102, "phase two")]
 
 
-def test_the_plan_is_told_at_the_end_where_there_is_one(watching):
+def test_the_plan_is_reported_at_the_end_where_there_is_one(watching):
     trained, idle = watching.start(run="trained"), watching.start(run="idle")
     for _ in range(20):
         trained.step(loss=1.0)
@@ -195,11 +195,11 @@ def test_what_a_framework_does_not_give_is_not_posted(watching):
         monitor.step(loss=float(step) if step % 2 else None)
     assert watching.points("loss") == {1: 1.0, 3: 3.0}
     assert watching.points("grad_norm") == {}
-    assert watching.words("parameters") == {}
+    assert watching.model_digests("parameters") == {}
     assert watching.batches()[-1].through_step == 3
 
 
-def test_nan_is_told_as_nan(watching):
+def test_nan_is_reported_as_nan(watching):
     monitor = watching.start()
     monitor.step(loss=math.nan, gradients={"w": np.array([1.0, math.inf])})
     assert math.isnan(watching.points("loss")[0])

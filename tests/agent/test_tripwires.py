@@ -102,14 +102,14 @@ def test_of_running_counts_the_increase_is_judged():
     assert tripped(steps, "scheduler_steps") == []
     twice = [s + max(s - 200, 0) for s in steps]
     assert tripped(twice, "scheduler_steps") == [201]
-    # Steps that were not looked at in between say nothing of one.
+    # Steps in between that were not sampled say nothing of one.
     wires = Tripwires()
     assert [wires.take(s, {"micro_steps": 4.0 * s}) for s in [*range(100), 500, 600]] == [
         None
     ] * 102
 
 
-def test_a_new_level_is_told_once_and_then_is_the_past():
+def test_a_new_level_is_reported_once_and_then_is_the_past():
     values = noisy(200) + noisy(2000, middle=30.0, seed=1)
     assert tripped(values) == [200]
 

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that takes batches as the server does, and can be told not to."""
+"""A real HTTP server on loopback that takes batches as the server does, and can be made not to."""
 
 from __future__ import annotations
 
@@ -126,11 +126,11 @@ class Collector:
         return found
 
     def stored(self) -> int:
-        """Number of points and prints stored."""
+        """Number of points and fingerprints stored."""
         return sum(batch.points + len(batch.prints) for batch in self.batches)
 
     def wait_for(self, condition: Callable[[Collector], bool], timeout: float = 20.0) -> None:
-        """Wait until something holds; looked at with each request."""
+        """Wait until something holds; checked with each request."""
         with self._changed:
             if not self._changed.wait_for(lambda: condition(self), timeout):
                 raise AssertionError(

@@ -38,8 +38,8 @@ def train_step(model, optimizer, seed):
     optimizer.step()
 
 
-def word(harness, step=-1):
-    return harness.steps[step].words["buffers"]
+def digest(harness, step=-1):
+    return harness.steps[step].digests["buffers"]
 
 
 def worker(rank, folder, results):
@@ -53,6 +53,6 @@ def worker(rank, folder, results):
     ended = [b.tolist() for b in model.module.buffers()]
     hooks = len(model.module._forward_pre_hooks)
     harness.close()
-    results.put((rank, [word(harness, i) for i in range(3)], ended, hooks))
+    results.put((rank, [digest(harness, i) for i in range(3)], ended, hooks))
     torch.distributed.destroy_process_group()
     end_at_once(results)

@@ -60,12 +60,12 @@ def step_of(way, model, optimizer, rank, step):
 
 
 def worker(rank, folder):
-    """Trains in every way; leaves (prints, scalars, sketches of the step before) in a file."""
+    """Trains in every way; leaves (fingerprints, scalars, sketches before) in a file."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
     )
-    told = {}
+    reported = {}
     for way in WAYS:
         model = DistributedDataParallel(
             Net(), find_unused_parameters=True, gradient_as_bucket_view=way == "bucket_view"
@@ -75,11 +75,11 @@ def worker(rank, folder):
             step_of(way, model, harness.optimizer, rank, step)
         facts = harness.steps[-1]
         harness.close()
-        told[way] = (
-            {p.stage: (p.digests, p.sketches) for p in facts.prints},
+        reported[way] = (
+            {p.stage: (p.digests, p.sketches) for p in facts.fingerprints},
             {name: float(value) for name, value in facts.scalars.items()},
-            {p.stage: p.sketches for p in harness.steps[0].prints},
+            {p.stage: p.sketches for p in harness.steps[0].fingerprints},
         )
-    torch.save(told, f"{folder}/{rank}")
+    torch.save(reported, f"{folder}/{rank}")
     torch.distributed.destroy_process_group()
     end_at_once()

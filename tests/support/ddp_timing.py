@@ -1,4 +1,4 @@
-"""Two processes of which one is late once, and how they meet."""
+"""Two processes of which one is late once, and where they average."""
 
 import time
 
@@ -15,11 +15,11 @@ from tests.support.probe_harness import Harness
 DELAY = 0.05
 
 
-def worker(rank, folder, results, meeting="wrapper"):
+def worker(rank, folder, results, where="wrapper"):
     """One of two ranks.
 
     Args:
-        meeting: they meet in DistributedDataParallel (`wrapper`), in FSDP2 (`shards`), reduce
+        where: they average in DistributedDataParallel (`wrapper`), in FSDP2 (`shards`), reduce
             their gradients themselves
             (`trainer`), or average their parameters after the step (`afterwards`).
     """
@@ -27,9 +27,9 @@ def worker(rank, folder, results, meeting="wrapper"):
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
     )
     model = nn.Linear(3, 2)
-    if meeting == "shards":
+    if where == "shards":
         fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
-    if meeting == "wrapper":
+    if where == "wrapper":
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     harness = Harness(model, optimizer, probes=[CollectiveWait])
@@ -38,11 +38,11 @@ def worker(rank, folder, results, meeting="wrapper"):
         if rank == 1 and step == 2:
             time.sleep(6 * DELAY)
         loss.backward()
-        if meeting == "trainer":
+        if where == "trainer":
             for parameter in model.parameters():
                 torch.distributed.all_reduce(parameter.grad)
         optimizer.step()
-        if meeting == "afterwards":
+        if where == "afterwards":
             for parameter in model.parameters():
                 torch.distributed.all_reduce(parameter.data)
     waited = [s.scalars.get("wait_seconds") for s in harness.steps]

@@ -46,18 +46,18 @@ def sample(shape, seed=0, dtype=torch.float32):
     return (values.abs() if dtype in UNSIGNED else values).to(dtype)
 
 
-def prints(tensor):
+def fingerprint_of(tensor):
     """Digest and sketch of one tensor."""
     found = FingerprintPlan(["x"], [tensor]).compute([tensor], sketches=True)
     return int(found.digests[0]), found.sketches[0]
 
 
 def digest(tensor):
-    return prints(tensor)[0]
+    return fingerprint_of(tensor)[0]
 
 
 def sketch(tensor):
-    return prints(tensor)[1]
+    return fingerprint_of(tensor)[1]
 
 
 def block_hash(block):

@@ -100,7 +100,7 @@ class LowRank(Averaged):
 
 
 def hook_of(name: str) -> Averaged:
-    """By the name that the agent tells; empty for none."""
+    """By the name that the agent reports; empty for none."""
     made: dict[str, Averaged] = {
         "": Averaged(),
         "fp16_compress_hook": Half(),

@@ -14,7 +14,7 @@ class Harness:
     """Drives probes with the framework's own hooks and keeps what they say.
 
     Args:
-        sampled: tells of a step whether all tiers are due; as a `Schedule` has it if not given.
+        sampled: says of a step whether all tiers are due; as a `Schedule` has it if not given.
 
     Attributes:
         steps: facts of each step that has ended.
@@ -43,7 +43,7 @@ class Harness:
             announce=lambda group: self.announced.update({group.table: group.described()}),
             note=self.notes.append,
             count=StepCount(0),
-            event=lambda *told: self.events.append(told),
+            event=lambda *reported: self.events.append(reported),
         )
         self.context = context
         self.probes = [probe(context) for probe in probes]

@@ -24,8 +24,8 @@ class Finished:
 
     def check(self) -> Finished:
         """Itself, where every rank ended with 0."""
-        told = "\n".join(f"--- rank {r}\n{text}" for r, text in enumerate(self.outputs))
-        assert not any(self.exit_codes), f"exit codes {self.exit_codes}\n{told}"
+        reported = "\n".join(f"--- rank {r}\n{text}" for r, text in enumerate(self.outputs))
+        assert not any(self.exit_codes), f"exit codes {self.exit_codes}\n{reported}"
         return self
 
 
@@ -39,7 +39,7 @@ def started_ranks(
 ):
     """The running job of a script that reads RANK and WORLD_SIZE; whatever happens, it is stopped.
 
-    `folder` takes the outputs, and what an agent without a server leaves behind.
+    `folder` takes the outputs, and what an agent without a server leaves.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kept = {"RANKSCOPE_SPOOL": str(folder / "spool"), **(environment or {})}

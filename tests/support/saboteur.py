@@ -1,4 +1,4 @@
-"""A trainer with everything the probes look at, and faults to put into the agent that watches it.
+"""A trainer with everything the probes read, and faults to put into the agent that watches it.
 
 The faults are real where they can be: allocations that fail because there is no such memory,
 `/dev/full` for a full disk, sockets that accept and never answer. What is replaced is only the one

@@ -1,4 +1,4 @@
-"""The other rank of a two-rank gloo job, which comes to each collective when it is told to."""
+"""The other rank of a two-rank gloo job, which comes to each collective at a signal."""
 
 import datetime
 
@@ -14,11 +14,11 @@ def join(store, rank):
     )
 
 
-def come_when_told(store, told, collectives):
-    """Rank 1: one all-reduce for each time that `told` is released."""
+def come_when_signalled(store, signal, collectives):
+    """Rank 1: one all-reduce for each time that `signal` is released."""
     join(store, 1)
     for _ in range(collectives):
-        if not told.acquire(timeout=TIMEOUT.total_seconds()):
-            raise TimeoutError("was never told")
+        if not signal.acquire(timeout=TIMEOUT.total_seconds()):
+            raise TimeoutError("no signal came")
         torch.distributed.all_reduce(torch.ones(1))
     torch.distributed.destroy_process_group()

@@ -106,12 +106,12 @@ class Rank:
         self.sender = Sender(self.records, **{**given, **changes})
         self.options = options
 
-    def train(self, steps: int, *, prints: bool = False) -> None:
+    def train(self, steps: int, *, fingerprints: bool = False) -> None:
         for step in range(self.step, self.step + steps):
             self.records.scalars(step, {"loss": float(step), "lr": 0.1})
-            self.records.words(step, {"parameters": step})
+            self.records.digests(step, {"parameters": step})
             self.produced += 3
-            if prints:
+            if fingerprints:
                 self.records.fingerprint(
                     wire.Print(
                         step=step,

@@ -45,8 +45,8 @@ def trained(model, optimizer, steps):
     return losses
 
 
-def looked_at(values, every):
-    """Step -> value, where one step in so many is looked at."""
+def sampled_only(values, every):
+    """Step -> value, where one step in `every` is sampled."""
     return {step: value for step, value in enumerate(values) if step % every == 0}
 
 

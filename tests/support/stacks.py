@@ -50,7 +50,7 @@ class Stack:
         launch: a key of the launchers.
         world: number of ranks.
         needs: packages that only the environment of the stacks has.
-        gaps: cases that are not told rightly yet, and why.
+        gaps: cases that are not reported rightly yet, and why.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Stack:
     gaps: dict[str, str]
 
     @property
-    def apart(self) -> list[Path]:
-        """Folders of packages that the other stacks are not to find: they look for them."""
+    def separate(self) -> list[Path]:
+        """Folders of packages that the other stacks are not to find: they search for them."""
         return [ENVIRONMENT / "apart" / name for name in self.needs]
 
     @property
@@ -134,7 +134,7 @@ def run(stack: Stack, server: str, folder: Path, *, only: str = "", timeout: flo
         env={
             **os.environ,
             "PATH": f"{stack.bin}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, *stack.apart))),
+            "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, *stack.separate))),
             "RANKSCOPE_SPOOL": str(folder / "spool"),
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
@@ -168,8 +168,8 @@ def judged(server: str, folder: Path) -> list[Judged]:
     """What the server says of every case that was trained."""
     asked = Server(server)
     found = []
-    for told in json.loads((folder / "cases.json").read_text(encoding="utf-8")):
-        plain = told["expected"]
+    for record in json.loads((folder / "cases.json").read_text(encoding="utf-8")):
+        plain = record["expected"]
         expected = Expected(
             **{
                 **plain,
@@ -179,19 +179,19 @@ def judged(server: str, folder: Path) -> list[Judged]:
                 "tensors": None if plain["tensors"] is None else frozenset(plain["tensors"]),
             }
         )
-        state = asked.judged(told["run"], timeout=_JUDGE_SECONDS, settle=0.0)
-        roots = asked.alerts(told["run"])
+        state = asked.judged(record["run"], timeout=_JUDGE_SECONDS, settle=0.0)
+        roots = asked.alerts(record["run"])
         scored, alert = score(expected, roots, slack=0)
         found.append(
             Judged(
-                case=told["case"],
-                what=told["what"],
+                case=record["case"],
+                what=record["what"],
                 expected=expected,
-                run=told["run"],
+                run=record["run"],
                 score=scored,
                 alert=alert,
                 roots=tuple(_short(root) for root in roots),
-                seen=tuple(_seen(server, told["run"])),
+                seen=tuple(_seen(server, record["run"])),
                 state=state,
             )
         )

@@ -1,6 +1,6 @@
 """Trainings of every usual kind, each from a fixed seed, that draw from every random generator.
 
-Each function trains for so many rounds and returns everything that training has made: what is
+Each function trains for a number of rounds and returns everything that training has made: what is
 compared bit for bit between a training that is watched and one that is not.
 """
 

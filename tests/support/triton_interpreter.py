@@ -89,7 +89,7 @@ def _serve() -> None:
     while (tensors := _read(sys.stdin.buffer)) is not None:
         try:
             answer: dict[str, Any] = dict(computed(tensors, torch.device("cpu")))
-        except Exception:  # noqa: BLE001 - told where it was asked for
+        except Exception:  # noqa: BLE001 - reported where it was asked for
             answer = {"failed": traceback.format_exc()}
         _write(answers, answer)
 

@@ -20,7 +20,7 @@ def net(seed=0):
 
 
 def fix_plan(monitor, every, beyond=None):
-    """From now on a monitor looks at one step in so many, whatever that costs.
+    """From now on a monitor samples one step in `every`, whatever that costs.
 
     Args:
         every: a power of two.
@@ -31,7 +31,7 @@ def fix_plan(monitor, every, beyond=None):
     monitor._tripwires.take = lambda *_: None
     schedule.allowance.lasts = False
     schedule._adapt = lambda: None
-    schedule._closer, schedule._closer_until = [], -1
+    schedule._requests, schedule._requested_until = [], -1
     schedule._dense_end = schedule._dense_basic_end = schedule._dense_signals_end = -1
     schedule._exponents = dict.fromkeys(schedule._exponents, (beyond or every).bit_length() - 1)
     schedule._exponents["basic"] = every.bit_length() - 1
@@ -82,20 +82,20 @@ class Watching:
         return [b for b in every if b.run == run and rank in (None, b.rank)]
 
     def points(self, metric, run="run", rank=None):
-        """Step -> value; fails where a step was told twice."""
-        return self._told(run, rank, lambda batch: batch.columns.get(metric))
+        """Step -> value; fails where a step was reported twice."""
+        return self._reported(run, rank, lambda batch: batch.columns.get(metric))
 
-    def words(self, stage, run="run", rank=None):
+    def model_digests(self, stage, run="run", rank=None):
         """Step -> digest of the whole."""
-        return self._told(run, rank, lambda batch: batch.words.get(stage))
+        return self._reported(run, rank, lambda batch: batch.words.get(stage))
 
-    def _told(self, run, rank, column_of):
+    def _reported(self, run, rank, column_of):
         found = {}
         for batch in self.batches(run, rank):
             column = column_of(batch)
             if column is not None:
                 for step, value in zip(column.steps.tolist(), column.values.tolist(), strict=True):
-                    assert step not in found, f"step {step} was told twice"
+                    assert step not in found, f"step {step} was reported twice"
                     found[step] = value
         return found
 
@@ -107,7 +107,7 @@ class Watching:
                 if one.stage == stage:
                     known = found.setdefault(one.step, {})
                     names = tables[one.table].names
-                    assert known.keys().isdisjoint(names), f"step {one.step} was told twice"
+                    assert known.keys().isdisjoint(names), f"step {one.step} was reported twice"
                     known |= dict(zip(names, one.digests.tolist(), strict=True))
         return found
 
@@ -170,7 +170,7 @@ class Diary:
         assert watching.points("grad_norm", run) == pytest.approx(expected, rel=rel)
         expected = dict(zip(steps, self.parameters, strict=True))
         assert watching.digests("parameters", run) == expected
-        assert list(watching.words("parameters", run)) == list(steps)
+        assert list(watching.model_digests("parameters", run)) == list(steps)
         assert watching.events("agent.fault", run) == []
         last = watching.batches(run)[-1]
         assert (last.state, last.through_step) == ("finished", steps[-1])

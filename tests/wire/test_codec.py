@@ -96,7 +96,7 @@ def test_non_finite_numbers_are_data() -> None:
     assert listed == ["NaN", "Infinity", "-Infinity", -0.0, 5e-324]
 
 
-def test_words_keep_all_their_bits_in_json() -> None:
+def test_digests_keep_all_their_bits_in_json() -> None:
     words = np.array([0, 1, 2**53 + 1, 2**64 - 1], np.uint64)
     sent = batch(words={"parameters": wire.Column(np.arange(4), words)})
 
@@ -384,10 +384,10 @@ def test_configuration_that_contains_itself_ends() -> None:
     endless: dict[str, Any] = {}
     endless["again"] = endless
 
-    told = wire.decode(wire.encode(batch(hello=wire.Hello(started_at=0.0, config=endless))))
+    reported = wire.decode(wire.encode(batch(hello=wire.Hello(started_at=0.0, config=endless))))
 
-    assert told.hello is not None
-    config, depth = told.hello.config, 0
+    assert reported.hello is not None
+    config, depth = reported.hello.config, 0
     while isinstance(config, Mapping):
         config, depth = config["again"], depth + 1
     assert 0 < depth < 100

@@ -59,7 +59,7 @@ HOSTILE = {
         "columns.loss.steps",
     ),
     "step of a row": (plain(rows=[[STEP, {"loss": 0.5}]]), "rows[0]"),
-    "step of a print": (
+    "step of a fingerprint": (
         plain(prints=[{"step": STEP, "stage": "start", "digests": []}]),
         "prints[0].step",
     ),
@@ -80,7 +80,7 @@ HOSTILE = {
     "reasons": (plain(dropped={f"r{n}": 1 for n in range(101)}), "dropped"),
     "a reason": (plain(dropped={LONG: 1}), "dropped."),
     "what was dropped": (plain(dropped={"closed": 2**53}), "dropped.closed"),
-    "table of a print": (
+    "table of a fingerprint": (
         plain(prints=[{"step": 0, "stage": "start", "table": "x" * 65, "digests": []}]),
         "prints[0].table",
     ),
@@ -197,7 +197,7 @@ def test_all_that_an_agent_can_say_is_taken(sent: wire.Batch) -> None:
 
 
 def test_what_a_program_says_at_length_is_cut_to_what_is_taken() -> None:
-    # Fifty thousand tensors of a mixture of experts, told of three times, and groups for each.
+    # Fifty thousand tensors of a mixture of experts, reported three times, and groups for each.
     names = tuple(f"layers.{n}.experts.{n % 256}.weight" for n in range(50_000))
     large = wire.TensorTable(
         names, ((512, 512),) * len(names), ("bfloat16",) * len(names), ("",) * len(names)
@@ -231,7 +231,7 @@ def test_what_a_program_says_at_length_is_cut_to_what_is_taken() -> None:
     assert [*taken.hello.tables] == ["t0", "t1", "small"]
     assert same(taken.hello.tables["t0"], large)
     first, second = taken.hello.tables["small"].names
-    assert first != second  # also where they differ behind what is kept
+    assert first != second  # also where they differ after what is kept
     assert len(first) == len(second) == limits.TENSOR_NAME.most
     assert taken.events[0].data == {"b": 2}
     assert (len(taken.error), len(taken.phase)) == (limits.TEXT.most, limits.WORD.most)

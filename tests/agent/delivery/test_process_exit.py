@@ -38,7 +38,7 @@ def test_a_normal_end():
     assert finish(start("pass"))[:2] == (0, "said finished|\n")
 
 
-def test_an_uncaught_error_is_told_and_still_printed():
+def test_an_uncaught_error_is_reported_and_still_printed():
     code, out, err = finish(start("raise RuntimeError('Connection closed by peer')"))
     assert (code, out) == (1, "said failed|RuntimeError: Connection closed by peer\n")
     assert "Traceback" in err
@@ -55,7 +55,7 @@ def test_an_uncaught_error_is_told_and_still_printed():
     ],
     ids=["asleep", "blocked in C"],
 )
-def test_sigterm_is_told_and_obeyed_at_once(blocked):
+def test_sigterm_is_reported_and_obeyed_at_once(blocked):
     process = start(
         f"""
         say("ready")
@@ -115,7 +115,7 @@ def fails():
             "finished|",
         ),
         (FAILS % "1" + "t = threading.Thread(target=fails); t.start(); t.join()", 0, "finished|"),
-        # Whoever started it is told of a failure, too.
+        # Whoever started it sees the failure, too.
         ("sys.exit(3)", 3, "failed|SystemExit: 3"),
         ("def main():\n    return 'no data'\nsys.exit(main())", 1, "failed|SystemExit: no data"),
         ("sys.exit(0)", 0, "finished|"),
@@ -123,7 +123,7 @@ def fails():
         ("try:\n    sys.exit(3)\nexcept SystemExit:\n    pass", 0, "finished|"),
     ],
 )
-def test_an_error_that_is_handled_by_an_exit_is_told(body, code, said):
+def test_an_error_that_is_handled_by_an_exit_is_reported(body, code, said):
     process = subprocess.Popen(
         [sys.executable, "-c", PRELUDE + body], stdout=subprocess.PIPE, text=True
     )
@@ -131,7 +131,7 @@ def test_an_error_that_is_handled_by_an_exit_is_told(body, code, said):
     assert (process.returncode, out) == (code, f"said {said}\n")
 
 
-def test_a_crash_that_is_then_terminated_is_told_as_the_crash():
+def test_a_crash_that_is_then_terminated_is_reported_as_the_crash():
     process = start(
         """
         process_exit.remove(speak)

@@ -15,7 +15,7 @@ from rankscope.agent import wire
 from rankscope.agent.delivery.records import Drained, Records
 
 
-def a_print(step: int = 0, tensors: int = 2, buckets: int = 64) -> wire.Print:
+def a_fingerprint(step: int = 0, tensors: int = 2, buckets: int = 64) -> wire.Print:
     return wire.Print(
         step=step,
         stage="parameters",
@@ -37,9 +37,9 @@ def test_facts_become_columns() -> None:
     records = Records()
     for step in range(3):
         records.scalars(step, {"loss": 1.0 / (step + 1), "lr": 0.1})
-        records.words(step, {"parameters": -step})
+        records.digests(step, {"parameters": -step})
         records.complete(step)
-    records.fingerprint(a_print(step=2))
+    records.fingerprint(a_fingerprint(step=2))
     records.event(wire.Event(step=2, kind="mark", text="epoch"))
 
     drained = records.drain()
@@ -100,10 +100,10 @@ def test_a_large_backlog_comes_in_parts_and_in_order() -> None:
     assert parts[-1].through_step == 999
 
 
-def test_a_print_takes_the_place_of_its_bytes() -> None:
+def test_a_fingerprint_takes_the_place_of_its_bytes() -> None:
     records = Records()
     for step in range(4):
-        records.fingerprint(a_print(step, tensors=100))  # 52 kB each
+        records.fingerprint(a_fingerprint(step, tensors=100))  # 52 kB each
 
     assert len(records.drain(max_points=5000).fingerprints) == 2
 
@@ -130,9 +130,9 @@ def test_markers_alone_do_not_grow_either() -> None:
 
 
 def test_fingerprints_are_bounded_by_their_bytes() -> None:
-    records = Records(fingerprint_bytes=10 * a_print().digests.nbytes * 65)
+    records = Records(fingerprint_bytes=10 * a_fingerprint().digests.nbytes * 65)
     for step in range(25):
-        records.fingerprint(a_print(step))
+        records.fingerprint(a_fingerprint(step))
 
     drained = records.drain()
 
@@ -151,7 +151,7 @@ def test_fingerprints_are_bounded_by_their_bytes() -> None:
         (lambda r: r.scalars(0, {"a": 10**400}), {"not_a_number": 1}),
         (lambda r: r.scalars(-1, {"a": 1.0, "b": 1.0}), {"bad_step": 2}),
         (lambda r: r.scalars(2**53, {"a": 1.0}), {"bad_step": 1}),
-        (lambda r: r.words(-1, {"parameters": 0}), {"bad_step": 1}),
+        (lambda r: r.digests(-1, {"parameters": 0}), {"bad_step": 1}),
     ],
 )
 def test_what_the_wire_cannot_carry_costs_only_itself(
@@ -181,12 +181,12 @@ def test_after_the_end_everything_is_counted() -> None:
 @settings(max_examples=30, deadline=None)
 @given(
     limit=st.integers(1, 60),
-    print_room=st.integers(1, 8),
+    fingerprint_room=st.integers(1, 8),
     moves=st.lists(
         st.one_of(
             st.tuples(st.just("scalars"), st.integers(1, 4)),
-            st.tuples(st.just("word"), st.just(0)),
-            st.tuples(st.just("print"), st.just(0)),
+            st.tuples(st.just("digest"), st.just(0)),
+            st.tuples(st.just("fingerprint"), st.just(0)),
             st.tuples(st.just("complete"), st.just(0)),
             st.tuples(st.just("drain"), st.integers(1, 20)),
         ),
@@ -194,20 +194,20 @@ def test_after_the_end_everything_is_counted() -> None:
     ),
 )
 def test_produced_is_drained_and_dropped(
-    limit: int, print_room: int, moves: list[tuple[str, int]]
+    limit: int, fingerprint_room: int, moves: list[tuple[str, int]]
 ) -> None:
-    records = Records(limit=limit, fingerprint_bytes=print_room * 1040)
+    records = Records(limit=limit, fingerprint_bytes=fingerprint_room * 1040)
     produced = drained = 0
     through = -1
     for step, (move, size) in enumerate(moves):
         if move == "scalars":
             records.scalars(step, {f"m{i}": 0.0 for i in range(size)})
             produced += size
-        elif move == "word":
-            records.words(step, {"parameters": step})
+        elif move == "digest":
+            records.digests(step, {"parameters": step})
             produced += 1
-        elif move == "print":
-            records.fingerprint(a_print(step))
+        elif move == "fingerprint":
+            records.fingerprint(a_fingerprint(step))
             produced += 1
         elif move == "complete":
             records.complete(step)
@@ -236,7 +236,7 @@ def test_threads_lose_no_count() -> None:
         for step in range(each):
             records.scalars(step, {f"m{number}": 0.0})
             if step % 10 == 0:
-                records.fingerprint(a_print(step))
+                records.fingerprint(a_fingerprint(step))
 
     def consume() -> None:
         nonlocal drained

@@ -26,7 +26,7 @@ def test_everything_arrives_in_order_and_without_gaps(
 ) -> None:
     one = rank(collector, session="abc")
     for _ in range(20):
-        one.train(10, prints=True)
+        one.train(10, fingerprints=True)
         time.sleep(0.005)
     one.sender.close()
 
@@ -77,7 +77,9 @@ def test_an_idle_rank_gives_signs_of_life(collector: Collector, rank: Callable[.
     one.sender.close()
 
 
-def test_the_servers_wishes_are_heard(collector: Collector, rank: Callable[..., Rank]) -> None:
+def test_dense_sampling_requests_of_the_server_are_heard(
+    collector: Collector, rank: Callable[..., Rank]
+) -> None:
     one = rank(collector)
     collector.wait_for(lambda c: len(c.batches) >= 1)
     assert one.sender.dense_until is None
@@ -135,9 +137,11 @@ def test_ranks_of_a_host_make_their_batches_at_the_same_moments(
         for number in range(3)
     }
     # A busy machine wakes one of them late now and then.
-    apart = [min(abs(at - other) for other in sent[number]) for number in (1, 2) for at in sent[0]]
+    distances = [
+        min(abs(at - other) for other in sent[number]) for number in (1, 2) for at in sent[0]
+    ]
     assert len(sent[0]) >= 3
-    assert sorted(apart)[len(apart) // 2] < 0.05
+    assert sorted(distances)[len(distances) // 2] < 0.05
     for one in ranks:
         one.sender.close()
 
@@ -235,7 +239,7 @@ def test_chaos_stores_every_point_exactly_once(
     collector.largest_body = chance.choice([None, 4000, 20_000])
     one = rank(collector)
     for _ in range(40):
-        one.train(chance.randint(1, 8), prints=chance.random() < 0.3)
+        one.train(chance.randint(1, 8), fingerprints=chance.random() < 0.3)
         event = chance.random()
         if event < 0.3:
             collector.replies.append(chance.choice(failures))
@@ -297,7 +301,7 @@ def test_a_batch_that_is_too_large_is_split(
 ) -> None:
     collector.largest_body = 3000
     one = rank(collector)
-    one.train(500, prints=False)
+    one.train(500, fingerprints=False)
     collector.wait_for(lambda c: c.stored() == one.produced)
     one.sender.close()
 
@@ -307,12 +311,12 @@ def test_a_batch_that_is_too_large_is_split(
     assert any(batch.seq >= 2**32 for batch in collector.batches)
 
 
-def test_a_print_that_is_too_large_costs_only_itself(
+def test_a_fingerprint_that_is_too_large_costs_only_itself(
     collector: Collector, rank: Callable[..., Rank]
 ) -> None:
-    collector.largest_body = 1500  # a print has 2 kB
+    collector.largest_body = 1500  # a fingerprint has 2 kB
     one = rank(collector)
-    one.train(3, prints=True)
+    one.train(3, fingerprints=True)
     one.sender.close()
 
     assert collector.points("loss") == {0: 0.0, 1: 1.0, 2: 2.0}
@@ -321,7 +325,7 @@ def test_a_print_that_is_too_large_costs_only_itself(
     assert "fingerprint" in one.problems[0]
 
 
-def test_a_refused_batch_is_told_once_and_counted(
+def test_a_refused_batch_is_reported_once_and_counted(
     collector: Collector, rank: Callable[..., Rank]
 ) -> None:
     one = rank(collector)
@@ -376,7 +380,7 @@ def test_a_wrong_token_loses_nothing(collector: Collector, rank: Callable[..., R
     everything_arrived(collector, one)
 
 
-def test_one_rank_of_a_node_tells_of_the_server(away: Collector, rank: Callable[..., Rank]) -> None:
+def test_one_rank_of_a_node_reports_the_server(away: Collector, rank: Callable[..., Rank]) -> None:
     identity = Identity(run="run", rank=5, local_rank=1, world_size=8)
     one = rank(away, identity=identity)
     one.train(10)
@@ -498,8 +502,8 @@ def test_faults_of_what_it_calls_do_not_stop_it(
     one.sender.close()
 
     everything_arrived(collector, one)
-    told = " ".join(one.problems)
-    assert "RuntimeError: boom" in told
+    reported = " ".join(one.problems)
+    assert "RuntimeError: boom" in reported
     events = [event for batch in collector.batches for event in batch.events]
     assert {e.text.split(":")[0] for e in events} == {"prepare", "hello", "phase", "connected"}
     assert {e.kind for e in events} == {"agent.fault"}

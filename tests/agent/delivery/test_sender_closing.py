@@ -127,7 +127,7 @@ def test_a_sender_that_never_started_leaves_all_to_sync(tmp_path: Path) -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_a_spool_that_cannot_be_written_is_told(
+def test_a_spool_that_cannot_be_written_is_reported(
     away: Collector, rank: Callable[..., Rank], tmp_path: Path
 ) -> None:
     (tmp_path / "spool").write_text("a file")

@@ -41,37 +41,37 @@ def sender(records: Records, spool: Path) -> Sender:
     )
 
 
-def hand_over(records: Records, scalars: int, words: int) -> None:
+def publish(records: Records, scalars: int, digests: int) -> None:
     for step in range(scalars):
         records.scalars(step, {"loss": float(step), "lr": 0.1})
-    for step in range(words):
-        records.words(step, {"parameters": -step})
+    for step in range(digests):
+        records.digests(step, {"parameters": -step})
 
 
 @pytest.mark.parametrize(
-    ("scalars", "words", "rows"),
+    ("scalars", "digests", "rows"),
     [
         *((1, 0, True), (0, 1, True), (100, 56, True), (100, 57, False)),
         *((128, 0, True), (129, 0, False), (0, 256, True), (0, 257, False)),
     ],
 )
 def test_few_points_go_as_rows_and_many_as_series(
-    tmp_path: Path, encoded: list[wire.Batch], scalars: int, words: int, rows: bool
+    tmp_path: Path, encoded: list[wire.Batch], scalars: int, digests: int, rows: bool
 ) -> None:
     records = Records()
     made = sender(records, tmp_path)
-    hand_over(records, scalars, words)
+    publish(records, scalars, digests)
     made.close()
 
     (batch,) = encoded
-    assert (len(batch.rows), len(batch.word_rows)) == ((scalars, words) if rows else (0, 0))
+    assert (len(batch.rows), len(batch.word_rows)) == ((scalars, digests) if rows else (0, 0))
     read = wire.decode(wire.encode(batch))
     expected: dict[str, Any] = {"loss": range(scalars), "lr": [0.1] * scalars} if scalars else {}
     assert {name: c.values.tolist() for name, c in read.columns.items()} == {
         name: list(values) for name, values in expected.items()
     }
     assert [c.values.tolist() for c in read.words.values()] == (
-        [[-step % 2**64 for step in range(words)]] if words else []
+        [[-step % 2**64 for step in range(digests)]] if digests else []
     )
 
 
@@ -118,13 +118,13 @@ def test_the_training_thread_is_let_go_on_in_between(
     monkeypatch.setattr("rankscope.agent.delivery.sender.time.sleep", pauses.append)
     records = Records()
     made = sender(records, tmp_path)
-    hand_over(records, 4 * ENTRIES_A_GO, 0)
+    publish(records, 4 * ENTRIES_A_GO, 0)
     made._collect()
 
     assert len(encoded[0].columns["loss"].steps) == 4 * ENTRIES_A_GO
     # When they are taken out, and when series are made of them.
     assert len(pauses) == 3 + 4
-    hand_over(records, 10, 10)
+    publish(records, 10, 10)
     made._collect()
     assert len(pauses) == 3 + 4
     made.close()

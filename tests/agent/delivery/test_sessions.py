@@ -1,4 +1,4 @@
-"""Notebooks, monitors that follow each other or live side by side, and what the user tells."""
+"""Notebooks, monitors that follow each other or live side by side, and what the user reports."""
 
 import copy
 import sys
@@ -94,7 +94,7 @@ def test_attached_again_after_it_was_closed(watching):
     diary = Diary(model)
     train(model, optimizer, diary, range(3))
     first.close()
-    train(model, optimizer, Diary(model), range(3, 5))  # nobody looks
+    train(model, optimizer, Diary(model), range(3, 5))  # nobody watches
     second = watching.attach(model, optimizer, step=5)
     assert second is not first
     assert second.run == first.run == "run"
@@ -189,7 +189,7 @@ def test_a_watched_average(watching):
     diary.check(watching)
     assert watching.digests("watched") == dict(enumerate(held))
     assert len({tuple(sorted(h.items())) for h in held}) == 4
-    assert len(watching.words("watched")) == 4
+    assert len(watching.model_digests("watched")) == 4
     tables = watching.tables()
     assert tables["watched/ema"].names == tuple(f"ema.{n}" for n, _ in average.named_parameters())
     assert tables["watched/ema/buffers"].names == tuple(
@@ -232,7 +232,7 @@ def test_declared_copies_of_its_own(watching):
 
 
 def test_two_runs_of_ids_made_up_here(watching, capfd):
-    """Without a run id each monitor has one of its own, told once with its address."""
+    """Without a run id each monitor has one of its own, printed once with its address."""
     runs = []
     for seed in range(2):
         model = net(seed)
@@ -243,8 +243,8 @@ def test_two_runs_of_ids_made_up_here(watching, capfd):
         runs.append(monitor.run)
     assert len(set(runs)) == 2
     watching.close()
-    told = capfd.readouterr().err
-    assert [told.count(f"rankscope: run {run} at ") for run in runs] == [1, 1]
+    reported = capfd.readouterr().err
+    assert [reported.count(f"rankscope: run {run} at ") for run in runs] == [1, 1]
 
 
 def test_a_cell_that_is_run_again_ends_the_monitor_before(watching, monkeypatch):

@@ -146,7 +146,7 @@ def test_every_run_has_a_folder_of_its_own(tmp_path: Path, run: str) -> None:
     assert folders_of_rank(tmp_path, run + "x", 0) == []
 
 
-def test_ranks_with_a_common_beginning_are_told_apart(tmp_path: Path) -> None:
+def test_ranks_with_a_common_beginning_are_distinguished(tmp_path: Path) -> None:
     folder_of(tmp_path, "run", 11, "s").mkdir(parents=True)
 
     assert folders_of_rank(tmp_path, "run", 1) == []
@@ -301,7 +301,7 @@ def things(batch: wire.Batch) -> list[object]:
     """Everything that a batch says, one by one."""
     batch = wire.in_columns(batch)
     found: list[object] = [] if batch.hello is None else ["hello"]
-    for kind, columns in (("column", batch.columns), ("word", batch.words)):
+    for kind, columns in (("column", batch.columns), ("digest", batch.words)):
         for name, column in columns.items():
             points = zip(column.steps, column.values, strict=True)
             found += [(kind, name, step, value.tobytes()) for step, value in points]

@@ -100,7 +100,7 @@ for step in range(50):
 """
 
 
-def test_a_missing_package_is_told_once_with_the_line_that_helps(tmp_path: Path) -> None:
+def test_a_missing_package_is_reported_once_with_the_line_that_helps(tmp_path: Path) -> None:
     with Collector() as collector:
         done = subprocess.run(
             [sys.executable, "-c", WITHOUT, collector.url, str(tmp_path)],

@@ -454,15 +454,15 @@ def test_a_signal_to_the_whole_group_leaves_time_for_the_exit_report(
 def test_a_signal_that_the_trainer_handles_does_not_end_its_uploader(
     collector: Collector, begin, number: signal.Signals
 ) -> None:
-    # As a scheduler tells a job to save itself and to come back.
+    # As a scheduler asks a job to save itself and to come back.
     process, pid = begin(
         f"""
-told = []
+received = []
 alive = uploaders(os.getpid()) - before
-signal.signal({int(number)}, lambda *_: told.append(1))
+signal.signal({int(number)}, lambda *_: received.append(1))
 sys.stdout.write("ready\\n")
 sys.stdout.flush()
-train(until=lambda: told)
+train(until=lambda: received)
 have = sender.counters.posts
 train(until=lambda: sender.counters.posts > have + 5)
 assert uploaders(os.getpid()) - before == alive

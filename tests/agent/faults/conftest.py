@@ -56,16 +56,16 @@ class House:
 
     @property
     def faults(self) -> list[Event]:
-        """What the server was told of faults in the agent."""
+        """What the agent reported to the server of its own faults."""
         events = [event for batch in self.collector.batches for event in batch.events]
         return [event for event in events if event.kind == "agent.fault"]
 
-    def told_once(self, part: str, words: str) -> None:
-        """The server was told of one fault, in that part."""
+    def reported_once(self, part: str, fragment: str) -> None:
+        """One fault was reported to the server, in that part."""
         texts = [event.text for event in self.faults]
         assert len(texts) == 1, texts
         assert texts[0].startswith(f"{part}: "), texts
-        assert words in texts[0]
+        assert fragment in texts[0]
 
 
 @pytest.fixture

@@ -30,18 +30,18 @@ DOORS = {
     "steps/hooks.py:RootHook.__call__",
     "steps/hooks.py:_before_step",
     "steps/hooks.py:_after_step",
-    "steps/hooks.py:_tell_before",
-    "steps/hooks.py:_tell_after",
+    "steps/hooks.py:_notify_before",
+    "steps/hooks.py:_notify_after",
     "probes/amp.py:_wrapped.<locals>.step",
     "probes/amp.py:_wrapped.<locals>.step.<locals>.<listcomp>",
     "probes/clipping.py:_noting_kind.<locals>.total_norm",
-    "probes/clipping.py:_telling.<locals>.clip",
+    "probes/clipping.py:_notifying.<locals>.clip",
     "probes/evaluation.py:OutputHook.__call__",
-    "probes/scheduler.py:_telling.<locals>.step",
+    "probes/scheduler.py:_notifying.<locals>.step",
     "probes/module_hook.py:CallHook.__call__",
     # Goes through the user's own iterator: what fails there is the user's.
     "probes/clipping.py:_listed",
-    # How a fault is told. See `test_monitor_faults.py` for what happens when that fails.
+    # How a fault is reported. See `test_monitor_faults.py` for what happens when that fails.
     "monitor.py:Monitor._report",
     "delivery/records.py:Records.event",
     "delivery/records.py:Records._publish",
@@ -93,15 +93,15 @@ def test_each_fails_once_and_the_training_is_the_same(
         house.monitors[-1]._connection.sender.close()
         events = [e.text for b in collector.batches if b.run == run for e in b.events]
         texts = [text for text in events if "Sabotage" in text]
-        # What fails when all has been said is logged; what the sender tells is logged as well.
+        # What fails when all has been said is logged; what the sender reports is logged as well.
         logged = [r.getMessage() for r in caplog.records if "Sabotage" in r.getMessage()]
         texts += [line for line in logged if not any(text in line for text in texts)]
         for probe in contained:
-            told = [t for t in texts if f" {probe}: Sabotage" in f" {t}"]
-            assert len(told) == 1, (probe, told, tracer.failed)
+            reported = [t for t in texts if f" {probe}: Sabotage" in f" {t}"]
+            assert len(reported) == 1, (probe, reported, tracer.failed)
         assert len(texts) == len(set(contained)), (texts, contained)
 
-    # Some are entered by chance: where the sender is behind, a fact makes room for itself.
+    # Some are entered by chance: where the sender lags, a fact makes room for itself.
     calm = saboteur.Tracer()
     trained(calm, "calm")
     again = saboteur.Tracer()

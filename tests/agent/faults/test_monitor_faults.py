@@ -1,4 +1,4 @@
-"""What the monitor itself does fails: starting, handing over, telling of a fault, closing."""
+"""What the monitor itself does fails: starting, publishing, reporting a fault, closing."""
 
 from __future__ import annotations
 
@@ -25,48 +25,51 @@ attaching = sys.modules[agent.attach.__module__]
 pytestmark = pytest.mark.contained
 
 ALL = {step: step for step in range(saboteur.STEPS)}
+CALLS = ["scalars", "digests", "fingerprint", "layers", "complete"]
 
 
-@pytest.mark.parametrize("call", ["scalars", "words", "fingerprint", "layers", "complete"])
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("fault", [saboteur.raises, saboteur.allocates], ids=["raises", "memory"])
-def test_the_hand_over_fails_once(house, monkeypatch, call, fault):
+def test_publishing_fails_once(house, monkeypatch, call, fault):
     once = saboteur.Once(getattr(Records, call), fault, first=3)
     monkeypatch.setattr(Records, call, once)
     house.train()
     assert once.calls > 3
-    house.told_once("records", "Sabotage" if fault is saboteur.raises else "MemoryError")
+    house.reported_once("records", "Sabotage" if fault is saboteur.raises else "MemoryError")
     seen = house.collector.points("seen")
     assert len(seen) >= saboteur.STEPS - 1
     # The steps of this rank are still those of the others.
     assert house.collector.batches[-1].through_step == saboteur.STEPS - 1
 
 
-@pytest.mark.parametrize("call", ["scalars", "words", "fingerprint", "layers", "complete", "event"])
-def test_the_hand_over_always_fails(house, monkeypatch, caplog, call):
+@pytest.mark.parametrize(
+    "call", ["scalars", "digests", "fingerprint", "layers", "complete", "event"]
+)
+def test_publishing_always_fails(house, monkeypatch, caplog, call):
     monkeypatch.setattr(Records, call, saboteur.raises)
     with caplog.at_level(logging.WARNING):
         house.train()
     if call == "event":
-        # Nothing has failed but the user's mark; of that nobody can tell the server.
+        # Nothing has failed but the user's mark; of that nothing can reach the server.
         assert any("records: Sabotage" in r.getMessage() for r in caplog.records)
     else:
-        house.told_once("records", "Sabotage")
+        house.reported_once("records", "Sabotage")
 
 
-def test_a_fault_that_cannot_be_told_is_logged(house, monkeypatch, caplog):
+def test_a_fault_that_cannot_be_reported_is_logged(house, monkeypatch, caplog):
     monkeypatch.setattr(Records, "event", saboteur.raises)
     monkeypatch.setattr(Parameters, "after_step", saboteur.raises)
     with caplog.at_level(logging.WARNING):
         house.train()
-    told = [r.getMessage() for r in caplog.records if "parameters: Sabotage" in r.getMessage()]
-    assert len(told) == 1
+    reported = [r.getMessage() for r in caplog.records if "parameters: Sabotage" in r.getMessage()]
+    assert len(reported) == 1
 
 
 def test_what_cannot_be_sent_costs_only_itself():
     records = Records()
     records.scalars(0, {"loss": 1.0})
     records.scalars("no step", {"loss": 1.0})
-    records.words(0, {"parameters": object()})
+    records.digests(0, {"parameters": object()})
     records.scalars(1, {"loss": 2.0})
     drained = records.drain()
     assert drained.rows == ((0, {"loss": 1.0}), (1, {"loss": 2.0}))
@@ -80,22 +83,22 @@ def test_an_agent_that_cannot_start_is_none(house, monkeypatch, caplog, where):
     with caplog.at_level(logging.WARNING):
         house.train()
     assert isinstance(house.monitors[0], NullMonitor)
-    told = [r.getMessage() for r in caplog.records]
-    assert len(told) == 1
-    assert "attach: Sabotage" in told[0]
+    reported = [r.getMessage() for r in caplog.records]
+    assert len(reported) == 1
+    assert "attach: Sabotage" in reported[0]
 
 
 def test_a_model_that_cannot_be_described_is_watched_all_the_same(house, monkeypatch):
     monkeypatch.setattr(attaching, "configuration", saboteur.raises)
     house.train()
-    house.told_once("configuration", "Sabotage")
+    house.reported_once("configuration", "Sabotage")
     assert house.collector.points("seen") == ALL
 
 
 def test_an_exit_report_that_cannot_be_prepared(house, monkeypatch):
     monkeypatch.setattr(process_exit, "add", saboteur.raises)
     house.train()
-    house.told_once("records", "Sabotage")
+    house.reported_once("records", "Sabotage")
     assert house.collector.points("seen") == ALL
 
 
@@ -116,7 +119,7 @@ def test_closing_fails(house, monkeypatch, caplog):
             house.train()
     house.collector.wait_for(lambda c: len(c.points("seen")) == saboteur.STEPS)
     house.monitors[0]._connection.sender.close()
-    house.told_once("records", "Sabotage")
+    house.reported_once("records", "Sabotage")
 
 
 def test_a_device_that_never_answers_ends_with_the_run(monkeypatch):
@@ -164,14 +167,14 @@ def test_stderr_that_is_closed(house, monkeypatch):
     assert house.collector.points("seen") == ALL
 
 
-def test_faults_for_the_process_are_told_by_every_monitor():
-    told = []
-    guards = [Guard(lambda p, t, i=i: told.append(i), everywhere=True) for i in range(2)]
+def test_faults_for_the_process_are_reported_by_every_monitor():
+    reported = []
+    guards = [Guard(lambda p, t, i=i: reported.append(i), everywhere=True) for i in range(2)]
     from rankscope.agent.guard import process_wide
 
     process_wide("loss")(saboteur.raises)()
     process_wide("loss")(saboteur.raises)()
-    assert sorted(told) == [0, 1]
+    assert sorted(reported) == [0, 1]
     guards[0].retire()
     assert attempt(lambda: 3, name="three") == 3
 

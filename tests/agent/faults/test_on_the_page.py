@@ -38,10 +38,10 @@ def test_the_server_shows_each_fault_once(tmp_path, monkeypatch, alone):
         )
     texts = sorted(str(fault) for fault in faults)
     assert len(texts) == 3, texts
-    for text, (part, words) in zip(
+    for text, (part, fragment) in zip(
         sorted(fault["text"] for fault in faults),
         [("encoder", "MemoryError"), ("parameters", "Sabotage"), ("tensorboard", "Sabotage")],
         strict=True,
     ):
         assert text.startswith(f"{part}: ")
-        assert words in text
+        assert fragment in text

@@ -1,4 +1,4 @@
-"""Each probe fails at each of its moments: it is switched off, told of once, and nothing else."""
+"""Each probe fails at each of its moments: it is switched off, reported once, and nothing else."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_probe_there_is_is_asked():
 def test_a_moment_that_fails(house, monkeypatch, probe, moment):
     monkeypatch.setattr(probe, moment, lambda self, *args: saboteur.raises())
     house.train()
-    house.told_once(probe.name, "Sabotage")
+    house.reported_once(probe.name, "Sabotage")
     # The others go on.
     for metric, owner in {"loss": "loss", "lr": "optimizer", "grad_norm": "gradients"}.items():
         if owner != probe.name:
@@ -63,7 +63,7 @@ def test_a_moment_that_fails(house, monkeypatch, probe, moment):
 def test_a_probe_that_cannot_be_made_is_left_out(house, monkeypatch, probe):
     monkeypatch.setattr(probe, "__init__", saboteur.raises)
     house.train()
-    house.told_once(probe.name, "Sabotage")
+    house.reported_once(probe.name, "Sabotage")
     assert house.collector.points("seen") == {step: step for step in range(saboteur.STEPS)}
 
 
@@ -72,7 +72,7 @@ def test_a_probe_that_cannot_be_made_is_left_out(house, monkeypatch, probe):
 def test_a_probe_without_memory(house, monkeypatch, probe, fault):
     monkeypatch.setattr(probe, MOST[probe], fault)
     house.train()
-    house.told_once(probe.name, "emory")
+    house.reported_once(probe.name, "emory")
 
 
 def test_ctrl_c_is_the_trainers(house, monkeypatch):

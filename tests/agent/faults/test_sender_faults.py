@@ -1,4 +1,4 @@
-"""Each part of what runs behind the training thread fails, and the training goes on.
+"""Each part of what runs beside the training thread fails, and the training goes on.
 
 Which thread runs what:
 
@@ -55,7 +55,7 @@ PARTS = {
 @pytest.mark.parametrize("fault", FAULTS, ids=["raises", "memory"])
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_that_fails_once_costs_little(house, monkeypatch, tmp_path, part, fault):
-    owner, name, told = PARTS[part]
+    owner, name, reported = PARTS[part]
     original = getattr(owner, name)
     once = saboteur.Once(original.fget if isinstance(original, property) else original, fault)
     replaced = property(lambda self: once(self)) if isinstance(original, property) else once
@@ -71,7 +71,7 @@ def test_a_part_that_fails_once_costs_little(house, monkeypatch, tmp_path, part,
 
     house.train(each=each)
     assert once.calls
-    house.told_once(told, "Sabotage" if fault is saboteur.raises else "MemoryError")
+    house.reported_once(reported, "Sabotage" if fault is saboteur.raises else "MemoryError")
     last = house.collector.batches[-1]
     assert (last.state, last.through_step) == ("finished", saboteur.STEPS - 1)
     assert any(batch.hello is not None for batch in house.collector.batches) or part == "drain"
@@ -82,10 +82,10 @@ def test_a_part_that_fails_once_costs_little(house, monkeypatch, tmp_path, part,
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_that_always_fails_is_told_in_the_log_at_least(
+def test_a_part_that_always_fails_is_reported_in_the_log_at_least(
     house, monkeypatch, tmp_path, caplog, part
 ):
-    owner, name, told = PARTS[part]
+    owner, name, reported = PARTS[part]
     if isinstance(getattr(owner, name), property):
         monkeypatch.setattr(owner, name, property(saboteur.raises))
     else:
@@ -95,9 +95,9 @@ def test_a_part_that_always_fails_is_told_in_the_log_at_least(
         house.train()
     warned = [r.getMessage() for r in caplog.records if "Sabotage" in r.getMessage()]
     assert len(warned) == 1, warned
-    assert f" {told}: Sabotage" in warned[0]
+    assert f" {reported}: Sabotage" in warned[0]
     if part in ("adopt", "hello", "phase") or part.startswith("tensorboard"):
-        house.told_once(told, "Sabotage")
+        house.reported_once(reported, "Sabotage")
         assert house.collector.points("seen") == {s: s for s in range(saboteur.STEPS)}
 
 
@@ -114,5 +114,5 @@ def test_a_part_that_hangs_holds_nothing_up(house, monkeypatch, tmp_path, hang, 
     assert hanging.entered.is_set()
     assert threading.current_thread().name not in hanging.threads
     if part.startswith("tensorboard"):
-        house.told_once("tensorboard", "TimeoutError")
+        house.reported_once("tensorboard", "TimeoutError")
         assert house.collector.points("seen") == {s: s for s in range(saboteur.STEPS)}

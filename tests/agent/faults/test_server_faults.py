@@ -26,7 +26,7 @@ def test_training_goes_on_and_the_rest_waits_in_the_spool(house, caplog, behave)
         outcome = house.train(each=lambda step: time.sleep(0.01))
         assert server.connections
     assert outcome.slowest_step < 1
-    # A person is told once; with a server that hangs until the end, that something is left.
+    # A person gets one message; with a server that hangs until the end, that something is left.
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
     # Nothing is lost: a server of our own gets it all.
     sync(house.spool, house.collector.url, None)
@@ -48,7 +48,7 @@ def test_an_answer_takes_as_long_as_it_may_and_no_longer(behave, deliver_to):
         posting.close()
 
 
-def test_a_server_that_was_away_is_told_that_it_was(house, collector):
+def test_a_server_that_was_away_gets_a_report_of_it(house, collector):
     collector.stop()
 
     def each(step):
@@ -59,7 +59,7 @@ def test_a_server_that_was_away_is_told_that_it_was(house, collector):
             collector.wait_for(lambda c: len(c.points("seen")) >= 2)
 
     house.train(each=each)
-    house.told_once("server", "no connection")
+    house.reported_once("server", "no connection")
     assert collector.points("seen") == {s: s for s in range(saboteur.STEPS)}
 
 

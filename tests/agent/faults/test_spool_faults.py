@@ -28,7 +28,7 @@ def no_room(*args, **kwargs):
 
 @pytest.fixture
 def away_until(house, collector):
-    """Has the server away until so many requests have failed, and calls something there."""
+    """Has the server away until a number of requests have failed, and calls something there."""
 
     def train(then=lambda: None, *, back=True):
         collector.stop()
@@ -84,8 +84,8 @@ def test_a_full_disk_and_no_server_at_the_end(house, monkeypatch, away_until, ca
     outcome, sender = away_until(back=False)
     assert outcome.close_seconds < 2
     assert sender.counters.dropped["spool_failed"] > 0
-    told = [r.getMessage() for r in caplog.records]
-    assert sum("No space left" in text and "lost" in text for text in told) == 1
+    reported = [r.getMessage() for r in caplog.records]
+    assert sum("No space left" in text and "lost" in text for text in reported) == 1
 
 
 def test_a_disk_that_has_room_again(house, monkeypatch, away_until):

@@ -43,10 +43,10 @@ def test_nothing_in_the_source_waits(name):
             called.add(node.func.id)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             # `", ".join(...)` joins words.
-            words = isinstance(node.func.value, ast.Constant) or isinstance(
+            of_texts = isinstance(node.func.value, ast.Constant) or isinstance(
                 node.func.value, ast.JoinedStr
             )
-            if not words and not (node.func.attr == "join" and node.args):
+            if not of_texts and not (node.func.attr == "join" and node.args):
                 called.add(node.func.attr)
     assert not called & (WAITING | {"open", "input", "Lock", "RLock", "Condition", "Queue"})
 

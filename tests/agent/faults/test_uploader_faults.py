@@ -44,16 +44,16 @@ def test_an_uploader_that_fails_costs_nothing(house, monkeypatch, part, fault):
     owner, name = PARTS[part]
     monkeypatch.setattr(owner, name, fault)
     house.train(each=lambda step: time.sleep(0.05))
-    house.told_once("uploader", "Sabotage" if fault is saboteur.raises else "MemoryError")
+    house.reported_once("uploader", "Sabotage" if fault is saboteur.raises else "MemoryError")
     everything_arrived(house)
 
 
-def noted_once(house, words):
+def noted_once(house, fragment):
     """It is no fault of the agent's, but it is to be seen."""
     assert house.faults == []
     events = [event for batch in house.collector.batches for event in batch.events]
     (note,) = [e for e in events if e.kind == "agent.note" and "uploader" in e.text]
-    assert words in note.text
+    assert fragment in note.text
 
 
 def each_with_a_signal(number):

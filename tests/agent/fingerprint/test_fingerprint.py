@@ -14,7 +14,7 @@ from tests.support.fingerprints import (
     defined_digest,
     defined_sketch,
     digest,
-    prints,
+    fingerprint_of,
     sample,
     sketch,
 )
@@ -28,7 +28,7 @@ counts = st.one_of(
 @given(count=counts, dtype=st.sampled_from(DTYPES), seed=st.integers(0, 1000))
 def test_they_are_what_they_are_defined_to_be(count, dtype, seed):
     tensor = sample((count,), seed, dtype)
-    found = prints(tensor)
+    found = fingerprint_of(tensor)
     octets = flat(tensor).view(torch.uint8).numpy().tobytes()
     assert found[0] == defined_digest(octets)
     numbers = flat(tensor)
@@ -39,7 +39,7 @@ def test_they_are_what_they_are_defined_to_be(count, dtype, seed):
 
 def test_more_blocks_than_turns():
     tensor = sample((70 * BLOCK + 3,))
-    found = prints(tensor)
+    found = fingerprint_of(tensor)
     assert found[0] == defined_digest(tensor.numpy().tobytes())
     np.testing.assert_allclose(found[1], defined_sketch(tensor), rtol=1e-12, atol=1e-9)
 
@@ -199,10 +199,10 @@ def test_distance_error_is_within_the_bound(kind, shape):
     assert abs(errors).max() < 4.5 * bound
 
 
-def test_the_word_knows_which_tensor_is_which():
+def test_the_model_digest_depends_on_which_tensor_is_which():
     a, b = sample((8,), 1), sample((8,), 2)
     plan = FingerprintPlan(["a", "b"], [a, b])
     straight = plan.compute([a, b], sketches=False)
     swapped = plan.compute([b, a], sketches=False)
     assert straight.sketches is None
-    assert plan.word(straight.digests) != plan.word(swapped.digests)
+    assert plan.model_digest(straight.digests) != plan.model_digest(swapped.digests)

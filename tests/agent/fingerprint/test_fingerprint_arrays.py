@@ -56,7 +56,7 @@ def test_arrays_and_tensors_have_the_same(dtype, library):
         assert digests.tolist() == expected.digests.tolist()
         scale = 1e-12 * np.abs(expected.sketches).max()
         np.testing.assert_allclose(sketches, expected.sketches, rtol=1e-9, atol=scale)
-        assert mine.word(digests) == plan.word(expected.digests)
+        assert mine.model_digest(digests) == plan.model_digest(expected.digests)
         again, none = mine.compute(held, sketches=False)
         assert none is None
         assert again.tolist() == digests.tolist()

@@ -15,7 +15,7 @@ from rankscope.agent.fingerprint.constants import BLOCK, BUCKETS, table
 from rankscope.agent.fingerprint.device import DeviceTensors
 from rankscope.agent.fingerprint.device_torch import TorchKernels
 from rankscope.agent.fingerprint.values import lookup, lookup_row
-from tests.support.fingerprints import DTYPES, block_hash, prints, sample
+from tests.support.fingerprints import DTYPES, block_hash, fingerprint_of, sample
 
 CPU = torch.device("cpu")
 counts = st.one_of(st.integers(1, 2000), st.sampled_from([BLOCK, 64 * BLOCK, 65 * BLOCK + 3]))
@@ -51,17 +51,17 @@ def library():
 @given(count=counts, dtype=st.sampled_from(DTYPES), seed=st.integers(0, 1000))
 def test_numpy_and_torch_give_what_the_kernel_gives(way, count, dtype, seed):
     tensor = sample((count,), seed, dtype)
-    assert_same(way(tensor), prints(tensor))
+    assert_same(way(tensor), fingerprint_of(tensor))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_kind_of_cpu_gives_the_same(dtype, library):
     tensor = sample((70 * BLOCK + 77,), dtype=dtype)
-    best = prints(tensor)
+    best = fingerprint_of(tensor)
     used = set()
     for wanted in (0, 1):
         used.add(library.rankscope_choose(wanted))
-        assert_same(prints(tensor), best)
+        assert_same(fingerprint_of(tensor), best)
     assert 0 in used
 
 
@@ -102,9 +102,9 @@ def test_all_halves_are_read_as_torch_reads_them(library):
     every = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.float16)
     finite = every[torch.isfinite(every)]
     for number in (finite, finite.abs()[:2048]):
-        assert_same((0, prints(number)[1]), (0, prints(number.double())[1]))
-    assert np.isinf(prints(every[0x7C00:0x7C01])[1]).sum() == 1
-    assert np.isnan(prints(every[0x7C01:0x7C02])[1]).sum() == 1
+        assert_same((0, fingerprint_of(number)[1]), (0, fingerprint_of(number.double())[1]))
+    assert np.isinf(fingerprint_of(every[0x7C00:0x7C01])[1]).sum() == 1
+    assert np.isnan(fingerprint_of(every[0x7C01:0x7C02])[1]).sum() == 1
 
 
 def test_all_floats_of_one_byte_are_read_as_torch_reads_them():
@@ -119,7 +119,7 @@ def test_one_that_is_not_finite_spoils_one_bucket_only():
     tensor = sample((100_000,))
     for value in (float("nan"), float("inf")):
         tensor[77_777] = value
-        for way in (prints, by_numpy, by_torch):
+        for way in (fingerprint_of, by_numpy, by_torch):
             assert np.isfinite(way(tensor)[1]).sum() == BUCKETS - 1
 
 
@@ -133,28 +133,30 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("way", [prints, by_numpy, by_torch])
+@pytest.mark.parametrize("way", [fingerprint_of, by_numpy, by_torch])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @settings(deadline=None, max_examples=15)
 @given(rows=st.integers(1, 60), columns=st.integers(1, 60))
 def test_layout_does_not_matter(layout, way, rows, columns):
     tensor = sample((rows, columns), seed=rows)
-    assert_same(way(layout(tensor)), prints(tensor))
+    assert_same(way(layout(tensor)), fingerprint_of(tensor))
 
 
 def test_layouts_of_images_and_of_complex_numbers():
     images = sample((2, 3, 8, 8))
-    assert_same(prints(images.to(memory_format=torch.channels_last)), prints(images))
+    assert_same(
+        fingerprint_of(images.to(memory_format=torch.channels_last)), fingerprint_of(images)
+    )
     numbers = sample((50,), dtype=torch.complex64)
     conjugated = torch.conj(numbers)
     assert conjugated.is_conj()
     negative = torch._neg_view(sample((50,)))
     assert negative.is_neg()
     assert negative.is_contiguous()
-    for way in (prints, by_numpy, by_torch):
-        assert_same(way(conjugated), prints(conjugated.resolve_conj()))
-        assert_same(way(conjugated.imag), prints(-numbers.imag))
-        assert_same(way(negative), prints(-sample((50,))))
+    for way in (fingerprint_of, by_numpy, by_torch):
+        assert_same(way(conjugated), fingerprint_of(conjugated.resolve_conj()))
+        assert_same(way(conjugated.imag), fingerprint_of(-numbers.imag))
+        assert_same(way(negative), fingerprint_of(-sample((50,))))
 
 
 def mixture():
@@ -178,7 +180,7 @@ def test_a_plan_gives_each_tensor_what_it_gets_alone():
         assert pending.ready()
         found = pending.result()
         for index, tensor in enumerate(tensors):
-            assert_same((int(found.digests[index]), found.sketches[index]), prints(tensor))
+            assert_same((int(found.digests[index]), found.sketches[index]), fingerprint_of(tensor))
     assert found.digests[2] == 0
     assert not found.sketches[2].any()
     only = plan.compute(tensors, sketches=False)
@@ -203,7 +205,7 @@ def test_what_a_device_has_under_way_is_not_overwritten():
     for step in range(4):
         tensors[0] += step
         runs.append(on_device.begin(tensors, sketches=True))
-        expected.append([prints(t) for t in tensors])
+        expected.append([fingerprint_of(t) for t in tensors])
     for run, then in zip(runs, expected, strict=True):
         digests, sketches = np.zeros(2, dtype=np.uint64), np.zeros((2, BUCKETS))
         assert run.ready()
@@ -224,7 +226,7 @@ def test_room_is_used_again_once_the_results_were_fetched_or_forgotten():
         del run
     assert len(on_device._slots) == 2
     kept.write(digests, None)
-    assert int(digests[0]) == prints(tensors[0])[0]
+    assert int(digests[0]) == fingerprint_of(tensors[0])[0]
 
 
 def test_threads_do_not_matter():
@@ -234,7 +236,7 @@ def test_threads_do_not_matter():
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found.append((prints(tensor), by_numpy(tensor)))
+            found.append((fingerprint_of(tensor), by_numpy(tensor)))
     finally:
         torch.set_num_threads(before)
     for one, two in zip(*found, strict=True):

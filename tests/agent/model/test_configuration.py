@@ -23,21 +23,21 @@ def made(width=4, **more):
     return nn.Sequential(OrderedDict(a=nn.Linear(3, width), b=nn.Linear(width, 2, **more)))
 
 
-def told(model, optimizer=None):
+def facts(model, optimizer=None):
     return configuration(model, optimizer or torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_it_is_json_and_has_no_secrets(monkeypatch):
     monkeypatch.setenv("TOKEN", "hunter2")
     monkeypatch.setattr("sys.argv", ["train.py", "--password", "hunter2"])
-    assert "hunter2" not in json.dumps(told(made()))
+    assert "hunter2" not in json.dumps(facts(made()))
 
 
-def test_equal_models_are_told_alike_whatever_their_values():
+def test_equal_models_are_reported_alike_whatever_their_values():
     one, other = made(), made()
     with torch.no_grad():
         other.a.weight.zero_()
-    assert told(one) == told(other)
+    assert facts(one) == facts(other)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_equal_models_are_told_alike_whatever_their_values():
     ids=["shape", "missing", "dtype", "order", "frozen", "buffer", "mode"],
 )
 def test_what_differs_shows(change, keys):
-    one, other = told(made()), told(change(made()))
+    one, other = facts(made()), facts(change(made()))
     assert keys <= {k for k in one if one[k] != other[k]}
 
 
@@ -70,42 +70,42 @@ class Own(nn.Module):
 
 
 def test_settings_that_no_tensor_shows_are_counted():
-    one = told(Own(0.5))
+    one = facts(Own(0.5))
     assert one["modules"] == {"Own": 1, "ModuleList": 1, "Dropout": 2, "Linear": 1}
     assert one["module_settings"]["Dropout.p"] == {"0.1": 1, "0.5": 1}
     assert one["module_settings"]["Own().rate"] == {"0.5": 1}
     assert one["module_settings"]["Own().shape"] == {"(1, 2)": 1}
     assert list(one["module_settings"])[-1].startswith("Own()")
-    assert told(Own(0.1))["module_settings"] != one["module_settings"]
+    assert facts(Own(0.1))["module_settings"] != one["module_settings"]
 
 
-def test_texts_of_the_users_own_classes_are_not_told():
-    assert "hunter2" not in json.dumps(told(Own(0.5)))
+def test_texts_of_the_users_own_classes_are_not_reported():
+    assert "hunter2" not in json.dumps(facts(Own(0.5)))
 
 
 def test_frozen_parameters_are_named_or_else_the_trained_ones():
     model = made()
     model.a.requires_grad_(False)
-    assert told(model)["frozen"] == ["a.weight", "a.bias"]
+    assert facts(model)["frozen"] == ["a.weight", "a.bias"]
     large = nn.Sequential(*(nn.Linear(1, 1) for _ in range(102)))
     large[:101].requires_grad_(False)
-    assert told(large)["trained"] == ["101.weight", "101.bias"]
-    assert "frozen" not in told(large)
+    assert facts(large)["trained"] == ["101.weight", "101.bias"]
+    assert "frozen" not in facts(large)
 
 
 def test_tied_weights_are_named():
     model = nn.ModuleDict({"embedding": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False)})
     model["head"].weight = model["embedding"].weight
-    assert told(model)["tied"] == [["embedding.weight", "head.weight"]]
+    assert facts(model)["tied"] == [["embedding.weight", "head.weight"]]
 
 
 def test_an_optimizer_that_holds_another_model_is_seen():
     model = made()
-    whole = told(model)["optimizer_tensors"]
+    whole = facts(model)["optimizer_tensors"]
     assert (whole["of_the_model"], whole["share_of_trainable"], whole["missing"]) == (1.0, 1.0, [])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.b = nn.Linear(4, 2)
-    partly = told(model, optimizer)["optimizer_tensors"]
+    partly = facts(model, optimizer)["optimizer_tensors"]
     assert (partly["of_the_model"], partly["share_of_trainable"]) == (0.5, 0.5)
     assert partly["missing"] == ["b.weight", "b.bias"]
     assert partly["missing_count"] == 2
@@ -114,7 +114,7 @@ def test_an_optimizer_that_holds_another_model_is_seen():
 def test_the_order_of_the_optimizers_tensors_shows():
     model = made()
     turned = torch.optim.SGD(list(model.parameters())[::-1], lr=0.1)
-    one, other = told(model), told(model, turned)
+    one, other = facts(model), facts(model, turned)
     differing = {k for k in one if one[k] != other[k]}
     assert differing == {"optimizer_tensors"}
 
@@ -125,38 +125,38 @@ def test_settings_of_ddp(tmp_path):
     )
     try:
         model = DistributedDataParallel(made(), static_graph=True)
-        plain = told(model)
-        assert plain["parameters_digest"] == told(made())["parameters_digest"]
+        plain = facts(model)
+        assert plain["parameters_digest"] == facts(made())["parameters_digest"]
         assert plain["model"] == "Sequential"
         settings = plain["data_parallel"]
         assert (settings["broadcast_buffers"], settings["static_graph"]) == (True, True)
         assert settings["find_unused_parameters"] is False
         assert plain["data_parallel"]["communication_hooks"] == []
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        hooked = told(model)["data_parallel"]
+        hooked = facts(model)["data_parallel"]
         assert hooked["communication_hooks"] == ["fp16_compress_hook"]
         assert (hooked["group_size"], hooked["backend"]) == (1, "gloo")
         assert "local_from" not in hooked
         local = DistributedDataParallel(made())
         state = post_localSGD_hook.PostLocalSGDState(None, None, start_localSGD_iter=20)
         local.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
-        assert told(local)["data_parallel"]["local_from"] == 20
+        assert facts(local)["data_parallel"]["local_from"] == 20
         low = DistributedDataParallel(made())
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=3)
         low.register_comm_hook(
             state, default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)
         )
-        hooked = told(low)["data_parallel"]
+        hooked = facts(low)["data_parallel"]
         assert "fp16_compress" in hooked["communication_hooks"][0]
         assert hooked["low_rank"] == {"rank": 3, "least_rate": 2, "feedback": True}
-        json.dumps([told(model), told(low)])
+        json.dumps([facts(model), facts(low)])
     finally:
         torch.distributed.destroy_process_group()
-    assert told(made())["data_parallel"] == {}
+    assert facts(made())["data_parallel"] == {}
 
 
 @pytest.mark.parametrize(
-    ("shape", "dimensions", "told_of"),
+    ("shape", "dimensions", "dealt_over"),
     [
         ((4,), ("shard",), {"first": 0, "step": 1, "count": 4}),
         ((2, 2), ("replicate", "shard"), {"first": 0, "step": 1, "count": 2}),
@@ -164,17 +164,17 @@ def test_settings_of_ddp(tmp_path):
     ],
     ids=["FSDP", "HSDP", "beside tensor parallelism"],
 )
-def test_over_which_ranks_parameters_are_dealt_out(shape, dimensions, told_of):
+def test_over_which_ranks_parameters_are_dealt_out(shape, dimensions, dealt_over):
     from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     try:
         mesh = torch.distributed.init_device_mesh("cpu", shape, mesh_dim_names=dimensions)
-        assert told(made())["sharded_over"] == {}
+        assert facts(made())["sharded_over"] == {}
         model = made()
         fully_shard(model, mesh=mesh["shard"] if "tensor" in dimensions else mesh)
-        assert told(model)["sharded_over"] == told_of
+        assert facts(model)["sharded_over"] == dealt_over
     finally:
         torch.distributed.destroy_process_group()
 

@@ -112,7 +112,7 @@ def test_what_is_saved_whole_loads_where_rankscope_is_not(watching, tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["begin", "forward", "backward", "step"])
-def test_a_copied_model_that_is_trained_further_tells_nothing(watching, moment):
+def test_a_copied_model_that_is_trained_further_reports_nothing(watching, moment):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watching.attach(model, optimizer)
@@ -134,10 +134,12 @@ def test_a_copied_model_that_is_trained_further_tells_nothing(watching, moment):
     train(model, optimizer, diary, range(4), at=train_a_copy)
     assert copies == 4
     diary.check(watching)
-    assert {s for s, word in watching.words("outside_optimizer").items() if word} == set()
+    assert {
+        s for s, digest in watching.model_digests("outside_optimizer").items() if digest
+    } == set()
 
 
-def test_a_copied_pair_of_model_and_optimizer_tells_nothing(watching):
+def test_a_copied_pair_of_model_and_optimizer_reports_nothing(watching):
     model = net()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     watching.attach(model, optimizer)
@@ -210,7 +212,7 @@ def test_workers_that_fork(watching):
 @pytest.mark.filterwarnings("ignore:Converting a tensor to a Python boolean")
 @pytest.mark.parametrize("moment", ["begin", "forward", "backward", "step"])
 def test_scripted_and_traced(watching, moment):
-    """What torch.jit makes computes what the model does, is saved, and tells nothing."""
+    """What torch.jit makes computes what the model does, is saved, and reports nothing."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watching.attach(model, optimizer)

@@ -12,22 +12,22 @@ from rankscope.agent.wire import OWN_COPY
 
 
 def test_a_copy_of_a_rank_s_own_is_like_no_other_rank_s():
-    told = [part_of(None, rank) for rank in range(12)]
-    assert all(text.startswith(OWN_COPY) for text in told)
-    assert len(set(told)) == 12
+    reported = [part_of(None, rank) for rank in range(12)]
+    assert all(text.startswith(OWN_COPY) for text in reported)
+    assert len(set(reported)) == 12
 
 
 @pytest.mark.parametrize("key", ["stage 1", "own", "half@2", "=", "=stage", ""])
-def test_a_key_is_told_as_it_is(key):
+def test_a_key_is_reported_as_it_is(key):
     assert part_of(key, 3) == key
 
 
 def test_a_key_that_looks_like_a_copy_is_a_key_all_the_same():
     keys = [f"{OWN_COPY}0", f"={OWN_COPY}0", f"=={OWN_COPY}0", f"{OWN_COPY}1", OWN_COPY]
-    told = [part_of(key, 0) for key in keys]
-    assert not any(text.startswith(OWN_COPY) for text in told)
-    assert len(set(told)) == len(keys)
-    assert told == [part_of(key, 5) for key in keys]
+    reported = [part_of(key, 0) for key in keys]
+    assert not any(text.startswith(OWN_COPY) for text in reported)
+    assert len(set(reported)) == len(keys)
+    assert reported == [part_of(key, 5) for key in keys]
 
 
 def test_a_monitor_that_is_switched_off_takes_the_same():

@@ -120,14 +120,14 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(("change", "told"), CHANGES.values(), ids=CHANGES.keys())
-def test_what_is_a_change(model, optimizer, tracked, change, told):
+@pytest.mark.parametrize(("change", "reported"), CHANGES.values(), ids=CHANGES.keys())
+def test_what_is_a_change(model, optimizer, tracked, change, reported):
     before = tracked.group
     change(model, optimizer)
     assert tracked.changed()
     text = tracked.renew()
     assert text.startswith("the model's parameters have changed: ")
-    assert told in text
+    assert reported in text
     assert not tracked.changed()
     assert tracked.group is not before
     assert tracked.group.table == "parameters@1"

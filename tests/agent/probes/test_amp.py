@@ -61,7 +61,7 @@ def test_skipped_steps_are_counted_and_halve_the_scale(job):
     assert len(job.harness.steps) == (4 if job.kind == "fused" else 2)
 
 
-def test_a_fused_optimizer_tells_at_the_skipped_step_itself():
+def test_a_fused_optimizer_reports_at_the_skipped_step_itself():
     job = Job(fused=True)
     try:
         job.step()
@@ -194,6 +194,6 @@ def test_steps_that_are_all_skipped_are_reported_at_once():
         job.step(bad)
     # They have no number, and nothing is posted of them: two steps are all that the records show.
     assert len(job.harness.steps) == 2
-    told = [(step, kind, data) for step, kind, _, data in job.harness.events]
-    assert told == [(1, "amp.skipping", {"skipped": 16}), (1, "amp.skipping", {"skipped": 32})]
+    reported = [(step, kind, data) for step, kind, _, data in job.harness.events]
+    assert reported == [(1, "amp.skipping", {"skipped": 16}), (1, "amp.skipping", {"skipped": 32})]
     job.harness.close()

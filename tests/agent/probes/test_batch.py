@@ -1,4 +1,4 @@
-"""Words and counts of batches, through real forward passes."""
+"""Digests and counts of batches, through real forward passes."""
 
 from collections import UserDict
 from dataclasses import dataclass
@@ -40,27 +40,27 @@ def run(*steps, model=None):
             harness.optimizer.step()
     finally:
         harness.close()
-    return [s.words.get("batch") for s in harness.steps], harness
+    return [s.digests.get("batch") for s in harness.steps], harness
 
 
 def image(seed, size=4):
     return torch.randn(size, 3, 5, generator=torch.Generator().manual_seed(seed))
 
 
-def word(*args, **kwargs):
+def digest(*args, **kwargs):
     return run([(args, kwargs)])[0][0]
 
 
-def test_equal_batches_have_equal_words_and_others_do_not():
-    words, _ = run(*([((image(seed),), {})] for seed in (0, 1, 0)))
-    assert words[0] == words[2] != words[1]
+def test_equal_batches_have_equal_digests_and_others_do_not():
+    digests, _ = run(*([((image(seed),), {})] for seed in (0, 1, 0)))
+    assert digests[0] == digests[2] != digests[1]
 
 
 @pytest.mark.parametrize("place", [0, 17, 59])
 def test_one_changed_element_shows(place):
     changed = image(0)
     changed.view(-1)[place] += 1e-6
-    assert word(image(0)) != word(changed)
+    assert digest(image(0)) != digest(changed)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_tensors_are_found_where_people_put_them(wrapped):
 
 def test_order_of_the_tensors_and_of_the_micro_batches_counts():
     a, b = image(0), image(1)
-    assert word(a, b) != word(b, a)
+    assert digest(a, b) != digest(b, a)
     one, _ = run([((a,), {}), ((b,), {})])
     other, _ = run([((b,), {}), ((a,), {})])
     again, _ = run([((a,), {}), ((b,), {})])
@@ -88,14 +88,14 @@ def test_order_of_the_tensors_and_of_the_micro_batches_counts():
 
 
 def test_zeros_of_another_size_are_another_batch():
-    assert word(torch.zeros(3, 2)) != word(torch.zeros(4, 2))
+    assert digest(torch.zeros(3, 2)) != digest(torch.zeros(4, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.bfloat16])
 def test_any_type(dtype):
     a, b = torch.zeros(3, 4, dtype=dtype), torch.zeros(3, 4, dtype=dtype)
     b[2, 3] = 1
-    assert word(a) != word(b)
+    assert digest(a) != digest(b)
 
 
 def test_memory_that_is_used_again_does_not_matter():
@@ -111,7 +111,7 @@ def test_memory_that_is_used_again_does_not_matter():
             harness.optimizer.step()
     finally:
         harness.close()
-    assert [s.words["batch"] for s in harness.steps] == [word(image(0)), word(image(1))]
+    assert [s.digests["batch"] for s in harness.steps] == [digest(image(0)), digest(image(1))]
 
 
 def test_samples_and_tokens_of_all_micro_batches():
@@ -137,26 +137,26 @@ def test_evaluation_and_passes_without_gradients_do_not_count():
         harness.optimizer.step()
     finally:
         harness.close()
-    assert harness.steps[0].words["batch"] == word(image(0))
+    assert harness.steps[0].digests["batch"] == digest(image(0))
     assert harness.steps[0].scalars["samples"] == 4
 
 
 def test_what_is_no_plain_tensor_and_nothing_at_all():
-    assert word(torch.ones(3).to_sparse()) is None
-    assert word() is None
-    assert word(torch.ones(3).to_sparse(), image(0)) == word(image(0))
+    assert digest(torch.ones(3).to_sparse()) is None
+    assert digest() is None
+    assert digest(torch.ones(3).to_sparse(), image(0)) == digest(image(0))
 
 
 def test_batches_of_changing_shape():
     sizes = [3, 5, 3, 8]
-    words, harness = run(*([((image(1, size),), {})] for size in sizes))
-    assert words[0] == words[2]
-    assert len(set(words)) == 3
+    digests, harness = run(*([((image(1, size),), {})] for size in sizes))
+    assert digests[0] == digests[2]
+    assert len(set(digests)) == 3
     assert [s.scalars["samples"] for s in harness.steps] == sizes
 
 
 def digested_now_and_then(images):
-    """Words of steps of which every fourth is sampled and the others are not."""
+    """Digests of steps of which every fourth is sampled and the others are not."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     harness = Harness(model, optimizer, probes=[Batch])
@@ -170,35 +170,35 @@ def digested_now_and_then(images):
     finally:
         harness.close()
         harness.context.schedule.plan = enter
-    return [s.words for s in harness.steps]
+    return [s.digests for s in harness.steps]
 
 
 def test_small_batches_are_digested_at_every_step():
-    words = digested_now_and_then([image(seed) for seed in (0, 1, 2, 0, 1, 2)])
-    assert [w["batch"] for w in words] == [word(image(seed)) for seed in (0, 1, 2, 0, 1, 2)]
-    assert [step for step, w in enumerate(words) if "rows/0" in w] == [0, 4]
-    assert not any(BATCH_PART in w for w in words)
+    digests = digested_now_and_then([image(seed) for seed in (0, 1, 2, 0, 1, 2)])
+    assert [w["batch"] for w in digests] == [digest(image(seed)) for seed in (0, 1, 2, 0, 1, 2)]
+    assert [step for step, w in enumerate(digests) if "rows/0" in w] == [0, 4]
+    assert not any(BATCH_PART in w for w in digests)
 
 
 def test_of_large_batches_a_part_is_digested_at_every_step():
     images = [image(seed, size=400) for seed in (0, 1, 2, 0, 1, 2)]
-    words = digested_now_and_then(images)
-    assert [step for step, w in enumerate(words) if "batch" in w] == [0, 4]
-    parts = [w[BATCH_PART] for w in words]
+    digests = digested_now_and_then(images)
+    assert [step for step, w in enumerate(digests) if "batch" in w] == [0, 4]
+    parts = [w[BATCH_PART] for w in digests]
     assert parts[:3] == parts[3:]
     assert len(set(parts)) == 3
 
 
 def test_a_large_batch_that_lies_scattered_is_digested_at_sampled_steps_alone():
-    words = digested_now_and_then([image(0, size=400).transpose(0, 1)] * 5)
-    assert [sorted(w)[:1] for w in words] == [["batch"], [], [], [], ["batch"]]
+    digests = digested_now_and_then([image(0, size=400).transpose(0, 1)] * 5)
+    assert [sorted(w)[:1] for w in digests] == [["batch"], [], [], [], ["batch"]]
 
 
 def test_another_sample_of_a_large_batch_shows_in_its_part():
     changed = image(0, size=400)
     changed[123] += 1
-    words = digested_now_and_then([image(0, size=400), changed])
-    assert words[0][BATCH_PART] != words[1][BATCH_PART]
+    digests = digested_now_and_then([image(0, size=400), changed])
+    assert digests[0][BATCH_PART] != digests[1][BATCH_PART]
 
 
 def sizes_of(*steps):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.probes.buffers import Buffers
-from tests.support.ddp_buffers import made, train_step, word, worker
+from tests.support.ddp_buffers import digest, made, train_step, worker
 from tests.support.probe_harness import Harness
 
 
@@ -36,15 +36,19 @@ def test_every_buffer_has_a_fingerprint():
     )
     assert harness.announced["buffers"].names == names
     assert harness.announced["buffers"].dtypes[0] == "int64"
-    (print_,) = harness.steps[-1].prints
-    assert (print_.stage, print_.table, len(print_.digests)) == ("buffers", "buffers", 5)
+    (fingerprint,) = harness.steps[-1].fingerprints
+    assert (fingerprint.stage, fingerprint.table, len(fingerprint.digests)) == (
+        "buffers",
+        "buffers",
+        5,
+    )
 
 
 def test_equal_runs_agree_and_each_step_has_its_own_statistics():
     first, second = run(made()), run(made())
-    words = [word(first, i) for i in range(3)]
-    assert words == [word(second, i) for i in range(3)]
-    assert len(set(words)) == 3
+    digests = [digest(first, i) for i in range(3)]
+    assert digests == [digest(second, i) for i in range(3)]
+    assert len(set(digests)) == 3
 
 
 @pytest.mark.parametrize("index", range(5))
@@ -53,12 +57,12 @@ def test_a_change_of_any_buffer_shows(index):
         list(model.buffers())[index].view(-1)[0] += 1
 
     healthy, spoiled = run(made()), run(made(), between=spoil)
-    differ = healthy.steps[-1].prints[0].digests != spoiled.steps[-1].prints[0].digests
+    differ = healthy.steps[-1].fingerprints[0].digests != spoiled.steps[-1].fingerprints[0].digests
     assert differ.tolist() == [i == index for i in range(5)]
-    assert word(healthy) != word(spoiled)
+    assert digest(healthy) != digest(spoiled)
 
 
-def test_evaluation_is_not_looked_at():
+def test_evaluation_is_not_sampled():
     model = made()
     harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.01), probes=[Buffers])
     try:
@@ -73,10 +77,10 @@ def test_evaluation_is_not_looked_at():
         harness.close()
     assert len(harness.steps) == 2
     # What the evaluation changed is what the step began with.
-    assert word(harness) != word(run(made(), steps=2))
+    assert digest(harness) != digest(run(made(), steps=2))
 
 
-def test_a_step_whose_forward_was_not_seen_is_looked_at_at_its_end():
+def test_a_step_whose_forward_was_not_seen_is_sampled_at_its_end():
     model = made()
     harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.01), probes=[Buffers])
     try:
@@ -84,7 +88,7 @@ def test_a_step_whose_forward_was_not_seen_is_looked_at_at_its_end():
         harness.optimizer.step()
     finally:
         harness.close()
-    assert "buffers" in harness.steps[0].words
+    assert "buffers" in harness.steps[0].digests
 
 
 def test_a_model_without_buffers_says_nothing():
@@ -95,7 +99,7 @@ def test_a_model_without_buffers_says_nothing():
         harness.optimizer.step()
     finally:
         harness.close()
-    assert harness.steps[0].words == {}
+    assert harness.steps[0].digests == {}
     assert harness.announced == {}
 
 

@@ -56,19 +56,19 @@ def test_norm_and_coefficient_are_those_of_torch(job, clip, share):
     before = [p.grad.clone() for p in job.parameters]
     clip(job.parameters, norm * share)
     factor = float(next(job.parameters).grad.flatten()[0] / before[0].flatten()[0])
-    told = job.step()
-    assert told["grad_norm_preclip"] == pytest.approx(norm, rel=1e-6)
-    assert told["clip_coefficient"] == pytest.approx(min(share, 1.0), rel=1e-4)
-    assert told["clip_coefficient"] == pytest.approx(factor, rel=1e-5)
+    reported = job.step()
+    assert reported["grad_norm_preclip"] == pytest.approx(norm, rel=1e-6)
+    assert reported["clip_coefficient"] == pytest.approx(min(share, 1.0), rel=1e-4)
+    assert reported["clip_coefficient"] == pytest.approx(factor, rel=1e-5)
 
 
 def test_the_two_halves_called_by_hand(job):
     norm = job.backward()
     total = torch.nn.utils.get_total_norm([p.grad for p in job.parameters])
     torch.nn.utils.clip_grads_with_norm_(job.parameters, norm / 4, total)
-    told = job.step()
-    assert told["grad_norm_preclip"] == pytest.approx(norm)
-    assert told["clip_coefficient"] == pytest.approx(0.25, rel=1e-4)
+    reported = job.step()
+    assert reported["grad_norm_preclip"] == pytest.approx(norm)
+    assert reported["clip_coefficient"] == pytest.approx(0.25, rel=1e-4)
     after = torch.nn.utils.get_total_norm([p.grad for p in job.parameters])
     assert float(after) == pytest.approx(norm / 4, rel=1e-4)
 
@@ -87,17 +87,17 @@ def test_another_norm_has_a_coefficient_alone(job):
     job.backward()
     largest = max(float(p.grad.abs().max()) for p in job.parameters)
     imported_before(job.parameters, largest / 2, norm_type=math.inf)
-    told = job.step()
-    assert set(told) == {"clip_coefficient"}
-    assert told["clip_coefficient"] == pytest.approx(0.5, rel=1e-4)
+    reported = job.step()
+    assert set(reported) == {"clip_coefficient"}
+    assert reported["clip_coefficient"] == pytest.approx(0.5, rel=1e-4)
 
 
 def test_gradients_that_are_not_finite(job):
     job.backward(factor=math.inf)
     imported_before(job.parameters, 1.0)
-    told = job.step()
-    assert not math.isfinite(told["grad_norm_preclip"])
-    assert math.isnan(told["clip_coefficient"]) or told["clip_coefficient"] == 0
+    reported = job.step()
+    assert not math.isfinite(reported["grad_norm_preclip"])
+    assert math.isnan(reported["clip_coefficient"]) or reported["clip_coefficient"] == 0
 
 
 def test_parts_clipped_one_by_one_are_put_together(job):
@@ -105,17 +105,17 @@ def test_parts_clipped_one_by_one_are_put_together(job):
     part = float(torch.nn.utils.get_total_norm([p.grad for p in job.model[1].parameters()]))
     imported_before(job.model[0].parameters(), 1e6)
     imported_before(job.model[1].parameters(), part / 3)
-    told = job.step()
-    assert told["grad_norm_preclip"] == pytest.approx(norm, rel=1e-5)
-    assert told["clip_coefficient"] == pytest.approx(1 / 3, rel=1e-4)
+    reported = job.step()
+    assert reported["grad_norm_preclip"] == pytest.approx(norm, rel=1e-5)
+    assert reported["clip_coefficient"] == pytest.approx(1 / 3, rel=1e-4)
 
 
 def test_of_two_calls_for_the_same_parameters_the_last_counts(job):
     norm = job.backward()
     imported_before(job.parameters, norm / 2)
     imported_before(job.parameters, norm)
-    told = job.step()
-    assert told["grad_norm_preclip"] == pytest.approx(norm / 2, rel=1e-4)
+    reported = job.step()
+    assert reported["grad_norm_preclip"] == pytest.approx(norm / 2, rel=1e-4)
 
 
 def test_each_monitor_hears_of_its_own_parameters(job):
@@ -226,12 +226,12 @@ def test_a_sharded_norm_takes_no_collective(tmp_path):
             model(torch.ones(2, 3)).sum().backward()
             returned = imported_before(model.parameters(), 1e-3)
             optimizer.step()
-            told = harness.steps[-1].scalars
+            reported = harness.steps[-1].scalars
         finally:
             harness.close()
         if all(p.is_replicate() for p in returned.placements):
-            assert told["grad_norm_preclip"] == pytest.approx(float(returned.full_tensor()))
+            assert reported["grad_norm_preclip"] == pytest.approx(float(returned.full_tensor()))
         else:
-            assert told == {}
+            assert reported == {}
     finally:
         torch.distributed.destroy_process_group()

@@ -71,9 +71,11 @@ def test_everything_arrives_and_nothing_is_left_behind(tmp_path):
         "grad_cosine",
         "grad_cosine_local",
     }
-    prints = {(p.step, p.stage): p for b in batches for p in b.prints}
+    fingerprints = {(p.step, p.stage): p for b in batches for p in b.prints}
     for step in range(1, 6):
-        local, reduced = (prints[step, f"{s}_gradient"].sketches for s in ("local", "reduced"))
+        local, reduced = (
+            fingerprints[step, f"{s}_gradient"].sketches for s in ("local", "reduced")
+        )
         assert np.allclose(local, reduced, rtol=1e-9)
     assert {"parameters", "activations"} <= {t for b in batches if b.hello for t in b.hello.tables}
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

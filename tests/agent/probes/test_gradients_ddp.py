@@ -8,15 +8,15 @@ from tests.support.ddp_gradients import SCALE, WAYS, worker
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def reported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ddp")
     torch.multiprocessing.spawn(worker, (str(folder),), nprocs=2)
     return [torch.load(folder / str(rank), weights_only=False) for rank in range(2)]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_mean_of_the_local_sketches_is_the_reduced_sketch(told, way):
-    (first, scalars, _), (second, _, _) = (rank[way] for rank in told)
+def test_the_mean_of_the_local_sketches_is_the_reduced_sketch(reported, way):
+    (first, scalars, _), (second, _, _) = (rank[way] for rank in reported)
     digests, reduced = first["reduced_gradient"]
     assert np.array_equal(digests, second["reduced_gradient"][0])
     local = [rank["local_gradient"][1] for rank in (first, second)]
@@ -30,11 +30,11 @@ def test_the_mean_of_the_local_sketches_is_the_reduced_sketch(told, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_cosines_are_those_of_the_sketches(told, way):
-    for rank in told:
-        prints, scalars, before = rank[way]
-        reduced = prints["reduced_gradient"][1].ravel()
-        local = prints["local_gradient"][1].ravel()
+def test_cosines_are_those_of_the_sketches(reported, way):
+    for rank in reported:
+        fingerprints, scalars, before = rank[way]
+        reduced = fingerprints["reduced_gradient"][1].ravel()
+        local = fingerprints["local_gradient"][1].ravel()
         earlier = before["reduced_gradient"].ravel()
 
         def cosine(a, b):

@@ -148,7 +148,7 @@ def test_tensors_without_a_gradient_are_counted_at_every_step_with_norms():
     harness.close()
 
 
-def test_counting_goes_on_between_the_looks_at_single_tensors():
+def test_counting_goes_on_between_the_samples_of_single_tensors():
     model = model_of()
     harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=PROBES)
     # Signals at every step, everything at the first.
@@ -174,17 +174,17 @@ def test_what_is_written_between_two_steps_is_no_part_of_the_second():
         with torch.no_grad():
             for parameter in now:
                 parameter.mul_(0.5)
-    assert [f.words["outside_optimizer"] != 0 for f in harness.steps] == [False, True, True]
+    assert [f.digests["outside_optimizer"] != 0 for f in harness.steps] == [False, True, True]
     harness.close()
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1.0, 5e16, 3e17, 1e20, math.inf, math.nan])
-@pytest.mark.parametrize("look", ["full", "signals"])
-def test_the_norm_is_the_one_that_torch_clips_by(size, look):
+@pytest.mark.parametrize("tier", ["full", "signals"])
+def test_the_norm_is_the_one_that_torch_clips_by(size, tier):
     """Also where its squares are too large for float32 (the clipped gradient is zeros then)."""
     model = model_of()
     harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.0), probes=PROBES)
-    full = look == "full"
+    full = tier == "full"
     harness.context.schedule.plan = lambda step: (True, True, full, full, full)
     for _ in range(2):
         generator = torch.Generator().manual_seed(0)
@@ -224,8 +224,10 @@ def test_a_gradient_that_is_kept_negated_is_read_as_what_it_stands_for():
             gradient = torch.ones_like(parameter)
             parameter.grad = torch._neg_view(-gradient) if negated else gradient
         harness.optimizer.step()
-        (prints,) = (p for p in harness.steps[-1].prints if p.stage == "reduced_gradient")
-        digests.append(prints.digests.tolist())
+        (fingerprints,) = (
+            p for p in harness.steps[-1].fingerprints if p.stage == "reduced_gradient"
+        )
+        digests.append(fingerprints.digests.tolist())
     assert model[0].weight.grad.is_neg()
     assert digests[0] == digests[1]
     count = sum(p.numel() for p in model.parameters())

@@ -51,18 +51,18 @@ def sketches(gradients):
     )
 
 
-def print_of(facts, stage):
-    (found,) = [p for p in facts.prints if p.stage == stage]
+def fingerprint_of(facts, stage):
+    (found,) = [p for p in facts.fingerprints if p.stage == stage]
     return found
 
 
-def test_a_parameter_without_a_gradient_has_zeros_in_both_prints(net):
+def test_a_parameter_without_a_gradient_has_zeros_in_both_fingerprints(net):
     harness = harness_of(net)
     backward(net)
     expected = sketches([p.grad for p in net.parameters()])
     harness.optimizer.step()
-    local = print_of(harness.steps[0], "local_gradient")
-    reduced = print_of(harness.steps[0], "reduced_gradient")
+    local = fingerprint_of(harness.steps[0], "local_gradient")
+    reduced = fingerprint_of(harness.steps[0], "reduced_gradient")
     assert reduced.digests.tolist() == expected.digests.tolist()
     assert reduced.digests[4:].tolist() == [0, 0]
     assert (local.digests == 0).all()
@@ -81,7 +81,7 @@ def test_clipping_changes_the_reduced_gradient_and_not_the_local_one(net):
     assert harness.value("grad_norm") == pytest.approx(0.01, rel=1e-3)
     assert harness.value("grad_norm_local") == pytest.approx(norm, rel=1e-5)
     facts = harness.steps[0]
-    local, reduced = (print_of(facts, f"{s}_gradient").sketches for s in ("local", "reduced"))
+    local, reduced = (fingerprint_of(facts, f"{s}_gradient").sketches for s in ("local", "reduced"))
     assert reduced * norm / 0.01 == pytest.approx(local, rel=1e-3, abs=1e-9)
     harness.close()
 
@@ -97,8 +97,8 @@ def test_micro_batches_are_summed_up(net):
         )
         harness.optimizer.step()
         facts = harness.steps[-1]
-        local = print_of(facts, "local_gradient").sketches
-        reduced = print_of(facts, "reduced_gradient").sketches
+        local = fingerprint_of(facts, "local_gradient").sketches
+        reduced = fingerprint_of(facts, "reduced_gradient").sketches
         assert local == pytest.approx(reduced, rel=1e-4, abs=1e-7)
         # The large tensor's share is estimated.
         assert harness.value("grad_norm_local") == pytest.approx(exact, rel=0.3)
@@ -139,8 +139,8 @@ def test_a_closure_leaves_its_last_evaluation(net):
     optimizer.step(closure)
     facts = harness.steps[0]
     assert harness.value("grad_norm_local") == pytest.approx(harness.value("grad_norm"), rel=1e-6)
-    assert print_of(facts, "local_gradient").sketches == pytest.approx(
-        print_of(facts, "reduced_gradient").sketches, rel=1e-9
+    assert fingerprint_of(facts, "local_gradient").sketches == pytest.approx(
+        fingerprint_of(facts, "reduced_gradient").sketches, rel=1e-9
     )
     harness.close()
 
@@ -174,7 +174,7 @@ def test_a_replaced_parameter_is_hooked_at_the_next_sample(net):
             harness.tracked.renew()
             harness.context.parameters = harness.tracked.group
         harness.optimizer.step()
-        names.append({p.stage: p for p in harness.steps[-1].prints})
+        names.append({p.stage: p for p in harness.steps[-1].fingerprints})
     assert "local_gradient" not in names[1]
     last = names[2]["local_gradient"]
     assert last.table == harness.context.parameters.table
@@ -204,11 +204,11 @@ def test_sparse_complex_double_and_half_gradients():
     assert harness.value("grad_norm") == pytest.approx(expected, rel=1e-5)
     assert harness.value("grad_norm_local") == pytest.approx(expected, rel=1e-2)
     facts = harness.steps[0]
-    found = print_of(facts, "reduced_gradient")
+    found = fingerprint_of(facts, "reduced_gradient")
     assert harness.context.parameters.names == ("turn", "wide", "low", "table.weight")
     assert found.sketches == pytest.approx(sketches(dense).sketches, rel=1e-6)
     assert found.digests.tolist() == sketches(dense).digests.tolist()
-    local = print_of(facts, "local_gradient").sketches
+    local = fingerprint_of(facts, "local_gradient").sketches
     assert local == pytest.approx(found.sketches, rel=1e-2, abs=1e-6)
     harness.close()
 
@@ -230,7 +230,7 @@ def test_where_no_hook_sees_the_local_gradient_nothing_wrong_is_said():
     assert len(harness.notes) == 1
     assert "not available" in harness.notes[0]
     assert "grad_norm_local" not in harness.steps[-1].scalars
-    assert {p.stage for p in harness.steps[-1].prints} == {"reduced_gradient"}
+    assert {p.stage for p in harness.steps[-1].fingerprints} == {"reduced_gradient"}
     harness.close()
 
 
@@ -250,11 +250,11 @@ def test_a_model_sharded_in_earnest(tmp_path):
         local = [p.grad._local_tensor for p in model.parameters()]
         expected = sketches(local)
         harness.optimizer.step()
-        found = print_of(harness.steps[0], "reduced_gradient")
+        found = fingerprint_of(harness.steps[0], "reduced_gradient")
         assert found.digests.tolist() == expected.digests.tolist()
         norm = sum(float(g.square().sum()) for g in local) ** 0.5
         assert harness.value("grad_norm") == pytest.approx(norm, rel=1e-5)
-        assert {p.stage for p in harness.steps[0].prints} == {"reduced_gradient"}
+        assert {p.stage for p in harness.steps[0].fingerprints} == {"reduced_gradient"}
         assert "not available" in harness.notes[0]
         harness.close()
     finally:
@@ -276,7 +276,7 @@ def test_tensor_parallel_gradients_are_those_of_the_shard(tmp_path):
         model(torch.ones(2, 6)).square().sum().backward()
         expected = sketches([p.grad._local_tensor for p in model.parameters()])
         harness.optimizer.step()
-        found = print_of(harness.steps[0], "local_gradient")
+        found = fingerprint_of(harness.steps[0], "local_gradient")
         assert found.sketches == pytest.approx(expected.sketches, rel=1e-9)
         assert harness.value("grad_norm_local") == pytest.approx(harness.value("grad_norm"))
         harness.close()

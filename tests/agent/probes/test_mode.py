@@ -66,8 +66,8 @@ def evaluate(model):
 
 
 def events(watching):
-    told = [e for b in watching.batches() for e in b.events if e.kind == "mode.changed"]
-    return {e.step: e.data for e in told}
+    reported = [e for b in watching.batches() for e in b.events if e.kind == "mode.changed"]
+    return {e.step: e.data for e in reported}
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,15 @@ def test_train_that_is_forgotten_after_an_evaluation_is_reported_at_its_step(wat
     losses |= train(model, optimizer, range(9, 12))
     shares = watching.points("modules_in_eval")
     assert shares == {step: float(4 <= step < 9) for step in range(12)}
-    told = events(watching)
-    assert sorted(told) == [0, 4, 9]
-    assert told[4]["names"] == ["1", "2"]
-    assert (told[4]["whole"], told[4]["normalization"], told[4]["dropout"]) == (True, 1, 1)
-    assert (told[9]["whole"], told[9]["count"], told[9]["of"]) == (False, 0, 2)
+    reported = events(watching)
+    assert sorted(reported) == [0, 4, 9]
+    assert reported[4]["names"] == ["1", "2"]
+    assert (reported[4]["whole"], reported[4]["normalization"], reported[4]["dropout"]) == (
+        True,
+        1,
+        1,
+    )
+    assert (reported[9]["whole"], reported[9]["count"], reported[9]["of"]) == (False, 0, 2)
     # What is trained in evaluation mode is no evaluation.
     assert watching.points("loss") == losses
     assert watching.points("eval/loss") == {3: evaluated}
@@ -123,9 +127,9 @@ def test_a_frozen_norm_is_reported_at_the_first_step_alone(watching):
     watching.attach(model, optimizer)
     train(model, optimizer, range(3))
     assert set(watching.points("modules_in_eval").values()) == {0.5}
-    told = events(watching)
-    assert list(told) == [0]
-    assert (told[0]["whole"], told[0]["names"], told[0]["dropout"]) == (False, ["1"], 0)
+    reported = events(watching)
+    assert list(reported) == [0]
+    assert (reported[0]["whole"], reported[0]["names"], reported[0]["dropout"]) == (False, ["1"], 0)
 
 
 @pytest.mark.parametrize("batches", [0, 1])
@@ -162,7 +166,7 @@ def test_without_modules_that_depend_on_it_the_mode_is_no_series(watching):
     assert [data["of"] for data in events(watching).values()] == [0]
 
 
-def test_a_trainer_that_changes_modes_at_every_step_is_told_of_a_limited_number_of_times(watching):
+def test_mode_changes_at_every_step_are_reported_a_limited_number_of_times(watching):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     watching.attach(model, optimizer)

@@ -28,7 +28,7 @@ class Breaking(torch.autograd.Function):
 
 
 class Middle(nn.Module):
-    """Breaks forward or backward when it is told to."""
+    """Breaks forward or backward on request."""
 
     def __init__(self):
         super().__init__()
@@ -131,7 +131,7 @@ def test_the_module_that_broke_in_backward_is_named(net, harness):
     net.middle.broken = "backward"
     step(net, harness)
     (first,) = harness.events
-    # What lies behind the module has gradients that are not finite, what lies before it has not.
+    # What lies after the module has gradients that are not finite, what lies before it has not.
     assert first[3]["scalars"] == ["grad_norm"]
     assert first[3]["gradients"] == {
         "first.weight": 12,
@@ -159,7 +159,7 @@ def test_counts_are_posted_tensor_by_tensor_at_sampled_steps(net, harness):
     assert all(not s.layers for s in harness.steps[:5])
 
 
-def test_a_value_made_outside_of_modules_is_told_as_such(net, harness):
+def test_a_value_made_outside_of_modules_is_reported_as_such(net, harness):
     train_until_broken(net, harness)
     net.outside = True
     for _ in range(2):
@@ -170,7 +170,7 @@ def test_a_value_made_outside_of_modules_is_told_as_such(net, harness):
     assert "outside of any module" in said[2]
 
 
-def test_parameters_that_are_broken_already_are_told_as_such(net, harness):
+def test_parameters_that_are_broken_already_are_reported_as_such(net, harness):
     train_until_broken(net, harness)
     with torch.no_grad():
         net.last.weight[0, 0] = math.nan
@@ -189,7 +189,7 @@ def test_a_loss_that_breaks_the_gradient_is_named_by_what_it_reaches(net, harnes
     assert said == {"module": "", "pass": "backward", "gradient": "the output of last"}
 
 
-def test_one_incident_is_looked_into_once(net, harness):
+def test_one_incident_is_examined_once(net, harness):
     train_until_broken(net, harness)
     net.middle.broken = "forward"
     for _ in range(80):

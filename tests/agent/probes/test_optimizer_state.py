@@ -61,23 +61,23 @@ def run(make, steps=3, spoil=None):
     return harness
 
 
-def word(harness, number=-1):
-    return harness.steps[number].words["optimizer_state"]
+def digest(harness, number=-1):
+    return harness.steps[number].digests["optimizer_state"]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_key_has_a_table_and_equal_runs_have_equal_words(name):
+def test_every_key_has_a_table_and_equal_runs_have_equal_digests(name):
     make, keys = OPTIMIZERS[name]
     first, second = run(make), run(make)
-    prints = {p.table.partition("@")[0] for p in first.steps[-1].prints}
-    assert {f"optimizer/{k}" for k in keys} <= prints
-    assert all(p.stage == "optimizer_state" for p in first.steps[-1].prints)
-    assert all(p.table in first.announced for s in first.steps for p in s.prints)
-    assert [word(first, i) for i in range(3)] == [word(second, i) for i in range(3)]
-    assert len({word(first, i) for i in range(3)}) == 3
+    fingerprints = {p.table.partition("@")[0] for p in first.steps[-1].fingerprints}
+    assert {f"optimizer/{k}" for k in keys} <= fingerprints
+    assert all(p.stage == "optimizer_state" for p in first.steps[-1].fingerprints)
+    assert all(p.table in first.announced for s in first.steps for p in s.fingerprints)
+    assert [digest(first, i) for i in range(3)] == [digest(second, i) for i in range(3)]
+    assert len({digest(first, i) for i in range(3)}) == 3
 
 
-def test_prints_carry_the_names_of_the_parameters():
+def test_fingerprints_carry_the_names_of_the_parameters():
     harness = run(OPTIMIZERS["adam"][0])
     assert harness.announced["optimizer/exp_avg"].names == (
         "0.weight",
@@ -85,10 +85,10 @@ def test_prints_carry_the_names_of_the_parameters():
         "2.weight",
         "2.bias",
     )
-    prints = {p.table: p for p in harness.steps[-1].prints}
-    assert prints["optimizer/exp_avg"].sketches.shape[0] == 4
-    assert prints["optimizer/step"].sketches is None
-    assert len(set(prints["optimizer/step"].digests.tolist())) == 1
+    fingerprints = {p.table: p for p in harness.steps[-1].fingerprints}
+    assert fingerprints["optimizer/exp_avg"].sketches.shape[0] == 4
+    assert fingerprints["optimizer/step"].sketches is None
+    assert len(set(fingerprints["optimizer/step"].digests.tolist())) == 1
 
 
 def flip(tensor):
@@ -97,16 +97,18 @@ def flip(tensor):
 
 
 @pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
-def test_one_changed_bit_shows_in_the_word_and_in_its_tensor_alone(key):
+def test_one_changed_bit_shows_in_the_digest_and_in_its_tensor_alone(key):
     make = OPTIMIZERS["adam"][0]
 
     def spoil(model, optimizer):
         flip(optimizer.state[model[2].weight][key])
 
     healthy, spoiled = run(make, steps=3), run(make, steps=3, spoil=spoil)
-    assert word(healthy, 1) == word(spoiled, 1)
-    assert word(healthy) != word(spoiled)
-    for one, other in zip(healthy.steps[-1].prints, spoiled.steps[-1].prints, strict=True):
+    assert digest(healthy, 1) == digest(spoiled, 1)
+    assert digest(healthy) != digest(spoiled)
+    for one, other in zip(
+        healthy.steps[-1].fingerprints, spoiled.steps[-1].fingerprints, strict=True
+    ):
         differ = (one.digests != other.digests).tolist()
         assert differ == ([False, False, one.table.endswith(f"/{key}"), False])
 
@@ -116,10 +118,10 @@ def test_swapped_moments_are_another_state():
 
     def spoil(model, optimizer):
         state = optimizer.state[model[0].bias]
-        # Equal and opposite changes must not cancel in the word either.
+        # Equal and opposite changes must not cancel in the digest either.
         state["exp_avg"], state["exp_avg_sq"] = state["exp_avg_sq"], state["exp_avg"]
 
-    assert word(run(make)) != word(run(make, spoil=spoil))
+    assert digest(run(make)) != digest(run(make, spoil=spoil))
 
 
 def test_a_step_counter_of_its_own_shows():
@@ -128,9 +130,9 @@ def test_a_step_counter_of_its_own_shows():
 
     make = OPTIMIZERS["adam"][0]
     healthy, spoiled = run(make), run(make, spoil=spoil)
-    assert word(healthy) != word(spoiled)
-    prints = {p.table: p for p in spoiled.steps[-1].prints}
-    assert len(set(prints["optimizer/step"].digests.tolist())) == 2
+    assert digest(healthy) != digest(spoiled)
+    fingerprints = {p.table: p for p in spoiled.steps[-1].fingerprints}
+    assert len(set(fingerprints["optimizer/step"].digests.tolist())) == 2
 
 
 def test_whole_numbers_count_and_losses_do_not():
@@ -143,13 +145,13 @@ def test_whole_numbers_count_and_losses_do_not():
     def loss(model, optimizer):
         optimizer.state[model[0].weight]["prev_loss"] = 12.0
 
-    assert word(run(make, spoil=counter)) != word(healthy)
-    assert word(run(make, spoil=loss)) == word(healthy)
+    assert digest(run(make, spoil=counter)) != digest(healthy)
+    assert digest(run(make, spoil=loss)) == digest(healthy)
 
 
 def test_nothing_is_said_before_there_is_state():
     harness = run(lambda p: torch.optim.SGD(p, lr=0.1))
-    assert all("optimizer_state" not in s.words and not s.prints for s in harness.steps)
+    assert all("optimizer_state" not in s.digests and not s.fingerprints for s in harness.steps)
     assert harness.announced == {}
 
 
@@ -160,7 +162,7 @@ def test_loaded_state_is_followed_and_the_old_is_let_go():
     try:
         step(model, optimizer, 0)
         saved = copy.deepcopy(optimizer.state_dict())
-        before = word(harness)
+        before = digest(harness)
         step(model, optimizer, 1)
         optimizer.load_state_dict(saved)
         tables = set(harness.announced)
@@ -169,8 +171,8 @@ def test_loaded_state_is_followed_and_the_old_is_let_go():
             for parameter in model.parameters():
                 parameter.grad.zero_()
         optimizer.step()
-        assert word(harness) not in (before, word(harness, 1))
-        assert {p.table for p in harness.steps[-1].prints} == tables
+        assert digest(harness) not in (before, digest(harness, 1))
+        assert {p.table for p in harness.steps[-1].fingerprints} == tables
     finally:
         harness.close()
 
@@ -185,7 +187,7 @@ def test_a_state_of_another_shape_gets_a_new_table():
         assert harness.announced["optimizer/momentum_buffer"].names == ("2.weight", "2.bias")
         model[0].requires_grad_(True)
         step(model, optimizer, 1)
-        assert {p.table for p in harness.steps[-1].prints} == {"optimizer/momentum_buffer@1"}
+        assert {p.table for p in harness.steps[-1].fingerprints} == {"optimizer/momentum_buffer@1"}
         assert len(harness.announced["optimizer/momentum_buffer@1"].names) == 4
     finally:
         harness.close()
@@ -207,10 +209,10 @@ class Wrapper(torch.optim.Optimizer):
 def test_of_a_sharding_wrapper_it_is_what_this_rank_holds():
     harness = run(Wrapper)
     assert harness.announced["optimizer/exp_avg"].names == ("0.weight", "0.bias")
-    assert word(harness) != word(harness, 1)
+    assert digest(harness) != digest(harness, 1)
 
 
-def test_the_state_is_only_looked_at_where_it_is_due():
+def test_the_state_is_only_sampled_where_it_is_due():
     model = made()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     harness = Harness(model, optimizer, probes=[OptimizerState], sampled=lambda step: step % 4 == 3)
@@ -219,11 +221,11 @@ def test_the_state_is_only_looked_at_where_it_is_due():
             step(model, optimizer, number)
     finally:
         harness.close()
-    seen = [s.step for s in harness.steps if "optimizer_state" in s.words]
+    seen = [s.step for s in harness.steps if "optimizer_state" in s.digests]
     assert seen == [3, 7]
 
 
-def test_state_that_cannot_be_read_is_told_once():
+def test_state_that_cannot_be_read_is_reported_once():
     def spoil(model, optimizer):
         optimizer.state[model[0].bias]["odd"] = torch.ones(3).to_sparse()
 
@@ -268,6 +270,6 @@ def test_state_of_sharded_parameters_is_the_part_of_this_rank(tmp_path):
         table = harness.announced["optimizer/exp_avg"]
         assert table.names == ("0.weight", "0.bias", "2.weight", "2.bias")
         assert table.shards[0] == "S(0)@0/1" or "Shard" in table.shards[0]
-        assert "optimizer_state" in harness.steps[-1].words
+        assert "optimizer_state" in harness.steps[-1].digests
     finally:
         torch.distributed.destroy_process_group()

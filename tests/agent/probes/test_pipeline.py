@@ -104,19 +104,19 @@ def test_everything_arrives_and_nothing_changes(collector, tmp_path, name, bad):
     assert seen["samples"][0] == 4 * MICRO_BATCHES
     assert seen["tokens"][0] == 20 * MICRO_BATCHES
     assert {"data_seconds", "compute_seconds"} <= set(seen)
-    words = {w for b in collector.batches for w in b.words}
-    assert {"batch", "hyperparameters", "optimizer_state", "buffers", "rng/torch"} <= words
+    digests = {w for b in collector.batches for w in b.words}
+    assert {"batch", "hyperparameters", "optimizer_state", "buffers", "rng/torch"} <= digests
     tables = {t: v for b in collector.batches if b.hello for t, v in b.hello.tables.items()}
-    prints = {p.table for b in collector.batches for p in b.prints}
-    assert prints <= set(tables)
+    fingerprints = {p.table for b in collector.batches for p in b.prints}
+    assert fingerprints <= set(tables)
     expected = {"momentum_buffer"} if name == "momentum" else {"exp_avg", "exp_avg_sq", "step"}
-    assert {f"optimizer/{k}" for k in expected} | {"buffers", "parameters"} <= prints
-    told = next(b.hello.config for b in collector.batches if b.hello)
-    assert told["optimizer_tensors"]["share_of_trainable"] == 1.0
+    assert {f"optimizer/{k}" for k in expected} | {"buffers", "parameters"} <= fingerprints
+    reported = next(b.hello.config for b in collector.batches if b.hello)
+    assert reported["optimizer_tensors"]["share_of_trainable"] == 1.0
     assert not [e for b in collector.batches for e in b.events if e.kind == "agent.fault"]
 
 
-def test_what_is_not_finite_at_a_step_is_told_in_one_event(collector, tmp_path):
+def test_what_is_not_finite_at_a_step_is_reported_in_one_event(collector, tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""Words of the random states."""
+"""Digests of the random states."""
 
 import random
 
@@ -25,7 +25,7 @@ def seeded():
     random.setstate(states[2])
 
 
-def words(draw=lambda step: None, steps=2):
+def digests(draw=lambda step: None, steps=2):
     model = nn.Linear(2, 2)
     torch.manual_seed(1)
     harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=[RandomState])
@@ -36,11 +36,11 @@ def words(draw=lambda step: None, steps=2):
             harness.optimizer.step()
     finally:
         harness.close()
-    return [s.words for s in harness.steps]
+    return [s.digests for s in harness.steps]
 
 
 def test_states_that_nobody_draws_from_stay(seeded):
-    first, second = words()
+    first, second = digests()
     assert set(first) == set(NAMES)
     assert first == second
 
@@ -55,16 +55,16 @@ def test_states_that_nobody_draws_from_stay(seeded):
         ("rng/python", lambda: random.gauss(0, 1)),
     ],
 )
-def test_one_draw_changes_its_own_word_alone(seeded, name, draw):
-    first, second = words(lambda step: draw() if step else None)
+def test_one_draw_changes_its_own_digest_alone(seeded, name, draw):
+    first, second = digests(lambda step: draw() if step else None)
     assert {n for n in NAMES if first[n] != second[n]} == {name}
 
 
-def test_equal_seeds_have_equal_words(seeded):
-    first = words()
+def test_equal_seeds_have_equal_digests(seeded):
+    first = digests()
     np.random.seed(1)
     random.seed(1)
-    assert words() == first
+    assert digests() == first
 
 
 def test_reading_changes_nothing(seeded):

@@ -13,9 +13,9 @@ from tests.support.probe_harness import Harness
 
 def ids(*tensors):
     hashes = RowHashes()
-    words = packed([hashes.begin(t) for t in tensors])
-    assert tuple(words) == SAMPLE_WORDS
-    both = [half for w in words.values() for half in (w >> 32, w & NO_SAMPLE)]
+    digests = packed([hashes.begin(t) for t in tensors])
+    assert tuple(digests) == SAMPLE_WORDS
+    both = [half for w in digests.values() for half in (w >> 32, w & NO_SAMPLE)]
     return [i for i in both if i != NO_SAMPLE]
 
 
@@ -46,20 +46,20 @@ def test_the_same_samples_in_another_order_have_the_same_hashes(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_two_batches_share_is_told_of_both_more_often_than_not(kind):
+def test_what_two_batches_share_is_reported_of_both_more_often_than_not(kind):
     # A row among the smallest half of 32 is among those of another batch 4 times in 5.
     data = samples(kind, 32 * 60)
-    told = shared = 0
+    reported = shared = 0
     for begin in range(0, 32 * 40, 32):
         first = data[begin : begin + 32]
         # Two ninths are the same samples.
         other = torch.cat([first[::2], data[32 * 40 + begin // 2 :][:16]])
         mine, theirs = set(ids(first)), set(ids(other))
         common = set(ids(*first[::2].split(1))) & mine
-        told += len(common)
+        reported += len(common)
         shared += len(common & theirs)
-    assert told > 100
-    assert shared > 0.7 * told
+    assert reported > 100
+    assert shared > 0.7 * reported
 
 
 def test_which_samples_are_taken_depends_on_no_place_in_the_batch():
@@ -93,7 +93,7 @@ def test_micro_batches_are_one_batch():
     assert ids(*batch.split(7)) == ids(batch)
 
 
-def test_what_has_no_rows_tells_nothing():
+def test_what_has_no_rows_reports_nothing():
     hashes = RowHashes()
     assert hashes.begin(torch.ones(())) is None
     assert hashes.begin(torch.ones(0, 3)) is None
@@ -108,7 +108,7 @@ def test_devices_compute_the_same():
         assert here.tolist() == there.result().astype(np.int64).tolist()
 
 
-def test_a_step_tells_of_its_samples():
+def test_a_step_reports_its_samples():
     model = nn.Linear(64, 2)
     harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=[Batch])
     batch = samples("digits", 16)
@@ -118,5 +118,5 @@ def test_a_step_tells_of_its_samples():
         harness.optimizer.step()
     finally:
         harness.close()
-    words = harness.steps[0].words
-    assert {name: words[name] for name in SAMPLE_WORDS} == packed([RowHashes().begin(batch)])
+    digests = harness.steps[0].digests
+    assert {name: digests[name] for name in SAMPLE_WORDS} == packed([RowHashes().begin(batch)])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankscope.agent.probes.run_queue_delay import Queued
+from rankscope.agent.probes.run_queue_delay import RunQueueDelay
 from tests.support.probe_harness import Harness
 
 COUNTER = Path("/proc/thread-self/schedstat")
@@ -25,7 +25,7 @@ def counted():
 @pytest.fixture
 def job():
     model = nn.Linear(3, 2)
-    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=[Queued])
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=[RunQueueDelay])
     yield harness
     harness.close()
 
@@ -54,22 +54,22 @@ def step(harness, seconds=0.0):
 
 
 @pytest.mark.alone
-def test_what_another_process_takes_is_told_as_the_kernel_counts_it(job, crowded):
+def test_run_queue_delay_is_reported_as_the_kernel_counts_it(job, crowded):
     step(job)
     before = counted()
     for _ in range(10):
         step(job, 0.03)
     whole = counted() - before
-    told = [facts.scalars.get("queued_seconds", 0.0) for facts in job.steps[1:]]
-    # What is below half a millisecond is not told.
-    assert sum(told) == pytest.approx(whole, abs=10 * 5e-4 + 0.01 * whole)
-    assert sum(told) > 0.02
+    reported = [facts.scalars.get("queued_seconds", 0.0) for facts in job.steps[1:]]
+    # What is below half a millisecond is not reported.
+    assert sum(reported) == pytest.approx(whole, abs=10 * 5e-4 + 0.01 * whole)
+    assert sum(reported) > 0.02
     ran = [facts.scalars.get("processor_seconds", 0.0) for facts in job.steps[1:]]
-    assert [t > 0 for t in told] == [r > 0 for r in ran]
+    assert [t > 0 for t in reported] == [r > 0 for r in ran]
     assert 0.03 <= max(ran) < 0.06
 
 
-def test_the_first_step_and_one_after_a_step_without_a_look_have_no_beginning(job, crowded):
+def test_the_first_step_and_one_after_a_step_without_a_sample_have_no_beginning(job, crowded):
     step(job, 0.03)
     job.probes[0]._step -= 1
     step(job, 0.03)

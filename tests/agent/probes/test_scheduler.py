@@ -71,8 +71,8 @@ class Own(schedules.StepLR):
 # torch's own sequence of schedules steps before the optimizer does, and is warned by torch.
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_one_step_counts_once(job, make):
-    told = job.steps(5, make(job.optimizer))
-    assert [b - a for a, b in zip(told[1:], told[2:], strict=False)] == [1, 1, 1]
+    reported = job.steps(5, make(job.optimizer))
+    assert [b - a for a, b in zip(reported[1:], reported[2:], strict=False)] == [1, 1, 1]
 
 
 def test_another_optimizers_schedule_does_not_count(job):

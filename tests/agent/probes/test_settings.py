@@ -28,22 +28,22 @@ def adam(model, **options):
     return torch.optim.AdamW(model.parameters(), **({"lr": 0.1, "betas": (0.9, 0.99)} | options))
 
 
-def words(harness):
-    return [s.words["hyperparameters"] for s in harness.steps]
+def digests(harness):
+    return [s.digests["hyperparameters"] for s in harness.steps]
 
 
-def test_everything_that_is_a_number_is_told_once():
+def test_everything_that_is_a_number_is_reported_once():
     harness = run(adam)
-    told = harness.steps[0].scalars
-    assert told["hyperparameters/0/betas.1"] == 0.99
-    assert told["hyperparameters/0/weight_decay"] == 0.01
-    assert told["hyperparameters/0/maximize"] == 0.0
-    assert "hyperparameters/0/lr" not in told
-    assert not any("params" in name for name in told)
+    reported = harness.steps[0].scalars
+    assert reported["hyperparameters/0/betas.1"] == 0.99
+    assert reported["hyperparameters/0/weight_decay"] == 0.01
+    assert reported["hyperparameters/0/maximize"] == 0.0
+    assert "hyperparameters/0/lr" not in reported
+    assert not any("params" in name for name in reported)
     assert harness.steps[1].scalars == harness.steps[2].scalars == {}
 
 
-def test_a_change_is_told_with_the_step_that_first_applied_it():
+def test_a_change_is_reported_with_the_step_that_first_applied_it():
     def between(optimizer, step):
         if step == 0:
             optimizer.param_groups[0]["weight_decay"] = 0.5
@@ -51,7 +51,7 @@ def test_a_change_is_told_with_the_step_that_first_applied_it():
     harness = run(adam, between=between)
     assert harness.steps[1].scalars == {"hyperparameters/0/weight_decay": 0.5}
     assert harness.steps[2].scalars == {}
-    first, second, third = words(harness)
+    first, second, third = digests(harness)
     assert first != second == third
 
 
@@ -61,7 +61,7 @@ def test_the_order_of_the_settings_does_not_matter():
         for key in sorted(group):
             group[key] = group.pop(key)
 
-    assert len({*words(run(adam)), *words(run(adam, between=turn))}) == 1
+    assert len({*digests(run(adam)), *digests(run(adam, between=turn))}) == 1
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_the_order_of_the_settings_does_not_matter():
     ],
 )
 def test_any_setting_counts_to_the_last_bit(key, value):
-    assert words(run(adam))[0] != words(run(lambda m: adam(m, **{key: value})))[0]
+    assert digests(run(adam))[0] != digests(run(lambda m: adam(m, **{key: value})))[0]
 
 
 def test_a_number_is_a_number_whatever_its_type():
-    whole = words(run(lambda m: adam(m, lr=1)))
-    assert whole == words(run(lambda m: adam(m, lr=1.0)))
-    assert whole == words(run(lambda m: adam(m, lr=torch.tensor(1.0))))
+    whole = digests(run(lambda m: adam(m, lr=1)))
+    assert whole == digests(run(lambda m: adam(m, lr=1.0)))
+    assert whole == digests(run(lambda m: adam(m, lr=torch.tensor(1.0))))
 
 
 def two_groups(model):
@@ -96,12 +96,12 @@ def two_groups(model):
     )
 
 
-def test_of_further_groups_what_differs_is_told():
-    told = run(two_groups).steps[0].scalars
-    assert told["hyperparameters/0/momentum"] == 0.9
-    assert told["hyperparameters/1/momentum"] == 0.5
-    assert told["hyperparameters/1/weight_decay"] == 0.1
-    assert "hyperparameters/1/dampening" not in told
+def test_of_further_groups_what_differs_is_reported():
+    reported = run(two_groups).steps[0].scalars
+    assert reported["hyperparameters/0/momentum"] == 0.9
+    assert reported["hyperparameters/1/momentum"] == 0.5
+    assert reported["hyperparameters/1/weight_decay"] == 0.1
+    assert "hyperparameters/1/dampening" not in reported
 
 
 def test_a_group_added_later_is_another_setting():
@@ -112,7 +112,7 @@ def test_a_group_added_later_is_another_setting():
             optimizer.add_param_group({"params": extra.parameters(), "lr": 0.2, "momentum": 0.3})
 
     harness = run(two_groups, between=between)
-    assert len(set(words(harness))) == 2
+    assert len(set(digests(harness))) == 2
     assert harness.steps[1].scalars == {"hyperparameters/2/momentum": 0.3}
 
 
@@ -122,7 +122,7 @@ def test_groups_in_another_order_are_other_settings():
         optimizer.param_groups.reverse()
         return optimizer
 
-    assert words(run(two_groups))[0] != words(run(turned))[0]
+    assert digests(run(two_groups))[0] != digests(run(turned))[0]
 
 
 def test_what_is_no_plain_setting_is_left_out():
@@ -134,4 +134,4 @@ def test_what_is_no_plain_setting_is_left_out():
         optimizer.param_groups[0]["odd"] = Odd()
         return optimizer
 
-    assert words(run(odd)) == words(run(adam))
+    assert digests(run(odd)) == digests(run(adam))

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from rankscope.agent.probes.stale_gradients import CarriedGradients
+from rankscope.agent.probes.stale_gradients import StaleGradients
 from tests.support.probe_harness import Harness
 
 
-def told(step, steps=4, sampled=None, model=None):
+def reported(step, steps=4, sampled=None, model=None):
     torch.manual_seed(0)
     model = model or nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    harness = Harness(model, optimizer, probes=(CarriedGradients,), sampled=sampled)
+    harness = Harness(model, optimizer, probes=(StaleGradients,), sampled=sampled)
     for number in range(steps):
         step(model, optimizer, number)
     harness.close()
@@ -38,7 +38,7 @@ def loss(model):
     ids=["none", "zero", "data", "model"],
 )
 @pytest.mark.parametrize("late", [False, True])
-def test_nothing_is_carried_where_gradients_are_set_to_zero(zero, late):
+def test_no_gradient_is_stale_where_gradients_are_set_to_zero(zero, late):
     def step(model, optimizer, number):
         if not late:
             zero(model, optimizer)
@@ -48,10 +48,10 @@ def test_nothing_is_carried_where_gradients_are_set_to_zero(zero, late):
         made.backward()
         optimizer.step()
 
-    assert told(step) == [0.0] * 4
+    assert reported(step) == [0.0] * 4
 
 
-def test_what_is_carried_is_the_gradient_of_the_step_before():
+def test_what_is_stale_is_the_gradient_of_the_step_before():
     norms = []
 
     def step(model, optimizer, number):
@@ -59,7 +59,7 @@ def test_what_is_carried_is_the_gradient_of_the_step_before():
         norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])))
         optimizer.step()
 
-    assert told(step) == pytest.approx([0.0, *norms[:-1]], rel=1e-5)
+    assert reported(step) == pytest.approx([0.0, *norms[:-1]], rel=1e-5)
 
 
 def test_from_one_step_on():
@@ -69,7 +69,7 @@ def test_from_one_step_on():
         loss(model).backward()
         optimizer.step()
 
-    assert [value > 0 for value in told(step)] == [False, False, True, True]
+    assert [value > 0 for value in reported(step)] == [False, False, True, True]
 
 
 def test_micro_batches_add_up_within_a_step():
@@ -79,7 +79,7 @@ def test_micro_batches_add_up_within_a_step():
             loss(model).backward()
         optimizer.step()
 
-    assert told(step) == [0.0] * 4
+    assert reported(step) == [0.0] * 4
 
 
 def test_another_networks_loss_that_reaches_these_parameters_before():
@@ -91,15 +91,15 @@ def test_another_networks_loss_that_reaches_these_parameters_before():
         loss(model).backward()
         optimizer.step()
 
-    assert told(step) == [0.0] * 4
+    assert reported(step) == [0.0] * 4
 
 
-def test_only_sampled_steps_are_looked_at():
+def test_only_sampled_steps_are_observed():
     def step(model, optimizer, number):
         loss(model).backward()
         optimizer.step()
 
-    assert [v is None for v in told(step, sampled=lambda s: s % 2 == 1)] == [True, False] * 2
+    assert [v is None for v in reported(step, sampled=lambda s: s % 2 == 1)] == [True, False] * 2
 
 
 def test_large_parameters_are_left_alone():
@@ -115,4 +115,4 @@ def test_large_parameters_are_left_alone():
         loss(model).backward()
         optimizer.step()
 
-    assert told(step, model=Large()) == [None] * 4
+    assert reported(step, model=Large()) == [None] * 4

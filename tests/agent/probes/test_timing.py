@@ -33,9 +33,9 @@ def test_a_step_is_split_at_its_first_forward(job):
     assert train_step(job, data=DELAY) == {}
     slow = train_step(job, data=DELAY)
     busy = train_step(job, compute=DELAY, micro_batches=3)
-    for told in (slow, busy):
-        total = told["data_seconds"] + told["compute_seconds"]
-        assert total == pytest.approx(told["step_seconds"])
+    for reported in (slow, busy):
+        total = reported["data_seconds"] + reported["compute_seconds"]
+        assert total == pytest.approx(reported["step_seconds"])
     assert slow["data_seconds"] >= DELAY
     assert busy["compute_seconds"] >= DELAY
     assert busy["data_seconds"] < DELAY
@@ -61,24 +61,24 @@ def test_a_forward_that_was_not_seen_leaves_the_step_whole(job):
     assert set(job.steps[-1].scalars) == {"step_seconds"}
 
 
-def two_ranks(folder, meeting):
+def two_ranks(folder, where):
     context = torch.multiprocessing.get_context("spawn")
     results = context.Queue()
-    torch.multiprocessing.spawn(worker, (str(folder), results, meeting), nprocs=2)
+    torch.multiprocessing.spawn(worker, (str(folder), results, where), nprocs=2)
     (_, first, hooks), (_, second, _) = sorted(results.get() for _ in range(2))
     return first, second, hooks
 
 
-@pytest.mark.parametrize("meeting", ["wrapper", "trainer", "shards"])
-def test_the_rank_that_is_kept_waiting_says_so(tmp_path, meeting):
-    first, second, hooks = two_ranks(tmp_path, meeting)
+@pytest.mark.parametrize("where", ["wrapper", "trainer", "shards"])
+def test_the_rank_that_is_kept_waiting_says_so(tmp_path, where):
+    first, second, hooks = two_ranks(tmp_path, where)
     assert None not in first + second
     assert first[2] >= 5 * DELAY
     assert second[2] < first[2] - 3 * DELAY
     assert not any(hooks)
 
 
-def test_where_ranks_meet_after_the_step_nothing_is_told(tmp_path):
+def test_where_ranks_average_after_the_step_nothing_is_reported(tmp_path):
     first, second, _ = two_ranks(tmp_path, "afterwards")
     assert first == second == [None] * 3
 

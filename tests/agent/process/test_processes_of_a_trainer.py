@@ -35,7 +35,7 @@ def train(batches):
         optimizer.step()
 """
 
-# Nothing but the loop stands behind the guard: a worker that imports the script attaches, too.
+# Nothing but the loop is inside the guard: a worker that imports the script attaches, too.
 SPAWNS = """
 attach(run="run")
 batches = torch.utils.data.TensorDataset(torch.randn(12, 6), torch.arange(12) % 3)
@@ -72,7 +72,7 @@ def run(folder, collector, body, *arguments):
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_workers_that_import_the_script_tell_nothing(tmp_path, collector, method):
+def test_workers_that_import_the_script_report_nothing(tmp_path, collector, method):
     assert run(tmp_path, collector, SPAWNS, method) == [("run", "finished", 2)]
 
 
@@ -136,7 +136,7 @@ with attach(run="run") as monitor:
 """
 
 
-def test_a_rank_that_is_terminated_while_it_tells_of_its_failure_tells_it(tmp_path, collector):
+def test_a_rank_that_is_terminated_while_it_reports_its_failure_reports_it(tmp_path, collector):
     """As launchers do with the others as soon as one has failed: what is being said counts."""
     collector.always = HANG
     script, spool = tmp_path / "train.py", tmp_path / "spool"

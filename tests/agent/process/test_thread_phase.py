@@ -17,7 +17,7 @@ from rankscope.agent.delivery.process_exit import Once
 from rankscope.agent.process.thread_phase import phase_of, place_of, stacks_of
 from tests.support import waits_for_worker
 from tests.support.collector import wait_until
-from tests.support.second_rank import come_when_told, join
+from tests.support.second_rank import come_when_signalled, join
 from tests.support.watching import Watching
 
 LONGEST = 30
@@ -268,8 +268,8 @@ def test_the_phase_of_the_monitor_knows_evaluation(tmp_path):
 def test_in_a_collective_that_the_other_rank_does_not_come_to(tmp_path):
     """Alone, and under a forward pass."""
     spawn = multiprocessing.get_context("spawn")
-    store, told = str(tmp_path / "store"), spawn.Semaphore(0)
-    other = spawn.Process(target=come_when_told, args=(store, told, 2))
+    store, signal = str(tmp_path / "store"), spawn.Semaphore(0)
+    other = spawn.Process(target=come_when_signalled, args=(store, signal, 2))
     other.start()
     try:
         join(store, 0)
@@ -285,7 +285,7 @@ def test_in_a_collective_that_the_other_rank_does_not_come_to(tmp_path):
         ):
             running = Running(call)
             wait_until(lambda running=running: running.phase == "collective")
-            told.release()
+            signal.release()
             running.end()
     finally:
         if torch.distributed.is_initialized():

@@ -119,13 +119,13 @@ def test_a_checkpoint_is_loaded_into_the_model(watching):
     model.load_state_dict(kept)
     train(model, optimizer, diary, range(4, 6))
     diary.check(watching)
-    changed = {s for s, word in watching.words("outside_optimizer").items() if word}
+    changed = {s for s, digest in watching.model_digests("outside_optimizer").items() if digest}
     assert changed == {4}
     assert notes(watching) == []
 
 
 def test_a_checkpoint_takes_the_place_of_the_parameters(watching):
-    """`assign=True`, and the optimizer is told of the new ones."""
+    """`assign=True`, and the optimizer gets the new ones."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watching.attach(model, optimizer)
@@ -140,7 +140,7 @@ def test_a_checkpoint_takes_the_place_of_the_parameters(watching):
     assert "replaced by another tensor: 0.weight, 0.bias, 2.weight, 2.bias" in text
 
 
-def test_an_optimizer_that_was_not_told_of_new_parameters(watching):
+def test_an_optimizer_that_did_not_get_the_new_parameters(watching):
     """`assign=True` alone: the optimizer goes on with tensors that the model no longer has."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -173,7 +173,9 @@ def test_a_state_is_loaded_into_the_optimizer(watching):
     train(model, optimizer, diary, range(4, 6))
     diary.check(watching)
     assert watching.points("lr") == {s: 0.1 if s < 4 else 0.01 for s in range(6)}
-    assert {s for s, word in watching.words("outside_optimizer").items() if word} == set()
+    assert {
+        s for s, digest in watching.model_digests("outside_optimizer").items() if digest
+    } == set()
     assert notes(watching) == []
 
 

@@ -76,7 +76,7 @@ def test_a_model_is_compiled_once_with_the_agent_and_without(watching, outermost
         diary = Diary(inner)
         train(model, optimizer, diary, steps=12)
         if watched:
-            # As where steps are too short to look at each: the model's hook comes and goes.
+            # As where steps are too short to sample each: the model's hook comes and goes.
             monitor._schedule.plan = lambda step: (step % 4 == 0,) * 5
             monitor._schedule.next_due = lambda step: step + 4 - step % 4
         train(model, optimizer, diary, steps=12)
@@ -140,7 +140,7 @@ def test_a_step_in_one_graph_is_not_broken_and_said_to_be_unseen(watching):
 
 
 def test_torch_refuses_its_own_optimizers_in_one_graph_with_the_agent_and_without(watching):
-    told = []
+    reported = []
     for watched in (False, True):
         torch._dynamo.reset()
         model = net()
@@ -150,12 +150,12 @@ def test_torch_refuses_its_own_optimizers_in_one_graph_with_the_agent_and_withou
         step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
         with pytest.raises(torch._dynamo.exc.Unsupported) as raised:
             train(model, optimizer, Diary(model), step=step)
-        told.append(str(raised.value).splitlines()[0])
-    assert told[0] == told[1]
+        reported.append(str(raised.value).splitlines()[0])
+    assert reported[0] == reported[1]
 
 
 class Frames:
-    """Files of the Python frames that torch.compile has looked at."""
+    """Files of the Python frames that torch.compile has seen."""
 
     def __init__(self, monkeypatch):
         self.files = []

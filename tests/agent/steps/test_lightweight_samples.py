@@ -1,4 +1,4 @@
-"""Looks at losses and rates with nothing due at the steps beside: little is asked of them."""
+"""Lightweight samples: losses and rates are due, and nothing is due at the steps beside."""
 
 import warnings
 
@@ -15,8 +15,8 @@ from tests.support.small_trainings import (
     Outer,
     backward,
     called,
-    looked_at,
     loss_of,
+    sampled_only,
     trained,
 )
 from tests.support.watching import fix_plan
@@ -52,13 +52,13 @@ def sgd(model, rate=0.1):
     return torch.optim.SGD(model.parameters(), lr=rate)
 
 
-def test_losses_rates_times_and_samples_are_told(watching, attach, model):
+def test_losses_rates_times_and_samples_are_reported(watching, attach, model):
     optimizer = sgd(model, 0.25)
     attach(model, optimizer)
     losses = trained(model, optimizer, range(30))
-    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
-    # What was sampled at the first step is looked at once more at the second.
-    steps = {0, 1, *looked_at(losses, EVERY)}
+    assert watching.points("loss") == pytest.approx(sampled_only(losses, EVERY))
+    # What was sampled at the first step is read once more at the second.
+    steps = {0, 1, *sampled_only(losses, EVERY)}
     assert watching.points("lr") == dict.fromkeys(steps, 0.25)
     seconds, rates = watching.points("step_seconds"), watching.points("samples_per_second")
     assert seconds.keys() == rates.keys() == steps - {0}
@@ -70,15 +70,15 @@ def test_the_plan_of_short_intervals(watching, attach, model, every):
     optimizer = sgd(model)
     attach(model, optimizer, every=every)
     losses = trained(model, optimizer, range(20))
-    assert watching.points("loss") == pytest.approx(looked_at(losses, every))
-    assert watching.points("samples_per_second").keys() >= looked_at(losses, every).keys() - {0}
+    assert watching.points("loss") == pytest.approx(sampled_only(losses, every))
+    assert watching.points("samples_per_second").keys() >= sampled_only(losses, every).keys() - {0}
 
 
-def test_beginnings_of_steps_are_not_told(attach, model):
+def test_starts_of_steps_are_not_reported(attach, model):
     optimizer = sgd(model)
     monitor = attach(model, optimizer)
     trained(model, optimizer, range(EVERY))
-    assert monitor._machine.mode is Mode.PASSING
+    assert monitor._machine.mode is Mode.LIGHTWEIGHT
     assert model._forward_pre_hooks
     assert not optimizers._global_optimizer_pre_hooks
 
@@ -110,14 +110,14 @@ def trained_by_closures(model, optimizer, steps):
     return losses
 
 
-# Where it takes over late, its first step that is looked at shows that it calls closures.
+# Where it takes over late, its first sampled step shows that it calls closures.
 @pytest.mark.parametrize("after", [0, EVERY + 2, EVERY + 3])
-def test_of_closures_the_first_pass_counts_at_every_look(watching, attach, model, after):
+def test_of_closures_the_first_pass_counts_at_every_sample(watching, attach, model, after):
     optimizer, first = Closures(model.parameters(), {}), sgd(model)
     attach(model, first if after else optimizer)
     losses = trained(model, first, range(after))
     losses += trained_by_closures(model, optimizer, range(after, 30))
-    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
+    assert watching.points("loss") == pytest.approx(sampled_only(losses, EVERY))
 
 
 def test_accumulated_losses_are_averaged(watching, attach, model):
@@ -131,10 +131,10 @@ def test_accumulated_losses_are_averaged(watching, attach, model):
             (part / 4).backward()
         optimizer.step()
         means.append(sum(part.item() for part in parts) / 4)
-    assert watching.points("loss") == pytest.approx(looked_at(means, EVERY))
+    assert watching.points("loss") == pytest.approx(sampled_only(means, EVERY))
 
 
-def test_what_is_clipped_is_told(watching, attach, model):
+def test_what_is_clipped_is_reported(watching, attach, model):
     optimizer = sgd(model)
     attach(model, optimizer)
     norms = []
@@ -142,11 +142,11 @@ def test_what_is_clipped_is_told(watching, attach, model):
         backward(model, step)
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.01).item())
         optimizer.step()
-    assert watching.points("grad_norm_preclip") == pytest.approx(looked_at(norms, EVERY))
+    assert watching.points("grad_norm_preclip") == pytest.approx(sampled_only(norms, EVERY))
 
 
 @pytest.mark.parametrize("at", [EVERY - 1, EVERY, EVERY + 1, EVERY + 2])
-def test_an_evaluation_beside_a_look(watching, attach, model, at):
+def test_an_evaluation_beside_a_sample(watching, attach, model, at):
     optimizer = sgd(model)
     attach(model, optimizer)
     losses = trained(model, optimizer, range(at))
@@ -155,9 +155,9 @@ def test_an_evaluation_beside_a_look(watching, attach, model, at):
         expected = loss_of(model, 1000).item()
     model.train()
     losses += trained(model, optimizer, range(at, 20))
-    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
+    assert watching.points("loss") == pytest.approx(sampled_only(losses, EVERY))
     assert list(watching.points("eval/loss").values()) == pytest.approx([expected])
-    # The look that ends the evaluation, or the one that it is in, cannot tell the time of a step.
+    # The sample that ends the evaluation, or the one that it is in, has no time of a step.
     after = EVERY if at <= EVERY else 2 * EVERY
     assert after not in watching.points("step_seconds")
     assert after + EVERY in watching.points("step_seconds")
@@ -178,7 +178,7 @@ def test_an_evaluation_inside_a_step_belongs_to_it_until_training_goes_on(
     model.train()
     optimizer.step()
     trained(model, optimizer, range(at + 1, 20))
-    # The last step that is over where the next one that is looked at runs forward.
+    # The last step that is over where the next sampled one runs forward.
     step = next(s for s in range(at + 1, 20) if s % every == 0) - 1
     assert watching.points("eval/loss") == {step: pytest.approx(expected)}
 
@@ -189,7 +189,7 @@ def test_a_training_in_evaluation_mode(watching, attach, model):
     attach(model, optimizer)
     losses = trained(model, optimizer, range(20))
     # At the second step it was not known yet that no evaluation is under way.
-    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY) | {1: losses[1]})
+    assert watching.points("loss") == pytest.approx(sampled_only(losses, EVERY) | {1: losses[1]})
     assert not watching.points("eval/loss")
 
 
@@ -198,7 +198,7 @@ def test_another_optimizer_takes_over(watching, attach, model):
     attach(model, first)
     losses = trained(model, first, range(EVERY))
     losses += trained(model, sgd(model, 0.5), range(EVERY, 10))
-    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
+    assert watching.points("loss") == pytest.approx(sampled_only(losses, EVERY))
     assert watching.points("lr") == {0: 0.1, 1: 0.1, 4: 0.5, 8: 0.5}
 
 
@@ -206,10 +206,10 @@ def test_a_step_inside_a_step_is_one(watching, attach, model):
     optimizer = Outer(sgd(model))
     attach(model, optimizer)
     losses = trained(model, optimizer, range(20))
-    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
+    assert watching.points("loss") == pytest.approx(sampled_only(losses, EVERY))
 
 
-def test_a_wrapper_that_comes_late_is_known_at_the_next_look(attach, model):
+def test_a_wrapper_that_comes_late_is_known_at_the_next_sample(attach, model):
     inner = sgd(model)
     monitor = attach(model, inner)
     trained(model, inner, range(EVERY + 2))
@@ -223,7 +223,7 @@ def test_of_two_optimizers_that_take_turns_both_are_known(attach, model):
     monitor._schedule.ask_dense(3)
     for step in range(20):
         trained(model, optimizers[step % 2], [step])
-    assert monitor._machine.mode is Mode.PASSING
+    assert monitor._machine.mode is Mode.LIGHTWEIGHT
     assert monitor._count.step == 20
 
 
@@ -245,7 +245,7 @@ def test_a_step_that_raises_is_none(watching, attach, model):
             with pytest.raises(ValueError, match="not now"):
                 optimizer.step()
         losses += trained(model, optimizer, [step])
-    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
+    assert watching.points("loss") == pytest.approx(sampled_only(losses, EVERY))
 
 
 def test_a_step_is_complete_when_nothing_can_be_logged_for_it_any_more(watching, attach, model):
@@ -258,22 +258,22 @@ def test_a_step_is_complete_when_nothing_can_be_logged_for_it_any_more(watching,
         optimizer.step()
         assert monitor._records._completed < step
         monitor.log(after=float(step))
-    # The last look but the step after it, which is in progress no more.
+    # The last sample without the step after it, which is in progress no more.
     assert monitor._records._completed == 2 * EVERY
     for name in ("inside", "after"):
         assert watching.points(name) == {step: float(step) for step in range(3 * EVERY)}
 
 
-def test_a_wish_of_the_server_is_granted_from_the_step_after_next(watching, attach, model):
+def test_a_dense_sampling_request_is_granted_from_the_step_after_next(watching, attach, model):
     optimizer = sgd(model)
     monitor = attach(model, optimizer)
     trained(model, optimizer, range(EVERY))
     monitor._connection.sender._delivery.dense_until = 200
     trained(model, optimizer, range(EVERY, 300))
     expected = {*range(EVERY + 2, EVERY + 65), *range(137, 201), *range(0, 300, EVERY)}
-    told = set(watching.points("loss"))
-    # What was sampled last is looked at once more.
-    assert told - {EVERY + 65, 201} == expected - {EVERY + 65, 201}
+    reported = set(watching.points("loss"))
+    # What was sampled last is read once more.
+    assert reported - {EVERY + 65, 201} == expected - {EVERY + 65, 201}
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -301,24 +301,24 @@ def test_a_run_may_end_at_any_step(watching, attach, model, steps):
     optimizer = sgd(model)
     attach(model, optimizer)
     losses = trained(model, optimizer, range(steps))
-    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
+    assert watching.points("loss") == pytest.approx(sampled_only(losses, EVERY))
     assert watching.batches("run")[-1].through_step == steps - 1
 
 
-def test_what_needs_the_step_beside_is_not_asked_nor_are_losses_told(attach, model):
+def test_what_needs_the_step_beside_is_not_asked_nor_are_losses_reported(attach, model):
     optimizer = sgd(model)
     attach(model, optimizer)
     trained(model, optimizer, range(EVERY))
     seen = called(lambda: trained(model, optimizer, [EVERY]))
     assert ("loss", "after_step") in seen
     assert ("timing", "after_step") in seen
-    assert ("loss_sources", "told") not in seen
+    assert ("loss_sources", "after") not in seen
     for name in ("queued", "written"):
         assert (name, "before_step") not in seen
         assert (name, "after_step") not in seen
 
 
-def test_accuracies_are_told_where_gradient_norms_are_due(watching, attach, model):
+def test_accuracies_are_reported_where_gradient_norms_are_due(watching, attach, model):
     optimizer = sgd(model)
     monitor = attach(model, optimizer, every=1)
     monitor._schedule._exponents["signals"] = 2

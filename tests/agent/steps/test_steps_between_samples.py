@@ -18,7 +18,7 @@ from tests.support.small_trainings import (
     Outer,
     backward,
     called,
-    looked_at,
+    sampled_only,
     trained,
 )
 from tests.support.watching import fix_plan
@@ -44,7 +44,7 @@ def attach(watching):
     return attached
 
 
-def test_a_wish_of_the_server_is_granted_at_once_and_at_its_end(watching, attach, model):
+def test_a_dense_sampling_request_is_granted_at_once_and_at_its_end(watching, attach, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = attach(model, optimizer)
     monitor._connection.sender._delivery.dense_until = 200
@@ -58,10 +58,10 @@ def test_the_losses_stand_at_their_steps(watching, attach, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attach(model, optimizer)
     losses = trained(model, optimizer, range(50))
-    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
+    assert watching.points("loss") == pytest.approx(sampled_only(losses, EVERY))
 
 
-def test_beginnings_of_steps_are_not_told(attach, model):
+def test_starts_of_steps_are_not_reported(attach, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = attach(model, optimizer)
     assert optimizers._global_optimizer_pre_hooks
@@ -76,47 +76,47 @@ def test_beginnings_of_steps_are_not_told(attach, model):
 def test_steps_are_counted_without_a_call_of_the_monitor(attach, model, monkeypatch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = attach(model, optimizer)
-    told, ended = [], TorchMonitor.step_ended
+    reported, ended = [], TorchMonitor.step_ended
 
     def step_ended(self, optimizer):
-        told.append(self._count.step)
+        reported.append(self._count.step)
         ended(self, optimizer)
 
     monkeypatch.setattr(TorchMonitor, "step_ended", step_ended)
     trained(model, optimizer, range(40))
     assert monitor._count.step == monitor._context.step == 40
-    # What is sampled is looked at once more, and before a look something is to be prepared.
-    assert told == [0, 1, 15, 16, 17, 31, 32, 33]
+    # What is sampled is read once more, and before a sample something is to be prepared.
+    assert reported == [0, 1, 15, 16, 17, 31, 32, 33]
     assert hooks._sole_count is monitor._count
     monitor.close()
     assert hooks._sole_count is None
 
 
-TOLD = ("loss_sources", "told")
+AFTER_LOSS = ("loss_sources", "after")
 
 
-def test_losses_of_a_training_are_not_told_between_looks(attach, model):
+def test_losses_of_a_training_are_not_reported_between_samples(attach, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attach(model, optimizer)
-    assert TOLD in called(lambda: backward(model, 0))
+    assert AFTER_LOSS in called(lambda: backward(model, 0))
     trained(model, optimizer, range(5))
-    assert TOLD not in called(lambda: backward(model, 5))
+    assert AFTER_LOSS not in called(lambda: backward(model, 5))
     model.eval()
-    assert TOLD in called(lambda: backward(model, 5))
+    assert AFTER_LOSS in called(lambda: backward(model, 5))
     model.train()
     trained(model, optimizer, range(5, EVERY))
-    assert TOLD in called(lambda: backward(model, EVERY))
+    assert AFTER_LOSS in called(lambda: backward(model, EVERY))
 
 
-def test_of_two_models_losses_are_told_always(attach, model):
+def test_of_two_models_losses_are_reported_always(attach, model):
     other = nn.Linear(FEATURES, CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attach(model, optimizer, run="one")
     second = attach(other, torch.optim.SGD(other.parameters(), lr=0.1), run="two")
     trained(model, optimizer, range(5))
-    assert TOLD in called(lambda: backward(model, 5))
+    assert AFTER_LOSS in called(lambda: backward(model, 5))
     second.close()
-    assert TOLD not in called(lambda: backward(model, 5))
+    assert AFTER_LOSS not in called(lambda: backward(model, 5))
 
 
 @pytest.fixture
@@ -125,16 +125,16 @@ def nothing_compiled(monkeypatch):
     monkeypatch.setattr(torch_monitor, "frames_traced", lambda: 0)
 
 
-def test_the_hook_of_the_model_is_the_same_at_every_look(attach, model, nothing_compiled):
+def test_the_hook_of_the_model_is_the_same_at_every_sample(attach, model, nothing_compiled):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attach(model, optimizer)
     first = list(model._forward_pre_hooks.items())
     assert len(first) == 1
-    for look in range(1, 4):
-        trained(model, optimizer, range(EVERY * (look - 1), EVERY * (look - 1) + 5))
+    for sample in range(1, 4):
+        trained(model, optimizer, range(EVERY * (sample - 1), EVERY * (sample - 1) + 5))
         assert not model._forward_pre_hooks
         assert not model._forward_pre_hooks_with_kwargs
-        trained(model, optimizer, range(EVERY * (look - 1) + 5, EVERY * look))
+        trained(model, optimizer, range(EVERY * (sample - 1) + 5, EVERY * sample))
         assert list(model._forward_pre_hooks.items()) == first
 
 
@@ -185,10 +185,10 @@ def test_a_model_that_gives_no_handle_of_torchs_is_watched_all_the_same(watching
     attach(model, optimizer)
     losses = trained(model, optimizer, range(50))
     assert len(model._forward_pre_hooks) == 1
-    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
+    assert watching.points("loss") == pytest.approx(sampled_only(losses, EVERY))
 
 
-def test_what_the_agent_costs_is_told_now_and_then(watching, attach, model, monkeypatch):
+def test_what_the_agent_costs_is_reported_at_intervals(watching, attach, model, monkeypatch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     now = [1000.0]
     monkeypatch.setattr(monitors, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -201,22 +201,22 @@ def test_what_the_agent_costs_is_told_now_and_then(watching, attach, model, monk
 
 
 @pytest.mark.parametrize("steps", [20, 32, 33])
-def test_what_the_agent_costs_is_told_at_the_end_of_a_short_run(watching, model, steps):
+def test_what_the_agent_costs_is_reported_at_the_end_of_a_short_run(watching, model, steps):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = watching.attach(model, optimizer)
     trained(model, optimizer, range(steps))
     share, exponents = monitor._schedule.share(), monitor._schedule.exponents
     monitor.close()
     assert share > 0
-    told = watching.points("rankscope/overhead")
-    # At the end of step 32 it has just been told.
-    assert list(told) == [steps - 1]
-    assert told[steps - 1] == share
+    reported = watching.points("rankscope/overhead")
+    # At the end of step 32 it has just been reported.
+    assert list(reported) == [steps - 1]
+    assert reported[steps - 1] == share
     assert watching.points("rankscope/interval/word") == {steps - 1: 2 ** exponents["word"]}
 
 
 @pytest.mark.parametrize("steps", [0, 1, 6])
-def test_a_run_without_a_plan_tells_no_cost(watching, model, steps):
+def test_a_run_without_a_plan_reports_no_cost(watching, model, steps):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = watching.attach(model, optimizer)
     trained(model, optimizer, range(steps))
@@ -226,7 +226,7 @@ def test_a_run_without_a_plan_tells_no_cost(watching, model, steps):
 
 
 @pytest.mark.parametrize("signals", [-1, EVERY - 1])
-def test_the_processor_is_asked_for_only_where_a_step_beside_is_looked_at(attach, model, signals):
+def test_the_processor_is_read_only_where_a_step_beside_is_sampled(attach, model, signals):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = attach(model, optimizer)
     # Losses and rates only, or gradient norms as well.
@@ -234,7 +234,7 @@ def test_the_processor_is_asked_for_only_where_a_step_beside_is_looked_at(attach
     trained(model, optimizer, range(EVERY))
     asked = {}
     for step in range(EVERY, 3 * EVERY + 3):
-        if step == 3 * EVERY - 4:  # from the next look on every step is looked at
+        if step == 3 * EVERY - 4:  # from the next sample on every step is sampled
             monitor._schedule._exponents["basic"] = 0
             monitor._schedule._masks = (0, *(-1 for _ in range(4)))
         calls = called(lambda step=step: trained(model, optimizer, [step]))
@@ -257,7 +257,7 @@ def test_of_two_monitors_none_is_counted_for_the_other(attach, model):
     assert (first._count.step, second._count.step) == (15, 0)
 
 
-def test_what_is_logged_between_looks_belongs_to_its_step(watching, attach, model):
+def test_what_is_logged_between_samples_belongs_to_its_step(watching, attach, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = attach(model, optimizer)
     trained(model, optimizer, range(5))
@@ -278,7 +278,7 @@ def test_a_step_inside_a_step_is_one(watching, attach, model):
     optimizer = Outer(torch.optim.SGD(model.parameters(), lr=0.1))
     attach(model, optimizer)
     losses = trained(model, optimizer, range(50))
-    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
+    assert watching.points("loss") == pytest.approx(sampled_only(losses, EVERY))
 
 
 def test_the_optimizer_inside_a_wrapper_that_has_no_hooks(watching, attach, model):
@@ -291,7 +291,7 @@ def test_the_optimizer_inside_a_wrapper_that_has_no_hooks(watching, attach, mode
     optimizer = Wrapper()
     attach(model, optimizer)
     losses = trained(model, optimizer, range(50))
-    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
+    assert watching.points("loss") == pytest.approx(sampled_only(losses, EVERY))
 
 
 def test_another_optimizer_takes_over_in_between(watching, attach, model):
@@ -299,10 +299,10 @@ def test_another_optimizer_takes_over_in_between(watching, attach, model):
     attach(model, first)
     losses = trained(model, first, range(5))
     losses += trained(model, torch.optim.Adam(model.parameters()), range(5, 50))
-    assert watching.points("loss") == pytest.approx(looked_at(losses, EVERY))
+    assert watching.points("loss") == pytest.approx(sampled_only(losses, EVERY))
 
 
-def test_two_models_that_are_looked_at_at_different_steps(watching, attach, model):
+def test_two_models_that_are_sampled_at_different_steps(watching, attach, model):
     other = nn.Linear(FEATURES, CLASSES)
     optimizers = {m: torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, other)}
     attach(model, optimizers[model], run="one")
@@ -311,10 +311,10 @@ def test_two_models_that_are_looked_at_at_different_steps(watching, attach, mode
     for step in range(50):
         for m, optimizer in optimizers.items():
             losses[m] += trained(m, optimizer, [step])
-    # What is seen for the other one's sake may be told as well.
-    told = watching.points("loss", run="one")
-    assert told.keys() >= looked_at(losses[model], EVERY).keys()
-    assert told == pytest.approx({step: losses[model][step] for step in told})
+    # What is seen for the other one's sake may be reported as well.
+    reported = watching.points("loss", run="one")
+    assert reported.keys() >= sampled_only(losses[model], EVERY).keys()
+    assert reported == pytest.approx({step: losses[model][step] for step in reported})
     assert watching.points("loss", run="two") == pytest.approx(dict(enumerate(losses[other])))
 
 
@@ -331,7 +331,7 @@ def test_an_evaluation_in_between(watching, attach, model):
     assert list(watching.points("eval/loss").values()) == pytest.approx([expected])
 
 
-def test_the_step_after_a_look_costs_what_the_look_costs(attach, model, monkeypatch):
+def test_the_step_after_a_sample_costs_what_the_sample_costs(attach, model, monkeypatch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = attach(model, optimizer)
     trained(model, optimizer, range(EVERY))
@@ -351,7 +351,7 @@ def test_the_step_after_a_look_costs_what_the_look_costs(attach, model, monkeypa
     assert {"basic", "word"} <= tiers
 
 
-def test_what_is_due_at_the_step_after_a_look_costs_what_it_costs(attach, model, monkeypatch):
+def test_what_is_due_at_the_step_after_a_sample_costs_what_it_costs(attach, model, monkeypatch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = attach(model, optimizer)._schedule
     schedule._exponents["basic"] = 0
@@ -384,11 +384,11 @@ def test_a_step_that_calls_the_hooked_step_of_its_base_is_one(watching, model, l
     Derived(model.parameters(), lr=0.1)
     optimizer = (Derived, Further)[levels - 1](model.parameters(), lr=0.1)
     monitor = watching.attach(model, optimizer)
-    monitor._schedule._closer, monitor._schedule._closer_until = [], -1
+    monitor._schedule._requests, monitor._schedule._requested_until = [], -1
     losses = trained(model, optimizer, range(EVERY))
     fix_plan(monitor, EVERY, beyond)
     losses += trained(model, optimizer, range(EVERY, 100))
     assert monitor._count.step == 100
     points = watching.points("loss")
-    assert points.keys() >= looked_at(losses, EVERY).keys()
+    assert points.keys() >= sampled_only(losses, EVERY).keys()
     assert points == pytest.approx({step: losses[step] for step in points})

@@ -8,8 +8,8 @@ from torch.nn import functional
 from rankscope.agent.steps.turns import Turns
 
 
-def told(rounds):
-    """At which steps it is told, of rounds of (nodes at the other's step, nodes at the own one)."""
+def reported(rounds):
+    """Steps at which it is reported; a round is (nodes at the other's step, nodes at its own)."""
     turns = Turns()
     found, before = [], 0
     for step, (other, own) in enumerate(rounds):
@@ -22,17 +22,17 @@ def told(rounds):
 
 
 def test_graphs_on_both_sides_of_the_other_s_step_are_turns():
-    assert told([(10 * i + 5, 10 * i + 10) for i in range(9)]) == [3]
+    assert reported([(10 * i + 5, 10 * i + 10) for i in range(9)]) == [3]
 
 
 @pytest.mark.parametrize("at", ["own step", "other step"])
 def test_optimizers_of_one_backward_pass_take_no_turns(at):
     after = 0 if at == "own step" else 10
-    assert told([(10 * i + after, 10 * i + 10) for i in range(9)]) == []
+    assert reported([(10 * i + after, 10 * i + 10) for i in range(9)]) == []
 
 
 def test_one_optimizer_alone_takes_none():
-    assert told([(None, 10 * i) for i in range(9)]) == []
+    assert reported([(None, 10 * i) for i in range(9)]) == []
 
 
 def players(watching, step):

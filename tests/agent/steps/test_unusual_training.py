@@ -1,4 +1,4 @@
-"""Training as few people do it: the run is told all the same, and nothing of the agent fails."""
+"""Training as few people do it: the run is recorded, and nothing of the agent fails."""
 
 import threading
 import time
@@ -38,7 +38,7 @@ def train(model, optimizer, diary, steps, *, called=None, before=lambda step: No
 # ------------------------------------------------------------------------------- other optimizers
 
 
-def test_an_optimizer_that_is_built_anew_is_the_one_that_is_told_of(watching):
+def test_an_optimizer_that_is_built_anew_is_the_one_that_is_reported(watching):
     model = net()
     first = sgd(model)
     watching.attach(model, first)
@@ -51,7 +51,7 @@ def test_an_optimizer_that_is_built_anew_is_the_one_that_is_told_of(watching):
     rates = [0.1] * 4 + [0.01 * 0.5**n for n in range(4)]
     assert watching.points("lr") == pytest.approx(dict(enumerate(rates)))
     assert watching.points("scheduler_steps") == {5: 1.0, 6: 2.0, 7: 3.0}
-    assert set(watching.words("optimizer_state")) == {4, 5, 6, 7}
+    assert set(watching.model_digests("optimizer_state")) == {4, 5, 6, 7}
     [(step, text)] = watching.events("agent.note")
     assert step == 4
     assert "a Adam" in text
@@ -168,7 +168,7 @@ def test_optimizers_that_step_in_the_middle_of_backward(watching):
 
 
 def test_steps_taken_in_evaluation_mode(watching):
-    """As in fine-tuning without dropout: batches, times and costs are told of as in any other."""
+    """As in fine-tuning without dropout: batches, times and costs are reported as in any other."""
     model = net().eval()
     optimizer = sgd(model)
     monitor = watching.attach(model, optimizer)
@@ -235,11 +235,11 @@ def test_gradients_of_single_samples(watching):
         scores = functional_call(model, parameters, (x[None],))
         return functional.cross_entropy(scores, y[None])
 
-    def look(step):
+    def observe(step):
         parameters = {n: p.detach() for n, p in model.named_parameters()}
         vmap(grad(of_one), in_dims=(None, 0, 0))(parameters, *batch(step))
 
-    train(model, optimizer, diary, range(5), before=look)
+    train(model, optimizer, diary, range(5), before=observe)
     diary.check(watching)
     assert watching.points("samples") == dict.fromkeys(range(5), float(BATCH))
 
@@ -273,12 +273,12 @@ def test_training_in_another_thread_than_attach(watching):
     optimizer = sgd(model)
     monitor = watching.attach(model, optimizer)
     diary, phases = Diary(model), []
-    stopped, looked = threading.Event(), threading.Event()
+    stopped, sampled = threading.Event(), threading.Event()
 
     def stop(step):
         if step == 4:
             stopped.set()
-            looked.wait()
+            sampled.wait()
 
     class Stops(nn.Module):
         def forward(self, x):
@@ -292,7 +292,7 @@ def test_training_in_another_thread_than_attach(watching):
     thread.start()
     stopped.wait()
     phases.append(monitor.phase)
-    looked.set()
+    sampled.set()
     thread.join()
     diary.check(watching)
     assert phases == ["forward"]

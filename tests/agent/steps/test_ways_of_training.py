@@ -104,7 +104,7 @@ def adversaries():
 
 
 def train_adversaries(makes, judges, rounds, critics, diaries):
-    """A round: so many steps of the discriminator, one of the generator."""
+    """A round: several steps of the discriminator, one of the generator."""
     (generator, first), (discriminator, second) = makes, judges
     judged = functional.binary_cross_entropy_with_logits
     for index in range(rounds):
@@ -165,8 +165,8 @@ def test_two_optimizers_of_one_model_with_one_attach(watching):
         optimizer.zero_grad()
         other.zero_grad()
     diary.check(watching)
-    # Looked at before the other one has stepped for the first time, and never after.
-    assert watching.words("outside_optimizer") == {0: 0}
+    # Sampled before the other one has stepped for the first time, and never after.
+    assert watching.model_digests("outside_optimizer") == {0: 0}
 
 
 def test_two_optimizers_of_one_model_with_an_attach_for_each(watching):
@@ -197,7 +197,7 @@ def test_a_write_from_outside_is_seen_at_its_step(watching):
         optimizer.zero_grad()
         loss_of(model, step).backward()
         optimizer.step()
-    changed = {s: bool(word) for s, word in watching.words("outside_optimizer").items()}
+    changed = {s: bool(digest) for s, digest in watching.model_digests("outside_optimizer").items()}
     assert changed == {step: step == 3 for step in range(6)}
 
 
@@ -234,7 +234,7 @@ def test_gradients_that_are_thrown_away_are_counted_with_the_next_step(watching)
         optimizer.zero_grad()
         loss = loss_of(model, index)
         loss.backward()
-        # The trainer looks for an overflow by itself.
+        # The trainer checks for an overflow by itself.
         if index not in (3, 5, 6):
             optimizer.step()
             diary.step(loss)
@@ -268,7 +268,7 @@ def test_skipped_steps_are_not_counted(watching):
     assert watching.points("amp_scale") == dict(enumerate(scales))
     assert watching.points("steps_skipped") == dict(enumerate(map(float, skipped)))
     assert watching.points("optimizer_steps") == {s: s + 1.0 for s in range(6)}
-    assert watching.words("outside_optimizer") == dict.fromkeys(range(6), 0)
+    assert watching.model_digests("outside_optimizer") == dict.fromkeys(range(6), 0)
 
 
 # --------------------------------------------------------------------- sparse, frozen, evaluation
