@@ -4,12 +4,12 @@
     python -m benchmarks.alert_latency --interval 0.5       # as the agent sends
 
 Simulated ranks post over real HTTP, each on a connection of its own. In every run one rank's
-parameters part from the others' at a known step; the time counts from the end of that step. With
+parameters diverge from the others' at a known step; the time counts from the end of that step. With
 --interval 0 each step is posted when it ends: that is the server's share. With --interval 0.5, and
 ranks that tick at random times within it as agents do, it is the whole chain but the trainer's own
 part. Stages, each from the end of the step: `stored`, the last rank's post of that step is
-answered; `opened`, the look that found it began (the alert's `opened_at`); `visible`, a client that
-asks every 10 ms has the alert in its answer.
+answered; `opened`, the evaluation that found it began (the alert's `opened_at`); `visible`, a
+client that asks every 10 ms has the alert in its answer.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Job:
         self._options = options
         self._address = address
         self._bad = bad
-        self._guilty = random.randrange(options.ranks)
+        self._faulty_rank = random.randrange(options.ranks)
         self._over = asyncio.Event()
         self._stored_at: list[float] = []
         names = tuple(f"layers.{n}.weight" for n in range(_TENSORS))
@@ -139,9 +139,9 @@ class _Job:
 
     def _batch(self, rank: int, session: str, seq: int, first: int, end: int) -> wire.Batch:
         steps = np.arange(first, end)
-        words = np.array([hash((self.run, step)) & (2**63 - 1) for step in steps], np.uint64)
-        if rank == self._guilty:
-            words[steps >= self._bad] ^= np.uint64(1)
+        digests = np.array([hash((self.run, step)) & (2**63 - 1) for step in steps], np.uint64)
+        if rank == self._faulty_rank:
+            digests[steps >= self._bad] ^= np.uint64(1)
         noise = np.random.default_rng([rank, first])
         columns = {
             "loss": 2.0 * np.exp(-steps / 200) * noise.normal(1, 0.05, len(steps)),
@@ -161,7 +161,7 @@ class _Job:
             through_step=end - 1,
             hello=self._hello if seq == 0 else None,
             columns={name: wire.Column(steps, values) for name, values in columns.items()},
-            words={"parameters": wire.Column(steps, words)},
+            words={"parameters": wire.Column(steps, digests)},
         )
 
 
@@ -192,10 +192,10 @@ def main() -> int:
         server=None, pid=None, database=options.database, evaluate=True, folder=None
     ) as target:
         found = asyncio.run(_measure(options, target.address))
-    told = [one for one in found if one is not None]
-    report: dict[str, Any] = {"missed": len(found) - len(told), **vars(options)}
+    reported = [one for one in found if one is not None]
+    report: dict[str, Any] = {"missed": len(found) - len(reported), **vars(options)}
     for stage in ("stored", "opened", "visible"):
-        values = [one[stage] for one in told]
+        values = [one[stage] for one in reported]
         report[stage] = {
             f"p{p}_ms": round(1000 * float(np.percentile(values, p))) for p in (50, 95, 100)
         }

@@ -67,7 +67,7 @@ class _Job:
         for rank in range(self._ranks):
             held = {stage: self._content(draw) for stage in STAGES} if self._alone else shared
             if self._bad is not None and rank == self._ranks // 2 and step >= self._bad:
-                held = {stage: _apart(*content) for stage, content in shared.items()}
+                held = {stage: _spread(*content) for stage, content in shared.items()}
             made.append(
                 wire.Batch(
                     run="comparison",
@@ -97,7 +97,7 @@ class _Job:
         return digests, draw.standard_normal((self._tensors, BUCKETS))
 
 
-def _apart(digests: Any, sketches: Any) -> tuple[Any, Any]:
+def _spread(digests: Any, sketches: Any) -> tuple[Any, Any]:
     last = slice(-3, None)
     digests, sketches = digests.copy(), sketches.copy()
     digests[last] += np.uint64(1)

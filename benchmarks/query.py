@@ -4,8 +4,9 @@
 
 Fills a database by the server's own storing and compacting code, then asks a server for: one metric
 of all ranks over the whole run in 2,000 buckets, a zoom to 1,000 steps, the list of 10,000 runs.
-`--rollups-only` writes the roll-ups of so many steps alone, without the points below them. Ratios
-are to a plain transfer of the same bytes: a file read and sent by a server that does nothing else.
+`--rollups-only` writes the roll-ups of a number of steps alone, without the points below them.
+Ratios are to a plain transfer of the same bytes: a file read and sent by a server that does nothing
+else.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class _Plain(http.server.BaseHTTPRequestHandler):
 
 
 def plain_ms(folder: Path, size: int, repeats: int) -> float:
-    """Median of reading and sending a file of so many bytes."""
+    """Median of reading and sending a file of a number of bytes."""
     path = folder / "plain"
     path.write_bytes(random.Random(0).randbytes(size))
     handler = type("Handler", (_Plain,), {"file": path})

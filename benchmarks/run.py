@@ -44,7 +44,7 @@ _QUICK = {
     "evaluation": ("-m", "benchmarks.alert_latency", "--ranks", "16", "--runs", "3"),
     "agent": ("-m", "benchmarks.agent", "--quick"),
 }
-# These print their figures; the others write them where they are told to.
+# These print their figures; the others write them to a given file.
 _PRINTING = ("ingest", "evaluation")
 _PLANS = {
     False: turns.Plan(),
@@ -98,10 +98,10 @@ def _part(part: str, command: tuple[str, ...], limit_s: float) -> dict[str, Any]
     """What a benchmark reports: `report` and its `exit_code`, or `failed` with the reason."""
     with tempfile.TemporaryDirectory(prefix="rankscope-bench-") as folder:
         out = Path(folder) / "report.json"
-        told = ("--json",) if part in _PRINTING else ("--json", str(out))
+        flags = ("--json",) if part in _PRINTING else ("--json", str(out))
         try:
             done = subprocess.run(
-                [sys.executable, *command, *told],
+                [sys.executable, *command, *flags],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 text=True,

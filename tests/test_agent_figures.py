@@ -39,10 +39,10 @@ def test_steps_without_the_agent_that_its_threads_hit_do_not_count():
     assert spared["value"] == pytest.approx(1.0, abs=0.006)
     assert found["low"] > 1.005
     both = rounds_of(hit=0.3, hit_factor=3.0)
-    told = [
+    unhit = [
         {n: figures.Steps(s.seconds, np.zeros(20, dtype=bool)) for n, s in r.items()} for r in both
     ]
-    assert figures.paired(told, "agent")["value"] < found["low"]
+    assert figures.paired(unhit, "agent")["value"] < found["low"]
 
 
 def test_the_processor_time_of_a_step_is_that_of_the_pair():
@@ -51,66 +51,74 @@ def test_the_processor_time_of_a_step_is_that_of_the_pair():
         busy = np.random.default_rng(1).normal(5e-3, 1e-6, 20)
         steps["plain"].processor = busy
         steps["plain"].phases = np.stack([busy, 2 * busy], axis=1)
-        # One look in ten takes a millisecond more; all steps take 20 microseconds more, three
+        # One sample in ten takes a millisecond more; all steps take 20 microseconds more, three
         # fourths of them in the second part.
         more = 2e-5 + 1e-3 * (np.arange(20) % 10 == 0)
         steps["agent"].processor = busy + more
         steps["agent"].phases = steps["plain"].phases + more[:, None] * (0.25, 0.75)
-        steps["agent"].looked = more > 1e-4
+        steps["agent"].sampled = more > 1e-4
     found = figures.processor_share(made, background=1e-5, phases=("first", "second"))
-    told = {"first": 5.0, "second": 15.0, "step": 20.0, "look": 1020.0, "looks": 100.0}
-    for part, wanted in told.items():
+    expected = {
+        "first": 5.0,
+        "second": 15.0,
+        "step": 20.0,
+        "sampled_step": 1020.0,
+        "samples": 100.0,
+    }
+    for part, wanted in expected.items():
         assert found[part]["value"] == pytest.approx(wanted, abs=0.5)
         assert found[part]["low"] <= found[part]["value"] <= found[part]["high"]
     assert found["ratio"]["value"] == pytest.approx(1 + (2e-5 + 1e-4 + 1e-5) / 5e-3, abs=1e-4)
 
 
-@pytest.mark.parametrize(("looked", "unknown"), [(True, {"step", "first"}), (False, {"look"})])
-def test_where_no_step_is_of_a_kind_nothing_is_said_of_it(looked, unknown):
+@pytest.mark.parametrize(
+    ("sampled", "unknown"), [(True, {"step", "first"}), (False, {"sampled_step"})]
+)
+def test_where_no_step_is_of_a_kind_nothing_is_said_of_it(sampled, unknown):
     made = rounds_of()
     for steps in made:
         for name, one in steps.items():
             one.processor = np.full(20, 5e-3 if name == "plain" else 6e-3)
             one.phases = one.processor[:, None]
-            one.looked = np.full(20, looked)
+            one.sampled = np.full(20, sampled)
     found = figures.processor_share(made, background=0.0, phases=("first",))
     assert {name for name, figure in found.items() if figure is None} == unknown
     assert all(np.isfinite(list(f.values())).all() for f in found.values() if f is not None)
 
 
-def test_a_draw_without_a_look_is_no_look_for_nothing():
+def test_a_draw_without_a_sample_is_no_sample_for_nothing():
     made = rounds_of(rounds=30)
     for number, steps in enumerate(made):
         for name, one in steps.items():
             one.processor = np.full(20, 5e-3 if name == "plain" else 6e-3)
             one.phases = one.processor[:, None]
-            one.looked = np.full(20, number == 0)
+            one.sampled = np.full(20, number == 0)
     found = figures.processor_share(made, background=0.0, phases=("first",))
-    assert found["look"]["low"] == pytest.approx(1000.0)
+    assert found["sampled_step"]["low"] == pytest.approx(1000.0)
 
 
-def test_what_the_threads_do_to_a_step_is_told_apart_from_what_is_slow_anyway():
+def test_what_the_threads_do_to_a_step_is_separated_from_what_is_slow_anyway():
     draw = np.random.default_rng(0)
-    stretches, looks = [], []
+    stretches, samples = [], []
     for _ in range(2):
         seconds = 0.01 * np.where(draw.random(20_000) < 0.1, 1.5, draw.normal(1, 0.02, 20_000))
         hit = draw.random(20_000) < 0.01
-        look = np.where(draw.random(20_000) < 0.004, 1, 0) + (draw.random(20_000) < 0.002) * 2
+        tiers = np.where(draw.random(20_000) < 0.004, 1, 0) + (draw.random(20_000) < 0.002) * 2
         stretches.append(
             figures.Steps(
-                seconds * np.where(hit, 1.15, 1.0) * (1 + 0.05 * (look > 0) + 0.25 * (look > 1)),
+                seconds * np.where(hit, 1.15, 1.0) * (1 + 0.05 * (tiers > 0) + 0.25 * (tiers > 1)),
                 hit,
                 # A tenth of a step where it works, and every fifth time three tenths.
                 worked=0.01 * hit * np.where(np.arange(len(hit)) % 5, 0.1, 0.3),
             )
         )
-        looks.append(look)
-    found = figures.slow_alone(stretches, looks)
+        samples.append(tiers)
+    found = figures.slow_alone(stretches, samples)
     assert found["hit"]["value"] == pytest.approx(10, abs=1.5)
     assert found["hit_length"]["low"] < 1.15 < found["hit_length"]["high"]
     # A tenth of all steps is slow; 15 % more make hardly another one slow.
     assert found["slow"]["value"] < 1.0
     assert found["overworked"]["value"] == pytest.approx(found["hit"]["value"] / 5, abs=0.5)
     # Looks of the first kind take 5 % of a step, those beyond 30 %.
-    assert found["felt"]["value"] == pytest.approx(2.0, abs=0.4)
-    assert found["look_length"]["value"] == pytest.approx(1.05, abs=0.01)
+    assert found["over_limit"]["value"] == pytest.approx(2.0, abs=0.4)
+    assert found["sampled_length"]["value"] == pytest.approx(1.05, abs=0.01)

@@ -24,22 +24,22 @@ such blocks: a second opinion for a quiet one, with five rounds and more.
 
 After the rounds the agent is left in force for a while, as it is for a user (`the agent alone`).
 There the steps during which its threads or its uploader ran are compared with all others, and the
-steps of each kind of look with those not looked at: the sharpest measure of the steps that it makes
+steps of each kind of sample with those not sampled: the sharpest measure of the steps that it makes
 slow, where two arms differ by chance. Beside it stands in how many steps they worked for more than
 a fifth of a step on all ranks together, by their processor time, which no noise is in: in no other
 step can they have taken as much from the training.
 
 Times of steps are noisy where ranks wait for each other on busy cores; what the training thread
-itself does is less so. The last line of a workload tells by how many microseconds of processor time
-each part of a step differs between the two of a pair, where the agent does not look. Its work is in
-`loss` and `backward` (both ask whether it wants to know) and in `optimizer` (its hook counts the
+itself does is less so. The last line of a workload says by how many microseconds of processor time
+each part of a step differs between the two of a pair, where the agent does not sample. Its work is
+in `loss` and `backward` (both ask whether it wants to know) and in `optimizer` (its hook counts the
 step); what it did to the caches of the training would show in the others.
 
 `slow/1000` is the number of steps in a thousand that take more than 1.2 times the plain median,
 with the agent less without it. Processor time is that of rank 0's process and of the one that posts
 for it: what other processes take is not in it. With RANKSCOPE_MODE=disabled in the environment both
 arms are plain, and every ratio should be 1: the benchmark's test of itself, and a measure of what
-it can tell on a machine. Intervals are 95 % bootstrap intervals over rounds.
+it can resolve on a machine. Intervals are 95 % bootstrap intervals over rounds.
 
 What is posted to takes time from the same cores without being a cost of the agent: so by default
 it is a minimal HTTP sink at nice 19; `--server real` posts to `rankscope serve` instead.
@@ -123,7 +123,7 @@ def main() -> None:
 
 @contextmanager
 def served(kind: str, folder: str) -> Iterator[tuple[str, Any]]:
-    """A server, and a function that tells what it was posted for the workloads."""
+    """A server, and a function that returns what it was posted for the workloads."""
     if kind == "sink":
         command = [sys.executable, str(Path(__file__).parent / "sink.py")]
     else:
@@ -214,21 +214,21 @@ def show(results: dict[str, Any]) -> None:
                 print(row(title, figures[arm]))
         if figures["alone"] is not None:
             alone = figures["alone"]
-            told = (
+            line = (
                 f"in 1,000 steps {interval(alone['slow'], 2)} slow by its threads and uploader "
                 f"(they ran in {alone['hit']['value']:.1f}, which are "
                 f"{interval(alone['hit_length'], 2)} times as long, and worked for more than a "
                 f"fifth of a step in {interval(alone['overworked'], 2)}), "
-                f"{interval(alone['felt'], 2)} by looks (with one at losses a step is "
-                f"{interval(alone['look_length'], 2)} times as long)"
+                f"{interval(alone['over_limit'], 2)} by samples (with one of losses a step is "
+                f"{interval(alone['sampled_length'], 2)} times as long)"
             )
-            print(f"  {'the agent alone':42}{alone['steps']:>7} {told}")
+            print(f"  {'the agent alone':42}{alone['steps']:>7} {line}")
         processor = dict(figures["processor"])
-        looks, look = processor.pop("looks"), processor.pop("look")
-        told = f"{looks['value']:.1f} looks in 1,000 steps, {interval(look, 0)} us each"
-        print(f"  {'agent, processor time':50}{interval(processor.pop('ratio'), 4):>25} {told}")
-        told = ", ".join(f"{part} {interval(extra, 1)}" for part, extra in processor.items())
-        print(f"    us more on the training thread at other steps: {told}")
+        samples, sample = processor.pop("samples"), processor.pop("sampled_step")
+        line = f"{samples['value']:.1f} samples in 1,000 steps, {interval(sample, 0)} us each"
+        print(f"  {'agent, processor time':50}{interval(processor.pop('ratio'), 4):>25} {line}")
+        line = ", ".join(f"{part} {interval(extra, 1)}" for part, extra in processor.items())
+        print(f"    us more on the training thread at other steps: {line}")
     for name, figures in results.get("traincheck", {}).items():
         if isinstance(figures, str):
             print(f"TrainCheck: {figures}")
@@ -244,8 +244,8 @@ def show(results: dict[str, Any]) -> None:
             if isinstance(figures, str):
                 print(f"  {name:20} {figures}")
                 continue
-            told = (f"{k} {v['median_us']:.1f} ({v['p99_us']:.1f})" for k, v in figures.items())
-            print(f"  {name:20} " + ", ".join(told).replace("in_training", "in training"))
+            line = (f"{k} {v['median_us']:.1f} ({v['p99_us']:.1f})" for k, v in figures.items())
+            print(f"  {name:20} " + ", ".join(line).replace("in_training", "in training"))
     print(f"\n{results['seconds']:.0f} s")
 
 
@@ -279,8 +279,8 @@ def show_own(results: dict[str, Any]) -> None:
             f"{k.removeprefix('rankscope/')} {v:.4g}" for k, v in posted.get("own", {}).items()
         )
         background = figures["background_us_per_step"]
-        told = "unknown" if background is None else f"{background:.1f} us a step"
-        print(f"  {name}: {own}; threads and uploader {told}")
+        line = "unknown" if background is None else f"{background:.1f} us a step"
+        print(f"  {name}: {own}; threads and uploader {line}")
         if "posts" in posted:
             print(
                 f"  {'':4}{posted['posts']} posts, {posted['bytes']} bytes, "

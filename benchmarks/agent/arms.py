@@ -176,7 +176,7 @@ class Agent:
             return
         now = time.perf_counter()
         # It measures how long its own steps take, and would take those of the others for a part of
-        # them: with twice as much time it would look twice as often.
+        # them: with twice as much time it would sample twice as often.
         account = getattr(self.monitor, "_account", None)  # a disabled one has none
         if active and account is not None:
             account.leave_out(now - self._paused)
@@ -190,7 +190,7 @@ class Agent:
     def tiers_due(self) -> int:
         """How many sampling tiers are due at the step in progress.
 
-        -1 where none is but what the look before has left over is done at its end.
+        -1 where none is but what the sample before has left over is done at its end.
         """
         # Known to the agent alone, and no user's business.
         machine = getattr(self.monitor, "_machine", None)
@@ -199,8 +199,8 @@ class Agent:
         context = self.monitor._context
         return 1 + sum((context.signals, context.word, context.full, context.state))
 
-    def looked(self) -> bool:
-        """Whether the step that ended last was looked at."""
+    def sampled(self) -> bool:
+        """Whether the step that ended last was sampled."""
         # Asked after the step: what is read before it, the step would find in the caches.
         timing = getattr(self.monitor, "_timing", None)  # a disabled one has none
         return timing is not None and timing._last == self.monitor._count.step - 1
@@ -277,7 +277,7 @@ class Background:
     That of its threads and of the process that posts for it; read in 2 microseconds each.
 
     Attributes:
-        known: False where no /proc tells; then nothing is ever counted.
+        known: False where there is no /proc; then nothing is ever counted.
     """
 
     def __init__(self) -> None:

@@ -45,7 +45,7 @@ class Plan:
     calls: int = 400
 
 
-# After so many seconds, or 2,048 steps, a run is under way for the agent: its sampling is at its
+# After `_WARM_UP_SECONDS`, or 2,048 steps, a run is under way for the agent: its sampling is at its
 # steady pace, a process of its own posts for it, and batches come as they will. Its clock leaves
 # pauses out, and a slow start takes its time.
 _WARM_UP_SECONDS, _WARM_UP_STEPS = 30.0, 80
@@ -54,13 +54,13 @@ _TRAINER_SECONDS = 120.0
 # How long the pairs of a round take together.
 _ROUND_SECONDS = 0.24
 # What was put into torch or taken out of it has been in the processor's hands: on steps so short
-# that this tells, one passes unmeasured before each that is measured.
+# that this shows, one passes unmeasured before each that is measured.
 _SWITCHED_SECONDS = 0.004
 # TensorBoard has a block of its own, beside a plain one, as it works beside the training for a
 # while after each step; the first steps are not measured.
 _BLOCK_SECONDS = 0.06
 _FIRST_STEPS = 3
-# TensorBoard's block stands in one round of so many: its ratio is far from 1.
+# TensorBoard's block stands in one round of this number: its ratio is far from 1.
 _TENSORBOARD_ROUNDS = 4
 # How long the agent trains alone, beside the time of the rounds, and the steps before.
 _ALONE_SHARE = 0.5
@@ -68,7 +68,7 @@ _SETTLING_STEPS = 50
 # Where the agent is attached at each block: longer than the time between two posts, and the part
 # before it that is not measured.
 _LONG_SECONDS, _SETTLE_SECONDS = 1.2, 0.6
-# Less work of the agent's threads than this is no post, only a look at the clock.
+# Less work of the agent's threads than this is no post, only a reading of the clock.
 _HIT_SECONDS = 1e-5
 
 
@@ -98,7 +98,7 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
     rounds: list[Round] = []
     others: list[Round] = []
     alone: list[Round] = []
-    looked: list[npt.NDArray[np.int64]] = []
+    sampled: list[npt.NDArray[np.int64]] = []
     clock = _Clock()
     runs: list[str] = []
     order = random.Random(workload.name)  # the same on all ranks
@@ -136,9 +136,9 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
         background += clock.background.seconds() - worked
         elapsed += time.perf_counter() - began
         count = max(2, round(workload.seconds * _ALONE_SHARE * plan.scale / trainers / typical))
-        looks = np.zeros(count, dtype=np.int64)
-        alone.append({"agent": clock.block(watched, count, _SETTLING_STEPS, looks)})
-        looked.append(looks)
+        samples = np.zeros(count, dtype=np.int64)
+        alone.append({"agent": clock.block(watched, count, _SETTLING_STEPS, samples)})
+        sampled.append(samples)
         watched.close()
         writer.close()
     rounds, others, alone = (_on_all_ranks(r) for r in (rounds, others, alone))
@@ -169,7 +169,7 @@ def _measured(plan: Plan, workload: Workload) -> dict[str, Any]:
             name: float(np.concatenate([r[name].hit for r in rounds]).mean())
             for name in ("plain", "agent")
         },
-        "alone": slow_alone([r["agent"] for r in alone], looked)
+        "alone": slow_alone([r["agent"] for r in alone], sampled)
         if clock.background.known
         else None,
     }
@@ -255,16 +255,16 @@ class _Clock:
                 steps.processor[i] = used - worked
                 steps.phases[i] = 1e-9 * np.diff(phases)
                 if isinstance(arm, Agent):
-                    steps.looked[i] = arm.looked()
+                    steps.sampled[i] = arm.sampled()
         return made
 
     def block(
-        self, arm: Arm, count: int, before: int, looks: npt.NDArray[np.int64] | None = None
+        self, arm: Arm, count: int, before: int, samples: npt.NDArray[np.int64] | None = None
     ) -> Steps:
         """Trains `before` steps without and `count` steps with a measurement.
 
         Args:
-            looks: takes how closely the agent looks at each step, [count].
+            samples: takes how many tiers the agent samples at each step, [count].
         """
         seconds = np.empty(count)
         works = np.empty(count)
@@ -274,8 +274,8 @@ class _Clock:
             step()
         worked = background()
         for i in range(count):
-            if looks is not None and isinstance(arm, Agent):
-                looks[i] = arm.tiers_due()
+            if samples is not None and isinstance(arm, Agent):
+                samples[i] = arm.tiers_due()
             began = clock()
             step()
             seconds[i] = clock() - began
@@ -299,14 +299,14 @@ def _still(until: float) -> bool:
 
 
 def _on_all_ranks(rounds: list[Round]) -> list[Round]:
-    """The ranks wait for each other: a post of one is felt by all."""
-    told: list[Any] = [None] * dist.get_world_size()
+    """The ranks wait for each other: a post of one delays all."""
+    gathered: list[Any] = [None] * dist.get_world_size()
     mine = [{name: (steps.hit, steps.worked) for name, steps in r.items()} for r in rounds]
-    dist.all_gather_object(told, mine)
+    dist.all_gather_object(gathered, mine)
     for number, made in enumerate(rounds):
         for name, steps in made.items():
-            steps.hit = np.any([theirs[number][name][0] for theirs in told], axis=0)
-            steps.worked = np.sum([theirs[number][name][1] for theirs in told], axis=0)
+            steps.hit = np.any([theirs[number][name][0] for theirs in gathered], axis=0)
+            steps.worked = np.sum([theirs[number][name][1] for theirs in gathered], axis=0)
     return rounds
 
 
@@ -317,9 +317,9 @@ def _typical(trainer: Trainer, workload: Workload) -> float:
         began = time.perf_counter()
         trainer.step()
         times.append(time.perf_counter() - began)
-    told: list[Any] = [float(np.median(times))]
-    dist.broadcast_object_list(told, src=0)
-    return float(told[0])
+    shared: list[Any] = [float(np.median(times))]
+    dist.broadcast_object_list(shared, src=0)
+    return float(shared[0])
 
 
 def _run_id(workload: Workload, what: str) -> str:

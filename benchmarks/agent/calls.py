@@ -62,7 +62,7 @@ def measure(arm: Agent, steps: int, folder: Path) -> dict[str, Any]:
             hot[name].append(clock() - began)
     for ending in endings:
         ending()
-    # The first calls import, open files and meet every name for the first time.
+    # The first calls import, open files and use every name for the first time.
     for name in writers:
         result[name] = {
             "in_training": quantiles(cold[name][5:]) | {"calls": len(cold[name][5:])},

@@ -1,6 +1,7 @@
 """Figures from the times of a noisy machine.
 
-Steps with and without the agent take turns, and the ratio of two neighbours is what tells most.
+Steps with and without the agent take turns, and the ratio of two neighbours is the most precise
+figure.
 
 For what cannot be said of pairs, every step's time is divided by the pace of its round, so that a
 machine that is slow for a second is slow for both sides: the geometric mean of the medians of both.
@@ -45,7 +46,7 @@ class Steps:
             [n]; empty where it was not measured.
         phases: processor time of rank 0's training thread in each part of each step, [n, parts];
             empty where it was not measured.
-        looked: whether the agent looked at the step on rank 0, [n]; empty where that is not known.
+        sampled: whether the agent sampled the step on rank 0, [n]; empty where that is not known.
         worked: seconds that threads and uploaders of the agent worked during the step, those of
             all ranks together, [n]; empty where it was not measured.
     """
@@ -54,7 +55,7 @@ class Steps:
     hit: Bools
     processor: Floats = field(default_factory=lambda: np.empty(0))
     phases: Floats = field(default_factory=lambda: np.empty((0, 0)))
-    looked: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    sampled: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
     worked: Floats = field(default_factory=lambda: np.empty(0))
 
 
@@ -108,7 +109,7 @@ def paired(rounds: Sequence[Round], arm: str, *, seed: int = 0) -> dict[str, Any
 
     Where step times have several modes, medians of all of them fall between two modes and move far
     with a small change in how often each occurs; neighbours are in the same mode more often than
-    not, so that this tells more of as many steps.
+    not, so that this is more precise for as many steps.
 
     Args:
         rounds: steps of the arms `plain` and `arm` in pairs.
@@ -133,7 +134,7 @@ def paired(rounds: Sequence[Round], arm: str, *, seed: int = 0) -> dict[str, Any
 
 
 def slow_alone(
-    stretches: Sequence[Steps], looks: Sequence[npt.NDArray[np.int64]], *, seed: int = 0
+    stretches: Sequence[Steps], samples: Sequence[npt.NDArray[np.int64]], *, seed: int = 0
 ) -> dict[str, Any]:
     """What steps of a training with the agent alone are slow because of it.
 
@@ -141,51 +142,51 @@ def slow_alone(
 
     Args:
         stretches: steps of a training with the agent, one after the other.
-        looks: how closely it looked at each step of each stretch, 0 for not at all, -1 where it did
-            what a look before had left over, [n].
+        samples: how many tiers it sampled at each step of each stretch, 0 for none, -1 where it did
+            what a sample before had left over, [n].
 
     Returns:
         With 95 % intervals, in a thousand steps: `hit`, those during which its threads or its
         uploader ran; `slow`, those that take more than `SLOW` times the median because of that,
         which is the share of hit steps times (slow ones among them less slow ones among the
-        others); `felt`, those with a look of a kind that lengthens the median step by more than
-        `SLOW` says; `overworked`, those in which its threads and uploaders worked longer than that
-        on all ranks together: the others they cannot have lengthened so much, had they all worked
-        one after the other while the training stood still. `hit_length`, the median of hit steps to
-        that of those that are neither hit nor looked at: where times vary much, many of them are
-        slow that would nearly have been slow by themselves. `look_length`, the same of steps with a
-        look at losses and rates alone; 1 where there is none. And `steps`.
+        others); `over_limit`, those with a sample of a kind that lengthens the median step by more
+        than `SLOW` says; `overworked`, those in which its threads and uploaders worked longer than
+        that on all ranks together: the others they cannot have lengthened that much, had they all
+        worked one after the other while the training stood still. `hit_length`, the median of hit
+        steps to that of those that are neither hit nor sampled: where times vary much, many of
+        them are slow that would nearly have been slow by themselves. `sampled_length`, the same of
+        steps with a sample of losses and rates alone; 1 where there is none. And `steps`.
     """
     parts: list[tuple[Floats, Bools, npt.NDArray[np.int64], Floats]] = []
-    for steps, look in zip(stretches, looks, strict=True):
+    for steps, sample in zip(stretches, samples, strict=True):
         # Pieces of a stretch, each with the pace that the machine had then.
         for piece in np.array_split(np.arange(len(steps.seconds)), _PIECES):
             if not len(piece):
                 continue
             seconds = steps.seconds[piece]
-            plain = seconds[(look[piece] == 0) & ~steps.hit[piece]]
+            plain = seconds[(sample[piece] == 0) & ~steps.hit[piece]]
             unit = np.median(plain if len(plain) else seconds)
             parts.append(
-                (seconds / unit, steps.hit[piece], look[piece], steps.worked[piece] / unit)
+                (seconds / unit, steps.hit[piece], sample[piece], steps.worked[piece] / unit)
             )
 
     def figures(chosen: npt.NDArray[np.int64]) -> dict[str, float]:
-        relative, hit, look, worked = (
+        relative, hit, sample, worked = (
             np.concatenate([parts[i][k] for i in chosen]) for k in range(4)
         )
         is_slow, share = relative > SLOW, float(hit.mean())
         more = float(is_slow[hit].mean() - is_slow[~hit].mean()) if 0 < share < 1 else 0.0
-        kinds = [(look == k) & ~hit for k in (1, 2, 3, 4, 5, -1)]
-        felt = sum(int(k.sum()) for k in kinds if k.any() and np.median(relative[k]) > SLOW)
+        kinds = [(sample == k) & ~hit for k in (1, 2, 3, 4, 5, -1)]
+        over_limit = sum(int(k.sum()) for k in kinds if k.any() and np.median(relative[k]) > SLOW)
         lengths = (float(np.median(relative[k])) if k.any() else 1.0 for k in (hit, kinds[0]))
-        hit_length, look_length = lengths
+        hit_length, sampled_length = lengths
         return {
             "hit": 1e3 * share,
             "slow": 1e3 * share * more,
-            "felt": 1e3 * felt / len(look),
+            "over_limit": 1e3 * over_limit / len(sample),
             "overworked": 1e3 * float((worked > SLOW - 1).mean()),
             "hit_length": hit_length,
-            "look_length": look_length,
+            "sampled_length": sampled_length,
         }
 
     count = sum(len(steps.seconds) for steps in stretches)
@@ -208,31 +209,31 @@ def processor_share(
 
     Returns:
         `ratio` of the means; in microseconds by how much the two steps of a pair differ on the
-        training thread where the agent does not look, in the median: for each of `phases` and, as
-        `step`, for all of them; `look`, the same where it looks, without what the steps before and
-        after do for it; and `looks`, how many of its steps those are, in a thousand. None where
-        there are no such steps. A part that the agent has no business in tells how much of the
-        others is noise, and whether the agent's memory is in the training's way.
+        training thread where the agent does not sample, in the median: for each of `phases` and, as
+        `step`, for all of them; `sampled_step`, the same where it samples, without what the steps
+        before and after do for it; and `samples`, how many of its steps those are, in a thousand.
+        None where there are no such steps. A part that the agent has no business in shows how much
+        of the others is noise, and whether the agent's memory is in the training's way.
     """
     plain = [r["plain"].processor for r in rounds]
     more = [r["agent"].processor - r["plain"].processor for r in rounds]
     parts = [r["agent"].phases - r["plain"].phases for r in rounds]
-    looks = [r["agent"].looked for r in rounds]
+    samples = [r["agent"].sampled for r in rounds]
 
     def figures(chosen: npt.NDArray[np.int64]) -> dict[str, float]:
         extra = np.concatenate([more[i] for i in chosen])
         each = 1e6 * np.concatenate([parts[i] for i in chosen])
         whole = float(np.concatenate([plain[i] for i in chosen]).mean())
-        looked = np.concatenate([looks[i] for i in chosen])
+        sampled = np.concatenate([samples[i] for i in chosen])
         each = np.column_stack([each.sum(axis=1), each])
         seen, passed = (
             np.median(each[rows], axis=0) if rows.any() else np.full(len(phases) + 1, np.nan)
-            for rows in (looked, ~looked)
+            for rows in (sampled, ~sampled)
         )
         return {
             "ratio": 1 + (float(extra.mean()) + background) / whole,
-            "looks": 1e3 * float(looked.mean()),
-            "look": float(seen[0]),
+            "samples": 1e3 * float(sampled.mean()),
+            "sampled_step": float(seen[0]),
             **dict(zip(("step", *phases), passed.tolist(), strict=True)),
         }
 

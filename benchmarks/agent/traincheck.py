@@ -58,7 +58,7 @@ class Process:
             self._process.stdin.write(f"{batch} {steps}\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise Unusable(f"it ended: {self._told()}") from error
+            raise Unusable(f"it ended: {self._output()}") from error
         while True:
             lines = self._times.read_text().splitlines(True) if self._times.exists() else []
             if len(lines) > self._read and lines[self._read].endswith("\n"):
@@ -66,7 +66,7 @@ class Process:
                 times: list[float] = json.loads(lines[self._read - 1])
                 return times
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise Unusable(f"no answer: {self._told()}")
+                raise Unusable(f"no answer: {self._output()}")
             time.sleep(0.02)
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Process:
             self._process.wait(20)
         self._log.close()
 
-    def _told(self) -> str:
+    def _output(self) -> str:
         self._log.seek(0)
         return self._log.read()[-400:]
 

@@ -1,7 +1,7 @@
 """A plain training script that `traincheck-collect` can instrument: it trains blocks on demand.
 
 Each line of stdin, `<batch> <steps>`, is a block; its step times in seconds go as a line of JSON to
-the file that the variable TIMES names. It stands at the top level because TrainCheck looks there
+the file that the variable TIMES names. It stands at the top level because TrainCheck searches there
 for the model and for the training loop.
 """
 

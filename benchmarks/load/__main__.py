@@ -5,9 +5,9 @@
         --prints-every 32 --seconds 600
 
 Without --server it starts one with an empty database. Every rank has a connection of its own and
-posts again as soon as it is answered, or, with --pace, so many steps a second, done or not.
+posts again as soon as it is answered, or, with --pace, at a number of steps a second, done or not.
 
-Points are numbers: values of scalars, words of the whole model, statistics of tensors. A
+Points are numbers: values of scalars, digests of the whole model, statistics of tensors. A
 fingerprint (digests and sketches of all tensors) counts as one, although it is large.
 """
 
@@ -65,7 +65,7 @@ def _load(target: Target, shape: Shape, options: argparse.Namespace) -> dict[str
     disk_before = target.disk()
     trace: list[dict[str, Any]] = []
 
-    def look(at: float) -> None:
+    def sample(at: float) -> None:
         server = target.server()
         entry = {"at": round(at, 1), "rss": server.rss, "cpu_s": server.cpu_s}
         if options.database and (lag := target.lag(shape.run)) is not None:
@@ -82,14 +82,14 @@ def _load(target: Target, shape: Shape, options: argparse.Namespace) -> dict[str
         target.address,
         seconds=options.seconds,
         interval_s=shape.steps / options.pace if options.pace else None,
-        every_second=look,
+        every_second=sample,
     )
     seconds = time.perf_counter() - began
     after, database_after = target.server(), target.database()
     own = time.process_time() - own_before
     if profile is not None:
         profile.wait(timeout=60)
-    caught_up = _catch_up(target, shape.run, options.drain, look)
+    caught_up = _catch_up(target, shape.run, options.drain, sample)
     disk = target.disk()
     grown = None if disk is None or disk_before is None else disk - disk_before
     server_cpu = after.cpu_s - before.cpu_s
@@ -128,7 +128,7 @@ def _load(target: Target, shape: Shape, options: argparse.Namespace) -> dict[str
     }
 
 
-def _catch_up(target: Target, run: str, seconds: float, look: Any) -> float | None:
+def _catch_up(target: Target, run: str, seconds: float, sample: Any) -> float | None:
     """How long the evaluation needs for what is left; None where it takes longer than given."""
     began = time.monotonic()
     while True:
@@ -139,7 +139,7 @@ def _catch_up(target: Target, run: str, seconds: float, look: Any) -> float | No
             return time.monotonic() - began
         if time.monotonic() - began > seconds:
             return None
-        look(time.monotonic() - began)
+        sample(time.monotonic() - began)
         time.sleep(0.2)
 
 

@@ -20,7 +20,7 @@ from rankscope.agent.fingerprint.constants import BUCKETS
 
 LAYER_METRICS = ("grad_norm", "weight_norm", "update_ratio")
 STAGES = ("reduced_gradient", "parameters")
-# Series that detectors look at, in the agent's own names.
+# Series that detectors read, in the agent's own names.
 _NAMED = (
     "loss",
     "grad_norm",
@@ -39,7 +39,7 @@ _SEQ = 0x5EC5_EC5E_5EC5_EC5E
 _THROUGH = 0x5A5B_5C5D_5E5F_6061
 _FIRST = 0x4142_4344_4546_0000
 _LAYER_STEP = 0x3132_3334_3536_0000
-_PRINT_STEP = 0x2122_2324_2526_0000
+_FINGERPRINT_STEP = 0x2122_2324_2526_0000
 _SENT_AT = 1.234567890123e18
 _SESSION = "#" * 16
 
@@ -52,7 +52,7 @@ class Shape:
         scalars: series with a value at every step.
         steps: steps a batch.
         layers_every, prints_every: steps between statistics, and fingerprints, of all tensors;
-            0 for none. With fingerprints go the whole model's words, at every step.
+            0 for none. With fingerprints go the whole model's digests, at every step.
     """
 
     run: str
@@ -84,9 +84,9 @@ class Rank:
         shape = self._templates.shape
         first, end = self._step, self._step + shape.steps
         layers = _multiples(first, end, shape.layers_every)
-        prints = _multiples(first, end, shape.prints_every)
-        template = self._templates.get(len(layers), len(prints), hello=self._seq == 0)
-        template.fill(self._number, self._session, self._seq, first, layers, prints)
+        fingerprints = _multiples(first, end, shape.prints_every)
+        template = self._templates.get(len(layers), len(fingerprints), hello=self._seq == 0)
+        template.fill(self._number, self._session, self._seq, first, layers, fingerprints)
         self._seq += 1
         self._step = end
         return template.request, template.points
@@ -102,18 +102,18 @@ class Templates:
         made = np.random.default_rng(1)
         # Losses and norms come from single precision, times do not.
         self.noise = (1 + 0.1 * made.standard_normal(1 << 16)).astype(np.float32).astype(float)
-        self.words = made.integers(0, 2**64, 1 << 16, dtype=np.uint64)
+        self.digests = made.integers(0, 2**64, 1 << 16, dtype=np.uint64)
 
-    def get(self, layers: int, prints: int, *, hello: bool) -> _Template:
-        """The template of a batch with so many steps with statistics, and with fingerprints."""
-        key = (layers, prints, hello)
+    def get(self, layers: int, fingerprints: int, *, hello: bool) -> _Template:
+        """The template of a batch with numbers of steps with statistics, and with fingerprints."""
+        key = (layers, fingerprints, hello)
         if key not in self._made:
-            self._made[key] = _Template(self, layers, prints, hello)
+            self._made[key] = _Template(self, layers, fingerprints, hello)
         return self._made[key]
 
 
 class _Template:
-    def __init__(self, parent: Templates, layers: int, prints: int, hello: bool) -> None:
+    def __init__(self, parent: Templates, layers: int, fingerprints: int, hello: bool) -> None:
         shape = parent.shape
         self._parent, self._shape = parent, shape
         # Places that every value is copied to: known by what is in them, which is random.
@@ -133,9 +133,9 @@ class _Template:
         columns = {
             name: wire.Column(steps, mark(many, name in _SHARED, name)) for name in shape.names()
         }
-        words = {}
+        digests_of_steps = {}
         if shape.prints_every:
-            words["parameters"] = wire.Column(steps, mark(many, True, "word"))
+            digests_of_steps["parameters"] = wire.Column(steps, mark(many, True, "word"))
         tensors = shape.tensors
         batch = wire.Batch(
             run=shape.run,
@@ -148,7 +148,7 @@ class _Template:
             phase="backward",
             hello=_hello(shape) if hello else None,
             columns=columns,
-            words=words,
+            words=digests_of_steps,
             layers=tuple(
                 wire.Layers(
                     step=_LAYER_STEP + n,
@@ -161,13 +161,13 @@ class _Template:
             ),
             prints=tuple(
                 wire.Print(
-                    step=_PRINT_STEP + n,
+                    step=_FINGERPRINT_STEP + n,
                     stage=stage,
                     table="parameters",
                     digests=mark((tensors,), True, "word"),
                     sketches=mark((tensors, BUCKETS), True, "sketch"),
                 )
-                for n in range(prints)
+                for n in range(fingerprints)
                 for stage in STAGES
             ),
         )
@@ -188,14 +188,16 @@ class _Template:
         self._range = _places(data, _integer(_FIRST), _integer(_FIRST + shape.steps))
         self._steps = _places(data, steps.tobytes(), before=0) if shape.steps < 3 else []
         self._layer_steps = [_places(data, _integer(_LAYER_STEP + n)) for n in range(layers)]
-        self._print_steps = [_places(data, _integer(_PRINT_STEP + n)) for n in range(prints)]
+        self._fingerprint_steps = [
+            _places(data, _integer(_FINGERPRINT_STEP + n)) for n in range(fingerprints)
+        ]
         self._values: list[tuple[int, int, bool, Callable[[int, int], np.ndarray]]] = []
         for n, (found, shared, kind) in enumerate(marks):
             (place,) = _places(data, found, before=0)
             self._values.append((place, n, shared, _maker(parent, kind, len(found) // 8)))
 
     def fill(
-        self, rank: int, session: bytes, seq: int, first: int, layers: range, prints: range
+        self, rank: int, session: bytes, seq: int, first: int, layers: range, fingerprints: range
     ) -> None:
         data, steps = self._data, self._shape.steps
         for place in self._rank:
@@ -212,7 +214,7 @@ class _Template:
             struct.pack_into(">Q", data, place, first + steps * (n % 2))
         for place in self._steps:
             struct.pack_into(f"<{steps}q", data, place, *range(first, first + steps))
-        for entries, at in ((self._layer_steps, layers), (self._print_steps, prints)):
+        for entries, at in ((self._layer_steps, layers), (self._fingerprint_steps, fingerprints)):
             for places, step in zip(entries, at, strict=True):
                 for place in places:
                     struct.pack_into(">Q", data, place, step)
@@ -223,7 +225,7 @@ class _Template:
 
 def _maker(parent: Templates, kind: str, count: int) -> Callable[[int, int], np.ndarray]:
     """A slice of the noise, another one for each place and rank, and the same for the same two."""
-    source = parent.words if kind == "word" else parent.noise
+    source = parent.digests if kind == "word" else parent.noise
     if kind == "lr":
         source = np.full(len(source), 3e-4)
     if kind == "step_seconds":

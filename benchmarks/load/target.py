@@ -87,7 +87,7 @@ class Target:
         return row.arrivals - row.evaluated, row.last_step - row.evaluated_step
 
     def layout(self) -> dict[str, int]:
-        """Bytes of each table and index, where SQLite was built to tell."""
+        """Bytes of each table and index, where SQLite was built to report them."""
         if self.engine is None or self.engine.dialect.name != "sqlite":
             return {}
         with reading(self.engine) as connection:
@@ -138,8 +138,8 @@ def running(
         yield Target(url, process.pid, engine, postgres)
         if process.exit_code is not None:
             raise RuntimeError(f"the server has ended:\n{process.tail(40)}")
-        if "Traceback" in (told := process.tail(60)):
-            raise RuntimeError(f"the server has complained:\n{told}")
+        if "Traceback" in (output := process.tail(60)):
+            raise RuntimeError(f"the server has complained:\n{output}")
 
 
 def _postgres(stack: contextlib.ExitStack, folder: Path) -> tuple[str, int | None]:

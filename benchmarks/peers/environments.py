@@ -19,7 +19,7 @@ class NotInstalled(Exception):
 
 
 def pins(requirements: Path = REQUIREMENTS) -> dict[str, str]:
-    """Name of each peer -> what pip is told."""
+    """Name of each peer -> what pip installs."""
     lines = [line.strip() for line in requirements.read_text(encoding="utf-8").splitlines()]
     return {line.partition("==")[0]: line for line in lines if line and not line.startswith("#")}
 
@@ -57,6 +57,8 @@ def _call(command: list[str]) -> None:
     except subprocess.TimeoutExpired:
         raise NotInstalled(f"not installed after {_INSTALL_SECONDS:.0f} s") from None
     if done.returncode:
-        told = [line for line in done.stderr.splitlines() if line.strip()]
-        errors = [line for line in told if "ERROR" in line]
-        raise NotInstalled("does not install: " + (errors or told or ["no reason told"])[-1][:300])
+        stderr_lines = [line for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in stderr_lines if "ERROR" in line]
+        raise NotInstalled(
+            "does not install: " + (errors or stderr_lines or ["no reason given"])[-1][:300]
+        )

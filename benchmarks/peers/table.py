@@ -46,8 +46,8 @@ def peers(results: dict[str, Any]) -> str:
             )
         )
     failed = [f"- {name}: {line['failed']}" for name, line in ways.items() if "failed" in line]
-    told = markdown(_HEAD, rows)
-    return told if not failed else told + "\nNot measured:\n\n" + "\n".join(failed) + "\n"
+    text = markdown(_HEAD, rows)
+    return text if not failed else text + "\nNot measured:\n\n" + "\n".join(failed) + "\n"
 
 
 def _ratio(above: float | None, below: float | None) -> str:
@@ -94,9 +94,9 @@ def _query(report: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _evaluation(report: dict[str, Any]) -> list[tuple[str, str, str]]:
     seen = report["visible"]
     size = f"{report['ranks']} ranks, {report['pace']:.0f} steps/s"
-    told = f"{seen['p50_ms']:,.0f} / {seen['p95_ms']:,.0f}"
+    text = f"{seen['p50_ms']:,.0f} / {seen['p95_ms']:,.0f}"
     return [
-        (f"ms from a step's end to its alert ({size}), 50 / 95 %", told, "1,000"),
+        (f"ms from a step's end to its alert ({size}), 50 / 95 %", text, "1,000"),
         ("alerts missed", str(report["missed"]), "0"),
     ]
 
@@ -112,10 +112,10 @@ def _agent(report: dict[str, Any]) -> list[tuple[str, str, str]]:
             rows.append((f"{name}, 20 scalars, {where.replace('_', ' ')}, us (p99)", figure, ""))
     for name, found in report["workloads"].items():
         mean = found["agent"]["mean"]
-        told = "too few steps"
+        text = "too few steps"
         if mean is not None:
-            told = f"{mean['value']:.3f} [{mean['low']:.3f}, {mean['high']:.3f}]"
-        rows.append((f"{name}: step time with the agent to without", told, ""))
+            text = f"{mean['value']:.3f} [{mean['low']:.3f}, {mean['high']:.3f}]"
+        rows.append((f"{name}: step time with the agent to without", text, ""))
     return rows
 
 

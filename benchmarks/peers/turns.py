@@ -21,7 +21,7 @@ from benchmarks.peers.environments import NotInstalled, python_of
 from rankscope.server.demo.processes import Process, free_port
 
 WRITER = Path(__file__).with_name("writer.py")
-# Ways of which the documentation of the tracker tells no faster one are measured once.
+# Ways for which the documentation of the tracker names no faster one are measured once.
 WAYS: dict[str, tuple[str, ...]] = {
     "rankscope": ("ordinary", "fast"),
     "mlflow": ("ordinary", "fast"),
@@ -182,8 +182,10 @@ def _write(python: Path, given: dict[str, Any], home: Path, limit_s: float) -> d
     except subprocess.TimeoutExpired:
         raise Failed(f"not done after {limit_s:.0f} s") from None
     if done.returncode:
-        told = [line for line in done.stderr.splitlines() if line.strip()]
-        raise Failed(f"exit code {done.returncode}: {(told or ['no reason told'])[-1][:300]}")
+        stderr_lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise Failed(
+            f"exit code {done.returncode}: {(stderr_lines or ['no reason given'])[-1][:300]}"
+        )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

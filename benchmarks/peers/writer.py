@@ -71,8 +71,8 @@ class TensorBoard(Tracker):
 
     def _log_event(self, scalars: Scalars, step: int) -> None:
         value = self._summary.Value
-        told = self._summary(value=[value(tag=n, simple_value=v) for n, v in scalars.items()])
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=told))
+        summary = self._summary(value=[value(tag=n, simple_value=v) for n, v in scalars.items()])
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
 
     def close(self) -> None:
         self._writer.close()
@@ -257,9 +257,9 @@ class Rankscope(Tracker):
         kind = {"Content-Type": wire.CONTENT_TYPE}
         self._line.request("POST", "/api/v1/ingest", wire.encode(batch), kind)
         answer = self._line.getresponse()
-        told = answer.read()
+        body = answer.read()
         if answer.status != 200:
-            raise RuntimeError(f"{answer.status} {told[:300]!r}")
+            raise RuntimeError(f"{answer.status} {body[:300]!r}")
         self._first, self._seq, self._held = self._first + len(rows), self._seq + 1, []
 
     def close(self) -> None:
@@ -273,8 +273,8 @@ class Rankscope(Tracker):
             raise RuntimeError(f"not all of it has come: {run['state']}, {run['agent']}")
 
     def read(self, name: str) -> int:
-        told = self._ask(f"/api/v1/runs/bench/series?metric={name}&rank=0&max_points=100000")
-        return sum(len(series["steps"]) for series in told["series"])
+        found = self._ask(f"/api/v1/runs/bench/series?metric={name}&rank=0&max_points=100000")
+        return sum(len(series["steps"]) for series in found["series"])
 
     def _ask(self, path: str) -> Any:
         with urllib.request.urlopen(self._server + path, timeout=60) as answer:
