@@ -82,6 +82,6 @@ class WrongGather:
         )
 
 
-def parted(trainer: type) -> list[type]:
+def partitioned(trainer: type) -> list[type]:
     """Cases of a stage whose parameters are held whole by every rank."""
     return faults.cases(trainer, WrongGather, faults.OwnRate, faults.SameData, faults.NotANumber)

@@ -41,18 +41,20 @@ def main() -> int:
     change, script, stack, facts = sys.argv[1:]
     # Whoever ends this ends its nodes with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    told = json.loads(Path(facts).read_text(encoding="utf-8"))
-    folder = Path(told["folder"])
+    case_facts = json.loads(Path(facts).read_text(encoding="utf-8"))
+    folder = Path(case_facts["folder"])
     job = f"tests.stacks.jobs.{stack}"
     waiting = []
     for case in importlib.import_module(job).CASES:
-        if told["only"] in ("", case.id):
+        if case_facts["only"] in ("", case.id):
             own = folder / case.id
             own.mkdir()
-            plain = {**told, "only": case.id, "folder": str(own)}
+            plain = {**case_facts, "only": case.id, "folder": str(own)}
             (own / "facts.json").write_text(json.dumps(plain), encoding="utf-8")
             script_of_case = (script, stack, str(own / "facts.json"))
-            waiting.append((own, _job(change, f"{told['prefix']}-{case.id}", own, script_of_case)))
+            waiting.append(
+                (own, _job(change, f"{case_facts['prefix']}-{case.id}", own, script_of_case))
+            )
     folders = [own for own, _ in waiting]
     running: list[Iterator[None]] = []
     with contextlib.ExitStack() as ends:
@@ -122,13 +124,13 @@ def _node(run: str, port: int, script: tuple[str, ...], *, hosts: bool) -> Itera
             node.terminate()
             node.join(20)
         if node.exitcode is None:
-            node.kill()  # its ranks are told by the system that it is gone
+            node.kill()  # its ranks learn from the system that it is gone
             node.join()
 
 
 def _torchrun(arguments: tuple[str, ...], hosts: bool) -> None:
     os.environ["ELASTIC_NODE"] = "0" if hosts else "1"
-    # Else the ranks of all attempts meet in one store, where they find the addresses of ranks that
+    # Else the ranks of all attempts share one store, where they find the addresses of ranks that
     # are gone: gloo then fails to connect in every other restart.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tests.lab.faults.case import Expected
 from tests.lab.faults.hardware import flip
 from tests.lab.faults.training import Training, sample_all
-from tests.stacks.options import told
+from tests.stacks.options import agent_options
 
 
 def begin() -> int:
@@ -36,8 +36,8 @@ class Inside(Training):
         return super().parameter(name.removeprefix("net."))
 
     def options(self) -> dict[str, Any]:
-        """What every case tells the agent."""
-        return told(self.setting)
+        """The options that every case gives the agent."""
+        return agent_options(self.setting)
 
 
 class Prepared(ABC, Training):
@@ -51,7 +51,7 @@ class Prepared(ABC, Training):
         """Attaches as users of the framework do."""
 
     def attach(self, **options: Any) -> Any:
-        monitor = self.watch(**told(self.setting), **options)
+        monitor = self.watch(**agent_options(self.setting), **options)
         sample_all(monitor, self.setting)
         return monitor
 

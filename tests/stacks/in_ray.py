@@ -17,11 +17,11 @@ from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 
-def work(told):
+def work(job):
     """One worker."""
-    sys.argv[:] = told["arguments"]
-    os.chdir(told["folder"])
-    runpy.run_path(told["arguments"][0])["main"]()
+    sys.argv[:] = job["arguments"]
+    os.chdir(job["folder"])
+    runpy.run_path(job["arguments"][0])["main"]()
 
 
 def main():

@@ -42,11 +42,11 @@ def main() -> None:
         if facts["only"] in ("", case.id)
     ]
     if rank == 0:
-        told = [
+        described = [
             {"case": c.id, "what": c.what, "run": c.setting.run, "expected": _plain(c.expected())}
             for c in cases
         ]
-        Path(facts["folder"], "cases.json").write_text(json.dumps(told), encoding="utf-8")
+        Path(facts["folder"], "cases.json").write_text(json.dumps(described), encoding="utf-8")
     for case in cases:
         case.train()
 

@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from tests.lab.faults.case import Case, Expected
-from tests.stacks.options import told
+from tests.stacks.options import agent_options
 
 BATCH = 16
 WORLD = 2
@@ -66,11 +66,11 @@ class Replicated(ABC, Case):
         return float(self.world)
 
     def options(self) -> dict[str, Any]:
-        """What every case tells the agent."""
-        return told(self.setting)
+        """The options that every case gives the agent."""
+        return agent_options(self.setting)
 
-    def look_at_all(self, monitors: list[Any]) -> None:
-        """With full sampling, everything is looked at at every step."""
+    def sample_all(self, monitors: list[Any]) -> None:
+        """With full sampling, everything is sampled at every step."""
         if self.setting.full:
             for monitor in monitors:
                 monitor._schedule.ask_dense(10**9)

@@ -17,7 +17,7 @@ from tests.lab.faults.case import Expected
 from tests.lab.faults.models import BATCH, SAMPLES, batches_of, order_of
 from tests.lab.faults.training import Training, sample_all
 from tests.stacks import faults
-from tests.stacks.options import told
+from tests.stacks.options import agent_options
 
 _LONGEST_WAIT = 120.0
 
@@ -67,8 +67,8 @@ class Resized(Training):
         yield from batches_of(left, rank=part, world=parts)
 
     def attach(self, **options: Any) -> Any:
-        # Run and step are not told: they are torchrun's and the optimizer's.
-        plain = {**told(self.setting), **options}
+        # Run and step are not given: they are torchrun's and the optimizer's.
+        plain = {**agent_options(self.setting), **options}
         plain.pop("run")
         monitor = agent.attach(self.model, self.optimizer, **plain)
         sample_all(monitor, self.setting)

@@ -17,12 +17,12 @@ def test_the_table_is_made_of_the_results():
     )
 
 
-def test_what_is_told_wrongly_is_named_as_a_gap():
+def test_what_is_reported_wrongly_is_named_as_a_gap():
     results = json.loads((DOCS / "results.json").read_text(encoding="utf-8"))
     known = {stack.name: stack for stack in stacks()}
     assert results.keys() <= known.keys()
     for name, found in results.items():
-        wrong = {case for case, told in found["cases"].items() if not told["right"]}
+        wrong = {case for case, outcome in found["cases"].items() if not outcome["right"]}
         assert wrong == set(known[name].gaps) == set(found["gaps"]), name
 
 

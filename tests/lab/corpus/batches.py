@@ -18,7 +18,8 @@ from tests.support.traces import Trace
 
 
 def fed(trace: Trace, recipe: Recipe) -> Trace:
-    """A recorded run with the words `batch` and `rows/0` to `rows/3` of what its ranks were given.
+    """A recorded run with the digests `batch` and `rows/0` to `rows/3` of what its ranks were
+    given.
 
     Args:
         recipe: as it was before the training: what spoils its batches may count them.
@@ -27,7 +28,7 @@ def fed(trace: Trace, recipe: Recipe) -> Trace:
     source = recipe.batches(np.random.default_rng(trace.seed))
     hashes = rows.RowHashes()
     shape = recipe.ranks, recipe.steps
-    words = {name: np.zeros(shape, dtype=np.uint64) for name in ("batch", *SAMPLE_WORDS)}
+    digests = {name: np.zeros(shape, dtype=np.uint64) for name in ("batch", *SAMPLE_WORDS)}
     for step in range(recipe.steps):
         micro = [next(source) for _ in range(recipe.micro)]
         for rank in range(recipe.ranks):
@@ -40,7 +41,9 @@ def fed(trace: Trace, recipe: Recipe) -> Trace:
                 given = batch[0].contiguous()
                 digest.update(given.numpy().tobytes())
                 found.append(hashes.begin(given, here=True))
-            words["batch"][rank, step] = int.from_bytes(digest.digest(), "little")
-            for name, word in rows.packed([one for one in found if one is not None]).items():
-                words[name][rank, step] = word
-    return replace(trace, words={**trace.words, **words})
+            digests["batch"][rank, step] = int.from_bytes(digest.digest(), "little")
+            for name, packed_digest in rows.packed(
+                [one for one in found if one is not None]
+            ).items():
+                digests[name][rank, step] = packed_digest
+    return replace(trace, words={**trace.words, **digests})

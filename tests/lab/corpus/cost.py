@@ -1,7 +1,7 @@
 """What judging a step costs: `python -m tests.lab.corpus.cost [ranks] [steps a window] [steps]`.
 
 All detectors, on what an agent posts by default: losses with noise, learning rates, norms, times,
-digests of batches, and a comparison of words at every step, one of eight tensors at every 16th.
+digests of batches, and a comparison of digests at every step, one of eight tensors at every 16th.
 Time is that of the processor, so that a busy machine does not count.
 """
 

@@ -90,7 +90,7 @@ def _cases() -> tuple[Counter[str], Counter[str]]:
 
 
 def _fault_lab() -> dict[str, list[str]]:
-    """Kind -> faults of the lab that are to be told by it."""
+    """Kind -> faults of the lab that it has to report."""
     found = defaultdict[str, list[str]](list)
     for name, case in sorted(REGISTRY.cases.items()):
         setting = Setting(world=max(case.worlds), model=case.models[0], seed=0)

@@ -68,7 +68,7 @@ def dying(seed: int) -> Callable[[int, nn.Module, Any], None]:
 
 
 def tanhs(seed: int, layers: int) -> nn.Module:
-    """Narrow layers of tanh with small weights: each shortens the gradient."""
+    """Narrow layers of tanh with small weights: each scales the gradient down."""
     torch.manual_seed(seed)
     made: list[nn.Module] = [nn.Linear(64, 24), nn.Tanh()]
     for _ in range(layers):
@@ -91,7 +91,7 @@ def odd_batch(rank: int, every: int, first: int) -> Callable[[int, int, Batch], 
 
 
 def magnified(rank: int, factor: float, every: int = 1) -> Callable[[int, int], float]:
-    """One rank's gradient is too large: always, or once in so many steps."""
+    """One rank's gradient is too large: always, or at an interval of steps."""
     return lambda step, at: factor if at == rank and (step + 1) % every == 0 else 1.0
 
 
@@ -166,7 +166,7 @@ def healthy() -> dict[str, Family]:
 
 
 def relus(seed: int, layers: int) -> nn.Module:
-    """As many layers as are no trouble to ReLU with its own initial weights."""
+    """As many layers as ReLU trains without a fault with its own initial weights."""
     torch.manual_seed(seed)
     made: list[nn.Module] = [nn.Linear(64, 48), nn.ReLU()]
     for _ in range(layers):

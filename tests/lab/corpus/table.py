@@ -32,13 +32,13 @@ _EXPECTED: dict[str, tuple[str, int]] = {
     "F43": ("lr.too_high", 300),
 }
 # Ten times the rate: the loss jumps, is back within 50 steps, and falls below what it was before.
-# It is one to train with; what is told is the jump, and that the rate had been raised.
+# It is one to train with; what is reported is the jump, and that the rate had been raised.
 _EXPECTED_OF = {"F43-demo-lr-x10": ("loss.spike", 205)}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the corpus with what was said of it, and what else where it was told otherwise."""
+    """One run of the corpus with what was said of it, and what else in its variations."""
 
     name: str
     seed: int
@@ -89,7 +89,7 @@ def report(
 
     Returns:
         1 if a healthy run has a warning, a broken one lacks what it should have, or something else
-        is said of a run that is told otherwise; else 0.
+        is said of a variation of a run; else 0.
     """
     names, seeds = zip(*runs, strict=True)
     many = len(runs)
@@ -140,7 +140,7 @@ def _healthy(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _varied(runs: Sequence[Run]) -> Iterator[str]:
-    """Where something else was said of a run that was told otherwise."""
+    """Where something else was said of a variation of a run."""
     yield ""
     for run in runs:
         for difference in run.differences:

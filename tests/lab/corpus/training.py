@@ -58,7 +58,7 @@ class Recipe:
     held_out: Batch | None = None
 
 
-# How many steps lie between two looks: at the held-out data, at the size of the updates.
+# How many steps lie between two evaluations on held-out data, two samples of the updates' size.
 EVALUATED = 25
 SAMPLED = 4
 
@@ -133,10 +133,10 @@ def train(name: str, seed: int, recipe: Recipe, facts: dict[str, Any]) -> Trace:
         series["loss"][:, step] = losses
         series["samples"][:, step] = seen * recipe.micro
         series["accuracy"][:, step] = right / max(seen * recipe.micro, 1)
-        looked = step % SAMPLED == 0
-        before = [p.detach().clone() for p in parameters] if looked else []
+        sampled = step % SAMPLED == 0
+        before = [p.detach().clone() for p in parameters] if sampled else []
         optimizer.step()
-        if looked:
+        if sampled:
             size = norm([p.detach() for p in parameters])
             moved = norm([p.detach() - old for p, old in zip(parameters, before, strict=True)])
             series["weight_norm"][:, step], present["weight_norm"][:, step] = size, True

@@ -1,4 +1,4 @@
-"""Runs told otherwise, of which the same has to be said: another unit of the loss, other numbers of
+"""Variations of runs, of which the same has to be said: another unit of the loss, other numbers of
 the ranks, other windows, and fewer steps logged.
 """
 
@@ -15,7 +15,7 @@ from tests.support.judging import Judgement, judge, verdict
 from tests.support.traces import Trace
 
 FACTORS = (1e-3, 1e3)
-# One logged step of so many.
+# Of this number of steps one is logged.
 SPARSE = (5, 20)
 # Steps in a window; the replay of a finished run takes them all at once.
 _WINDOW = 50
@@ -25,10 +25,10 @@ _CLEARED = "ok"
 
 @dataclass(frozen=True)
 class Difference:
-    """What was said of a run told otherwise, and should not have been.
+    """What was said of a variation of a run, and should not have been.
 
     Attributes:
-        how: in which way it was told: `loss x 0.001`, `ranks renumbered`, `at once`, `every 5th`.
+        how: the variation: `loss x 0.001`, `ranks renumbered`, `at once`, `every 5th`.
         kinds: of which it was.
     """
 
@@ -42,7 +42,7 @@ def plainly(run: Trace, settings: Effective) -> Judgement:
 
 
 def differences(run: Trace, settings: Effective, plain: Judgement) -> Iterator[Difference]:
-    """All ways of telling a run that change what is said of it.
+    """All variations of a run that change what is said of it.
 
     At fewer steps an alert may be missed, but nothing new may be raised, and what is missed must
     not be said to be in order.
@@ -74,7 +74,7 @@ def _changed(
 ) -> Iterator[Difference]:
     was = {verdict(alert) for alert in plain.alerts}
     now = {verdict(alert, order) for alert in found.alerts}
-    kinds = {str(told[0]) for told in was ^ now}
+    kinds = {str(reported[0]) for reported in was ^ now}
     kinds |= {k for k, check in plain.checks.items() if found.checks[k].status != check.status}
     if kinds:
         yield Difference(how, tuple(sorted(kinds)))

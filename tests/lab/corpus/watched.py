@@ -21,30 +21,30 @@ _SQUASHING = (nn.Tanh, nn.Sigmoid)
 
 
 def watched(name: str, seed: int, recipe: Recipe, facts: dict[str, Any]) -> Trace:
-    """Trains a recipe, and looks at its layers at every fourth step."""
-    look = _Look(recipe)
-    trace = train(name, seed, replace(recipe, before=look.before), facts)
-    look.after(recipe.steps - 1, recipe.model)
+    """Trains a recipe, and samples its layers at every fourth step."""
+    watched = _Watched(recipe)
+    trace = train(name, seed, replace(recipe, before=watched.before), facts)
+    watched.after(recipe.steps - 1, recipe.model)
     series = {**trace.series}
     if "tensors_without_gradient" not in series:
-        counts = np.array([look.without_gradient[step] for step in range(recipe.steps)])
+        counts = np.array([watched.without_gradient[step] for step in range(recipe.steps)])
         series["tensors_without_gradient"] = np.broadcast_to(
             counts.astype(np.float64), (recipe.ranks, recipe.steps)
         ).copy()
-    hooks = ["compress"] if look.cosines else []
+    hooks = ["compress"] if watched.cosines else []
     return replace(
         trace,
         series=series,
-        layers=tuple(sorted(look.made, key=lambda one: (one.step, one.metric))),
+        layers=tuple(sorted(watched.made, key=lambda one: (one.step, one.metric))),
         reductions=tuple(
             Reduction(step=step, ranks=np.arange(recipe.ranks), tensor_count=0, cosine=cosine)
-            for step, cosine in look.cosines
+            for step, cosine in watched.cosines
         ),
         config={"data_parallel": {"communication_hooks": hooks}},
     )
 
 
-class _Look:
+class _Watched:
     """Called before each step, it sees what the one before has left."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -97,9 +97,9 @@ class _Look:
             return
         self._norms(step, parameters)
         self._shares(step)
-        told = getattr(self.optimizer, "cosine", None)
-        if told is not None:
-            self.cosines.append((step, told))
+        cosine = getattr(self.optimizer, "cosine", None)
+        if cosine is not None:
+            self.cosines.append((step, cosine))
 
     def _gradients(self, step: int, parameters: list[Any]) -> None:
         self.without_gradient[step] = sum(not bool(p.grad.any()) for p in parameters)

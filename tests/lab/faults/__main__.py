@@ -50,8 +50,8 @@ def main() -> int:
 
 def _write(options: argparse.Namespace, results: list[Result]) -> None:
     if options.json:
-        told = {"full_sampling": options.full_sampling, **table.as_json(results)}
-        Path(options.json).write_text(json.dumps(told, indent=1) + "\n")
+        reported = {"full_sampling": options.full_sampling, **table.as_json(results)}
+        Path(options.json).write_text(json.dumps(reported, indent=1) + "\n")
     if options.markdown:
         Path(options.markdown).write_text(table.as_markdown(results))
     print(json.dumps(table.summary(results)))
@@ -69,7 +69,7 @@ def _options() -> argparse.Namespace:
     add("--all-models", action="store_true", help="each case with each model")
     add("--seeds", type=int, default=1, help="runs of each case")
     add("--first-seed", type=int, default=0, help="to go on where an earlier run ended")
-    add("--full-sampling", action="store_true", help="look at everything at every step")
+    add("--full-sampling", action="store_true", help="sample everything at every step")
     add("--json", metavar="FILE")
     add("--markdown", metavar="FILE")
     add("--folder", help="keep database and logs there")

@@ -342,7 +342,7 @@ class B16b(Benign, Training):
 
     id = "B16b"
     what = "all ranks evaluate on the same batch, and train on the same one at their first step"
-    # The transformer memorises its 1,024 samples within 300 steps: a gap, and rightly told.
+    # The transformer memorises its 1,024 samples within 300 steps: a gap, and rightly reported.
     models = ("mlp", "cnn")
 
     def next_batch(self) -> Samples:

@@ -48,9 +48,9 @@ class F43(Training):
 
     again = True
 
-    def next_look(self) -> int:
-        """Two ranks part in any case: that nothing moves their statistics takes a second look."""
-        last = super().next_look()
+    def next_sample(self) -> int:
+        """Two ranks diverge in any case: frozen statistics take a second sample."""
+        last = super().next_sample()
         if last > self.step or self.world > 2 or self.setting.full or not self.again:
             return last
         self.again = False

@@ -15,7 +15,7 @@ from typing import ClassVar
 SEVERITIES = ("info", "warning", "critical")
 MODELS = ("mlp", "cnn", "transformer")
 
-# At its default the agent looks at steps as short as these every 64th time, or more often.
+# At its default the agent samples one in 64 of steps as short as these, or more.
 _LONGER = 100
 
 # Tensors that a fault chooses from: the weights that every step of the model moves.
@@ -63,7 +63,7 @@ class Expected:
         tensors: it names exactly these; None: it may name any.
         step: the first step that goes wrong.
         tolerance: steps by which its first step may lie from there: 0 for what is compared bit by
-            bit; more where only statistics tell.
+            bit; more where only statistics show it.
         severity: the least.
         ceiling: the highest.
     """
@@ -86,11 +86,11 @@ class Case:
         what: what is injected where, in one line.
         models: families of models that can show it.
         worlds: numbers of ranks that it can be done with.
-        steps: length of the training where all steps are looked at.
+        steps: length of the training where all steps are sampled.
         onset: first step that is touched; None: chosen by the seed.
         launches: number of launches of its own processes; 0: it runs in the pool.
         hangs: its ranks end by waiting in vain: it can run beside others.
-        settle: seconds to wait for an alert after the end; for what only silence tells.
+        settle: seconds to wait for an alert after the end; for what only silence shows.
     """
 
     id: ClassVar[str]
@@ -153,7 +153,7 @@ class Case:
 
     @property
     def length(self) -> int:
-        """Steps of the training: at default sampling long enough for a further look at them."""
+        """Steps of the training: at default sampling long enough for a further sample of them."""
         return self.steps if self.setting.full else self.steps + _LONGER
 
     @property
@@ -168,7 +168,7 @@ class Case:
         return (frozenset(range(self.world)), frozenset())
 
     def one(self) -> tuple[frozenset[int], ...]:
-        """The suspects rank, told by what it posts of itself."""
+        """The suspect rank, known by what it posts of itself."""
         return (frozenset({self.suspects}),)
 
     def all(self) -> tuple[frozenset[int], ...]:
@@ -176,10 +176,10 @@ class Case:
         return (frozenset(range(self.world)),)
 
     def odd_one(self) -> tuple[frozenset[int], ...]:
-        """The suspects rank, told by its difference from the others.
+        """The suspect rank, known by its difference from the others.
 
-        Of two ranks nobody can tell which one it is: both are named. If something else tells, it
-        is the suspects one.
+        Of two ranks nobody can know which one it is: both are named. If something else shows it,
+        it is the suspect one.
         """
         both = (frozenset({0, 1}),) if self.world == 2 else ()
         return (*self.one(), *both)
@@ -200,7 +200,7 @@ class Registry:
         return case
 
     def chosen(self, ids: Collection[str], families: Collection[str]) -> list[type[Case]]:
-        """Those asked for, faults first; all of them without a wish."""
+        """Those asked for, faults first; all of them where none are named."""
         unknown = set(ids) - set(self.cases)
         if unknown:
             raise KeyError(f"no such case: {', '.join(sorted(unknown))}")

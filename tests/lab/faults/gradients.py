@@ -279,7 +279,7 @@ class F22(TensorParallel):
 
 @register
 class F23(Pipeline):
-    """Tied weights on two stages come apart."""
+    """Tied weights on two stages diverge."""
 
     id = "F23"
     what = "from one step on the gradient of a tensor tied over two stages is not summed"

@@ -71,7 +71,7 @@ class F64(Training):
 
     @property
     def length(self) -> int:
-        """At default sampling few looks fall on one step in twenty: there have to be more."""
+        """At default sampling few samples fall on one step in twenty: there have to be more."""
         return self.steps if self.setting.full else 2560
 
     def prepared(self) -> None:
@@ -117,6 +117,6 @@ class F64b(Training):
         return Expected(
             kinds=("rank.gradient_outlier",),
             ranks=self.odd_one(),
-            # Of two ranks nobody can tell whether it is a fault or their data.
+            # Of two ranks nobody can know whether it is a fault or their data.
             severity="warning" if self.world > 2 else "info",
         )

@@ -14,26 +14,26 @@ from tests.lab.faults.optimizer import LeftAlone
 from tests.lab.faults.resumed import Resumed
 from tests.lab.faults.training import Manual, Training
 
-# Looks of all ranks at one step that tell a slow one, and one more.
-_LOOKS = 9
+# Common samples of all ranks that show a slow one, and one more.
+_SAMPLES = 9
 
 
-class ManyLooks(Training):
-    """What is told by looks of all ranks at the same steps: they are waited for."""
+class ManySamples(Training):
+    """What is known by samples of all ranks at the same steps: they are waited for."""
 
-    looks = 0
+    samples = 0
 
-    def next_look(self) -> int:
-        """On a busy machine ranks look rarely, and not at the same steps."""
-        last = super().next_look()
-        while last == self.step and not self.setting.full and self.looks < _LOOKS:
-            self.looks += 1
-            self.looked = False
-            last = super().next_look()
+    def next_sample(self) -> int:
+        """On a busy machine ranks sample rarely, and not at the same steps."""
+        last = super().next_sample()
+        while last == self.step and not self.setting.full and self.samples < _SAMPLES:
+            self.samples += 1
+            self.sampled = False
+            last = super().next_sample()
         return last
 
 
-class Slow(ManyLooks):
+class Slow(ManySamples):
     """Something takes 50 ms from one step on."""
 
     steps = 80
@@ -62,7 +62,7 @@ class F70(Slow):
 
 
 @register
-class F71(ManyLooks, Manual):
+class F71(ManySamples, Manual):
     """The network is slow."""
 
     id = "F71"

@@ -142,7 +142,7 @@ class F81(ParameterServer):
 
     @property
     def worker(self) -> int:
-        """The suspects one: never the server itself."""
+        """The suspect one: never the server itself."""
         return max(self.suspects, 1)
 
     def pulls(self) -> bool:

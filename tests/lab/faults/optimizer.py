@@ -163,7 +163,7 @@ HANG_SECONDS = 25.0
 
 
 class LeftAlone(Manual):
-    """A job of its own whose suspects rank leaves the training; the others wait for it in vain."""
+    """A job of its own whose suspect rank leaves the training; the others wait for it in vain."""
 
     launches = 1
     hangs = True

@@ -13,8 +13,9 @@ import urllib3
 Json = dict[str, Any]
 
 _POLL_SECONDS = 0.2
-# An agent tells its plan after so many steps at the earliest, if its run does not end before.
-_FIRST_TOLD = 32
+# An agent reports its plan after this number of steps at the earliest, if its run does not end
+# before.
+_FIRST_REPORTED = 32
 
 
 class Server:
@@ -40,27 +41,28 @@ class Server:
         return sorted(items, key=lambda alert: (str(alert["opened_at"]), alert["first_step"]))
 
     def interval(self, run: str) -> int:
-        """The largest number of steps between two looks of a rank at any link of the chain.
+        """The largest number of steps between two samples that a rank takes of any link of the
+        chain.
 
-        Of all that they told in the run, since they change it with what looks and steps cost them.
-        They tell it when it has changed, every 32 steps at most, and in the end; before that it is
-        not known, and the steps of a short run are all there are.
+        Of all that they reported in the run, since they change it with what samples and steps cost
+        them. They report it when it has changed, every 32 steps at most, and in the end; before
+        that it is not known, and the steps of a short run are all there are.
         """
         facts = self.run(run)
         if facts is None:
             return 0
         last_step = max(int(facts["last_step"]), 0)
-        if last_step < _FIRST_TOLD:
+        if last_step < _FIRST_REPORTED:
             return last_step
         tiers = {tier for rank in facts["agent"]["sampling"] for tier in rank["intervals"]}
-        told = []
+        reported = []
         for tier in tiers:
             query = {"metric": f"rankscope/interval/{tier}"}
             answer = self._get(f"/runs/{quote(run, safe='')}/series", query)
-            told += [
+            reported += [
                 int(i) for of_rank in (answer or {"series": ()})["series"] for i in of_rank["max"]
             ]
-        return max(told, default=last_step)
+        return max(reported, default=last_step)
 
     def judged(self, run: str, *, timeout: float, settle: float) -> str:
         """Waits until the server has judged all of a run.

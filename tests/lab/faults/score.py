@@ -52,7 +52,7 @@ def score(expected: Expected, roots: Sequence[Alert], *, slack: int) -> tuple[Sc
     """Judges the root alerts of a run.
 
     Args:
-        slack: steps between two looks of the agent: what was broken in between is dated by it.
+        slack: steps between two samples of the agent: what was broken in between is dated by it.
 
     Returns:
         The score, and the alert that it is about.

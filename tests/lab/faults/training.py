@@ -40,7 +40,7 @@ class Training(Case):
     model: nn.Module
     optimizer: torch.optim.Optimizer
     monitor: Any
-    looked: bool
+    sampled: bool
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -167,25 +167,26 @@ class Training(Case):
             last = self.length
             while self.step < last:
                 # What was planned: by the end of the step the agent may have planned anew.
-                self.looked = bool(self.monitor._context.state)
+                self.sampled = bool(self.monitor._context.state)
                 self.one_step()
                 self.step += 1
                 if self.length <= self.step == last:
-                    last = max(last, self.next_look())
+                    last = max(last, self.next_sample())
 
-    def next_look(self) -> int:
-        """One more than the next step at which all ranks look at everything.
+    def next_sample(self) -> int:
+        """One more than the next step at which all ranks sample everything.
 
-        They choose their intervals by what a look has cost them: on a busy machine one of them may
-        look every 512th step while the others do every 32nd. And it may choose anew before it gets
+        They choose their intervals by what a sample has cost them: on a busy machine one of them
+        may sample every 512th step while the others do every 32nd. And it may choose anew before it
+        gets
         there: then there is another one.
         """
         if self.setting.full or self.step >= _LONGEST:
             return self.step
-        looked = self.step > self.length and self.looked
-        told = torch.tensor([1 << max(self.monitor._schedule.exponents.values()), not looked])
-        dist.all_reduce(told, op=dist.ReduceOp.MAX)
-        interval, missing = told.tolist()
+        sampled = self.step > self.length and self.sampled
+        extremes = torch.tensor([1 << max(self.monitor._schedule.exponents.values()), not sampled])
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+        interval, missing = extremes.tolist()
         return self.step + (-self.step % interval + 1 if missing else 0)
 
     def one_step(self) -> None:
@@ -258,10 +259,10 @@ class Manual(Training):
 
 
 def sample_all(monitor: Any, setting: Setting) -> None:
-    """With full sampling, everything is looked at at every step.
+    """With full sampling, everything is sampled at every step.
 
     The largest `overhead` alone does not do it: a tier that takes more than 0.45 % of the step is
-    never due at each. The server asks for it in the same way when it wants a closer look.
+    never due at each. The server asks for it in the same way with a dense-sampling request.
     """
     if setting.full:
         monitor._schedule.ask_dense(10**9)

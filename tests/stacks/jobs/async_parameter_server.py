@@ -7,7 +7,7 @@ from rankscope import agent
 from tests.lab.faults.case import Expected
 from tests.lab.faults.training import Training, sample_all
 from tests.stacks.faults import begin, cases
-from tests.stacks.options import told
+from tests.stacks.options import agent_options
 
 LAUNCH = "torchrun"
 WORLD = 4
@@ -37,7 +37,7 @@ class Model(Training):
         return 1 + super().suspects % (self.world - 1)
 
     def is_late(self, version):
-        """Whether a version is after the onset, on the suspects rank."""
+        """Whether a version is after the onset, on the suspect rank."""
         return self.is_target and version >= self.at
 
     def loses(self, worker, version):
@@ -65,7 +65,7 @@ class Model(Training):
 
     @property
     def options(self):
-        return told(self.setting)
+        return agent_options(self.setting)
 
     def train(self):
         self.prepare()

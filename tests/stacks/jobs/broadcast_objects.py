@@ -15,21 +15,21 @@ __all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
 THIRD_EPOCH = 2 * epoch_steps(WORLD)
 
 
-def told(decide):
+def decided_by_first(decide):
     """What rank 0 decides, on every rank."""
     held = [decide() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(held, src=0)
     return held[0]
 
 
-class Told(Manual):
+class Broadcast(Manual):
     """Every rank draws weights of its own, and takes rank 0's; gradients are reduced by hand."""
 
     def first_seed(self):
         return super().first_seed() + 100 * self.rank
 
     def prepared(self):
-        state = told(self.net.state_dict)
+        state = decided_by_first(self.net.state_dict)
         if self.takes_state():
             self.net.load_state_dict(state)
 
@@ -49,7 +49,7 @@ class Told(Manual):
         return {"lr": self.lr * 0.8**epoch, "order": order}
 
     def rows(self, epoch):
-        plan = told(lambda: self.decided(epoch))
+        plan = decided_by_first(lambda: self.decided(epoch))
         if self.takes_rate(epoch):
             for group in self.optimizer.param_groups:
                 group["lr"] = plan["lr"]
@@ -122,4 +122,4 @@ class AnothersShare:
         )
 
 
-CASES = cases(Told, StateNotTaken, RateNotTaken, AnothersShare, Flip, OwnGradient)
+CASES = cases(Broadcast, StateNotTaken, RateNotTaken, AnothersShare, Flip, OwnGradient)

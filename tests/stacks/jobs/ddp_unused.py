@@ -1,4 +1,4 @@
-"""DDP that looks for unused parameters: a layer is left out at some steps, on some ranks."""
+"""DDP that searches unused parameters: a layer is left out at some steps, on some ranks."""
 
 import torch
 

@@ -1,6 +1,6 @@
 """DeepSpeed: ZeRO 1, the optimizer in parts; AdamW."""
 
-from tests.stacks.deepspeed_engine import Engine, begin, parted
+from tests.stacks.deepspeed_engine import Engine, begin, partitioned
 
 LAUNCH = "torchrun"
 WORLD = 2
@@ -14,4 +14,4 @@ class Zero1(Engine):
     stage = 1
 
 
-CASES = parted(Zero1)
+CASES = partitioned(Zero1)

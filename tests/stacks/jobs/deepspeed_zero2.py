@@ -1,6 +1,6 @@
 """DeepSpeed: ZeRO 2, gradients and optimizer in parts; AdamW."""
 
-from tests.stacks.deepspeed_engine import Engine, begin, parted
+from tests.stacks.deepspeed_engine import Engine, begin, partitioned
 
 LAUNCH = "torchrun"
 WORLD = 2
@@ -14,4 +14,4 @@ class Zero2(Engine):
     stage = 2
 
 
-CASES = parted(Zero2)
+CASES = partitioned(Zero2)

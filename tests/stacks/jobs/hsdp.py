@@ -17,7 +17,7 @@ class Hybrid(Sharded):
     replicated = True
 
     def peers(self):
-        """The suspects rank and its replica: of two nobody can tell which one is wrong."""
+        """The suspect rank and its replica: of two nobody can know which one is wrong."""
         pair = frozenset({self.suspects, (self.suspects + 2) % 4})
         return (frozenset({self.suspects}), pair)
 

@@ -80,7 +80,7 @@ class Sharded(Replicated):
     def train(self):
         self.build()
         watch = agent.jax.Replicas(self.parameters, **self.options())
-        self.look_at_all(watch.monitors)
+        self.sample_all(watch.monitors)
         step_of = self.made_step()
         for step, (inputs, targets) in enumerate(self.batches()):
             self.before_step(step)

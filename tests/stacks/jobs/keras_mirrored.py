@@ -85,7 +85,7 @@ class _Driver(keras.callbacks.Callback):
         self._case, self._watch = case, watch
 
     def on_train_begin(self, logs=None):
-        self._case.look_at_all(self._watch.monitors)
+        self._case.sample_all(self._watch.monitors)
 
     def on_train_batch_begin(self, batch, logs=None):
         self._case.before_step(batch)

@@ -10,7 +10,7 @@ __all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
 
 
 class _Worker:
-    """The suspects one is never the server itself."""
+    """The suspect one is never the server itself."""
 
     onset = 30
 

@@ -58,7 +58,7 @@ class Stages(Training):
         return "3.weight" if self.suspects % 2 else "0.weight"
 
     def odd_one(self):
-        """Of two replicas nobody can tell which one is wrong."""
+        """Of two replicas nobody can know which one is wrong."""
         return (frozenset({self.suspects}), frozenset({self.suspects, (self.suspects + 2) % 4}))
 
 

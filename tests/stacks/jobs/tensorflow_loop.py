@@ -27,7 +27,7 @@ class Loop(Mirrored):
         watch = agent.keras.Replicas(
             self.net.trainable_variables, strategy=self.strategy, **self.options()
         )
-        self.look_at_all(watch.monitors)
+        self.sample_all(watch.monitors)
         data = iter(self.distributed())
         # Among several processes the end of the data is found out by waiting for the others.
         for step in range(self.length):
@@ -53,7 +53,7 @@ class Loop(Mirrored):
             local = tape.gradient(loss, variables)
             context = tf.distribute.get_replica_context()
             reduced = [g / divisor for g in context.all_reduce("sum", local)]
-            # Keras sums what each replica hands over.
+            # Keras sums what each replica returns.
             shares = [g / self.world for g in reduced]
             self.optimizer.apply(shares, self.net.trainable_variables)
             return loss, local, reduced

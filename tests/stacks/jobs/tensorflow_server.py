@@ -48,7 +48,7 @@ class Served(Case):
         return tf.logical_and(worker + 1 == self.suspects, version >= self.at)
 
     def loss_of(self, loss, version):
-        """A loss as it is told, and derived."""
+        """A loss as it is reported, and derived."""
         return loss
 
     def rate(self, version):
