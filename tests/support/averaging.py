@@ -1,4 +1,5 @@
-"""Local SGD as a script: each rank trains for itself, every so many steps the weights are averaged.
+"""Local SGD as a script: each rank trains for itself, at an interval of steps the weights are
+averaged.
 
 Run under torchrun; arguments: the interval, the number of steps, and the step after which rank 1
 keeps its own weights (-1 for none).

@@ -52,16 +52,17 @@ def chain(
     """A training of `ranks` ranks in which something goes wrong from step `at` on.
 
     Args:
-        every: steps from one full look to the next after the first `dense`.
+        every: steps from one full sample to the next after the first `dense`.
         epoch: batches of each rank until all have been seen.
         clip: largest norm of the gradient; 0 for no clipping.
         amp: loss scale; 0 for none.
-        groups: so many ranks share a batch and a part of every tensor, as in tensor parallelism.
+        groups: this number of ranks share a batch and a part of every tensor, as in tensor
+            parallelism.
         dealt: every rank holds a part of every tensor and reads its own batches, as under FSDP.
-        without: scalars, words and stages that are not posted.
-        thin: after the first `dense` steps, batches are posted at every so many,
+        without: scalars, digests and stages that are not posted.
+        thin: after the first `dense` steps, batches are posted at one step in this number,
         lost_looks: but not at these.
-        reads: the way in which samples are dealt (`support.samples`); empty: none are told of.
+        reads: the way in which samples are dealt (`support.samples`); empty: none are reported.
         batch: samples in a batch.
         hook: communication hook of torch that reduces the gradients.
         size: what the loss, and so every gradient, is multiplied by.
@@ -300,7 +301,7 @@ def chain(
                     kept += weight * (new - kept)
                     if part != "watched/ema" and hit:
                         kept += np.float32(r)
-                # Two of the ranks look more often than the others.
+                # Two of the ranks sample more often than the others.
                 if fault != "average-apart" or r in (1, 2) or step % (2 * every) == 0:
                     said.words["watched"] = model_word(averages[r])
                     said.print(step, "watched", averages[r], part)
@@ -363,7 +364,7 @@ def chain(
         previous = reduced
         run.append(row)
     if fault == "late":
-        # It skipped a step and does not count it: what it says is a step older than it looks.
+        # It skipped a step and does not count it: what it says is a step older than it seems.
         for step in range(at, steps - 1):
             run[step][rank].scalars["grad_norm"] = run[step + 1][rank].scalars["grad_norm"]
     configs = [config_of() for _ in range(ranks)]

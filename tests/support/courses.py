@@ -17,7 +17,7 @@ def weights(
     every: int = 4,
     steps: int = 1200,
 ) -> Trace:
-    """Norms of the parameters, at every so many steps.
+    """Norms of the parameters, at an interval of steps.
 
     Args:
         rate: growth of their logarithm a step, up to step `until`.
@@ -45,10 +45,10 @@ def zeros(
     rate: float = 0.1,
     steps: int = 300,
 ) -> Trace:
-    """Two ranks whose gradients are exactly zero up to step `until`, looked at now and then.
+    """Two ranks whose gradients are exactly zero up to step `until`, sampled at intervals.
 
     Args:
-        loss: at all of these steps, with so much noise.
+        loss: at all of these steps, with this much noise.
         begin: first step of the run, which is a resumed one.
     """
     random = np.random.default_rng(seed)
@@ -133,7 +133,7 @@ def thrown_away(seed: int, *, discarded: int = 3, every: int = 1, games: bool = 
     """Steps of two ranks that throw gradients away before they step.
 
     Args:
-        discarded: backward passes, at every so many steps.
+        discarded: backward passes, at an interval of steps.
         games: another optimizer steps in turns with this one.
     """
     random = np.random.default_rng(seed)

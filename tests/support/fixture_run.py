@@ -30,7 +30,7 @@ EMA = TensorTable(
     dtypes=("float32",) * 40,
     shards=("",) * 40,
 )
-# Every so many steps an agent posts its plan, and numbers for each tensor.
+# At this interval of steps an agent posts its plan, and numbers for each tensor.
 TOLD_EVERY = 32
 DENSE_START = 8
 SAMPLED_EVERY = 8

@@ -14,7 +14,7 @@ RUN = "digits"
 
 
 def finding(kind: str, seen_step: int, last_step: int | None = None, **more: Any) -> Finding:
-    """A finding of one step, unless told otherwise, since that step."""
+    """A finding of one step, unless given otherwise, since that step."""
     known: dict[str, Any] = {
         "severity": "warning",
         "title": f"{kind} seen at {seen_step}",

@@ -28,7 +28,7 @@ class JudgedJob:
     collector: Collector
 
     def words(self, name: str, rank: int = 0) -> dict[int, int]:
-        """Step -> word of a rank."""
+        """Step -> digest of a rank."""
         return {
             int(step): int(value)
             for batch in self.collector.batches

@@ -1,4 +1,4 @@
-"""Trainings of which single tensors, batches and gradients are told of, in which something is off.
+"""Trainings that report single tensors, batches and gradients, in which something is off.
 
 What is posted is computed from arrays: gradients of a signal and its noise, sketches of what a
 compression leaves, norms tensor by tensor.
@@ -40,7 +40,7 @@ def layered(
             and `some-dead` (units), `saturated`, `batches` (units idle by chance), `fading` (a
             hundredth from layer to layer), `fading-and-learning` and `fading-surrogate`,
             `large`, `one-large` and `cold` (updates).
-        every: steps from one look at single tensors to the next.
+        every: steps from one sample of single tensors to the next.
         without: metrics that are not posted.
     """
     random = np.random.default_rng(seed)
@@ -152,7 +152,7 @@ def odd_batches(
     Args:
         sigma: standard deviation of the losses' logarithm.
         start: the loss before anything is learned.
-        lasts: for so many consecutive steps.
+        lasts: for this number of consecutive steps.
         together: whether all ranks' are.
         same: what the odd batches have in common: the whole `batch`, or a `sample`.
     """

@@ -115,7 +115,7 @@ class Posted:
         )
 
     def without(self, *names: str) -> Posted:
-        """The same run, of which some scalars, words and stages were not posted."""
+        """The same run, of which some scalars, digests and stages were not posted."""
         return replace(
             self,
             said=[

@@ -22,7 +22,7 @@ def teeth(
     steps: int = 400,
     ranks: int = 2,
 ) -> Trace:
-    """A loss that falls, or a norm, that is multiplied at every so many steps.
+    """A loss that falls, or a norm, that is multiplied at an interval of steps.
 
     Args:
         share: of the steps, drawn at random, where `every` is 0.
@@ -56,7 +56,7 @@ def skipping(seed: int, *, at: int = 60, scale: float = 65536.0, again: int | No
 
     Args:
         at: the step that does not come, or only late.
-        again: so many steps come after it all the same.
+        again: this number of steps come after it all the same.
     """
     steps = np.arange(at + (again or 0))
     scales = np.where(steps < at, scale, scale / 2**16) * np.ones((2, 1))

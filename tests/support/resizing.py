@@ -58,7 +58,7 @@ def resized(
         left: ranks that there are from step `at` on.
         rises: by which the loss is larger from the first change on.
         signed: the loss is below zero at times.
-        every: samples are told at every so many steps only.
+        every: samples are reported at one step in this number only.
     """
     random = np.random.default_rng(seed)
     each = np.arange(steps)

@@ -1,4 +1,4 @@
-"""What ranks tell of the samples that they read, for ways of dealing a data set to them."""
+"""What ranks report of the samples that they read, for ways of dealing a data set to them."""
 
 from functools import cache
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS
 
-# Half of what an agent tells now: what older ones told must be understood, too.
+# Half of what an agent reports now: what older ones reported must be understood, too.
 _ROWS = 8
 
 
@@ -43,7 +43,7 @@ def read(way, *, seed, step, rank, ranks, epoch, batch):
 
 
 def words(samples, digest):
-    """The words that the agent posts of a batch: of itself, and of its samples."""
+    """The digests that the agent posts of a batch: of itself, and of its samples."""
     hashes = sorted(digest("sample", int(s)) >> 12 for s in samples)[:_ROWS]
     ids = [h & NO_SAMPLE for h in hashes] + [NO_SAMPLE] * (_ROWS - len(hashes))
     pairs = {

@@ -1,4 +1,4 @@
-"""Runs to judge, by name: recorded trainings, ranks that come apart, ranks that fall silent.
+"""Runs to judge, by name: recorded trainings, ranks that diverge, ranks that fall silent.
 
 Each generator returns something with `windows(cuts)`. What is compared is computed from arrays that
 really differ, by the server's own `compare` module.
@@ -362,7 +362,7 @@ class Timeline:
         seconds: how long it goes.
         lives: the ranks' lives at a time.
         away: times at which the server does not evaluate.
-        told: events, with the time at which they come.
+        told: events that are reported, with the time at which they come.
         step_seconds: what every rank says that a step takes.
     """
 
@@ -510,7 +510,7 @@ def stalled(
         fails: time at which the others' collective times out.
         done: it has said that it is done.
         first: the step in which they wait.
-        takes: what a step takes, as the ranks tell it, seconds.
+        takes: what a step takes, as the ranks report it, seconds.
         again: time at which all processes are replaced by new ones that begin ten steps earlier.
     """
 
@@ -557,7 +557,7 @@ def failing(
 
     Args:
         errors: rank -> what it says that it failed of.
-        after: rank -> so many seconds after `at`.
+        after: rank -> seconds after `at`.
         finished: ranks that have ended before as they should.
         silent: ranks of which nothing is heard from then on.
         again: time at which those that failed are started again.

@@ -28,13 +28,13 @@ def timings(
     """Synchronous steps: each rank fetches, computes, and waits for the last one; then all reduce.
 
     Args:
-        fault: `none`; from `at` on `computes` or `fetches` so much slower; `reduces`: all do.
+        fault: `none`; from `at` on `computes` or `fetches` by this much slower; `reduces`: all do.
         compute: seconds that a healthy rank computes; fetching and reducing take a tenth of it.
         noise: standard deviation of the logarithm of every time.
-        every: waits are told at every so many steps, and at the first 8.
+        every: waits are reported at one step in this number, and at the first 8.
         hiccups: probability that a rank loses its core for 30 ms in a step.
         slower_rank: a second rank with the same fault.
-        queued: what the suspects rank takes longer, it waits for a processor.
+        queued: what the suspect rank takes longer, it waits for a processor.
         busy: the others wait for theirs meanwhile, and not for it.
         hosts: machines that the ranks are on, in their order.
     """
@@ -105,7 +105,7 @@ def norms(
     """Norms of local gradients, with noise of each batch's own.
 
     Args:
-        factor: of one rank's gradients, from `at` on; at every so many steps if `bursts_every`.
+        factor: of one rank's gradients, from `at` on; at an interval of steps if `bursts_every`.
         scales: what the ranks' data do to their norms.
         sigma: standard deviation of the logarithm.
         tail: probability that a batch has a norm ten times as large, whatever its rank.
@@ -173,7 +173,7 @@ def evaluated_nonfinite(
     every: int = 20,
     steps: int = 120,
 ) -> Trace:
-    """A number that is posted at every so many steps, and not what it should be on one rank.
+    """A number that is posted at an interval of steps, and not what it should be on one rank.
 
     Args:
         value: from `at` up to `until`; 0 or what is random elsewhere.

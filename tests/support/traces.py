@@ -164,7 +164,7 @@ class Trace:
         )
 
     def thinned(self, every: int) -> Trace:
-        """Logged at every so many steps only."""
+        """Logged at one step in a number only."""
         kept = np.flatnonzero(self.steps % every == 0)
         return replace(
             self,
