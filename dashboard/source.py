@@ -1,4 +1,4 @@
-"""What the figures of the pages need to know, and who must tell it.
+"""What the figures of the pages need to know, and who must provide it.
 
 The pages know neither the database nor the server's modules: whoever mounts them hands over a
 `Source`. Lists, tables and alerts come to the browser by the public REST interface instead.
@@ -42,7 +42,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """How far any two ranks are apart at one step.
+    """How far any two ranks differ at one step.
 
     Attributes:
         ranks: [R], ascending.
@@ -85,7 +85,7 @@ class Source(Protocol):
     def divergence(
         self, run: str, *, stage: str | None, from_step: int | None, to_step: int | None
     ) -> Divergence:
-        """Comparisons of a link; `stage` None: the one that tells most."""
+        """Comparisons of a link; `stage` None: the one that says most."""
 
     def distances(self, run: str, *, stage: str | None, step: int | None) -> Distances | None:
         """At the sampled step nearest to `step` (None: the latest); None where none was sampled."""

@@ -27,7 +27,7 @@ from rankscope.server.api import (
 from rankscope.server.dashboard_data import DatabaseSource
 from rankscope.server.health import Health
 from rankscope.server.processes.background import background
-from rankscope.server.processes.events import Counters, News
+from rankscope.server.processes.events import Counters, RunEvents
 from rankscope.server.processes.notify import Messenger
 from rankscope.server.settings import Settings
 from rankscope.server.storage import migrate
@@ -48,16 +48,16 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         migrate.upgrade(engine)
-        news: News = app.state.news
+        run_events: RunEvents = app.state.run_events
         app.state.writer.start()
-        messenger = Messenger(engine, news, app.state.health)
+        messenger = Messenger(engine, run_events, app.state.health)
         messenger.start()
-        work = background(settings, engine, news, app.state.health)
+        work = background(settings, engine, run_events, app.state.health)
         work.start()
         try:
             yield
         finally:
-            news.stopping.set()
+            run_events.stopping.set()
             work.stop()
             app.state.writer.stop()
             messenger.stop()
@@ -75,7 +75,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.given = settings.detectors
     app.state.health = Health()
     app.state.writer = Writer(engine, app.state.health)
-    app.state.news = News()
+    app.state.run_events = RunEvents()
     app.state.counters = Counters()
     problems.install(app)
     api = APIRouter(prefix="/api/v1")

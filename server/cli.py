@@ -36,7 +36,7 @@ OK, FAILED, USAGE, UNREACHABLE, UNKNOWN_RUN = 0, 1, 2, 3, 4
 
 
 def serve(argv: Sequence[str]) -> int:
-    """`rankscope serve`: runs the server until it is told to stop."""
+    """`rankscope serve`: runs the server until it is asked to stop."""
     parser = argparse.ArgumentParser(
         prog="rankscope serve", description="Run the server and the dashboard."
     )
@@ -107,7 +107,7 @@ def _listen(settings: Settings, listener: socket.socket, started: Callable[[], N
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             # Streams of open pages end by themselves once they know; uvicorn would wait for them.
-            app.state.news.stopping.set()
+            app.state.run_events.stopping.set()
             super().handle_exit(sig, frame)
 
     app = create_app(settings)
@@ -169,7 +169,7 @@ def db(argv: Sequence[str]) -> int:
             migrate.check(engine)
             return _complain(f"the database has schema {have}: call `rankscope db upgrade` first")
         else:
-            _look_after(options, engine)
+            _maintain(options, engine)
     except (ValueError, migrate.SchemaError, partitions.NotPossible) as error:
         return _complain(str(error))
     except OSError as error:
@@ -182,7 +182,7 @@ def db(argv: Sequence[str]) -> int:
     return OK
 
 
-def _look_after(options: argparse.Namespace, engine: Engine) -> None:
+def _maintain(options: argparse.Namespace, engine: Engine) -> None:
     if options.action == "prune":
         count = 0
         for run in pruning.prune(engine, seconds=options.older_than):
@@ -234,7 +234,7 @@ def runs(argv: Sequence[str]) -> int:
                 )
             )
         _table(rows)
-        _tell_of_more(answer)
+        _mention_more(answer)
 
     query = {"project": options.project, "state": options.state, "limit": "100"}
     return _read(options, "/runs", query, show)
@@ -259,7 +259,7 @@ def alerts(argv: Sequence[str]) -> int:
         for alert in items:
             if alert["parent"] not in shown:
                 _show_alert(alert, below.get(alert["id"], []))
-        _tell_of_more(answer)
+        _mention_more(answer)
 
     path = f"/runs/{quote(options.run, safe='')}/alerts"
     query = {"state": options.state, "limit": "100"}
@@ -327,7 +327,7 @@ def _run(text: str) -> str:
     return text
 
 
-def _tell_of_more(answer: Any) -> None:
+def _mention_more(answer: Any) -> None:
     if answer["next_cursor"] is not None:
         print(f"These are the newest {len(answer['items'])}; the dashboard has the others.")
 

@@ -65,7 +65,7 @@ class DatabaseSource:
         with reading(self._engine) as connection:
             key = _key(connection, run)
             stages = comparisons.list_stages(connection, run=key)
-            chosen = stage or _most_telling(stages)
+            chosen = stage or _most_specific(stages)
             stretches: list[comparisons.Stretch] = []
             after = None
             while True:
@@ -87,22 +87,26 @@ class DatabaseSource:
         """See `Source`."""
         with reading(self._engine) as connection:
             key = _key(connection, run)
-            chosen = stage or _most_telling(comparisons.list_stages(connection, run=key))
-            parts = comparisons.sampled_prints(connection, run=key, stage=chosen, to_step=step)
+            chosen = stage or _most_specific(comparisons.list_stages(connection, run=key))
+            parts = comparisons.sampled_fingerprints(
+                connection, run=key, stage=chosen, to_step=step
+            )
         if not parts:
             return None
         count = len(parts)
         seen: dict[bytes, int] = {}
-        labels = np.array([seen.setdefault(p.print.digests.tobytes(), len(seen)) for p in parts])
+        labels = np.array(
+            [seen.setdefault(p.fingerprint.digests.tobytes(), len(seen)) for p in parts]
+        )
         equal = labels[:, None] == labels[None, :]
-        sketches = [p.print.sketches for p in parts if p.print.sketches is not None]
+        sketches = [p.fingerprint.sketches for p in parts if p.fingerprint.sketches is not None]
         if len(sketches) == count and len({s.shape for s in sketches}) == 1:
             distance = pairwise_distances(np.stack(sketches))
         else:
             distance = np.where(equal, 0.0, np.nan)
         return Distances(
             stage=chosen,
-            step=parts[0].print.step,
+            step=parts[0].fingerprint.step,
             ranks=tuple(p.rank for p in parts),
             distance=distance,
             equal=equal,
@@ -136,7 +140,7 @@ def _key(connection: Connection, run: str) -> int:
     return int(row.key)
 
 
-def _most_telling(stages: Sequence[str]) -> str:
+def _most_specific(stages: Sequence[str]) -> str:
     """Parameters hold all that went wrong before; else the last link that was compared."""
     if "parameters" in stages or not stages:
         return "parameters"
@@ -170,12 +174,12 @@ _NOBODY = np.empty(0, np.int64)
 
 
 def _relative(comparison: Comparison) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Relative distances, 0 for equal bits only, and NaN where the sketches cannot tell."""
-    apart = comparison.clusters != 0
-    known = np.where(apart & ~(comparison.relative > 0), np.nan, comparison.relative)
-    relative = np.where(apart, known, 0.0)
-    if not comparison.decided and apart.any():
-        # Nothing tells which side is wrong: the side that was taken as the reference differs, too.
-        sizes = known[apart]
-        relative[~apart] = np.nan if np.isnan(sizes).all() else np.nanmax(sizes)
+    """Relative distances, 0 for equal bits only, and NaN where the sketches cannot show."""
+    differing = comparison.clusters != 0
+    known = np.where(differing & ~(comparison.relative > 0), np.nan, comparison.relative)
+    relative = np.where(differing, known, 0.0)
+    if not comparison.decided and differing.any():
+        # Nothing shows which side is wrong: the side that was taken as the reference differs, too.
+        sizes = known[differing]
+        relative[~differing] = np.nan if np.isnan(sizes).all() else np.nanmax(sizes)
     return relative

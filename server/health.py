@@ -26,7 +26,7 @@ _SHORT_LIFE_S = 60.0
 
 
 class Health:
-    """What is told of the background work of one process, and of the process beside it.
+    """What is reported of the background work of one process, and of the process beside it.
 
     Attributes:
         changed: called after each change.
@@ -47,7 +47,7 @@ class Health:
         self.changed()
 
     def failing(self, work: str, runs: int) -> None:
-        """So many runs fail at present at some work, and are left alone for a while."""
+        """This many runs fail at present at some work, and are left alone for a while."""
         with self._lock:
             if self._failing.get(work, 0) == runs:
                 return
@@ -67,13 +67,13 @@ class Health:
                 return
         self.changed()
 
-    def told(self, beside: Mapping[str, Any]) -> None:
+    def receive(self, beside: Mapping[str, Any]) -> None:
         """Takes the `report` of the process beside this one."""
         with self._lock:
             self._beside = beside
 
     def report(self) -> dict[str, Any]:
-        """What there is to tell, both processes together: `missing`, `counts`, `failing`."""
+        """What there is to report, both processes together: `missing`, `counts`, `failing`."""
         with self._lock:
             beside = self._beside
             return {
@@ -87,10 +87,10 @@ class Health:
 
 
 class Kept:
-    """A thread that is started again when it ends without having been told to.
+    """A thread that is started again when it ends without having been asked to.
 
     Args:
-        name: what is told of it.
+        name: under which it is reported.
         work: what it does; returns when `stopping` is set.
         stopping: set before it is to end.
     """

@@ -1,4 +1,4 @@
-"""What a server is told at start, checked."""
+"""What a server is given at start, checked."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_a_draw_without_a_sample_is_no_sample_for_nothing():
     assert found["sampled_step"]["low"] == pytest.approx(1000.0)
 
 
-def test_what_the_threads_do_to_a_step_is_separated_from_what_is_slow_anyway():
+def test_what_the_threads_do_to_a_step_is_distinguished_from_what_is_slow_anyway():
     draw = np.random.default_rng(0)
     stretches, samples = [], []
     for _ in range(2):

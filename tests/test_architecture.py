@@ -44,7 +44,7 @@ COLLECTIVES = {
 }
 NAMED_WAITING = {
     ("agent/model/tensors.py", "tensor.item()"): "on a CPU alone",
-    # Each behind a look at where the tensor is.
+    # Each behind a check of where the tensor is.
     ("agent/probes/classification.py", "tensor.item()"): "on a CPU alone",
     ("agent/probes/evaluation.py", "tensor.item()"): "on a CPU alone",
     ("agent/probes/loss_sources.py", "plain.item()"): "on a CPU alone",

@@ -15,7 +15,7 @@ def results(tmp_path_factory):
     """Of Rankscope, TensorBoard, and a peer that cannot be installed."""
     folder = tmp_path_factory.mktemp("environments")
     with pytest.MonkeyPatch.context() as patch:
-        # A version that does not exist, told without asking a registry.
+        # A version that does not exist, reported without asking a registry.
         patch.setattr(environments, "pins", lambda: {"wandb": "wandb @ file:///nowhere/wandb.whl"})
         return turns.measure(_PLAN, ("tensorboard", "wandb"), folder)
 
@@ -31,10 +31,10 @@ def test_all_points_are_written_and_measured(results):
 
 
 def test_a_peer_that_does_not_install_is_listed_with_the_reason(results):
-    told = table.peers(results)
+    reported = table.peers(results)
     assert "does not install" in results["ways"]["wandb, ordinary"]["failed"]
-    assert "- wandb, ordinary: does not install" in told
-    assert "| wandb" not in told
+    assert "- wandb, ordinary: does not install" in reported
+    assert "| wandb" not in reported
 
 
 def test_rankscope_is_what_the_ratios_are_to(results):

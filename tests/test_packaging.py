@@ -152,7 +152,7 @@ def test_development_packages_are_pinned_and_nothing_else_is():
     pinned, for_cuda = pins()
     names = {name for name, _ in found}
     assert names - set(pinned) == set(), "not pinned in constraints.txt"
-    # On other systems fewer are needed: what is only pinned is told where all of them apply.
+    # On other systems fewer are needed: what is only pinned is checked where all of them apply.
     if (sys.platform, platform.machine(), sys.version_info[:2]) == ("linux", "x86_64", (3, 11)):
         if torch.version.cuda is None:
             assert names & set(for_cuda) == set(), "pinned as of CUDA alone, and needed without"

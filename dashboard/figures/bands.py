@@ -83,11 +83,11 @@ def outlying(curves: Sequence[Curve]) -> list[int]:
     spread = 1.4826 * median(np.abs(finite - center), axis=0)
     # Ranks that agree to the last digit leave no spread; then rounding alone is no outlier.
     spread = np.maximum(spread, 1e-6 * np.abs(center) + 1e-300)
-    apart = np.abs(finite - center) / spread
-    if np.isfinite(apart).all():
-        score = np.median(apart, axis=1)
+    deviations = np.abs(finite - center) / spread
+    if np.isfinite(deviations).all():
+        score = np.median(deviations, axis=1)
     else:
-        score = np.array([_median_of(row) for row in apart])
+        score = np.array([_median_of(row) for row in deviations])
     order = np.argsort(-score, kind="stable")[:_MAX_OUTLYING]
     return [curves[i].rank for i in order if score[i] >= 6.0]
 

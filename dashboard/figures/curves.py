@@ -20,13 +20,13 @@ from rankscope.dashboard.figures.theme import LIGHT, Theme, faded, layout, rank_
 from rankscope.dashboard.figures.units import axis_title
 
 MAX_LINES = 16
-# Points are drawn besides the line where they are so few that they can be told apart.
+# Points are drawn besides the line where they are so few that they can be distinguished.
 _FEW_POINTS = 60
 # On shorter axes plotly would put ticks between the steps.
 _FEW_STEPS = 8
 # More rows than this in one hover box cover the chart.
 _UNIFIED_LINES = 8
-# Half of 256 ranks may be suspects: then the bands tell the story, and a few lines are examples.
+# Half of 256 ranks may be suspects: then the bands show the story, and a few lines are examples.
 _MAX_NAMED = 8
 
 
@@ -82,7 +82,7 @@ def rank_curves(
     lines = [c for c in curves if c.rank in named] if many else curves
     # The highlighted ones come last: what is drawn last lies on top.
     for curve in sorted(lines, key=lambda c: c.rank in named):
-        # Where all are suspects none stands out, and where several are they must be told apart.
+        # Where all are suspects none stands out, and where several are they must be distinguished.
         suspects = curve.rank in named and len(named) < len(curves)
         emphasis = 1 if suspects else (-1 if len(named) in range(1, len(curves)) else 0)
         alone = suspects and len(named) == 1

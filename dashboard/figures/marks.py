@@ -19,7 +19,7 @@ def mark_layout(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Shapes and annotations of the gravest `MAX_MARKS` alerts within the shown steps.
 
-    The shape of the symbol, not its colour alone, tells the severity. A symbol that would cover
+    The shape of the symbol, not its colour alone, shows the severity. A symbol that would cover
     another one is left out; its line stays.
 
     Args:
@@ -92,8 +92,8 @@ def with_marks(span: tuple[float, float], marks: Sequence[Mark]) -> tuple[float,
     """
     low, high = span
     room = max(1.0, 0.02 * (high - low))
-    behind = [m.first_step for m in marks if high < m.first_step <= high + room]
-    return low, float(max([high, *behind]))
+    just_after = [m.first_step for m in marks if high < m.first_step <= high + room]
+    return low, float(max([high, *just_after]))
 
 
 def _covers(mark: Mark, low: float, high: float) -> bool:

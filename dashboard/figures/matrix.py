@@ -1,4 +1,4 @@
-"""Ranks x ranks: how far any two of them are apart at one step."""
+"""Ranks x ranks: how far any two of them differ at one step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope.dashboard.figures.distance_scale import cell_traces, legend_trace
 from rankscope.dashboard.figures.theme import LIGHT, Theme, layout
 from rankscope.dashboard.figures.ticks import rank_ticks
 
-# More numbers than these would not fit into their cells; beyond, signs tell equal from different.
+# More numbers would not fit into their cells; then signs distinguish equal from different.
 _MAX_NUMBERED = 4
 _MAX_SIGNED = 10
 _MAX_WRITTEN = 64
@@ -47,8 +47,8 @@ def distance_matrix(
         A square figure; up to 4 ranks have their distances written into the cells.
     """
     count = len(ranks)
-    apart = np.where(equal | ~(distance > 0), np.nan, distance)
-    unsized = ~equal & np.isnan(apart)
+    distances = np.where(equal | ~(distance > 0), np.nan, distance)
+    unsized = ~equal & np.isnan(distances)
     rows = np.arange(count)
     axis = {
         **rank_ticks(ranks, _minority(ranks, equal), 8),
@@ -84,7 +84,7 @@ def distance_matrix(
     same = equal & ~np.eye(count, dtype=np.bool_)
     traces = cell_traces(
         equal=equal,
-        distance=apart,
+        distance=distances,
         unsized=unsized,
         theme=theme,
         title="L2 distance",
@@ -104,25 +104,25 @@ def distance_matrix(
     traces += legend_traces(
         theme,
         equal=bool(same.any()),
-        differs=bool(np.isfinite(apart).any()),
+        differs=bool(np.isfinite(distances).any()),
         unsized=bool(unsized.any()),
         unchecked=False,
     )
     if count <= _MAX_SIGNED:
-        settings["annotations"] = _numbers(apart, equal, unsized, theme)
-    settings["meta"] = {"summary": _summary(ranks, apart, equal, step, stage), "step": step}
+        settings["annotations"] = _numbers(distances, equal, unsized, theme)
+    settings["meta"] = {"summary": _summary(ranks, distances, equal, step, stage), "step": step}
     return go.Figure(data=traces, layout=settings)
 
 
 def _numbers(
-    apart: Float64,
+    distances: Float64,
     equal: np.ndarray[Any, np.dtype[np.bool_]],
     unsized: np.ndarray[Any, np.dtype[np.bool_]],
     theme: Theme,
 ) -> list[dict[str, Any]]:
     labels = []
-    dark_from = _dark_from(apart)
-    for (row, column), value in np.ndenumerate(apart):
+    dark_from = _dark_from(distances)
+    for (row, column), value in np.ndenumerate(distances):
         if row == column:
             continue
         if unsized[row, column]:
@@ -132,7 +132,7 @@ def _numbers(
         else:
             deep = value >= dark_from
             ink = ("#ffffff", "#18202b") if theme.name == "light" else ("#18202b", "#ffffff")
-            text = _short(float(value)) if len(apart) <= _MAX_NUMBERED else "\u2260"
+            text = _short(float(value)) if len(distances) <= _MAX_NUMBERED else "\u2260"
             color = ink[0] if deep else ink[1]
         labels.append(
             {
@@ -151,9 +151,9 @@ def _short(value: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def _dark_from(apart: Float64) -> float:
+def _dark_from(distances: Float64) -> float:
     """Distances from here on lie in the deep half of the colour scale."""
-    there = apart[np.isfinite(apart)]
+    there = distances[np.isfinite(distances)]
     if not there.size:
         return np.inf
     low, high = np.floor(np.log10(there.min())), np.ceil(np.log10(there.max()))
@@ -168,7 +168,7 @@ def _minority(ranks: Sequence[int], equal: np.ndarray[Any, np.dtype[np.bool_]]) 
 
 def _summary(
     ranks: Sequence[int],
-    apart: Float64,
+    distances: Float64,
     equal: np.ndarray[Any, np.dtype[np.bool_]],
     step: int,
     stage: str,
@@ -177,6 +177,6 @@ def _summary(
     head = f"{stage} of {len(ranks)} ranks at step {step}"
     if groups <= 1:
         return f"{head}: all equal to the last bit"
-    known = apart[np.isfinite(apart)]
+    known = distances[np.isfinite(distances)]
     size = f", at most {known.max():.3g} apart (L2)" if known.size else ", distances not sampled"
     return f"{head}: {groups} groups that differ{size}"

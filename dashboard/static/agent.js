@@ -5,7 +5,7 @@ import { age } from "./api.js";
 
 // From cheap to dear, as the agent names its tiers.
 const TIERS = {
-  basic: "losses, times", signals: "norms", word: "whole-model words", full: "fingerprints by tensor",
+  basic: "losses, times", signals: "norms", word: "model digests", full: "fingerprints by tensor",
   state: "optimizer state and buffers",
 };
 const ORDER = Object.keys(TIERS);
@@ -21,19 +21,19 @@ export function agentPanel(about) {
   const { agent } = about;
   // Where each rank has its line below and its plan, the lines say it.
   const plans = grouped(agent.sampling);
-  const told = plans.length > 1 && about.world_size <= FEW ? [] : plans;
+  const shown = plans.length > 1 && about.world_size <= FEW ? [] : plans;
   const left = leftOut(agent);
   show($("agent-panel"), agent.sampling.length > 0 || agent.faults.length > 0 || left.length > 0);
   $("agent-cost").textContent = cost(agent.sampling);
   fill(
     $("agent"),
-    told.length > 0 && el("ul", { class: "plans" }, told.map((plan) => el(
+    shown.length > 0 && el("ul", { class: "plans" }, shown.map((plan) => el(
       "li", {},
       plans.length > 1 && el("b", {}, `${sentence(ranksText(plan.ranks))}: `),
       plans.length > 1 ? plan.text : sentence(plan.text),
     ))),
     agent.dense_until !== null && agent.dense_until >= about.last_step && about.state === "running" &&
-      el("p", {}, `A closer look was asked for: everything is sampled up to step ${count(agent.dense_until)}.`),
+      el("p", {}, `Dense sampling was requested: every step is sampled up to step ${count(agent.dense_until)}.`),
     agent.faults.length > 0 && el("ul", { class: "faults", "aria-label": "Faults of the agents" }, agent.faults.map(fault)),
     left.length > 0
       ? el("ul", { class: "left-out" }, left.map((text) => el("li", { class: "is-warning" }, text)))
@@ -48,9 +48,9 @@ function planText(intervals) {
   const tiers = Object.entries(intervals).sort(([a], [b]) => place(a) - place(b) || a.localeCompare(b));
   const parts = tiers.map(([tier, steps]) => [TIERS[tier] ?? tier, every(steps)]);
   // "norms and words every step, fingerprints every 32 steps"
-  const told = new Map();
-  for (const [what, when] of parts) told.set(when, [...(told.get(when) ?? []), what]);
-  return [...told].map(([when, what]) => `${and(what)} ${when}`).join("; ");
+  const byTime = new Map();
+  for (const [what, when] of parts) byTime.set(when, [...(byTime.get(when) ?? []), what]);
+  return [...byTime].map(([when, what]) => `${and(what)} ${when}`).join("; ");
 }
 
 const and = (items) =>
@@ -90,7 +90,7 @@ function fault({ text, ranks, step, at }) {
     {},
     badge("fault", "warning", severitySign("warning")),
     el("span", {}, ` ${text}`),
-    el("span", { class: "muted" }, ` ${ranksText(ranks)}, ${step < 0 ? "before the first step" : `step ${count(step)}`}, ${duration(age(at))} ago; told once a rank`),
+    el("span", { class: "muted" }, ` ${ranksText(ranks)}, ${step < 0 ? "before the first step" : `step ${count(step)}`}, ${duration(age(at))} ago; reported once a rank`),
   );
 }
 
@@ -99,7 +99,7 @@ const POINTS = (n) => `${count(n)} ${n === 1 ? "point" : "points"}`;
 function leftOut({ dropped, late, given_up: givenUp }) {
   return [
     ...Object.entries(dropped).map(([why, n]) => `Dropped by the agents: ${POINTS(n)} (${why.replaceAll("_", " ")})`),
-    late > 0 && `${POINTS(late)} came after their step had been judged: stored and shown, not looked at by any detector`,
+    late > 0 && `${POINTS(late)} came after their step had been judged: stored and shown, but judged by no detector`,
     givenUp > 0 && `${count(givenUp)} fingerprints were not compared: ranks were too far apart in time to keep them in memory`,
   ].filter(Boolean);
 }
@@ -110,8 +110,8 @@ function each(about) {
   const box = $("agent-ranks");
   show(box, plans.size > 0);
   if (!plans.size) return;
-  if (box.dataset.told === undefined) box.open = about.world_size <= FEW;
-  box.dataset.told = "true";
+  if (box.dataset.opened === undefined) box.open = about.world_size <= FEW;
+  box.dataset.opened = "true";
   const tiers = [...new Set(about.agent.sampling.flatMap((s) => Object.keys(s.intervals)))].sort(
     (a, b) => place(a) - place(b) || a.localeCompare(b),
   );

@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { alertCard, families, fillAlerts } from "./alert_card.js";
 import { $, debounce, show } from "./dom.js";
-import { trouble } from "./frame.js";
+import { showError } from "./frame.js";
 import { QueryState } from "./query.js";
 
 const REFRESH_MS = 5000;
@@ -24,14 +24,14 @@ async function load() {
       items.push(...page.items);
       cursor = page.next_cursor;
     } while (cursor && items.length < wanted);
-    trouble(null);
-    tell(items, Boolean(cursor));
+    showError(null);
+    announce(items, Boolean(cursor));
   } catch (error) {
-    trouble(error);
+    showError(error);
   }
 }
 
-function tell(alerts, more) {
+function announce(alerts, more) {
   const words = state.get("q").toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (a) => {
     const text = [a.run, a.kind, a.title, a.cause, ...a.tensors].join(" ").toLowerCase();

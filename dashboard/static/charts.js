@@ -104,10 +104,10 @@ export class Charts {
           el("summary", {}, `${family.title} (${family.members.length.toLocaleString("en")} series)`),
           body,
         );
-        // Charts are made when somebody looks.
-        const look = () => details.open && !body.children.length && this.#unfold(body, family);
-        details.addEventListener("toggle", look);
-        look();
+        // Charts are made when their section is opened.
+        const unfold = () => details.open && !body.children.length && this.#unfold(body, family);
+        details.addEventListener("toggle", unfold);
+        unfold();
         return details;
       }),
     );

@@ -31,7 +31,7 @@ export function checks(node, verdict) {
         },
         el(
           "summary",
-          // The click comes before the change. (A toggle event would also tell of what we open.)
+          // The click comes before the change. (A toggle event would also report what we open.)
           { onclick: (event) => (chosen[group.state] = !event.target.parentNode.open) },
           `${of(group.state).length} ${group.word}`,
         ),

@@ -12,9 +12,9 @@ export const onKey = (key, action) => keys.set(key, action);
  * Says that the server could not be asked, or (null) that it is over. Faults of ours are not hidden.
  * @param again whether what failed is asked for again by itself
  */
-export function trouble(error, { again = true } = {}) {
+export function showError(error, { again = true } = {}) {
   if (error && !(error instanceof Problem)) throw error;
-  const line = $("trouble");
+  const line = $("error-notice");
   show(line, Boolean(error));
   if (!error) return;
   const who = error.status ? "The server refuses" : "The server cannot be reached";

@@ -22,17 +22,17 @@ export function headline(node, { run, verdict, alerts, ranks }) {
   const roots = families(alerts).map(([root]) => root);
   const open = roots.filter((a) => a.state === "open" && a.severity !== "info" && !a.silenced);
   const word = settled(run.id, verdict.verdict);
-  const told = open.length ? broken(open, run, ranks) : whole(word, { run, verdict, roots, ranks });
-  node.className = `panel headline is-${told.tone}`;
+  const shown = open.length ? broken(open, run, ranks) : whole(word, { run, verdict, roots, ranks });
+  node.className = `panel headline is-${shown.tone}`;
   node.removeAttribute("aria-busy");
   fill(
     node,
-    el("p", { class: `state is-${told.tone}` }, el("span", { class: "sign", "aria-hidden": "true" }, told.sign), told.word),
-    el("h1", {}, told.title),
-    ...told.body,
+    el("p", { class: `state is-${shown.tone}` }, el("span", { class: "sign", "aria-hidden": "true" }, shown.sign), shown.word),
+    el("h1", {}, shown.title),
+    ...shown.body,
   );
   // Apart from the rest, in which numbers change at every step: nobody wants to have these read out.
-  const said = `${told.word}. ${told.title}`;
+  const said = `${shown.word}. ${shown.title}`;
   if ($("said").textContent !== said) $("said").textContent = said;
   return open[0] ?? null;
 }
@@ -70,7 +70,7 @@ function broken(open, run, ranks) {
       ),
       el(
         "div",
-        { class: "told" },
+        { class: "explanation" },
         first.cause && el("p", { class: "cause" }, prose(first.cause)),
         first.remedy && el("div", { class: "todo" }, el("b", {}, "What to do"), prose(first.remedy)),
       ),
@@ -130,7 +130,7 @@ function crashed(run, ranks) {
       ),
       el(
         "div",
-        { class: "told" },
+        { class: "explanation" },
         first.error && el("p", { class: "cause mono" }, short(first.error)),
         el("div", { class: "todo" }, el("b", {}, "What to do"),
           `Look at the log of rank ${first.rank}, which ended first; no detector has found a fault before.`),
@@ -157,7 +157,7 @@ function lost(run, ranks) {
       ),
       el(
         "div",
-        { class: "told" },
+        { class: "explanation" },
         el("p", { class: "cause" }, "None of them had said that it was done."),
         el("div", { class: "todo" }, el("b", {}, "What to do"),
           "See whether the job still runs. If it does, its machines do not reach this server: what they measure waits on " +

@@ -1,5 +1,5 @@
-// News of a run: server-sent events, or polling where these do not get through. Nothing is asked for
-// while the page is hidden; one look is taken as soon as it is seen again.
+// Events of a run: server-sent events, or polling where these do not get through. Nothing is asked for
+// while the page is hidden; one query is made as soon as it is visible again.
 
 import { $, show } from "./dom.js";
 
@@ -13,14 +13,14 @@ const TEXTS = {
 
 export class Live {
   #url;
-  #onNews;
+  #onEvent;
   #source = null;
   #timer = null;
 
-  /** onNews(name of the event or null) is called for each piece of news. */
-  constructor(url, eventNames, onNews) {
+  /** onEvent(name of the event or null) is called for each event. */
+  constructor(url, eventNames, onEvent) {
     this.#url = url;
-    this.#onNews = onNews;
+    this.#onEvent = onEvent;
     this.eventNames = eventNames;
     document.addEventListener("visibilitychange", () => (document.hidden ? this.#pause() : this.#resume()));
     if (document.hidden) this.#say("paused");
@@ -54,7 +54,7 @@ export class Live {
   }
 
   #resume() {
-    this.#onNews(null);
+    this.#onEvent(null);
     if (!this.#source) this.#listen();
   }
 
@@ -65,12 +65,12 @@ export class Live {
       this.#timer = null;
       this.#say("live");
     };
-    for (const name of this.eventNames) this.#source.addEventListener(name, () => this.#onNews(name));
+    for (const name of this.eventNames) this.#source.addEventListener(name, () => this.#onEvent(name));
     this.#source.onerror = () => {
       // The browser tries again by itself unless the answer was an error; meanwhile we poll.
       const gone = this.#source?.readyState === EventSource.CLOSED;
       if ($("live").dataset.state !== "lost") this.#say(navigator.onLine ? "poll" : "lost");
-      this.#timer ??= setInterval(() => this.#onNews(null), POLL_MS);
+      this.#timer ??= setInterval(() => this.#onEvent(null), POLL_MS);
       if (gone) {
         this.#source.close();
         this.#source = null;

@@ -7,7 +7,7 @@ import { Charts } from "./charts.js";
 import { checks } from "./checks.js";
 import { comparison } from "./comparison.js";
 import { $, debounce, duration, el, fill, parseRanks, rankList, severitySign, show, stateBadge, stepText, throttle, verdictBadge } from "./dom.js";
-import { onKey, trouble } from "./frame.js";
+import { onKey, showError } from "./frame.js";
 import { headline, settled, staleness } from "./headline.js";
 import { Live } from "./live.js";
 import { Plot } from "./plot.js";
@@ -136,7 +136,7 @@ const refreshCharts = throttle(CHARTS_MS, async () => {
     const { items, families: byTensor } = await get(`${path}/metrics`, { tensors: "false" });
     charts.setMetrics(items.map((metric) => metric.name), byTensor);
   } catch (error) {
-    trouble(error);
+    showError(error);
   }
   charts.refresh();
   drawDivergence();
@@ -162,21 +162,21 @@ async function loadFacts() {
       get(path), get(`${path}/verdict`), everything(`${path}/alerts`, { consequences: true }),
     ]);
     facts = { run: about, verdict, alerts, ranks: about.rank_status };
-    trouble(null);
+    showError(null);
     live.answers(true);
   } catch (error) {
-    trouble(error);
+    showError(error);
     live.answers(error.status !== 0);
     return;
   }
-  tell();
+  announce();
   if (!arrived) arrive();
   const now = [facts.run.last_step, facts.run.evaluated_step, facts.alerts.length].join();
   if (now !== drawn) {
     drawn = now;
     refreshCharts();
   }
-  // The evaluation follows the data, and no event tells of a verdict: look again while it is behind.
+  // The evaluation follows the data, and no event reports a verdict: ask again while it lags.
   patience = facts.verdict.verdict === "pending" ? patience - 1 : PATIENCE;
   if (facts.verdict.verdict === "pending" && patience > 0) setTimeout(refreshFacts, FACTS_MS);
 }
@@ -190,7 +190,7 @@ addEventListener("hashchange", arrive);
 
 const refreshFacts = throttle(FACTS_MS, loadFacts);
 
-function tell() {
+function announce() {
   const { run: about, verdict, ranks } = facts;
   const started = about.last_step >= 0;
   featured = headline($("headline"), facts);
@@ -220,7 +220,7 @@ function tellAlerts() {
     })));
 }
 
-/** What changes without news: ages. */
+/** What changes without an event: ages. */
 function tick() {
   if (!facts) return;
   const { run: about, ranks } = facts;
@@ -236,8 +236,8 @@ function tick() {
     fact("Started", el("time", { datetime: about.started_at, title: about.started_at }, ago(about.started_at))),
   );
   // As the charts have it: what follows from an alert and mere information make nobody a suspect.
-  const telling = facts.alerts.filter((a) => a.state === "open" && !a.parent && !a.silenced && a.severity !== "info");
-  const suspects = new Set(telling.flatMap((a) => a.ranks));
+  const serious = facts.alerts.filter((a) => a.state === "open" && !a.parent && !a.silenced && a.severity !== "info");
+  const suspects = new Set(serious.flatMap((a) => a.ranks));
   rankTable(about, ranks, suspects);
 }
 
@@ -293,7 +293,7 @@ function silence(alert) {
       await post(`${path}/silences`, { kind: alert.kind, seconds, comment: $("silence-why").value });
       loadFacts();
     } catch (error) {
-      trouble(error, { again: false });
+      showError(error, { again: false });
     }
   };
   dialog.showModal();

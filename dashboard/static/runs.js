@@ -2,7 +2,7 @@
 
 import { age, get, runPage } from "./api.js";
 import { $, badge, count, debounce, duration, el, fill, severitySign, show, stateBadge, stepText, throttle, verdictBadge } from "./dom.js";
-import { trouble } from "./frame.js";
+import { showError } from "./frame.js";
 import { settled, staleness } from "./headline.js";
 import { QueryState } from "./query.js";
 
@@ -24,14 +24,14 @@ async function load() {
       items.push(...page.items);
       cursor = page.next_cursor;
     } while (cursor && items.length < wanted);
-    trouble(null);
-    tell(items, Boolean(cursor));
+    showError(null);
+    announce(items, Boolean(cursor));
   } catch (error) {
-    trouble(error);
+    showError(error);
   }
 }
 
-function tell(runs, more) {
+function announce(runs, more) {
   const filtered = ["q", "project", "state"].some((name) => state.get(name) !== "");
   show($("listing"), runs.length > 0);
   show($("empty"), runs.length === 0 && !filtered);

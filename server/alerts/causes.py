@@ -116,7 +116,7 @@ def _fits(rule: Rule, root: Alert, consequence: Alert) -> bool:
             return False
     both_ways = _is(root.kind, rule.consequence) and _is(consequence.kind, rule.root)
     if both_ways and root.kind in TIME_BASED:
-        # Steps do not tell who fell silent first: the first that is gone stops all the others.
+        # Steps do not say who fell silent first: the first that is gone stops all the others.
         if root.opened_at >= consequence.opened_at:
             return False
     elif both_ways and _order(root) >= _order(consequence):

@@ -186,7 +186,7 @@ def severest(*severities: str) -> str:
 
 
 def _judged_through(alert: Alert, through_step: int, reported: Mapping[int, int] | None) -> int:
-    """Last step at which an alert's ranks could be looked at."""
+    """Last step at which an alert's ranks could be examined."""
     return min([through_step, *((reported or {}).get(rank, through_step) for rank in alert.ranks)])
 
 
@@ -197,10 +197,10 @@ def _heard(alert: Alert, heard_at: Mapping[int, float] | None) -> bool:
 
 
 def _repeats(alert: Alert, finding: Finding) -> bool:
-    """Whether a finding tells nothing new about an alert that is over.
+    """Whether a finding adds nothing new about an alert that is over.
 
-    A detector tells of an incident until it knows by its own observations that it is over, and
-    there may be none: after a NaN, no later loss says that a spike has ended.
+    A detector reports an incident until it knows by its own observations that it is over, and there
+    may be none: after a NaN, no later loss says that a spike has ended.
     """
     return alert.kind not in TIME_BASED and finding.last_step <= alert.last_step
 
@@ -239,8 +239,8 @@ def _open(finding: Finding, run: str, now: float, start: int) -> Alert:
 def _extend(alert: Alert, finding: Finding) -> Alert:
     severity, first_step, stage = finding.severity, finding.first_step, finding.stage
     if finding.seen_step != alert.seen_step:
-        # Further trouble takes nothing back. A finding that begins where the alert does is the same
-        # incident, told anew: its detector knows better now than before how bad it is.
+        # A further fault takes nothing back. A finding that begins where the alert does is the same
+        # incident, reported again: its detector knows better now than before how bad it is.
         severity = severest(alert.severity, severity)
         first_step = min(alert.first_step, first_step)
         stage = alert.stage
@@ -264,7 +264,7 @@ def _resolve(alert: Alert, now: float, through_step: int = -1) -> tuple[Alert, T
     if alert.kind in TIME_BASED or alert.clear_after is None:
         step, reason = max(through_step, alert.last_step), "It is no longer found."
     else:
-        # The first step at which it could have been told, and not the one that ends this block.
+        # The first step at which it could have been reported, and not the one that ends this block.
         step = alert.last_step + alert.clear_after + 1
         reason = f"Nothing was found in the {alert.clear_after} steps after {alert.last_step}."
         if alert.clear_after == 0:

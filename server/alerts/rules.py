@@ -14,14 +14,14 @@ RULES = (
         consequence=("loss.nonfinite",),
         stages=("start", "outside_optimizer"),
         same_ranks=False,
-        why="the ranks were apart before the step whose loss is not finite",
+        why="the ranks differed before the step whose loss is not finite",
     ),
     Rule(
         root=("desync.",),
         consequence=("loss.nonfinite",),
         earliest=1,
         same_ranks=False,
-        why="the ranks were apart in the steps before the loss was no longer finite",
+        why="the ranks differed in the steps before the loss was no longer finite",
     ),
     Rule(
         root=("loss.nonfinite",),
@@ -58,7 +58,7 @@ RULES = (
             "accuracy.mismatch",
         ),
         earliest=-BLUR,
-        why="a rank in evaluation mode computes another function than the others",
+        why="a rank in evaluation mode computes a different function",
     ),
     Rule(
         root=("desync.batch",),
@@ -143,7 +143,7 @@ RULES = (
         consequence=("update.missing", "loss.spike", "loss.diverging", "gradient.exploding"),
         earliest=-BLUR,
         same_ranks=False,
-        why="gradients are shortened to next to nothing, and momentum goes on without them",
+        why="gradients are scaled down to almost nothing, and momentum goes on without them",
     ),
     Rule(
         root=("loss.nonfinite",),
@@ -180,12 +180,12 @@ RULES = (
         root=("desync.",),
         consequence=("gradient.nonfinite", "reduction.wrong", "update.missing"),
         same_ranks=False,
-        why="the ranks were apart before",
+        why="the ranks differed before",
     ),
     Rule(
         root=("desync.",),
         consequence=("desync.",),
-        why="ranks that are apart stay apart in every later link of the chain",
+        why="ranks that differ keep differing in every later link of the chain",
     ),
     Rule(
         root=("desync.",),
@@ -246,7 +246,7 @@ RULES = (
         consequence=("rank.straggler", "rank.starved", "collective.slow"),
         earliest=-BLUR,
         same_ranks=False,
-        why="ranks that wait for a late one are late themselves at the next meeting",
+        why="ranks that wait for a late one are late themselves at the next synchronisation",
     ),
     Rule(
         root=("loss.diverging",),
@@ -325,7 +325,7 @@ RULES = (
         consequence=("loss.plateau", "accuracy.stalled", "lr.too_low"),
         earliest=-EPISODE,
         same_ranks=False,
-        why="steps that change next to nothing teach next to nothing",
+        why="steps that change almost nothing teach almost nothing",
     ),
     Rule(
         root=("gradient.oscillating", "gradient.exploding"),

@@ -122,7 +122,7 @@ def judge(
         checks: each detector's answer, by kind.
         silenced: kinds that somebody silenced in this run.
         fail_on: lowest severity that fails.
-        kinds: if any, these alone are looked at, and each of them has to be judged.
+        kinds: if any, these alone are examined, and each of them has to be judged.
         ignored: kinds not to look at.
 
     Raises:
@@ -210,12 +210,12 @@ def not_seen(checks: Sequence[CheckLine], *, sampled: float | None, interval: in
     kinds = [c.name for c in checks if c.state == "passed" and c.name.startswith(_AT_SAMPLES)]
     if not kinds:
         return None
-    apart = f" (one step in {interval:,} at the end)" if interval > 1 else ""
+    at_the_end = f" (one step in {interval:,} at the end)" if interval > 1 else ""
     # The other way round, 0.4 % would read as none, and 99.6 % as all.
     return (
-        f"In the {_percent(1 - sampled)} of the steps that were not sampled in full{apart}, what "
-        "came and went between two samples and left nothing behind in the parameters could not "
-        f"have been seen: {', '.join(kinds)}."
+        f"In the {_percent(1 - sampled)} of the steps that were not sampled in full{at_the_end}, a "
+        "fault that came and went between two samples and left no trace in the parameters could "
+        f"not have been seen: {', '.join(kinds)}."
     )
 
 

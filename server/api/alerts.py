@@ -84,7 +84,7 @@ def get_alert(engine: Database, alert: str) -> models.AlertDetail:
 
 @router.post("/alerts/{alert}/acknowledge")
 def acknowledge(engine: Database, alert: str) -> models.AlertDetail:
-    """Tells everybody that somebody knows."""
+    """Records for everybody that somebody has seen the alert."""
     with writing(engine) as connection:
         key, _ = _known(connection, alert)
         alerts.acknowledge(connection, run=key, alert_id=alert)

@@ -1,8 +1,8 @@
 """What routes ask for: the database, the run of the path, a page of a list.
 
 A route opens its transaction itself, `with reading(engine)`, and is done with it when it returns.
-As a dependency it would live until the answer is sent, which is for ever for a stream, and requests
-that hold one while they wait for a thread would lock each other out.
+As a dependency it would be kept until the answer is sent, which is for ever for a stream, and
+requests that hold one while they wait for a thread would lock each other out.
 """
 
 from __future__ import annotations

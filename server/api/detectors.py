@@ -93,7 +93,7 @@ def get_run_settings(engine: Database, run: RunId) -> models.DetectorSettings:
         row = known_run(connection, run)
         judged_by = settings.load_run(connection, run=row.key)
     if judged_by is None:
-        raise Problem(404, f"run {run!r} has not been looked at yet; ask again in a second")
+        raise Problem(404, f"run {run!r} has not been examined yet; ask again in a second")
     declared = row.config.get("profile")
     return models.DetectorSettings.model_validate(
         judged_by | {"profile": declared or judged_by["profile"]}

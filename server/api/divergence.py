@@ -23,7 +23,7 @@ from rankscope.server.api.problems import Problem
 from rankscope.server.comparison.compare import pairwise_distances
 from rankscope.server.storage import comparisons
 from rankscope.server.storage.engine import reading
-from rankscope.server.window import Comparison, PrintPart, TensorDifference
+from rankscope.server.window import Comparison, FingerprintPart, TensorDifference
 
 router = APIRouter(tags=["divergence"])
 
@@ -42,7 +42,7 @@ def get_divergence(
         bool, Query(description="with the distances of all pairs at the last sampled step")
     ] = False,
 ) -> models.Divergence:
-    """How the ranks compared at each checked step; equal neighbours are told once."""
+    """How the ranks compared at each checked step; equal neighbours are reported once."""
     if stage is not None and stage not in STAGES:
         raise Problem(422, f"stage: {stage!r} is none of {', '.join(STAGES)}")
     bounds = {"from_step": from_step, "to_step": to_step}
@@ -51,14 +51,16 @@ def get_divergence(
         found, after = comparisons.list_comparisons(
             connection, run=key, limit=page.limit, after=page.after, stage=stage, **bounds
         )
-        prints = []
+        fingerprints = []
         if matrix:
             chosen = stage or "parameters"
-            prints = comparisons.sampled_prints(connection, run=key, stage=chosen, **bounds)
+            fingerprints = comparisons.sampled_fingerprints(
+                connection, run=key, stage=chosen, **bounds
+            )
     return models.Divergence(
         items=[_comparison(s) for s in found],
         next_cursor=next_cursor(after),
-        matrix=_matrix(prints),
+        matrix=_matrix(fingerprints),
     )
 
 
@@ -102,13 +104,13 @@ def _tensor(difference: TensorDifference) -> models.TensorDifference:
     )
 
 
-def _matrix(parts: Sequence[PrintPart]) -> models.Matrix | None:
-    sketches = [p.print.sketches for p in parts if p.print.sketches is not None]
+def _matrix(parts: Sequence[FingerprintPart]) -> models.Matrix | None:
+    sketches = [p.fingerprint.sketches for p in parts if p.fingerprint.sketches is not None]
     if not sketches or len({s.shape for s in sketches}) > 1:
         return None
     return models.Matrix(
-        step=parts[0].print.step,
-        stage=parts[0].print.stage,
+        step=parts[0].fingerprint.step,
+        stage=parts[0].fingerprint.stage,
         ranks=[p.rank for p in parts],
         distance=pairwise_distances(np.stack(sketches)).tolist(),
     )

@@ -22,11 +22,11 @@ from rankscope.server.storage.writer import Closed
 
 router = APIRouter(tags=["ingest"])
 
-# Where an error of the short way lies for the long one.
+# Where an error of the fast path lies for the long one.
 _FAILED = "rankscope.failed"
 # Bytes of a body that are decoded in no time.
 _LARGE = 2**20
-# Of larger ones, and of packed ones, so many at a time.
+# Of larger ones, and of packed ones, this many at a time.
 _DECODED_AT_ONCE = 2
 
 _BODY = {
@@ -58,7 +58,7 @@ async def directly(
     headers: Sequence[tuple[bytes, bytes]],
     otherwise: ASGIApp,
 ) -> None:
-    """The same on the short way, for what comes thousands of times a second.
+    """The same on the fast path, for what comes thousands of times a second.
 
     Between a request and a route's function the application spends more than it takes to store a
     batch. What goes wrong here goes wrong there: `otherwise` makes the answer of it.
@@ -131,7 +131,7 @@ async def _take(scope: Scope, receive: Receive, state: State) -> dict[str, Any]:
         state.counters.refused += 1
         raise
     state.counters.took(batch, answer)
-    state.news.announce(batch.run, batch.points)
+    state.run_events.announce(batch.run, batch.points)
     return {
         "accepted": answer.accepted,
         "duplicate": answer.duplicate,
@@ -194,7 +194,7 @@ def _unpack(body: bytes) -> bytes:
         raise Problem(422, f"body: is not gzip: {error}") from error
     if len(plain) > wire.MAX_BODY_BYTES:
         raise _too_large()
-    # Only at its end has the check sum been looked at.
+    # Only at its end has the check sum been examined.
     if not unpacker.eof or unpacker.unused_data:
         what = "goes on behind its end" if unpacker.eof else "breaks off before its end"
         raise Problem(422, f"body: the gzip {what}; send the whole batch again")

@@ -131,7 +131,7 @@ class Sampling(BaseModel):
 
 
 class AgentFault(BaseModel):
-    """What agents could not do; told once a rank, and here once for all ranks that say so."""
+    """What agents could not do; reported once a rank, and here once for all ranks that say so."""
 
     text: str
     ranks: list[int]
@@ -140,10 +140,10 @@ class AgentFault(BaseModel):
 
 
 class Agent(BaseModel):
-    """What the agents of a run say of themselves, and what was not looked at.
+    """What the agents of a run say of themselves, and what was not examined.
 
     `dropped` was given up by the agents, `late` came after its step had been evaluated, and for
-    `given_up` there was no room. Up to `dense_until` ranks look more closely, as the server asked.
+    `given_up` there was no room. Up to `dense_until` ranks sample densely, as the server asked.
     """
 
     sampling: list[Sampling]
@@ -207,7 +207,7 @@ class Series(BaseModel):
 
 
 class TensorDifference(BaseModel):
-    """How far one tensor is apart."""
+    """How far one tensor differs."""
 
     name: str
     shape: list[int]
@@ -329,7 +329,7 @@ class DetectorChanges(Model):
     """Settings to change: kind -> `enabled` and thresholds; null takes a setting back."""
 
     profile: str | None = None
-    # Looked at by `detectors.settings.read`, which says what there is instead.
+    # Checked by `detectors.settings.read`, which says what there is instead.
     detectors: dict[str, Any] = {}
 
 

@@ -136,19 +136,20 @@ def _runs(connection: Connection, rows: Sequence[Any]) -> list[Run]:
 
 def _worst(found: Findings) -> OpenAlert | None:
     """The gravest, of equally grave ones the first: what the page of the run speaks of."""
-    told = [
+    reported = [
         a
         for a in found.alerts
         if a.state == "open" and a.parent is None and a.kind not in found.silenced
     ]
-    if not told:
+    if not reported:
         return None
     # A root is as grave as the worst that follows from it.
     below = {a.id: a.severity for a in found.alerts if a.parent is not None}
     shown = {
-        a.id: severest(a.severity, *(below[c] for c in a.consequences if c in below)) for a in told
+        a.id: severest(a.severity, *(below[c] for c in a.consequences if c in below))
+        for a in reported
     }
-    worst = max(told, key=lambda a: (SEVERITIES.index(shown[a.id]), -a.first_step))
+    worst = max(reported, key=lambda a: (SEVERITIES.index(shown[a.id]), -a.first_step))
     return OpenAlert.model_validate(
         {"id": worst.id, "kind": worst.kind, "severity": shown[worst.id], "title": worst.title}
     )

@@ -19,49 +19,49 @@ from rankscope.server.storage.engine import reading
 
 router = APIRouter(tags=["stream"])
 
-# Pages are told at most this often.
+# Pages are notified at most this often.
 _INTERVAL_S = 0.5
-# How soon news are noticed, and how long the database is not asked while there are none: what
+# How soon run events are noticed, and how long the database is not asked while there are none: what
 # another program does to it is not announced.
 _GLANCE_S = 0.05
-_LOOK_S = 3.0
+_RECHECK_SECONDS = 3.0
 
 
 @router.get("/runs/{run}/stream", response_class=EventSourceResponse)
 async def stream(request: Request, engine: Database, run: RunId) -> EventSourceResponse:
-    """News of a run: `points` (new points), `alert` (one opened or changed), `state`."""
-    first = await run_in_threadpool(_look, engine, run)
-    return EventSourceResponse(_news(request, engine, run, first), ping=15)
+    """Run events of a run: `points` (new points), `alert` (one opened or changed), `state`."""
+    first = await run_in_threadpool(_read_state, engine, run)
+    return EventSourceResponse(_changes(request, engine, run, first), ping=15)
 
 
-async def _news(
-    request: Request, engine: Engine, run: str, told: dict[str, Any]
+async def _changes(
+    request: Request, engine: Engine, run: str, reported: dict[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:
-    yield {"event": "state", "data": json.dumps(told["state"])}
-    news = request.app.state.news
+    yield {"event": "state", "data": json.dumps(reported["state"])}
+    run_events = request.app.state.run_events
     number = None
     while not await request.is_disconnected():
         await asyncio.sleep(_INTERVAL_S)
-        look_at = time.monotonic() + _LOOK_S
-        while news.number(run) == number and time.monotonic() < look_at:
-            if news.stopping.is_set():
+        recheck_at = time.monotonic() + _RECHECK_SECONDS
+        while run_events.number(run) == number and time.monotonic() < recheck_at:
+            if run_events.stopping.is_set():
                 break
             await asyncio.sleep(_GLANCE_S)
-        if news.stopping.is_set():
+        if run_events.stopping.is_set():
             return
-        # Before it is looked at: what happens meanwhile is news.
-        number = news.number(run)
-        now = await run_in_threadpool(_look, engine, run)
+        # Before it is examined: what happens meanwhile counts as new.
+        number = run_events.number(run)
+        now = await run_in_threadpool(_read_state, engine, run)
         for event in ("state", "points"):
-            if now[event] != told[event]:
+            if now[event] != reported[event]:
                 yield {"event": event, "data": json.dumps(now[event])}
         for alert_id, facts in now["alerts"].items():
-            if told["alerts"].get(alert_id) != facts:
+            if reported["alerts"].get(alert_id) != facts:
                 yield {"event": "alert", "data": json.dumps({"id": alert_id, **facts})}
-        told = now
+        reported = now
 
 
-def _look(engine: Engine, run: str) -> dict[str, Any]:
+def _read_state(engine: Engine, run: str) -> dict[str, Any]:
     with reading(engine) as connection:
         row = known_run(connection, run)
         found = alerts.roots(connection, run=row.key, run_id=run)

@@ -22,12 +22,14 @@ UInt64 = npt.NDArray[np.uint64]
 # Norms of the same tensors, summed on machines of different kinds, differ by rounding.
 NORM_TOLERANCE = 1e-6
 
-# Which tensors differ is told for at most so many; the count tells the rest.
-# Relative to the tensor: further from a multiple than rounding of float32 goes.
+# A tensor is a multiple of another if, relative to its size, it is no further from that multiple
+# than rounding of float32 goes.
 _SAME = 1e-5
+
+# At most this many differing tensors are listed; the count includes the others.
 _MAX_TENSORS = 64
 
-# What differs by less than a sketch can show.
+# The distance of tensors that differ by less than a sketch can show.
 _TINY = float(np.finfo(np.float64).tiny)
 
 # The digest of a tensor that is not finite.
@@ -64,7 +66,8 @@ def pairwise_distances(sketches: Float64) -> Float64:
     squares = np.diag(gram)
     distance: Float64 = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * gram, 0.0))
     # Rounding leaves a remainder where there is no difference at all. The bytes themselves are
-    # looked at: of two ranks one is the negative of the other here, which sums up to the same word.
+    # examined: of two ranks one is the negative of the other here, which sums up to the same
+    # digest.
     seen: dict[bytes, int] = {}
     labels = np.array([seen.setdefault(row.tobytes(), len(seen)) for row in flat])
     distance[labels[:, None] == labels[None, :]] = 0.0
@@ -72,7 +75,7 @@ def pairwise_distances(sketches: Float64) -> Float64:
 
 
 def fold(digests: UInt64) -> UInt64:
-    """One word a rank, uint64 [R], of its digests, uint64 [R, T]."""
+    """One digest a rank, uint64 [R], of its digests, uint64 [R, T]."""
     count = digests.shape[1]
     weights = np.resize(_FOLD, count)
     # Beyond the table the weights repeat: turned by their turn, so that equal weights differ.
@@ -81,13 +84,13 @@ def fold(digests: UInt64) -> UInt64:
     return folded
 
 
-def labels_of(words: npt.NDArray[np.generic]) -> tuple[Int64, bool]:
+def labels_of(values: npt.NDArray[np.generic]) -> tuple[Int64, bool]:
     """Clusters of equal values, [R]: 0 is the largest; False where another is as large.
 
     Among clusters of one size the one with the lowest rank comes first.
     """
     _, first, inverse, counts = np.unique(
-        words, return_index=True, return_inverse=True, return_counts=True
+        values, return_index=True, return_inverse=True, return_counts=True
     )
     order = np.lexsort((first, -counts))
     labels = np.empty(len(order), dtype=np.int64)
@@ -107,11 +110,11 @@ def same_columns(values: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> Bo
     return result
 
 
-def compare_words(step: int, stage: str, ranks: Int64, words: UInt64) -> Comparison:
-    """Whole-model words, uint64 [R], of one stage at one step."""
-    if bool((words == words[0]).all()):
+def compare_digests(step: int, stage: str, ranks: Int64, values: UInt64) -> Comparison:
+    """Model digests, uint64 [R], of one stage at one step."""
+    if bool((values == values[0]).all()):
         return agreed(step, stage, ranks)
-    labels, decided = labels_of(words)
+    labels, decided = labels_of(values)
     unknown = np.where(labels == 0, 0.0, np.nan)
     return Comparison(step, stage, ranks, labels, unknown, unknown, decided)
 
@@ -139,21 +142,21 @@ def merged(parts: Sequence[Comparison]) -> Comparison:
     Args:
         parts: at least one, in the order of the classes.
     """
-    apart = [part for part in parts if not part.equal]
-    if len(parts) == 1 or len(apart) == 1:
-        return (apart or [*parts])[0]
-    if not apart:
+    differing = [part for part in parts if not part.equal]
+    if len(parts) == 1 or len(differing) == 1:
+        return (differing or [*parts])[0]
+    if not differing:
         everyone = np.sort(np.concatenate([part.ranks for part in parts]))
-        told = max(part.tensor_count for part in parts)
-        return agreed(parts[0].step, parts[0].stage, everyone, told)
-    ranks = np.concatenate([part.ranks for part in apart])
+        tensor_count = max(part.tensor_count for part in parts)
+        return agreed(parts[0].step, parts[0].stage, everyone, tensor_count)
+    ranks = np.concatenate([part.ranks for part in differing])
     clusters, free = [], 1
-    for part in apart:
+    for part in differing:
         clusters.append(np.where(part.clusters > 0, part.clusters + free - 1, 0))
         free += int(part.clusters.max())
     order = np.argsort(ranks, kind="stable")
     tensors: dict[tuple[str, str], TensorDifference] = {}
-    for part in apart:
+    for part in differing:
         for tensor in part.tensors:
             known = tensors.get((tensor.table, tensor.name))
             if known is not None:
@@ -162,37 +165,37 @@ def merged(parts: Sequence[Comparison]) -> Comparison:
                 tensor = replace(worse, ranks=everywhere)
             tensors[tensor.table, tensor.name] = tensor
     return Comparison(
-        step=apart[0].step,
-        stage=apart[0].stage,
+        step=differing[0].step,
+        stage=differing[0].stage,
         ranks=ranks[order],
         clusters=np.concatenate(clusters)[order],
-        distance=np.concatenate([part.distance for part in apart])[order],
-        relative=np.concatenate([part.relative for part in apart])[order],
-        decided=all(part.decided for part in apart),
+        distance=np.concatenate([part.distance for part in differing])[order],
+        relative=np.concatenate([part.relative for part in differing])[order],
+        decided=all(part.decided for part in differing),
         tensors=tuple(tensors.values()),
-        tensor_count=max(part.tensor_count for part in apart),
+        tensor_count=max(part.tensor_count for part in differing),
     )
 
 
-def compare_prints(
-    step: int, stage: str, ranks: Int64, prints: Sequence[wire.Print], table: LabelledTable
+def compare_fingerprints(
+    step: int, stage: str, ranks: Int64, fingerprints: Sequence[wire.Print], table: LabelledTable
 ) -> Comparison:
     """Fingerprints tensor by tensor of ranks that hold replicas of the tensors of `table`."""
-    prints = [readable(made) for made in prints]
-    digests = np.stack([p.digests for p in prints])
+    fingerprints = [readable(made) for made in fingerprints]
+    digests = np.stack([p.digests for p in fingerprints])
     if bool((digests == digests[0]).all()):
         return agreed(step, stage, ranks, digests.shape[1])
     labels, decided = labels_of(fold(digests))
     unknown = np.where(labels == 0, 0.0, np.nan)
-    words = Comparison(step, stage, ranks, labels, unknown, unknown, decided)
-    return with_prints(words, dict(zip(ranks.tolist(), prints, strict=True)), table)
+    known = Comparison(step, stage, ranks, labels, unknown, unknown, decided)
+    return with_fingerprints(known, dict(zip(ranks.tolist(), fingerprints, strict=True)), table)
 
 
 def readable(made: wire.Print) -> wire.Print:
     """A fingerprint whose tensors that hold NaN or infinities all have one digest.
 
     NaN has many bit patterns, and which of them comes out of a sum depends on its order: two ranks
-    whose tensors are lost in this way do not differ in anything that could be told.
+    whose tensors are lost in this way do not differ in anything that could be known.
     """
     if made.sketches is None:
         return made
@@ -211,10 +214,10 @@ def joined_table(tables: Mapping[str, wire.TensorTable]) -> LabelledTable:
     )
 
 
-def with_prints(
-    comparison: Comparison, prints: Mapping[int, wire.Print], table: LabelledTable
+def with_fingerprints(
+    comparison: Comparison, fingerprints: Mapping[int, wire.Print], table: LabelledTable
 ) -> Comparison:
-    """Adds which tensors differ and how far, where the fingerprints of some ranks tell.
+    """Adds which tensors differ and how far, where the fingerprints of some ranks report.
 
     One rank speaks for its cluster: the members of a cluster hold the same bits. A digest decides
     whether a tensor differs and its sketch how far (the order in which another machine sums up a
@@ -222,13 +225,15 @@ def with_prints(
     differs: by the smallest number there is.
 
     Args:
-        prints: by rank, all of `table`.
+        fingerprints: by rank, all of `table`.
     """
-    prints = {rank: readable(made) for rank, made in prints.items()}
-    held = [prints[rank].digests for rank in comparison.ranks.tolist() if rank in prints]
+    fingerprints = {rank: readable(made) for rank, made in fingerprints.items()}
+    held = [
+        fingerprints[rank].digests for rank in comparison.ranks.tolist() if rank in fingerprints
+    ]
     whole_told = len(held) == len(comparison.ranks) > 1 and len(held[0]) == len(table.names)
     if whole_told and all(np.array_equal(one, held[0]) for one in held[1:]):
-        # Their words are those of bits; of what is not finite these mean nothing.
+        # These digests are of bits; of values that are not finite they mean nothing.
         return agreed(comparison.step, comparison.stage, comparison.ranks, len(held[0]))
     labels = comparison.clusters
     speakers: dict[int, int] = {}
@@ -236,14 +241,14 @@ def with_prints(
         zip(comparison.ranks.tolist(), labels.tolist(), strict=True)
     ):
         known = speakers.get(label)
-        better = known is None or prints[int(comparison.ranks[known])].sketches is None
-        if rank in prints and better:
+        better = known is None or fingerprints[int(comparison.ranks[known])].sketches is None
+        if rank in fingerprints and better:
             speakers[label] = row
     count = len(table.names)
     if comparison.equal or 0 not in speakers or len(speakers) < 2:
-        told = count if comparison.equal and len(prints) > 1 else comparison.tensor_count
-        return replace(comparison, tensor_count=told)
-    reference = prints[int(comparison.ranks[speakers.pop(0)])]
+        shown = count if comparison.equal and len(fingerprints) > 1 else comparison.tensor_count
+        return replace(comparison, tensor_count=shown)
+    reference = fingerprints[int(comparison.ranks[speakers.pop(0)])]
     norms = _norms(reference.sketches, count)
     clusters = int(labels.max()) + 1
     differs = np.zeros((clusters, count), dtype=bool)
@@ -251,9 +256,9 @@ def with_prints(
     buckets = np.zeros((clusters, count), dtype=np.int64)
     spoken_by = {}
     for label, row in speakers.items():
-        spoken = spoken_by[label] = prints[int(comparison.ranks[row])]
+        spoken = spoken_by[label] = fingerprints[int(comparison.ranks[row])]
         differs[label] = spoken.digests != reference.digests
-        by_tensor[label], buckets[label] = _apart(spoken, reference, differs[label])
+        by_tensor[label], buckets[label] = _distances(spoken, reference, differs[label])
     distance, relative = comparison.distance.copy(), comparison.relative.copy()
     whole = np.sqrt((by_tensor**2).sum(axis=1))
     # The square of a tiny number is 0.
@@ -264,8 +269,8 @@ def with_prints(
     relative[spoken_for] = np.maximum(ratio[spoken_for], _TINY)
     tensors = []
     for index in np.flatnonzero(differs.any(axis=0))[:_MAX_TENSORS]:
-        apart = np.where(differs[:, index], np.nan_to_num(by_tensor[:, index], nan=0.0), -1.0)
-        worst = int(np.argmax(apart))
+        furthest = np.where(differs[:, index], np.nan_to_num(by_tensor[:, index], nan=0.0), -1.0)
+        worst = int(np.argmax(furthest))
         tensors.append(
             TensorDifference(
                 name=table.names[index],
@@ -295,7 +300,7 @@ def _norms(sketches: Float64 | None, count: int) -> Float64:
     return norms
 
 
-def _apart(
+def _distances(
     one: wire.Print, other: wire.Print, differs: npt.NDArray[np.bool_]
 ) -> tuple[Float64, Int64]:
     """Distance, [T], and number of buckets that differ, [T]; 0 where the digests are the same."""
@@ -304,9 +309,9 @@ def _apart(
     distance = np.zeros(len(differs))
     buckets = np.zeros(len(differs), dtype=np.int64)
     with np.errstate(invalid="ignore"):
-        apart = one.sketches[differs] - other.sketches[differs]
-        distance[differs] = np.maximum(np.sqrt((apart**2).sum(axis=1)), _TINY)
-    buckets[differs] = (apart != 0).sum(axis=1)
+        gap = one.sketches[differs] - other.sketches[differs]
+        distance[differs] = np.maximum(np.sqrt((gap**2).sum(axis=1)), _TINY)
+    buckets[differs] = (gap != 0).sum(axis=1)
     return distance, buckets
 
 
@@ -353,13 +358,13 @@ def compare_values(
     ordered = values[order]
     with np.errstate(invalid="ignore"):
         gap = np.diff(ordered)
-        apart = gap > tolerance * np.abs(ordered[1:])
+        breaks = gap > tolerance * np.abs(ordered[1:])
     # Infinity is no neighbour of anything, and neither is NaN.
-    apart |= np.isinf(ordered[1:]) & (ordered[1:] != ordered[:-1])
-    apart |= np.isinf(ordered[:-1]) & (ordered[1:] != ordered[:-1])
-    apart |= np.isnan(ordered[1:]) & ~np.isnan(ordered[:-1])
+    breaks |= np.isinf(ordered[1:]) & (ordered[1:] != ordered[:-1])
+    breaks |= np.isinf(ordered[:-1]) & (ordered[1:] != ordered[:-1])
+    breaks |= np.isnan(ordered[1:]) & ~np.isnan(ordered[:-1])
     group = np.empty(len(values), dtype=np.int64)
-    group[order] = np.concatenate([[0], np.cumsum(apart)])
+    group[order] = np.concatenate([[0], np.cumsum(breaks)])
     labels, decided = labels_of(group)
     if not labels.any():
         return agreed(step, stage, ranks)
@@ -370,12 +375,12 @@ def compare_values(
     return Comparison(step, stage, ranks, labels, distance, relative, decided)
 
 
-def largest_alike(
-    prints: Mapping[int, Mapping[str, wire.Print]],
+def largest_equal(
+    fingerprints: Mapping[int, Mapping[str, wire.Print]],
 ) -> dict[int, Mapping[str, wire.Print]]:
-    """Those of the largest set of ranks that tell of as many tensors of the same tables."""
+    """Those of the largest set of ranks that report as many tensors of the same tables."""
     classes: dict[Any, dict[int, Mapping[str, wire.Print]]] = defaultdict(dict)
-    for rank, of_rank in prints.items():
+    for rank, of_rank in fingerprints.items():
         key = tuple(sorted((name, len(made.digests)) for name, made in of_rank.items()))
         classes[key][rank] = of_rank
     return max(classes.values(), key=len, default={})

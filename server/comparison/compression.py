@@ -1,6 +1,6 @@
 """What torch's communication hooks leave of a gradient: which tensors exactly, the others how far.
 
-What ranks say of their hooks at attach (`data_parallel` of `Hello.config`) is enough to tell. Of
+What ranks say of their hooks at attach (`data_parallel` of `Hello.config`) is enough to know it. Of
 hooks that are not torch's nothing is known, and nothing is assumed.
 
 Shapes: T tensors.

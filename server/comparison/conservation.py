@@ -70,15 +70,16 @@ def balance(
         reduced: float64 [T, K], on which all ranks agree.
         dtypes: of the tensors; those of 16 bits are known less exactly.
         compression: of what comes out of it as an approximation, only what is another tensor's,
-            another step's, or not all ranks' is told: an approximation never is, to this precision.
-        before: of the step before, where it was looked at.
+            another step's, or not all ranks' is reported: an approximation never is, to this
+            precision.
+        before: of the step before, where it was examined.
     """
     mean = local.mean(axis=0)
     sizes = np.sqrt((local**2).sum(axis=2)).mean(axis=0)
     known = np.isfinite(sizes) & np.isfinite(reduced).all(axis=1)
     out = np.sqrt((reduced**2).sum(axis=1))
-    # What is 0 on both sides (a part of the model that was not used) tells nothing.
-    told = known & ((sizes > 0) | (out > 0))
+    # What is 0 on both sides (a part of the model that was not used) shows nothing.
+    reported = known & ((sizes > 0) | (out > 0))
     tolerance = np.full(len(sizes), TOLERANCE)
     for row, dtype in enumerate(dtypes):
         if dtype in _HALF or compression.half:
@@ -90,25 +91,25 @@ def balance(
         step=step,
         ranks=ranks,
         tensor_count=len(sizes),
-        known=int(told.sum()),
-        compressed=int((told & lossy).sum()),
+        known=int(reported.sum()),
+        compressed=int((reported & lossy).sum()),
         unknown=tuple(table.names[i] for i in np.flatnonzero(~known)[:_MAX_TENSORS]),
     )
-    if not (told & ~lossy).any():
+    if not (reported & ~lossy).any():
         return made
-    rows = np.flatnonzero(told & ~lossy)
+    rows = np.flatnonzero(reported & ~lossy)
     ratio = _common_ratio(mean[rows], reduced[rows], sizes[rows], tolerance[rows])
     if ratio is None:
         return _as_a_whole(made, rows, local, reduced, sizes, tolerance, before)
-    apart = np.sqrt(((reduced - ratio * mean) ** 2).sum(axis=1))
+    distances = np.sqrt(((reduced - ratio * mean) ** 2).sum(axis=1))
     scale = abs(ratio) * sizes
-    off = told & ~(apart <= tolerance * scale)
+    off = reported & ~(distances <= tolerance * scale)
     wrong: list[Misreduced] = []
     for row in np.flatnonzero(off).tolist():
         if len(wrong) == _MAX_TENSORS:
             break
         # An approximation is never another tensor's mean: that would be looked for in vain.
-        others = told & ~lossy[row]
+        others = reported & ~lossy[row]
         found = _explained(
             row, ratio, ranks, local, mean, reduced, table, others, tolerance, before
         )
@@ -150,7 +151,7 @@ def kept(local: Float64, reduced: Float64, ratio: float) -> float:
 
 
 def negligible(sketches: Mapping[int, Float64 | None]) -> dict[int, int]:
-    """Step -> number of tensors whose gradient is next to nothing.
+    """Step -> number of tensors whose gradient is negligible.
 
     A bias before a normalisation has none but rounding: no step need move it.
 
@@ -194,7 +195,7 @@ def _common_ratio(
     )
     best = int(np.argmax(votes))
     if votes[best] < max(len(mean) / 3, min(2, len(mean))):
-        # Where nothing was scaled at all, one tensor that came through unharmed tells it: by chance
+        # Where nothing was scaled at all, one tensor that came through unharmed shows it: by chance
         # none is the mean to this precision.
         plain = np.flatnonzero(np.abs(ratios - 1.0) <= width)
         if not len(plain):
@@ -246,7 +247,7 @@ def _explained(
     mean: Float64,
     reduced: Float64,
     table: LabelledTable,
-    told: Bool,
+    reported: Bool,
     tolerance: Float64,
     before: Sums | None,
 ) -> Misreduced:
@@ -255,10 +256,10 @@ def _explained(
     target = reduced[row]
     size = float(np.sqrt((local[:, row] ** 2).sum(axis=1)).mean()) * abs(ratio)
     allowed = float(tolerance[row])
-    apart = target - ratio * mean[row]
-    distance = float(np.sqrt((apart**2).sum()))
+    distances = target - ratio * mean[row]
+    distance = float(np.sqrt((distances**2).sum()))
     relative = distance / size if size > 0 else np.inf
-    buckets = int((np.abs(apart) > allowed * max(size, 1e-300) / np.sqrt(len(apart))).sum())
+    buckets = int((np.abs(distances) > allowed * max(size, 1e-300) / np.sqrt(len(distances))).sum())
     power = float((mean[row] ** 2).sum())
 
     found = Misreduced(name=name, shape=shape, relative=relative, how="other", buckets=buckets)
@@ -272,7 +273,7 @@ def _explained(
             return replace(found, how="stale")
     same = [
         other
-        for other in np.flatnonzero(told).tolist()
+        for other in np.flatnonzero(reported).tolist()
         if other != row and table.shapes[other] == shape
     ]
     for other in same:

@@ -1,4 +1,4 @@
-"""What the ranks' own gradients tell: the reduction that they went into, and sums of small ones."""
+"""What the ranks' own gradients show: the reduction that they went into, and sums of small ones."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class LocalGradients:
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
-        # What the last reduction looked at came to, for each replica class.
+        # What the last reduction examined came to, for each replica class.
         self._sums: dict[tuple[int, ...], Sums] = {}
 
-    def look(
+    def observe(
         self,
         step: int,
         ranks: Int64,

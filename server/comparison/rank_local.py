@@ -22,7 +22,7 @@ _OTHERS = "buffers"
 _WATCHED = "watched"
 
 
-class OwnCopies:
+class RankLocal:
     """Which tensors of which ranks are such copies.
 
     Attributes:
@@ -56,7 +56,7 @@ class OwnCopies:
         }
 
     def among(self, ranks: Int64) -> bool:
-        """Whether any of some ranks has such a tensor: words of its whole model are its own."""
+        """Whether any of some ranks has such a tensor: digests of its whole model are its own."""
         return bool(self.ranks) and not self.ranks.isdisjoint(ranks.tolist())
 
     def without(self, rank: int, made: wire.Print) -> wire.Print | None:
@@ -65,7 +65,7 @@ class OwnCopies:
             return made
         count, kept = self._kept.get((rank, made.table), (-1, None))
         if kept is None:
-            # Of a table that was not told of it is not known which tensors these are.
+            # Of a table that was not reported it is not known which tensors these are.
             return made if made.table.startswith(_OTHERS) else None
         if count != len(made.digests) or not len(kept):
             return None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rankscope.agent import wire
-from rankscope.server.comparison.rank_local import OwnCopies
+from rankscope.server.comparison.rank_local import RankLocal
 from rankscope.server.window import Int64
 
 # Links of the chain that are the same on all replicas of a healthy job. What goes into a reduction
@@ -31,7 +31,8 @@ _OF_THE_MODEL = "hyperparameters"
 # Of what else than the parameters a link speaks: tables of which name.
 _TABLES = {"optimizer_state": "optimizer", "buffers": "buffers", "watched": "watched"}
 
-# Links that words and norms of whole models do not speak for where ranks have copies of their own.
+# Links that digests and norms of whole models do not speak for where ranks have copies of their
+# own.
 _PARTS_ALONE = frozenset(REPLICATED) - {_OF_THE_MODEL, "buffers"}
 
 _Key = tuple[int, ...] | None
@@ -47,7 +48,7 @@ class Replicas:
 
     def __init__(self) -> None:
         self.version = 0
-        self.own = OwnCopies()
+        self.own = RankLocal()
         self._tables: dict[int, Mapping[str, wire.TensorTable]] = {}
         # Tables are compared once, when they come; ranks that hold the same share a number.
         self._numbers: dict[tuple[object, ...], int] = {}
@@ -76,7 +77,7 @@ class Replicas:
                 self._keys[rank, prefix] = tuple(found) if found else None
 
     def table(self, rank: int, name: str) -> wire.TensorTable | None:
-        """A table of a rank; None where it has not told of it."""
+        """A table of a rank; None where it has not reported it."""
         return self._tables.get(rank, {}).get(name)
 
     def described(self, rank: int, made: wire.Print) -> wire.TensorTable:
@@ -84,13 +85,13 @@ class Replicas:
         table = self.table(rank, made.table)
         if table is not None and len(table.names) == len(made.digests):
             return table
-        # It has not told of it, or of another version: the tensors have their places for names.
+        # It has not reported it, or of another version: the tensors have their places for names.
         count = len(made.digests)
         names = tuple(f"{made.table}[{n}]" for n in range(count))
         return wire.TensorTable(names, ((),) * count, ("",) * count, ("",) * count)
 
     def newest(self, rank: int) -> wire.TensorTable | None:
-        """The table of a rank's parameters as it was told last."""
+        """The table of a rank's parameters as it was reported last."""
         held = self._tables.get(rank, {})
         names = [name for name in held if name.startswith("parameters")]
         newest = max(names, key=lambda name: int(name.partition("@")[2] or 0), default="")
@@ -118,7 +119,7 @@ class Replicas:
             for rows in found:
                 known = [row for row in rows.tolist() if self._keys.get((int(ranks[row]), prefix))]
                 split = self._split(np.array(known, dtype=np.int64), ranks, prefix)
-                # Who has not told what it holds is taken to hold what most do.
+                # Who has not reported what it holds is taken to hold what most do.
                 silent = {*rows.tolist()} - {*known}
                 most = {*split[0].tolist()} if split else set()
                 parts += [np.array(sorted(silent | most), np.int64), *split[1:]]
@@ -128,7 +129,7 @@ class Replicas:
         return made
 
     def whole(self, stage: str, ranks: Int64) -> bool:
-        """Whether words and norms of whole models, of replicas, have to agree on a link."""
+        """Whether digests and norms of whole models, of replicas, have to agree on a link."""
         return stage not in _PARTS_ALONE or not self.own.among(ranks)
 
     def rows(self, stage: str, ranks: Int64) -> Int64:
@@ -149,7 +150,7 @@ class Replicas:
         for row in rows.tolist():
             classes[self._keys.get((int(ranks[row]), prefix))].append(row)
         if prefix == "parameters":
-            # When parameters are frozen or added all ranks tell of it, one after the other: who has
+            # When parameters are frozen or added all ranks report it, one after the other: who has
             # not yet is still one of those it was with.
             for key in sorted((k for k in classes if k is not None), key=len, reverse=True):
                 longer = [k for k in classes if k is not None and k[: len(key)] == key != k]

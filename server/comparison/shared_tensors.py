@@ -1,8 +1,8 @@
 """Tensors that ranks hold alike although they hold different parts of others.
 
 The normalisations of a tensor-parallel group, a tensor tied over two stages of a pipeline: their
-holders belong to several replica classes, and whole-model words say nothing of them. They are
-compared tensor by tensor, at steps at which fingerprints are posted.
+holders belong to several replica classes, and model digests say nothing of them. They are compared
+tensor by tensor, at steps at which fingerprints are posted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Tensor = tuple[str, tuple[int, ...], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SharedSet:
     """Tensors that the same ranks hold.
 
     Attributes:
@@ -38,7 +38,7 @@ class Span:
     sure: bool
 
 
-class Spans:
+class SharedTensors:
     """Compares them.
 
     Tensors of one name and shape on ranks with different models may still be strangers (stages of a
@@ -50,72 +50,78 @@ class Spans:
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
         self._proven: set[tuple[tuple[int, ...], tuple[_Tensor, ...]]] = set()
-        # Whether the last look at a stage found them apart.
-        self._apart: dict[str, bool] = {}
-        # The same for the looks of this window.
-        self._looks: dict[str, list[tuple[int, bool]]] = defaultdict(list)
-        self._known: tuple[bytes, int, tuple[Span, ...]] = (b"", -1, ())
+        # Whether the last comparison of a stage found them to differ.
+        self._differed: dict[str, bool] = {}
+        # The same for the comparisons of this window.
+        self._outcomes: dict[str, list[tuple[int, bool]]] = defaultdict(list)
+        self._known: tuple[bytes, int, tuple[SharedSet, ...]] = (b"", -1, ())
 
     def added(
         self,
         key: tuple[int, str],
-        prints: Mapping[int, Mapping[str, wire.Print]],
+        fingerprints: Mapping[int, Mapping[str, wire.Print]],
         ranks: Int64,
         made: list[Comparison],
     ) -> list[Comparison]:
         """Comparisons of one step and stage with what fingerprints say of these tensors.
 
         Args:
-            prints: by rank and table.
-            made: comparisons of the replica classes; where one of them is apart in more than what
-                is held across them, the latter is apart for that.
+            fingerprints: by rank and table.
+            made: comparisons of the replica classes; where one of them differs in more than what is
+                held across them, the latter differs for that.
         """
         if key[1] not in _STAGES:
             return made
-        looks = [self._compared(key, span, prints) for span in self._spans(ranks)]
-        told = [look for look in looks if look is not None]
-        apart = [look for look in told if not look.equal]
-        if told:
-            self._looks[key[1]].append((key[0], bool(apart)))
-        if apart and all(_is_in(of_class, apart[0]) for of_class in made if not of_class.equal):
-            # More ranks hold these tensors than are in one class: they tell better who is wrong,
+        compared = [
+            self._compared(key, shared, fingerprints) for shared in self._shared_sets(ranks)
+        ]
+        known = [comparison for comparison in compared if comparison is not None]
+        differing = [comparison for comparison in known if not comparison.equal]
+        if known:
+            self._outcomes[key[1]].append((key[0], bool(differing)))
+        if differing and all(
+            _is_in(of_class, differing[0]) for of_class in made if not of_class.equal
+        ):
+            # More ranks hold these tensors than are in one class: they show better who is wrong,
             # unless it has spread over the class by then.
-            return apart[:1]
-        # Where every rank is alone with its part, that these agree is all there is to tell.
-        return made or told[:1]
+            return differing[:1]
+        # Where every rank is alone with its part, their agreement is all there is to report.
+        return made or known[:1]
 
-    def told(self, found: dict[tuple[int, str], Comparison]) -> dict[tuple[int, str], Comparison]:
+    def without_unknown(
+        self, found: dict[tuple[int, str], Comparison]
+    ) -> dict[tuple[int, str], Comparison]:
         """The comparisons of a window without those that say too much.
 
-        Once such tensors are apart, classes that agree do not show that these are equal again: only
-        the next look at them does.
+        Once such tensors differ, classes that agree do not show that these are equal again: only
+        the next comparison of them does.
         """
         kept = {
             key: comparison
             for key, comparison in found.items()
             if not (comparison.equal and self._is_unknown(*key))
         }
-        for stage, looks in self._looks.items():
-            self._apart[stage] = looks[-1][1]
-        self._looks.clear()
+        for stage, compared in self._outcomes.items():
+            self._differed[stage] = compared[-1][1]
+        self._outcomes.clear()
         return kept
 
     # ------------------------------------------------------------------------------------- inside
 
     def _is_unknown(self, step: int, stage: str) -> bool:
-        looks = self._looks.get(stage, [])
-        before = [apart for at, apart in looks if at < step]
-        apart = before[-1] if before else self._apart.get(stage, False)
-        return apart and all(at != step for at, _ in looks)
+        compared = self._outcomes.get(stage, [])
+        before = [differing for at, differing in compared if at < step]
+        differing = before[-1] if before else self._differed.get(stage, False)
+        return differing and all(at != step for at, _ in compared)
 
-    def _spans(self, ranks: Int64) -> tuple[Span, ...]:
-        known_for, version, spans = self._known
+    def _shared_sets(self, ranks: Int64) -> tuple[SharedSet, ...]:
+        known_for, version, sets = self._known
         if (known_for, version) != (ranks.tobytes(), self._replicas.version):
-            spans = self._found(ranks)
-            self._known = ranks.tobytes(), self._replicas.version, spans
-        return spans
+            sets = self._found(ranks)
+            self._known = ranks.tobytes(), self._replicas.version, sets
+        return sets
 
-    def _found(self, ranks: Int64) -> tuple[Span, ...]:
+    def _found(self, ranks: Int64) -> tuple[SharedSet, ...]:
         classes = self._replicas.classes("parameters", ranks)
         if len(classes) < 2:
             return ()
@@ -131,14 +137,14 @@ class Spans:
         for tensor, of_classes in holders.items():
             if len(of_classes) > 1:
                 groups[tuple(of_classes)].append(tensor)
-        spans = []
+        sets = []
         for numbers, held in groups.items():
             members = np.sort(np.concatenate([ranks[classes[number]] for number in numbers]))
             alike = len({names[number] for number in numbers}) == 1
             # What is read off a distributed tensor has an `@` in it.
             declared = all(shard and "@" not in shard for _, _, shard in held)
-            spans.append(Span(tuple(members.tolist()), tuple(held), alike or declared))
-        return tuple(spans)
+            sets.append(SharedSet(tuple(members.tolist()), tuple(held), alike or declared))
+        return tuple(sets)
 
     def _tensors(self, rank: int) -> tuple[_Tensor, ...]:
         table = self._replicas.newest(rank)
@@ -147,12 +153,15 @@ class Spans:
         return tuple(zip(table.names, table.shapes, table.shards, strict=True))
 
     def _compared(
-        self, key: tuple[int, str], span: Span, prints: Mapping[int, Mapping[str, wire.Print]]
+        self,
+        key: tuple[int, str],
+        shared: SharedSet,
+        fingerprints: Mapping[int, Mapping[str, wire.Print]],
     ) -> Comparison | None:
         picked: dict[int, wire.Print] = {}
         whole = 0
-        for rank in span.ranks:
-            for name, made in prints.get(rank, {}).items():
+        for rank in shared.ranks:
+            for name, made in fingerprints.get(rank, {}).items():
                 table = self._replicas.table(rank, name)
                 if table is None or len(table.names) != len(made.digests):
                     continue
@@ -162,7 +171,7 @@ class Spans:
                         zip(table.names, table.shapes, table.shards, strict=True)
                     )
                 }
-                held = [places.get(tensor) for tensor in span.tensors]
+                held = [places.get(tensor) for tensor in shared.tensors]
                 if None in held:
                     continue
                 index = np.array(held, dtype=np.int64)
@@ -172,20 +181,20 @@ class Spans:
         if len(picked) < 2:
             return None
         labelled = compare.LabelledTable(
-            tuple(name for name, _, _ in span.tensors),
-            tuple(shape for _, shape, _ in span.tensors),
-            ("parameters",) * len(span.tensors),
+            tuple(name for name, _, _ in shared.tensors),
+            tuple(shape for _, shape, _ in shared.tensors),
+            ("parameters",) * len(shared.tensors),
         )
         members = np.array(sorted(picked), dtype=np.int64)
-        compared = compare.compare_prints(
+        compared = compare.compare_fingerprints(
             *key, members, [picked[rank] for rank in members.tolist()], labelled
         )
-        known = (span.ranks, span.tensors)
-        if compared.equal and key[1] == "reduced_gradient" and len(picked) == len(span.ranks):
-            sketches = picked[span.ranks[0]].sketches
+        known = (shared.ranks, shared.tensors)
+        if compared.equal and key[1] == "reduced_gradient" and len(picked) == len(shared.ranks):
+            sketches = picked[shared.ranks[0]].sketches
             if sketches is not None and bool(sketches.any(axis=1).all()):
                 self._proven.add(known)
-        if not (span.sure or known in self._proven):
+        if not (shared.sure or known in self._proven):
             return None
         # Out of all: they are a part of the model.
         return replace(compared, tensor_count=whole)

@@ -1,4 +1,4 @@
-"""Compares what replicas hold at each step: numbers, then words, then fingerprints."""
+"""Compares what replicas hold at each step: numbers, then digests, then fingerprints."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from rankscope.agent import wire
 from rankscope.server.comparison import compare
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
-from rankscope.server.comparison.shared_tensors import Spans
-from rankscope.server.window import Comparison, Int64, Series, joined_print
+from rankscope.server.comparison.shared_tensors import SharedTensors
+from rankscope.server.window import Comparison, Int64, Series, joined_fingerprint
 
 # Numbers that must be the same on all ranks after a step, the link they speak for, and how exactly.
 COMPARED_SERIES = (
@@ -21,7 +21,7 @@ COMPARED_SERIES = (
     ("lr", "hyperparameters", 1e-12),
     ("amp_scale", "hyperparameters", 1e-12),
 )
-# What tells from `grad_norm` what the gradient's norm was before clipping.
+# What shows from `grad_norm` what the gradient's norm was before clipping.
 CLIPPING = ("grad_norm_preclip", "clip_coefficient")
 
 
@@ -34,21 +34,21 @@ class Comparisons:
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
-        self._spans = Spans(replicas)
+        self._shared_tensors = SharedTensors(replicas)
 
     def of(
         self,
         series: Mapping[str, Series],
-        all_words: Mapping[str, Series],
-        prints: Iterable[tuple[tuple[int, str], Mapping[int, Mapping[str, wire.Print]]]],
+        all_digests: Mapping[str, Series],
+        fingerprints: Iterable[tuple[tuple[int, str], Mapping[int, Mapping[str, wire.Print]]]],
         ranks: Int64,
         steps: Int64,
     ) -> dict[tuple[int, str], Comparison]:
         """All comparisons of some steps, by step and stage.
 
         Args:
-            series, all_words: numbers and words at these steps.
-            prints: by step and stage, then by rank and table; in the order of steps.
+            series, all_digests: numbers and digests at these steps.
+            fingerprints: by step and stage, then by rank and table; in the order of steps.
             ranks: rows of the series, [R].
             steps: their columns, [S].
         """
@@ -61,17 +61,19 @@ class Comparisons:
                 by_value = partial(compare.compare_values, tolerance=tolerance)
                 self._compare(of_metric, parts, series[metric], stage, by_value, ranks, steps)
                 # Of the numbers that speak for a link, one that differs counts.
-                apart = {key: c for key, c in found.items() if not c.equal}
-                found |= of_metric | apart
-        self._told_from_clipping(found, series, ranks, steps)
-        of_words: dict[tuple[int, str], Comparison] = {}
-        for stage, words in all_words.items():
+                differing = {key: c for key, c in found.items() if not c.equal}
+                found |= of_metric | differing
+        self._attribute_to_clipping(found, series, ranks, steps)
+        of_digests: dict[tuple[int, str], Comparison] = {}
+        for stage, digests in all_digests.items():
             if stage in REPLICATED:
-                self._compare(of_words, parts, words, stage, compare.compare_words, ranks, steps)
-        # Not every setting that is compared as a number is in the word of all settings.
-        apart = {k: c for k, c in found.items() if k[1] == "hyperparameters" and not c.equal}
-        found |= of_words | apart
-        for key, taken in prints:
+                self._compare(
+                    of_digests, parts, digests, stage, compare.compare_digests, ranks, steps
+                )
+        # Not every setting that is compared as a number is in the digest of all settings.
+        differing = {k: c for k, c in found.items() if k[1] == "hyperparameters" and not c.equal}
+        found |= of_digests | differing
+        for key, taken in fingerprints:
             known, whole = parts.get(key, {}), found.get(key)
             made: list[Comparison] = []
             for number, rows in enumerate(self._replicas.classes(key[1], ranks)):
@@ -81,10 +83,12 @@ class Comparisons:
                 if of_class is None and whole is not None and whole.equal and len(members) > 1:
                     if self._replicas.whole(key[1], members):
                         of_class = compare.agreed(*key, members)
-                compared = self._with_prints(key, of_class, of_members, exact=key in of_words)
+                compared = self._with_fingerprints(
+                    key, of_class, of_members, exact=key in of_digests
+                )
                 if compared is not None:
                     made.append(compared)
-            made = self._spans.added(key, taken, ranks, made)
+            made = self._shared_tensors.added(key, taken, ranks, made)
             if made:
                 # Gradients are fingerprinted as they were applied.
                 clipped = (key[0], "clipped_gradient")
@@ -93,9 +97,9 @@ class Comparisons:
                     found[key] = compare.merged(made)
                 else:
                     found[clipped] = replace(compare.merged(made), stage=stage)
-        return self._spans.told(found)
+        return self._shared_tensors.without_unknown(found)
 
-    def _told_from_clipping(
+    def _attribute_to_clipping(
         self,
         found: dict[tuple[int, str], Comparison],
         series: Mapping[str, Series],
@@ -177,58 +181,62 @@ class Comparisons:
                 if len(there) > 1:
                     values = aligned.values[there, column]
                     of_step[number] = compared(step, stage, ranks[there], values)
-            # Words come after norms, and are the ones that count.
+            # Digests come after norms, and are the ones that count.
             parts[step, stage] = of_step
             whole = compare.merged(list(of_step.values()))
             if stage == "outside_optimizer" and not whole.equal:
                 whole = self._written(whole, ranks, aligned, column)
             found[step, stage] = whole
 
-    def _written(self, apart: Comparison, ranks: Int64, aligned: Series, column: int) -> Comparison:
+    def _written(
+        self, differing: Comparison, ranks: Int64, aligned: Series, column: int
+    ) -> Comparison:
         """Who wrote parameters between two steps, asked of all that hold parts of the model.
 
-        Where nothing was written on most of them (their word is 0), and on none but some of those
-        that are apart from their replicas, it is these that did.
+        Where nothing was written on most of them (their digest is 0), and on none but some of those
+        that differ from their replicas, it is these that did.
         """
         for rows in self._replicas.classes("hyperparameters", ranks):
             there = rows[aligned.present[rows, column]]
-            words = aligned.values[there, column]
-            wrote = set(ranks[there[words != 0]].tolist())
-            if len(there) > len(apart.ranks) and 2 * len(wrote) < len(there):
-                if wrote and wrote <= set(apart.ranks.tolist()) <= set(ranks[there].tolist()):
-                    return compare.compare_words(apart.step, apart.stage, ranks[there], words)
-        return apart
+            digests = aligned.values[there, column]
+            wrote = set(ranks[there[digests != 0]].tolist())
+            if len(there) > len(differing.ranks) and 2 * len(wrote) < len(there):
+                if wrote and wrote <= set(differing.ranks.tolist()) <= set(ranks[there].tolist()):
+                    return compare.compare_digests(
+                        differing.step, differing.stage, ranks[there], digests
+                    )
+        return differing
 
-    def _with_prints(
+    def _with_fingerprints(
         self,
         key: tuple[int, str],
         known: Comparison | None,
-        prints: Mapping[int, Mapping[str, wire.Print]],
+        fingerprints: Mapping[int, Mapping[str, wire.Print]],
         *,
         exact: bool,
     ) -> Comparison | None:
         """The comparison at a step and stage, with what fingerprints add to it.
 
         Args:
-            known: what whole-model words, or numbers, came to.
-            prints: by rank and table.
-            exact: whether that were words, which see every bit.
+            known: what model digests, or numbers, came to.
+            fingerprints: by rank and table.
+            exact: whether that were digests, which see every bit.
         """
-        told = compare.largest_alike(prints)
-        if not told:
+        equal_tables = compare.largest_equal(fingerprints)
+        if not equal_tables:
             return known
-        rank, first = next(iter(told.items()))
+        rank, first = next(iter(equal_tables.items()))
         table = compare.joined_table(
             {name: self._replicas.described(rank, made) for name, made in sorted(first.items())}
         )
-        joined = {rank: joined_print(of_rank) for rank, of_rank in told.items()}
+        joined = {rank: joined_fingerprint(of_rank) for rank, of_rank in equal_tables.items()}
         own = None
         if len(joined) > 1:
             ranks = np.array(list(joined), dtype=np.int64)
-            own = compare.compare_prints(*key, ranks, list(joined.values()), table)
+            own = compare.compare_fingerprints(*key, ranks, list(joined.values()), table)
         if known is None or (own is not None and len(joined) >= len(known.ranks)):
             return own
         if known.equal and not exact:
             # A norm does not see everything that the digests of some of the ranks do.
             return known if own is None or own.equal else own
-        return compare.with_prints(known, joined, table)
+        return compare.with_fingerprints(known, joined, table)

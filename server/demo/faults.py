@@ -141,7 +141,7 @@ class Injection:
     def expected_ranks(self, world_size: int) -> tuple[int, ...]:
         """Ranks that the alert must name.
 
-        With two ranks, nothing tells which of two different copies is the wrong one: a desync then
+        With two ranks, nothing shows which of two different copies is the wrong one: a desync then
         names both.
         """
         if self.rank is None:

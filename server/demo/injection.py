@@ -71,7 +71,7 @@ class SkippedAllreduce(Injector):
     def before_step(
         self, step: int, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Remembers the step: the hook is not told."""
+        """Remembers the step: the hook does not get it."""
         self._step = step
 
     def _reduce(
@@ -103,10 +103,10 @@ class Bitflip(Injector):
         """Flips it once."""
         if not self.is_target or step != self.injection.step:
             return
-        words = self.parameter(model).detach().view(torch.int32).view(-1)
-        index = int(torch.randint(len(words), (1,), generator=self.generator))
+        as_integers = self.parameter(model).detach().view(torch.int32).view(-1)
+        index = int(torch.randint(len(as_integers), (1,), generator=self.generator))
         bit = int(torch.randint(_LOWEST_BIT, _HIGHEST_BIT + 1, (1,), generator=self.generator))
-        words[index] ^= 1 << bit
+        as_integers[index] ^= 1 << bit
 
 
 class HighLearningRate(Injector):
@@ -147,7 +147,7 @@ class DeadRank(Injector):
     def before_step(
         self, step: int, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Kills this very process, without a chance to say a word."""
+        """Kills this very process, without a chance to report."""
         if self.is_target and step == self.injection.step:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -59,7 +59,7 @@ class Process:
         return self._child.pid
 
     def kill(self) -> None:
-        """Ends it at once, without a word (SIGKILL)."""
+        """Ends it at once, without notice (SIGKILL)."""
         self._child.kill()
         self._child.wait()
 

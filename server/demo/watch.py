@@ -75,7 +75,8 @@ class Watch:
     def settle(self, job: Job, server: Process, injection: Injection) -> list[Json]:
         """The alerts of the run, once the server has judged all of it.
 
-        An alert may still come after the last step: a dead rank is told from a slow one by waiting.
+        An alert may still come after the last step: a dead rank is distinguished from a slow one by
+            waiting.
 
         Raises:
             DemoFailed: the server has not judged the run in time; "not checked" is no success.

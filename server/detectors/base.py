@@ -22,7 +22,7 @@ from rankscope.server.window import Window
 
 State = TypeVar("State")
 
-# Trouble that lasts is taken to last a tenth of the steps; of series that are recorded at some
+# A fault that lasts is taken to last a tenth of the steps; of series that are recorded at some
 # steps on purpose, half of them.
 LASTS = 0.1
 LASTS_SAMPLED = 0.5
@@ -63,14 +63,14 @@ class Finding:
 
     Attributes:
         kind: one of the detector's.
-        key: tells apart findings of one kind that are different incidents at the same time, for
+        key: distinguishes findings of one kind that are different incidents at the same time, for
             example `rank:2`; empty for the run as a whole.
         seen_step: first step at which the condition held in this window.
         last_step: last one; the alert resolves once `clear_after` steps later nothing was found.
-        first_step: since which step it has gone wrong, as well as can be told (an onset that was
-            found later is dated back).
+        first_step: since which step it has gone wrong, as well as it can be known (an onset that
+            was found later is dated back).
         ranks: the suspect ranks.
-        tensors: parameter names, most telling first.
+        tensors: parameter names, most relevant first.
         clear_after: steps without a finding after which it is over; None: never by itself.
         evidence: JSON-able numbers behind it, for a person and for the page.
     """

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.server.window import Bool, Float64, Window
 
-# `samples` is told at some steps only; the other two at every one, and multiply to the same.
+# `samples` is reported at some steps only; the other two at every one, and multiply to the same.
 SERIES = ("samples", "samples_per_second", "step_seconds")
 _NOT_YET = -(2**62)
 
@@ -22,7 +22,7 @@ def effective_sizes(window: Window, metric: str) -> Float64:
 
     Returns:
         float64 [N], at the steps at which any rank posted `metric`, of the ranks that did; NaN
-        where none of them tells a size.
+        where none of them gives a size.
     """
     series = window.series.get(metric)
     if series is None:
@@ -40,15 +40,15 @@ def effective_sizes(window: Window, metric: str) -> Float64:
 
 
 def _sizes(window: Window) -> Float64:
-    """Batch sizes, float64 [R, S]; NaN where a rank does not tell."""
+    """Batch sizes, float64 [R, S]; NaN where a rank does not report."""
     sizes = np.full((len(window.ranks), len(window.steps)), np.nan)
     rate, seconds = (window.series.get(name) for name in SERIES[1:])
     if rate is not None and seconds is not None:
         both = rate.present & seconds.present
         sizes[both] = np.rint(rate.values[both] * seconds.values[both])
-    told = window.series.get(SERIES[0])
-    if told is not None:
-        sizes[told.present] = told.values[told.present]
+    reported = window.series.get(SERIES[0])
+    if reported is not None:
+        sizes[reported.present] = reported.values[reported.present]
     sizes[~((sizes >= 1) & np.isfinite(sizes))] = np.nan
     return sizes
 
@@ -57,17 +57,17 @@ def whole_batches(window: Window) -> Float64:
     """Samples of a step, of all ranks that share a batch, and the number of these.
 
     Returns:
-        float64 [2, S]; NaN where one of them does not tell its own.
+        float64 [2, S]; NaN where one of them does not report its own.
     """
     found = np.full((2, len(window.steps)), np.nan)
     sizes = _sizes(window)
-    told = np.isfinite(sizes)
-    there = _taking_part(window) | told
+    reported = np.isfinite(sizes)
+    there = _taking_part(window) | reported
     # Each set reads the whole batch, and there may be some that see nothing of it (pipelines).
     for group in reversed(window.data_parallel):
         rows = np.isin(window.ranks, group)
-        whole = (told[rows] | ~there[rows]).all(axis=0) & there[rows].any(axis=0)
-        total = np.add.reduce(np.ascontiguousarray(np.where(told, sizes, 0.0)[rows].T), axis=1)
+        whole = (reported[rows] | ~there[rows]).all(axis=0) & there[rows].any(axis=0)
+        total = np.add.reduce(np.ascontiguousarray(np.where(reported, sizes, 0.0)[rows].T), axis=1)
         found[:, whole] = np.stack([total, there[rows].sum(axis=0)])[:, whole]
     return found
 
@@ -77,7 +77,7 @@ def _taking_part(window: Window) -> Bool:
 
     Not the ranks of today's world: a finished run is evaluated again as it was.
     """
-    last = {life.rank: life.last_step for life in window.lives}
+    last = {life.rank: life.last_step for life in window.liveness}
     ranks = window.ranks.tolist()
     until = np.array([last.get(rank, -1) for rank in ranks], dtype=np.int64)
     there: Bool = until[:, None] >= window.steps
@@ -106,7 +106,7 @@ class BatchSizes:
     """What is usual, and what a step of fewer samples is forgiven.
 
     Attributes:
-        recent: sizes of the last steps that told one.
+        recent: sizes of the last steps that reported one.
     """
 
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=64))
@@ -117,7 +117,7 @@ class BatchSizes:
             self.recent.append(size)
 
     def widening(self, size: float) -> float:
-        """Times that the scatter of a mean of so many samples is the usual one.
+        """Times that the scatter of a mean of this many samples is the usual one.
 
         With the root of their number. 1 for more than usual, since what differs from step to step
         is not the samples alone, and where nothing is known.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Onsets that are told by statistics, or dated back, are known to about this many steps. A root is
-# never said to have begun more than this after what follows from it.
+# Onsets that are reported by statistics, or dated back, are known to about this many steps. A root
+# is never said to have begun more than this after what follows from it.
 BLUR = 20
 # Disturbances of the loss that begin this close to each other are one episode.
 EPISODE = 100
@@ -19,7 +19,7 @@ class Rule:
         why: what the one does to the other: "because ...".
         stages: stages at which the root has to have broken; empty: any.
         earliest: how many steps after the root the consequence begins at the earliest; negative:
-            before it. The root has begun with its `first_step`, or after the last look that found
+            before it. The root has begun with its `first_step`, or after the last sample that found
             nothing wrong.
         latest: the same at the latest; None: as long as the root lasts, and until it would have
             resolved.

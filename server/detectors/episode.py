@@ -1,4 +1,4 @@
-"""A condition that is looked at now and then: from when to when it held."""
+"""A condition that is examined now and then: from when to when it held."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Watch(Generic[Facts]):
             self.current = None
 
     def take(self, last_step: int) -> Iterator[Episode[Facts]]:
-        """Episodes to be told of after a window: those that ended in it, and the current one."""
+        """Episodes to be reported after a window: those that ended in it, and the current one."""
         yield from self._ended
         self._ended = []
         if self.current is not None:

@@ -41,7 +41,7 @@ class RankHistory:
 
         Args:
             ranks: all that have been pushed, or more; int64 [R], ascending.
-            last: so many of the newest observations; all by default.
+            last: this many of the newest observations; all by default.
         """
         skipped = 0 if last is None else max(len(self._rows) - last, 0)
         columns = [
@@ -59,7 +59,7 @@ def _spread(values: Float64, known: Int64, ranks: Int64) -> Float64:
 
 @dataclass(slots=True)
 class Companions:
-    """Learning rate and gradient norm around a trouble of the loss: they tell causes apart."""
+    """Learning rate and gradient norm around a fault of the loss: they distinguish causes."""
 
     rates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=256))
     norms: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=96))
@@ -80,10 +80,10 @@ class Companions:
                 seen.append(waiting.popleft())
 
     def raised_rate(self, onset: int, *, before: int, factor: float) -> Mapping[str, float] | None:
-        """The rise of the learning rate that may be behind a trouble.
+        """The rise of the learning rate that may be behind a fault.
 
         Args:
-            onset: step since which there is trouble.
+            onset: step since which there is fault.
             before: how many steps earlier the rise may lie.
             factor: the rate after it over that before it, at least.
 
@@ -106,7 +106,7 @@ class Companions:
         return {"lr_before": lowest[1], "lr_after": highest, "lr_step": at}
 
     def gradient_rose_first(self, onset: int) -> Mapping[str, float] | None:
-        """The gradient norm's jump in the 8 observations before a trouble.
+        """The gradient norm's jump in the 8 observations before a fault.
 
         Returns:
             `grad_norm_step`, `grad_norm` and `grad_norm_usual`, where it rose to 3 times its

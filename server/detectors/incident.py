@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# In the evidence of what only looks can tell, which may be rare: the last step at which a look
+# In the evidence of what only samples can show, which may be rare: the last step at which a sample
 # found nothing wrong. It began after that, `first_step` at the latest.
 AGREED_UNTIL = "agreed_until"
 
@@ -14,7 +14,7 @@ class Incident:
     """When something went wrong.
 
     Attributes:
-        first_step: since which step, as well as can be told.
+        first_step: since which step, as well as it can be known.
         seen_step: at which it became known; the alert's identity.
         last_step: last step at which it held.
         clear_after: steps without it after which it is over.

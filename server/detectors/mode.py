@@ -26,7 +26,7 @@ class ModePolicy(Policy):
     """Thresholds of `mode.evaluation`.
 
     Attributes:
-        looks: consecutive looked-at steps that were taken in evaluation mode; a trainer may take a
+        looks: consecutive sampled steps that were taken in evaluation mode; a trainer may take a
             single one so on purpose.
     """
 
@@ -59,8 +59,8 @@ class Modes:
     def read(cls, step: int, data: Mapping[str, Any]) -> Modes:
         """Of an event."""
         numbers = ("count", "of", "normalization", "dropout", "own", "new")
-        told = data.get("names", ())
-        names = tuple(str(n) for n in told) if isinstance(told, list | tuple) else ()
+        reported = data.get("names", ())
+        names = tuple(str(n) for n in reported) if isinstance(reported, list | tuple) else ()
         return cls(step, bool(data.get("whole")), names, *(_whole(data.get(n)) for n in numbers))
 
     @property
@@ -76,15 +76,15 @@ class Evaluating:
     Attributes:
         since: step from which it has been so.
         by_rank: the ranks that take them -> what they said.
-        apart: other ranks take theirs in another mode.
-        undecided: half of the ranks do, and nothing tells which half is wrong.
-        from_start: it has been so since the first look.
+        disagree: other ranks take theirs in another mode.
+        undecided: half of the ranks do, and nothing shows which half is wrong.
+        from_start: it has been so since the first sample.
         names: the modules that are.
     """
 
     since: int
     by_rank: Mapping[int, Modes]
-    apart: bool
+    disagree: bool
     undecided: bool
     from_start: bool
     names: tuple[str, ...]
@@ -95,14 +95,14 @@ class ModeState:
     """What is remembered.
 
     Attributes:
-        told: rank -> what it said, in the order of the steps.
+        reported: rank -> what it said, in the order of the steps.
         first: rank -> the first of it: modules in evaluation mode then are meant to be.
         bad: consecutive samples, and the step of the first.
     """
 
-    told: dict[int, list[Modes]] = field(default_factory=dict)
+    reported: dict[int, list[Modes]] = field(default_factory=dict)
     first: dict[int, Modes] = field(default_factory=dict)
-    looks: int = 0
+    samples: int = 0
     steps: int = 0
     compared: int = 0
     bad: int = 0
@@ -119,7 +119,7 @@ class EvaluationMode(Detector[ModeState]):
     Statistic:
         The mode of the mode-dependent modules (dropout, normalization with running statistics,
         modules of the user's own that ask for `self.training`) at training steps. Wrong are, at 3
-        consecutive looked-at steps: the whole model in evaluation mode; modules in evaluation mode
+        consecutive sampled steps: the whole model in evaluation mode; modules in evaluation mode
         that were not at the first step; ranks that hold the same model and differ. Modules in
         evaluation mode from the first step on are meant to be (a frozen backbone, a teacher).
 
@@ -149,25 +149,25 @@ class EvaluationMode(Detector[ModeState]):
         return ModeState()
 
     def advance(self, window: Window, state: ModeState) -> Outcome:
-        """Follows what ranks said at the steps at which they were looked at."""
+        """Follows what ranks said at the steps at which their modules were sampled."""
         state.steps += len(window.steps)
         for event in sorted(window.events, key=lambda e: e.step):
             if event.kind == _EVENT:
                 modes = Modes.read(event.step, event.data)
-                state.told.setdefault(event.rank, []).append(modes)
+                state.reported.setdefault(event.rank, []).append(modes)
                 state.first.setdefault(event.rank, modes)
         for step, row in zip(*rank_rows(window, _SERIES), strict=True):
             there = [int(r) for r in window.ranks[~np.isnan(row)]]
-            self._look(window, state, int(step), there)
+            self._judge(window, state, int(step), there)
         findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
         return Outcome({_KIND: _check(window, state)}, findings)
 
-    def _look(self, window: Window, state: ModeState, step: int, there: list[int]) -> None:
-        state.looks += 1
-        now = {r: m for r in there if (m := _at(state.told.get(r, []), step)) is not None}
-        found = self._apart(window, state, now) or _together(state, now)
+    def _judge(self, window: Window, state: ModeState, step: int, there: list[int]) -> None:
+        state.samples += 1
+        now = {r: m for r in there if (m := _at(state.reported.get(r, []), step)) is not None}
+        found = self._disagreeing(window, state, now) or _together(state, now)
         if found is None:
-            # Ranks that were not looked at may still be in evaluation mode.
+            # Ranks that were not examined may still be in evaluation mode.
             known = state.watch.current
             if known is None or set(known.facts.by_rank) & set(now) or not known.holding:
                 state.bad = 0
@@ -181,7 +181,7 @@ class EvaluationMode(Detector[ModeState]):
             if set(found.by_rank) >= set(episode.facts.by_rank):
                 episode.facts = found
 
-    def _apart(
+    def _disagreeing(
         self, window: Window, state: ModeState, now: Mapping[int, Modes]
     ) -> Evaluating | None:
         """Ranks that differ from those that hold the same model."""
@@ -240,8 +240,8 @@ def _ordered(held: Mapping[int, Modes], names: tuple[str, ...]) -> tuple[str, ..
     return tuple(n for n in found if n in wanted)
 
 
-def _at(told: list[Modes], step: int) -> Modes | None:
-    return next((m for m in reversed(told) if m.step <= step), None)
+def _at(reported: list[Modes], step: int) -> Modes | None:
+    return next((m for m in reversed(reported) if m.step <= step), None)
 
 
 def _whole(value: object) -> int:
@@ -249,7 +249,7 @@ def _whole(value: object) -> int:
 
 
 def _severity(found: Evaluating) -> str:
-    if found.apart:
+    if found.disagree:
         return "warning"
     modes = list(found.by_rank.values())
     if any(m.dropout for m in modes):
@@ -275,7 +275,7 @@ def _finding(episode: Episode[Evaluating], window: Window) -> Finding:
             f"; those of {count(most.new, 'module')} are as they were made (mean 0, variance 1), "
             "so that nothing is normalized"
         )
-    if found.apart:
+    if found.disagree:
         title, cause = _of_ranks(found, suspects, what, since, effect)
     elif most.whole:
         some = len(suspects) < len(window.ranks)
@@ -328,13 +328,13 @@ def _of_ranks(
     who = ranks(suspects)
     if found.undecided:
         title = f"{who.capitalize()} train in different modes {since}"
-        told = "; ".join(
+        reported = "; ".join(
             f"rank {r} has {m.count} of {m.of} mode-dependent modules in evaluation mode"
             for r, m in sorted(found.by_rank.items())[:4]
         )
         cause = (
-            f"The ranks differ in the mode of {what}: {told}. {effect}, so the ranks do not "
-            "compute gradients of the same function. Nothing tells which mode is meant."
+            f"The ranks differ in the mode of {what}: {reported}. {effect}, so the ranks do not "
+            "compute gradients of the same function. Nothing shows which mode is meant."
         )
         return title, cause
     one = len(suspects) == 1
@@ -360,8 +360,8 @@ def _check(window: Window, state: ModeState) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, window).title}.")
-    if not state.looks:
-        if state.told:
+    if not state.samples:
+        if state.reported:
             return Check(
                 Status.NOT_APPLICABLE,
                 "No module computes something else in evaluation mode.",
@@ -370,5 +370,5 @@ def _check(window: Window, state: ModeState) -> Check:
     compared = " and compared between the ranks" if state.compared else ""
     return Check(
         Status.OK,
-        f"The mode of the modules was checked at {count(state.looks, 'step')}{compared}.",
+        f"The mode of the modules was checked at {count(state.samples, 'step')}{compared}.",
     )

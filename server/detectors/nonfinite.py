@@ -46,15 +46,15 @@ class ValuesState:
 
     Attributes:
         steps: seen so far.
-        judged: values looked at.
+        judged: values examined.
         bad: series whose newest values are not finite, or ranks whose buffers are not.
-        told: rank -> names of buffers.
+        reported: rank -> names of buffers.
     """
 
     steps: int = 0
     judged: int = 0
     bad: set[str | int] = field(default_factory=set)
-    told: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    reported: dict[int, tuple[str, ...]] = field(default_factory=dict)
     watch: Watch[Values] = field(default_factory=lambda: Watch(clear_after=0))
 
 
@@ -75,7 +75,7 @@ class EvaluationNonFinite(Detector[ValuesState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("eval.nonfinite",)
-    lasting: ClassVar[str] = "each evaluation is told of as a whole"
+    lasting: ClassVar[str] = "each evaluation is reported as a whole"
     wants: ClassVar[tuple[str, ...]] = LOSS_LIKE
 
     def start(self) -> ValuesState:
@@ -159,7 +159,7 @@ class BuffersNonFinite(Detector[ValuesState]):
         for event in window.events:
             if event.kind == _EVENT:
                 names = tuple(str(n) for n in event.data.get("tensors", ()))
-                state.told[event.rank] = names[:_MAX_NAMES]
+                state.reported[event.rank] = names[:_MAX_NAMES]
         state.steps += len(window.steps)
         steps, rows = rank_rows(window, BUFFERS)
         for step, row in zip(steps.tolist(), rows, strict=True):
@@ -226,7 +226,7 @@ def _evaluation(episode: Episode[Values], window: Window) -> Finding:
 
 def _buffers(episode: Episode[Values], state: ValuesState) -> Finding:
     facts, step = episode.facts, episode.first_step
-    names = tuple(dict.fromkeys(n for rank in facts.ranks for n in state.told.get(rank, ())))
+    names = tuple(dict.fromkeys(n for rank in facts.ranks for n in state.reported.get(rank, ())))
     first = f": {names[0]}" if names else ""
     since = (
         ""
@@ -256,5 +256,5 @@ def _buffers(episode: Episode[Values], state: ValuesState) -> Finding:
             "`reset_running_stats()`."
         ),
         clear_after=episode.clear_after,
-        evidence={"buffers": {str(r): list(state.told.get(r, ())) for r in facts.ranks}},
+        evidence={"buffers": {str(r): list(state.reported.get(r, ())) for r in facts.ranks}},
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
 from rankscope.server.window import Occurrence
 
-# How long after the step what the ranks looked into afterwards belongs to it.
+# How long after the step what the ranks examined afterwards belongs to it.
 FOLLOWS = 8
 _KIND = "nonfinite"
 
@@ -117,10 +117,10 @@ class Origin:
         back = go_back(step, begins=begins)
         # What was not finite at attach and did no harm since may have nothing to do with it.
         at_start = self.at_start if begins or self.before else {}
-        told = at_start or self.before
-        if told:
-            names = tuple(dict.fromkeys(n for held in told.values() for n in held))
-            where = f"on {ranks(tuple(told))}: {listing(names, most=4)}"
+        reported = at_start or self.before
+        if reported:
+            names = tuple(dict.fromkeys(n for held in reported.values() for n in held))
+            where = f"on {ranks(tuple(reported))}: {listing(names, most=4)}"
             when = (
                 "when the monitor was attached, before the first step"
                 if at_start
@@ -133,13 +133,13 @@ class Origin:
                 else f"The loss of step {step - 1} gave no sign of it: possibly its update was too "
                 "large, or something else has written to the parameters."
             )
-            look = (
+            advice = (
                 "Look at the checkpoint that was loaded (`torch.isfinite` of each tensor) and at "
                 f"the initialisation of {listing(names, most=3)}."
                 if at_start or begins
                 else f"Look at what writes to {listing(names, most=3)} between two steps. {back}"
             )
-            return f"Parameters were not finite {when}, {where}. {source}", look
+            return f"Parameters were not finite {when}, {where}. {source}", advice
         if self.batch:
             who = tuple(sorted(self.batch))
             amount = sum(self.batch.values())
@@ -192,7 +192,7 @@ class Origin:
         return None
 
     def _ruled_out(self) -> str:
-        """What was looked at and found to be finite."""
+        """What was examined and found to be finite."""
         known = []
         if self.clean and not self.batch:
             known.append("the inputs of the model")
@@ -203,7 +203,7 @@ class Origin:
 
     @property
     def ruled_out(self) -> str:
-        """One sentence on what was looked at and found to be finite; empty for nothing."""
+        """One sentence on what was examined and found to be finite; empty for nothing."""
         return self._ruled_out()
 
 

@@ -93,7 +93,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class RisePolicy(Policy):
-    """Thresholds of what is told otherwise where the learning rate was raised before it.
+    """Thresholds of what is reported otherwise where the learning rate was raised before it.
 
     Attributes:
         rise: the rate over what it was, from which on it has been raised.
@@ -169,6 +169,6 @@ def _meanings(policy: type[Policy]) -> dict[str, str]:
         section = re.split(r"\n(?=\S)", section)[0]
         entries = re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE)
         for names, meaning in entries:
-            told = re.sub(r"\s+", " ", meaning).strip().rstrip(".,")
-            found |= {name.strip(): told for name in names.split(",")}
+            reported = re.sub(r"\s+", " ", meaning).strip().rstrip(".,")
+            found |= {name.strip(): reported for name in names.split(",")}
     return found

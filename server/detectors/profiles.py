@@ -3,7 +3,7 @@
 The loss of a classifier goes down, and where it does not something is wrong. The losses of two
 players, of a policy, or of a surrogate do not have to, and a rule about descent is then a rule
 about nothing. A run says which it is (`config={"profile": "adversarial"}`), or its project does;
-where neither does, the names under which losses are logged may tell.
+where neither does, the names under which losses are logged may show.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Profile:
     """How one sort of loss is judged.
 
     Attributes:
-        what: the loss, in a sentence's words.
+        what: the loss, in the words of a sentence.
         without: kinds that say nothing about such a loss -> why not.
         lenient: kinds that are information at most.
-        logged: names of series, sets of which tell the profile: one of each set is there.
+        logged: names of series, sets of which show the profile: one of each set is there.
     """
 
     what: str

@@ -30,7 +30,7 @@ _SPARSE = 1.5
 # to see an order, and single posts are lost now and then.
 _ADJACENT = 2
 
-WORDS, LAYERS, REDUCTIONS = "words/", "layers/", "reductions"
+DIGESTS, LAYERS, REDUCTIONS = "words/", "layers/", "reductions"
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Seen:
     Attributes:
         stretch, longest: observations in the newest stretch of adjacent steps, and in the longest.
         span: steps that the longest one takes.
-        values: smallest and largest value; of words and tables none.
+        values: smallest and largest value; of digests and tables none.
     """
 
     spacing: Spacing = field(default_factory=Spacing)
@@ -95,10 +95,10 @@ class Recorded:
                 metric = name.removeprefix(LAYERS)
                 found = [made.step for made in window.layers if made.metric == metric]
                 self._push(name, _unique(found))
-            elif name.startswith(WORDS):
-                words = window.words.get(name.removeprefix(WORDS))
-                if words is not None:
-                    self._push(name, window.steps[words.present.any(axis=0)])
+            elif name.startswith(DIGESTS):
+                digests = window.digests.get(name.removeprefix(DIGESTS))
+                if digests is not None:
+                    self._push(name, window.steps[digests.present.any(axis=0)])
         for name, series in window.series.items():
             if name not in self._counted:
                 self._counted[name] = any(fnmatchcase(name, like) for like in self.names)
@@ -112,7 +112,7 @@ class Recorded:
         if len(steps):
             self._seen.setdefault(name, _Seen()).take(steps, values)
 
-    def told(self, kind: str, check: Check, reaches: Iterable[Reach]) -> Check:
+    def qualified(self, kind: str, check: Check, reaches: Iterable[Reach]) -> Check:
         """What a detector answers, with what it cannot have seen.
 
         Args:
@@ -147,38 +147,38 @@ class Recorded:
             return
         total, name = max(known)
         seen = self._seen[name]
-        told = f"`{name.removeprefix(WORDS).removeprefix(LAYERS)}`"
+        quoted = f"`{name.removeprefix(DIGESTS).removeprefix(LAYERS)}`"
         if reach.moves and total > 1 and seen.least == seen.most:
             # Norms that are clipped have one value, and it is none to worry about.
             if reach.moves == "at all" or seen.most == 0:
                 value = number(seen.most + 0.0)
                 yield (
                     True,
-                    f"{told} was exactly {value} at all {count(total, 'recorded step')}: nothing "
+                    f"{quoted} was exactly {value} at all {count(total, 'recorded step')}: nothing "
                     "shows that it can change.",
                 )
         if total < reach.observations:
             yield (
                 True,
-                f"{told} is recorded at {count(total, 'step')}, and {reach.observations} are "
+                f"{quoted} is recorded at {count(total, 'step')}, and {reach.observations} are "
                 "needed to see it.",
             )
             return
         if reach.returns:
-            yield from self._returning(reach, told, seen)
+            yield from self._returning(reach, quoted, seen)
             return
-        apart = seen.spacing.apart
-        if apart < _SPARSE or reach.lasts >= 1:
+        interval = seen.spacing.interval
+        if interval < _SPARSE or reach.lasts >= 1:
             return
-        shortest = math.ceil(reach.observations * apart)
+        shortest = math.ceil(reach.observations * interval)
         yield (
             reach.observations > reach.lasts * total,
-            f"{told} is recorded at one of {number(round(apart))} steps: what lasts less than "
+            f"{quoted} is recorded at one of {number(round(interval))} steps: what lasts less than "
             f"{count(shortest, 'step')} may pass unseen, and where each is recorded, less than "
             f"{number(reach.observations)}.",
         )
 
-    def _returning(self, reach: Reach, told: str, seen: _Seen) -> Iterator[tuple[bool, str]]:
+    def _returning(self, reach: Reach, quoted: str, seen: _Seen) -> Iterator[tuple[bool, str]]:
         """Whether something could have come again after a number of steps that was not recorded.
 
         After at most as many steps as the longest stretch has: within it. After P steps, which are
@@ -189,13 +189,13 @@ class Recorded:
         if steps <= 2 * seen.span:
             return
         outside = seen.spacing.count - seen.longest
-        apart = (steps - seen.span) / outside if outside else math.inf
-        if apart * reach.observations <= seen.span:
+        interval = (steps - seen.span) / outside if outside else math.inf
+        if interval * reach.observations <= seen.span:
             return
         recorded = number(round(steps / seen.spacing.count))
         yield (
             True,
-            f"{told} is recorded at one of {recorded} steps, and at most at {seen.span:,} in a "
+            f"{quoted} is recorded at one of {recorded} steps, and at most at {seen.span:,} in a "
             "row: what comes again after more steps than these may pass unseen.",
         )
 

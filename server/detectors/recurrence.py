@@ -17,7 +17,7 @@ import numpy as np
 from rankscope.server.detectors.statistics import residual_maker, robust_sigma
 from rankscope.server.window import Float64, Int64
 
-# A period has to be seen so many times in a window: what is left of a trend turns two or three
+# A period has to be seen this many times in a window: what is left of a trend turns two or three
 # times in it, and three coincidences of large values among four are found in noise.
 CYCLES = 6
 # A run of 100,000 observations has some 6,000 windows of about 40 periods each on up to 3 scales;
@@ -100,15 +100,15 @@ def _paulson(between: Float64, within: Float64, inner: Int64, free: Int64) -> Fl
     return z
 
 
-def outliers(values: Float64, *, sigmas: float, apart: float) -> np.ndarray:
+def outliers(values: Float64, *, sigmas: float, margin: float) -> np.ndarray:
     """Places of single values far above the bulk, which is more than half of them.
 
     Args:
         sigmas: robust standard deviations above the median, at least.
-        apart: how far above the median, at least.
+        margin: how far above the median, at least.
     """
     middle = float(np.median(values))
-    limit = middle + max(sigmas * robust_sigma(values), apart)
+    limit = middle + max(sigmas * robust_sigma(values), margin)
     return np.flatnonzero(values > limit)
 
 

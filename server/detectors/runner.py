@@ -80,16 +80,16 @@ class Evaluation:
         )
         self._seen: set[str] = set()
         self._observed = 0
-        # The profile that series told of, and from which step on.
-        self._told: str | None = None
-        self._told_at = -1
+        # The profile that series reported, and from which step on.
+        self._recognised: str | None = None
+        self._recognised_at = -1
         # The first step at which another optimizer was known to step in turns with the run's.
         self._turns_since: int | None = None
         self.seconds = dict.fromkeys((type(d).__name__ for d in detectors), 0.0)
 
     @property
     def needs(self) -> frozenset[str]:
-        """All series that any of the detectors looks at, and those that tell of the profile."""
+        """All series that any of the detectors looks at, and those that report the profile."""
         return LOGGED.union(
             name
             for running in self._running
@@ -108,8 +108,8 @@ class Evaluation:
         self._seen |= {name for name, series in window.series.items() if series.present.any()}
         self._observed += len(window.steps)
         self._recorded.take(window)
-        if self._told is None and (told := profiles.recognised(self._seen)):
-            self._told, self._told_at = told, _first_step(window, self._seen)
+        if self._recognised is None and (named := profiles.recognised(self._seen)):
+            self._recognised, self._recognised_at = named, _first_step(window, self._seen)
         if self._turns_since is None:
             turns = [event.step for event in window.events if event.kind == TURNS]
             self._turns_since = min(turns, default=None)
@@ -154,8 +154,12 @@ class Evaluation:
             name, how = declared, "the run's config declares it"
         elif self._profile is not None and self._profile in PROFILES:
             name, how = self._profile, "the project's settings declare it"
-        elif self._told is not None:
-            name, how, since = self._told, "the names of its series tell it", self._told_at
+        elif self._recognised is not None:
+            name, how, since = (
+                self._recognised,
+                "the names of its series show it",
+                self._recognised_at,
+            )
         else:
             name, how = DESCENT, ""
             if self._turns_since is not None:
@@ -203,7 +207,7 @@ class Evaluation:
             running.checks = _for_all(detector, self._without(missing))
         else:
             running.checks = {
-                kind: self._recorded.told(kind, check, running.reaches)
+                kind: self._recorded.qualified(kind, check, running.reaches)
                 for kind, check in outcome.checks.items()
             }
         return outcome.findings
@@ -224,13 +228,13 @@ def _not_applicable(detector: Detector[Any], window: Window) -> Check:
 
 
 def _first_step(window: Window, names: set[str]) -> int:
-    """The step at which the last of the series by which a profile is told has come."""
-    told = [
+    """The step at which the last of the series by which a profile is reported has come."""
+    named = [
         int(window.steps[series.present.any(axis=0).argmax()])
         for name, series in window.series.items()
         if plain(name) and name in names and series.present.any()
     ]
-    return max(told, default=-1)
+    return max(named, default=-1)
 
 
 def _in_turns(findings: Sequence[Finding], since: int) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""What is known of single tensors and modules at a step, of all ranks that told of it."""
+"""What is known of single tensors and modules at a step, of all ranks that reported it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.server.window import Float64, LayerNumbers, Window
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LayerSample:
     """Numbers of one metric at one step.
 
     Attributes:
@@ -27,7 +27,7 @@ class Look:
     values: Float64
 
 
-def looks(window: Window, *metrics: str) -> Iterator[tuple[int, Mapping[str, Look]]]:
+def layer_samples(window: Window, *metrics: str) -> Iterator[tuple[int, Mapping[str, LayerSample]]]:
     """Steps at which any of the metrics was posted of single tensors, ascending."""
     wanted = [made for made in window.layers if made.metric in metrics]
     for step, of_step in groupby(wanted, key=lambda made: made.step):
@@ -38,7 +38,7 @@ def looks(window: Window, *metrics: str) -> Iterator[tuple[int, Mapping[str, Loo
         yield step, found
 
 
-def _joined(step: int, made: list[LayerNumbers]) -> Look:
+def _joined(step: int, made: list[LayerNumbers]) -> LayerSample:
     table = made[0].table
     rows = [one.values for one in made if one.table.names == table.names]
-    return Look(step, table.names, table.shapes, table.dtypes, np.stack(rows))
+    return LayerSample(step, table.names, table.shapes, table.dtypes, np.stack(rows))

@@ -93,7 +93,7 @@ def median_of_sorted(ordered: Float64, counts: Int64) -> Float64:
 
 
 def logarithm(values: Float64) -> Float64:
-    """Logarithm of values of which none is negative; a 0 counts as next to nothing."""
+    """Logarithm of values of which none is negative; a 0 counts as almost nothing."""
     return np.log(np.maximum(values, 1e-12 * float(values.max())))
 
 
@@ -196,7 +196,7 @@ def residual_maker(n: int, degree: int) -> Float64:
 
 @dataclass(slots=True)
 class Spacing:
-    """Steps from one observation to the next, so that observations can be told in steps."""
+    """Steps from one observation to the next, so that observations can be given in steps."""
 
     first: int = -1
     last: int = -1
@@ -217,12 +217,12 @@ class Spacing:
         self.count += count
 
     @property
-    def apart(self) -> float:
+    def interval(self) -> float:
         """Mean number of steps from one observation to the next; 1 before there are two."""
         return (self.last - self.first) / (self.count - 1) if self.count > 1 else 1.0
 
     def steps(self, observations: int) -> int:
-        """How many steps so many observations take."""
+        """How many steps this many observations take."""
         if self.count < 2:
             return observations
         return math.ceil(observations * (self.last - self.first) / (self.count - 1))
@@ -251,13 +251,13 @@ class Unmeasured:
 
     @property
     def lasting(self) -> bool:
-        """Whether there are so many that there is nothing to judge."""
+        """Whether there are this many that there is nothing to judge."""
         return self.count >= BLOCK
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a loss has come: the scale on which its trouble is measured.
+    """How far a loss has come: the scale on which its anomalies are measured.
 
     0.005 -> 0.05 is ten times as much and irrelevant where the run began at 2.5. The start is the
     smaller of the medians of the first 5 and of the first 20 observations (a fast run has left its
@@ -386,8 +386,8 @@ class Baseline:
         return around, float(np.median(around)) + slope * n
 
 
-def _deviations(apart: float, sigma: float) -> float:
-    return apart / sigma if sigma > 0 else math.copysign(math.inf, apart)
+def _deviations(distance: float, sigma: float) -> float:
+    return distance / sigma if sigma > 0 else math.copysign(math.inf, distance)
 
 
 class SlidingMedian:

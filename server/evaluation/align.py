@@ -4,7 +4,7 @@ A window holds the steps about which every living rank has said all it will say.
 missing, silent or far behind holds the others up for a while only. Memory is bounded: a rank that
 lags more than `MAX_LAG` steps behind the fastest is waited for no longer, of the fingerprints the
 oldest are given up beyond `MAX_PRINT_BYTES`, and what comes later than its step was evaluated is
-counted and not looked at.
+counted and not examined.
 
 A rank that restarts begins another attempt, mostly at an earlier step. What has been evaluated
 stays as it is; of what has not, the new attempt's points count from its first step on, and nothing
@@ -32,12 +32,12 @@ from rankscope.server.window import (
     Columns,
     Comparison,
     ElementSums,
+    FingerprintPart,
     Int64,
-    Life,
+    LivenessPart,
     NewData,
     Occurrence,
-    PrintPart,
-    RankLife,
+    RankLiveness,
     Reduction,
     Series,
     Window,
@@ -45,7 +45,7 @@ from rankscope.server.window import (
 )
 
 # What detectors look at as it is: what goes into a step, and what changes in it or before it.
-WATCHED_WORDS = (
+WATCHED_DIGESTS = (
     "batch",
     BATCH_PART,
     LABELS,
@@ -75,12 +75,12 @@ UNSEEN_SECONDS = 30.0
 SILENT_SECONDS = 10.0
 QUIET_SECONDS = 60.0
 MAX_LAG = 4096
-MAX_PRINT_BYTES = 256 * 2**20
+MAX_FINGERPRINT_BYTES = 256 * 2**20
 
-# Ranks that were never seen are told one by one up to so many.
+# Ranks that were never seen are reported one by one up to this many.
 _MAX_MISSING = 1024
 
-# Events that tell why no further step ends: to wait for that step is to wait for ever.
+# Events that say why no further step ends: to wait for that step is to wait for ever.
 _AT_ONCE = ("failed", "stalled", "amp.skipping")
 
 # Steps a window: bounds what is in memory during a replay.
@@ -94,28 +94,30 @@ class Aligner:
         metrics: series that detectors want.
 
     Attributes:
-        metrics, stages: scalars, and words and fingerprints, that it looks at.
+        metrics, stages: scalars, and digests and fingerprints, that it looks at.
         last_step: last step that is in a window; -1 before the first.
-        late: points and prints that came after their step had been evaluated.
-        given_up: prints that there was no room for.
+        late: points and fingerprints that came after their step had been evaluated.
+        given_up: fingerprints that there was no room for.
     """
 
     def __init__(self, metrics: Collection[str]) -> None:
         compared = {name for name, _, _ in COMPARED_SERIES}
         self.metrics = frozenset(metrics) | compared | {*CLIPPING}
-        self.stages = frozenset((*REPLICATED, *WATCHED_WORDS, "local_gradient"))
+        self.stages = frozenset((*REPLICATED, *WATCHED_DIGESTS, "local_gradient"))
         self._wanted = frozenset(metrics)
         self.last_step = -1
         self.late = 0
         self.given_up = 0
         self._series = Pending(np.float64)
-        self._words = Pending(np.uint64)
+        self._digests = Pending(np.uint64)
         self._layers = PendingLayers()
         # By step and stage, then by rank and table.
-        self._prints: dict[tuple[int, str], dict[tuple[int, str], PrintPart]] = defaultdict(dict)
-        self._print_bytes = 0
+        self._fingerprints: dict[tuple[int, str], dict[tuple[int, str], FingerprintPart]] = (
+            defaultdict(dict)
+        )
+        self._fingerprint_bytes = 0
         # What ranks held when they began anew at a step that had been evaluated, likewise.
-        self._restarted: dict[int, dict[tuple[int, str], PrintPart]] = defaultdict(dict)
+        self._restarted: dict[int, dict[tuple[int, str], FingerprintPart]] = defaultdict(dict)
         # First and last step that each attempt of a rank has posted anything about.
         self._begins: dict[int, dict[int, int]] = defaultdict(dict)
         self._ends: dict[tuple[int, int], int] = {}
@@ -123,7 +125,7 @@ class Aligner:
         self._superseded: dict[tuple[int, int], int] = {}
         # Last step of each rank about which nothing more is in the database, during a replay.
         self._read: dict[int, int] = {}
-        self._lives: dict[int, Life] = {}
+        self._liveness: dict[int, LivenessPart] = {}
         self._replicas = Replicas()
         self._comparisons = Comparisons(self._replicas)
         self._world_size = 1
@@ -136,22 +138,22 @@ class Aligner:
     def add(self, data: NewData) -> None:
         """Takes what is new in the database."""
         lowest: dict[int, int] = {}
-        for part in (*data.columns, *data.words):
+        for part in (*data.columns, *data.digests):
             first, last = int(part.steps[0]), int(part.steps[-1])  # they ascend
             for rank in part.ranks.tolist():
                 self._heard(rank, part.attempt, first, last)
                 if first < lowest.get(rank, first + 1):
                     lowest[rank] = first
-        for target, parts in ((self._series, data.columns), (self._words, data.words)):
+        for target, parts in ((self._series, data.columns), (self._digests, data.digests)):
             for part in parts:
                 fresh = self._fresh(part)
                 if len(fresh.steps):
                     target.add(fresh)
-        for made in data.prints:
-            if made.print.stage not in self.stages:
+        for made in data.fingerprints:
+            if made.fingerprint.stage not in self.stages:
                 continue
-            self._heard(made.rank, made.attempt, made.print.step, made.print.step)
-            self._add_print(made)
+            self._heard(made.rank, made.attempt, made.fingerprint.step, made.fingerprint.step)
+            self._add_fingerprint(made)
         for layers in data.layers:
             self._layers.add(layers, self.last_step)
         for rank, first in lowest.items():
@@ -160,8 +162,8 @@ class Aligner:
             self._read[rank] = max(self._read.get(rank, -1), first - 1)
         if self._superseded:
             self._series.forget(self._superseded)
-            self._words.forget(self._superseded)
-        self._lives = {life.life.rank: life for life in data.lives}
+            self._digests.forget(self._superseded)
+        self._liveness = {life.liveness.rank: life for life in data.liveness}
         self._replicas.learn(data.tables)
         self._world_size = data.world_size
         self._config = data.config
@@ -202,46 +204,48 @@ class Aligner:
         self.late += late * len(part.ranks) * len(part.names)
         return replace(part, steps=part.steps[late:], values=part.values[..., late:])
 
-    def _add_print(self, made: PrintPart) -> None:
-        step = made.print.step
+    def _add_fingerprint(self, made: FingerprintPart) -> None:
+        step = made.fingerprint.step
         if step <= self.last_step:
             begins = self._begins[made.rank]
             # Again, or for the first time where the others went back to: ranks may be added.
             anew = made.attempt == max(begins) and step == begins[made.attempt]
-            if not (anew and (len(begins) > 1 or step > 0) and made.print.stage == "start"):
+            if not (anew and (len(begins) > 1 or step > 0) and made.fingerprint.stage == "start"):
                 self.late += 1
                 return
             # The steps since the checkpoint are not judged again, but what was loaded is.
             held = self._restarted[step]
         else:
-            held = self._prints[step, made.print.stage]
-        known = held.get((made.rank, made.print.table))
+            held = self._fingerprints[step, made.fingerprint.stage]
+        known = held.get((made.rank, made.fingerprint.table))
         if known is not None:
             if known.attempt > made.attempt:
                 return
-            self._print_bytes -= _bytes_of(known)
-        held[made.rank, made.print.table] = made
-        self._print_bytes += _bytes_of(made)
-        while self._print_bytes > MAX_PRINT_BYTES and len(self._prints) > 1:
-            self.given_up += sum(map(len, self._take_prints(min(self._prints)).values()))
+            self._fingerprint_bytes -= _bytes_of(known)
+        held[made.rank, made.fingerprint.table] = made
+        self._fingerprint_bytes += _bytes_of(made)
+        while self._fingerprint_bytes > MAX_FINGERPRINT_BYTES and len(self._fingerprints) > 1:
+            self.given_up += sum(
+                map(len, self._take_fingerprints(min(self._fingerprints)).values())
+            )
 
-    def _take_prints(self, key: tuple[int, str]) -> dict[int, dict[str, wire.Print]]:
+    def _take_fingerprints(self, key: tuple[int, str]) -> dict[int, dict[str, wire.Print]]:
         """Fingerprints of one link at one step, by rank and table."""
-        taken = self._prints.pop(key)
-        self._print_bytes -= sum(map(_bytes_of, taken.values()))
-        prints: dict[int, dict[str, wire.Print]] = defaultdict(dict)
+        taken = self._fingerprints.pop(key)
+        self._fingerprint_bytes -= sum(map(_bytes_of, taken.values()))
+        fingerprints: dict[int, dict[str, wire.Print]] = defaultdict(dict)
         for (rank, table), made in taken.items():
             if key[0] < superseded_from(made.attempt, self._begins[rank]):
-                shared = self._replicas.own.without(rank, made.print)
+                shared = self._replicas.own.without(rank, made.fingerprint)
                 if shared is not None:
-                    prints[rank][table] = shared
-        return prints
+                    fingerprints[rank][table] = shared
+        return fingerprints
 
     # -------------------------------------------------------------------------- how far it reaches
 
     def _frontier(self, now: float) -> int:
         """Last step that nothing more is to be expected about."""
-        reached = {rank: self._reached(life, now) for rank, life in self._lives.items()}
+        reached = {rank: self._reached(life, now) for rank, life in self._liveness.items()}
         if not reached:
             return -1
         fastest = max(reached.values())
@@ -249,22 +253,22 @@ class Aligner:
         if self._more:
             # There is more in the database: nobody is late, all are to be read first.
             return min(reached[rank] for rank in near)
-        first_seen = min(life.life.first_seen for life in self._lives.values())
+        first_seen = min(life.liveness.first_seen for life in self._liveness.values())
         waited = max(now, first_seen) - first_seen
-        if len(self._lives) < self._world_size and waited < UNSEEN_SECONDS:
+        if len(self._liveness) < self._world_size and waited < UNSEEN_SECONDS:
             return -1
-        lives = [life.life for life in self._lives.values()]
+        liveness = [life.liveness for life in self._liveness.values()]
         # One that has ended has shown that the server can be reached.
-        ended = any(life.state != "running" for life in lives)
-        heard = now if ended else max(life.last_seen for life in lives)
+        ended = any(life.state != "running" for life in liveness)
+        heard = now if ended else max(life.last_seen for life in liveness)
         holding = [
-            reached[rank] for rank in near if _is_awaited(self._lives[rank].life, heard, now)
+            reached[rank] for rank in near if _is_awaited(self._liveness[rank].liveness, heard, now)
         ]
         return min([*holding, fastest])
 
-    def _reached(self, entry: Life, now: float) -> int:
+    def _reached(self, entry: LivenessPart, now: float) -> int:
         """Last step about which a rank has said all it will say."""
-        life = entry.life
+        life = entry.liveness
         if self._more:
             return self._read.get(life.rank, -1)
         newest = self._ends.get((life.rank, entry.attempt), -1)
@@ -276,38 +280,38 @@ class Aligner:
         return entry.through_step
 
     def _steps(self, through: int) -> Int64:
-        # Scalars and words that came together share the array of their steps.
-        held = {id(s): s for s in (*self._series.steps(), *self._words.steps())}
-        prints = np.array([step for step, _ in self._prints], dtype=np.int64)
-        steps = np.unique(np.concatenate([prints, self._layers.steps(), *held.values()]))
+        # Scalars and digests that came together share the array of their steps.
+        held = {id(s): s for s in (*self._series.steps(), *self._digests.steps())}
+        fingerprints = np.array([step for step, _ in self._fingerprints], dtype=np.int64)
+        steps = np.unique(np.concatenate([fingerprints, self._layers.steps(), *held.values()]))
         return steps[steps <= through]
 
     # ---------------------------------------------------------------------------------- the window
 
     def _window(self, steps: Int64, through: int, now: float) -> Window:
-        ranks = np.array(sorted(self._lives), dtype=np.int64)
+        ranks = np.array(sorted(self._liveness), dtype=np.int64)
         series: dict[str, Series] = {}
-        words: dict[str, Series] = {}
+        digests: dict[str, Series] = {}
         comparisons: tuple[Comparison, ...] = ()
         reductions: tuple[Reduction, ...] = ()
         sums: tuple[ElementSums, ...] = ()
         negligible: dict[int, int] = {}
         if len(steps):  # else nothing that waits is complete
             series = self._series.take(ranks, steps, through)
-            words = self._words.take(ranks, steps, through)
-            reductions, sums = self._looks(ranks, through)
+            digests = self._digests.take(ranks, steps, through)
+            reductions, sums = self._reductions(ranks, through)
             negligible = conservation.negligible(
                 {
-                    step: by_rank[min(by_rank)].print.sketches
-                    for (step, stage), by_rank in self._prints.items()
+                    step: by_rank[min(by_rank)].fingerprint.sketches
+                    for (step, stage), by_rank in self._fingerprints.items()
                     if stage == "reduced_gradient" and step <= through
                 }
             )
-            self._prints |= {(step, "start"): made for step, made in self._restarted.items()}
+            self._fingerprints |= {(step, "start"): made for step, made in self._restarted.items()}
             self._restarted.clear()
             comparisons = tuple(
                 c
-                for c in self._compared(series, words, ranks, steps, through, now)
+                for c in self._compared(series, digests, ranks, steps, through, now)
                 if not _is_lost(c, series, ranks, steps)
             )
         self.last_step = max(self.last_step, through)
@@ -321,11 +325,11 @@ class Aligner:
             steps=steps,
             series={name: s for name, s in series.items() if is_wanted(name, self._wanted)},
             comparisons=comparisons,
-            lives=tuple(self._lives[int(r)].life for r in ranks),
+            liveness=tuple(self._liveness[int(r)].liveness for r in ranks),
             now=now,
             last_step=self.last_step,
             config=self._config,
-            words={name: words[name] for name in WATCHED_WORDS if name in words},
+            digests={name: digests[name] for name in WATCHED_DIGESTS if name in digests},
             reductions=reductions,
             configs=self._configs,
             events=tuple(due),
@@ -335,28 +339,32 @@ class Aligner:
             ),
             begins={rank: tuple(sorted(b.values())) for rank, b in self._begins.items()},
             negligible=negligible,
-            own_copies=self._replicas.own.ranks,
+            rank_local=self._replicas.own.ranks,
             layers=self._layers.take(through, self._begins),
             element_sums=sums,
         )
 
     # ----------------------------------------------------------------------------- the comparisons
 
-    def _looks(
+    def _reductions(
         self, ranks: Int64, through: int
     ) -> tuple[tuple[Reduction, ...], tuple[ElementSums, ...]]:
-        """What local gradients tell, step by step."""
+        """What local gradients show, step by step."""
         reductions: list[Reduction] = []
         sums: list[ElementSums] = []
         compressed = compression.of_config(self._config)
-        for key in sorted(k for k in self._prints if k[0] <= through and k[1] == "local_gradient"):
-            local = self._take_prints(key)
+        for key in sorted(
+            k for k in self._fingerprints if k[0] <= through and k[1] == "local_gradient"
+        ):
+            local = self._take_fingerprints(key)
             reduced = {
                 rank: shared
-                for (rank, _), made in self._prints.get((key[0], "reduced_gradient"), {}).items()
-                if (shared := self._replicas.own.without(rank, made.print)) is not None
+                for (rank, _), made in self._fingerprints.get(
+                    (key[0], "reduced_gradient"), {}
+                ).items()
+                if (shared := self._replicas.own.without(rank, made.fingerprint)) is not None
             }
-            found = self._local.look(key[0], ranks, local, reduced, compressed)
+            found = self._local.observe(key[0], ranks, local, reduced, compressed)
             reductions += found[0]
             sums += found[1]
         return tuple(reductions), tuple(sums)
@@ -364,40 +372,40 @@ class Aligner:
     def _compared(
         self,
         series: Mapping[str, Series],
-        words: Mapping[str, Series],
+        digests: Mapping[str, Series],
         ranks: Int64,
         steps: Int64,
         through: int,
         now: float,
     ) -> tuple[Comparison, ...]:
         """The comparisons of a window, in the order of steps and of the chain within a step."""
-        keys = sorted(key for key in self._prints if key[0] <= through)
-        prints = ((key, self._take_prints(key)) for key in keys)
-        found = self._comparisons.of(series, words, prints, ranks, steps)
+        keys = sorted(key for key in self._fingerprints if key[0] <= through)
+        fingerprints = ((key, self._take_fingerprints(key)) for key in keys)
+        found = self._comparisons.of(series, digests, fingerprints, ranks, steps)
         classes = self._replicas.classes("parameters", ranks)
         paired = [int(rank) for rows in classes if len(rows) > 1 for rank in ranks[rows]]
-        self._tell_missing(found, sorted(paired), now)
+        self._note_missing(found, sorted(paired), now)
         chain = {stage: n for n, stage in enumerate(STAGES)}
         return tuple(found[key] for key in sorted(found, key=lambda k: (k[0], chain[k[1]])))
 
-    def _tell_missing(
+    def _note_missing(
         self, found: dict[tuple[int, str], Comparison], members: Sequence[int], now: float
     ) -> None:
         """Names the ranks that had said nothing about a step when it was compared."""
-        reached = {rank: self._reached(self._lives[rank], now) for rank in members}
+        reached = {rank: self._reached(self._liveness[rank], now) for rank in members}
         slowest = min(reached.values(), default=-1)
         expected = range(min(self._world_size, _MAX_MISSING))
-        unseen = {rank for rank in expected if rank not in self._lives}
+        unseen = {rank for rank in expected if rank not in self._liveness}
         for key, comparison in found.items():
             if key[0] <= slowest and not unseen:
                 continue
-            behind = {rank for rank, step in reached.items() if step < key[0]}
-            missing = (behind | unseen) - set(comparison.ranks.tolist())
+            late = {rank for rank, step in reached.items() if step < key[0]}
+            missing = (late | unseen) - set(comparison.ranks.tolist())
             if missing:
                 found[key] = replace(comparison, missing=tuple(sorted(missing)))
 
 
-def _is_awaited(life: RankLife, heard: float, now: float) -> bool:
+def _is_awaited(life: RankLiveness, heard: float, now: float) -> bool:
     patience = max(SILENT_SECONDS, 2 * life.heartbeat_seconds)
     return (
         life.state == "running"
@@ -406,17 +414,17 @@ def _is_awaited(life: RankLife, heard: float, now: float) -> bool:
     )
 
 
-def _bytes_of(made: PrintPart) -> int:
-    sketches = made.print.sketches
-    return int(made.print.digests.nbytes) + (0 if sketches is None else int(sketches.nbytes))
+def _bytes_of(made: FingerprintPart) -> int:
+    sketches = made.fingerprint.sketches
+    return int(made.fingerprint.digests.nbytes) + (0 if sketches is None else int(sketches.nbytes))
 
 
 def _is_lost(
     comparison: Comparison, series: Mapping[str, Series], ranks: Int64, steps: Int64
 ) -> bool:
-    """Whether words alone differ, of ranks none of which has finite numbers any more.
+    """Whether digests alone differ, of ranks none of which has finite numbers any more.
 
-    NaN has many bit patterns, and words tell no more than that some bits differ.
+    NaN has many bit patterns, and digests show no more than that some bits differ.
     """
     if comparison.equal or comparison.tensors or comparison.stage in ("start", "batch"):
         return False

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# Seconds between two looks at the clock.
-_LOOK_S = 0.5
+# Seconds between two checks of the clock.
+_CHECK_SECONDS = 0.5
 
 
 class Overdue(BaseException):
@@ -28,13 +28,13 @@ class _Job:
 
 
 class Budget:
-    """So many seconds of the processor for what one thread does, again and again.
+    """This many seconds of the processor for what one thread does, again and again.
 
     `Overdue` is raised between two instructions of Python; a single call into C is not cut short.
     Should it come a moment too late, it hits what the thread does next: that has to bear it.
 
     Args:
-        seconds: of the thread's own processor time, where the system tells it; else by the clock.
+        seconds: of the thread's own processor time, where the system shows it; else by the clock.
             Time in which the machine did something else, or the database was waited for, says
             nothing about what was to be done.
     """
@@ -59,7 +59,7 @@ class Budget:
 
     def watch(self, stopping: threading.Event) -> None:
         """Looks at the clock until `stopping` is set; in another thread."""
-        while not stopping.wait(_LOOK_S):
+        while not stopping.wait(_CHECK_SECONDS):
             job = self._job
             if job is None:
                 continue

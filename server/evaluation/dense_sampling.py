@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from rankscope.server.window import Alert, Life
+from rankscope.server.window import Alert, LivenessPart
 
 # How long dense sampling is asked for after something was found, in steps.
 _DENSE_STEPS = 20
@@ -46,13 +46,13 @@ class Pace:
         self._newest = -1
         self._between_posts = 0
 
-    def take(self, newest: int, lives: Sequence[Life], now: float) -> None:
+    def take(self, newest: int, liveness: Sequence[LivenessPart], now: float) -> None:
         """The newest step that any rank has reported, and how often the ranks post."""
         self._newest, self._between_posts = newest, 0
         self._progress.append((now, newest))
         before, step = self._progress[0]
         if now > before and newest > step:
-            gap = max((entry.life.typical_gap for entry in lives), default=0.0)
+            gap = max((entry.liveness.typical_gap for entry in liveness), default=0.0)
             self._between_posts = math.ceil(gap * (newest - step) / (now - before))
 
     def sampled_until(self, alerts: Iterable[Alert]) -> int:

@@ -25,7 +25,7 @@ OF_THE_API = "set for the project"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a server was told at its start.
+    """What a server was given at its start.
 
     Attributes:
         general: for all projects.

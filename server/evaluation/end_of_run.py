@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rankscope.server.storage.evaluation import RunRow
-from rankscope.server.window import Check, Life, Status
+from rankscope.server.window import Check, LivenessPart, Status
 
 # A run all of whose ranks have said nothing for this long is not running.
 _LOST_SECONDS = 30.0
-# Its alert comes within a second of that, and at the latest after so many times as long where the
+# Its alert comes within a second of that, and at the latest after this many times as long where the
 # server is too busy to listen.
 _ALERT_WITHIN = 4.0
 
 
 def state_of(
-    row: RunRow, lives: Sequence[Life], now: float, checks: Mapping[str, Check]
+    row: RunRow, liveness: Sequence[LivenessPart], now: float, checks: Mapping[str, Check]
 ) -> str | None:
-    """The state of a run whose ranks have all ended or fallen silent; None while one lives.
+    """The state of a run whose ranks have all ended or fallen silent; None while one is alive.
 
     Nobody looks at a run that has ended: it does not end before there is an alert of the silence,
     as long as that may still come.
     """
-    if row.state != "running" or not lives:
+    if row.state != "running" or not liveness:
         return None
-    silent, failed = 0, any(entry.life.state == "failed" for entry in lives)
-    for life in (entry.life for entry in lives):
+    silent, failed = 0, any(entry.liveness.state == "failed" for entry in liveness)
+    for life in (entry.liveness for entry in liveness):
         if life.state == "running":
             patience = max(_LOST_SECONDS, 10 * life.typical_gap, 3 * life.longest_gap)
             if not (failed or _is_reported(checks)):
@@ -34,7 +34,7 @@ def state_of(
                 return None
             silent += 1
     if not silent:
-        return None  # the last one's own word has decided
+        return None  # the last rank's own report has decided
     return "failed" if failed else "lost"
 
 

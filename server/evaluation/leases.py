@@ -1,4 +1,4 @@
-"""The runs that this process evaluates, of all that there are: it says that it lives, and takes."""
+"""The runs that this process evaluates, of all there are: it renews its row and takes leases."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rankscope.server.storage.leases import Lease
 
 _logger = logging.getLogger(__name__)
 
-# How often others' runs are looked at: whether they are free.
-_LOOK_SECONDS = 0.5
+# How often others' runs are examined: whether they are free.
+_CHECK_SECONDS = 0.5
 # A run is left to the server that should take it for so long; then whoever sees it does.
 _POLITE_SECONDS = 2.0
 
 
-class Holdings:
+class Leases:
     """The leases of one server process.
 
     Attributes:
@@ -39,7 +39,7 @@ class Holdings:
         self._leases: dict[int, Lease] = {}
         # Runs of others, and since when they have been free; 0 while they are not.
         self._others: dict[int, float] = {}
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._beaten_at = 0.0
         self._wanted_at = -math.inf
         self._beating = threading.Lock()
@@ -49,7 +49,7 @@ class Holdings:
         self._shares = engine.dialect.name != "sqlite"
 
     def start(self) -> None:
-        """Starts to say that this server lives, in a thread: evaluations may take long."""
+        """Starts to record that this server is alive, in a thread: evaluations may take long."""
         self._thread = Kept("lease", self._loop, health=self._health, stopping=self._stopping)
         self._thread.start()
 
@@ -72,8 +72,8 @@ class Holdings:
             self._wanted_at = now
             self._beat_if_due()
         fresh = any(run not in self._others for run in missing)
-        if missing and (fresh or now - self._looked_at >= _LOOK_SECONDS):
-            self._looked_at = now
+        if missing and (fresh or now - self._checked_at >= _CHECK_SECONDS):
+            self._checked_at = now
             self._take(missing, now)
         return {run: self._leases[run] for run in runs if run in self._leases}
 
@@ -83,7 +83,7 @@ class Holdings:
         self._others[run] = 0.0
 
     def give_back(self, run: int) -> None:
-        """Whoever sees that the run has news may take it."""
+        """Whoever sees that the run has new data may take it."""
         lease = self._leases.pop(run, None)
         if lease is not None:
             with writing(self._engine) as connection:
@@ -122,5 +122,5 @@ class Holdings:
                 try:
                     self._beat_if_due()
                 except SQLAlchemyError:
-                    _logger.exception("cannot say that this server lives; trying again")
+                    _logger.exception("cannot record that this server is alive; trying again")
             self._stopping.wait(leases.BEAT_SECONDS / 2)

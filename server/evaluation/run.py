@@ -22,13 +22,14 @@ from rankscope.server.storage import comparisons, evaluation, leases, settings, 
 from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.evaluation import RunRow
 from rankscope.server.storage.leases import Lease
-from rankscope.server.storage.liveness import Lives, lives_since
+from rankscope.server.storage.liveness import LivenessReader, liveness_since
 from rankscope.server.window import Alert, Check, NewData, Window
 
 _logger = logging.getLogger(__name__)
 
-# A snapshot is made after so many seconds of work, and when that was so many times what it costs:
-# who takes over has that much to do again, and it slows the evaluation down by that share at most.
+# A snapshot is made after this many seconds of work, and when that was this many times what it
+# costs: who takes over has that much to do again, and it slows the evaluation down by that share at
+# most.
 _SNAPSHOT_WORK_S = 1.0
 _SNAPSHOT_SHARE = 50.0
 
@@ -36,8 +37,8 @@ _SNAPSHOT_SHARE = 50.0
 class Renumbered(Exception):
     """What is in memory is of processes that are counted otherwise now.
 
-    An earlier process's words came after a later one's, from the disk, so that attempts have other
-    numbers; or the whole job was launched again and begins anew.
+    An earlier process's digests came after a later one's, from the disk, so that attempts have
+    other numbers; or the whole job was launched again and begins anew.
     """
 
 
@@ -49,8 +50,9 @@ class _Memory:
         start: number of the job's start that it is of, and the arrival that this began with.
         arrival: newest arrival that has been evaluated.
         attempts: number of each process, by rank and session.
-        looked_into: alerts for which dense sampling was asked for: once each, so as not to slow a
-            job down for as long as it is apart. A replay asks again, which costs a few steps.
+        sampled_densely: alerts for which dense sampling was requested: once each, so as not to slow
+            a job down for as long as its ranks differ. A replay asks again, which costs a few
+            steps.
     """
 
     detectors: Evaluation
@@ -59,7 +61,7 @@ class _Memory:
     checks: dict[str, Check]
     arrival: int
     attempts: dict[tuple[int, str], int]
-    looked_into: set[str]
+    sampled_densely: set[str]
     start: tuple[int, int] = (0, 0)
 
 
@@ -95,10 +97,10 @@ class RunEvaluation:
 
     Args:
         lease: every transaction that writes makes sure of it.
-        tell: called after a transaction that changed what users see.
+        notify: called after a transaction that changed what users see.
         stopping: ends a long replay between two pages.
         resume: whether to look for a snapshot.
-        given: what the server was told of the detectors' settings.
+        given: settings of the detectors that the server was given.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class RunEvaluation:
         lease: Lease,
         *,
         strict: bool = False,
-        tell: Callable[[str], None] = lambda run: None,
+        notify: Callable[[str], None] = lambda run: None,
         stopping: threading.Event | None = None,
         resume: bool = True,
         given: Given | None = None,
@@ -120,11 +122,11 @@ class RunEvaluation:
         self.id = row.id
         self.lease = lease
         self._strict = strict
-        self._tell = tell
+        self._notify = notify
         self._stopping = stopping or threading.Event()
         self._resume = resume
         self._memory = self._blank(None)
-        self._lives = Lives()
+        self._liveness = LivenessReader()
         # What the run is judged by, until that is kept with it.
         self._fresh_settings: Effective | None = None
         # What an evaluation before this one left, until this one has caught up with it; and what
@@ -133,7 +135,7 @@ class RunEvaluation:
         self._past: tuple[Alert, ...] = ()
         # Whether checks and comparisons are there that may be those of another start.
         self._stale = False
-        self._told_through = -1
+        self._evaluated_before = -1
         self._pace = dense_sampling.Pace()
         # Seconds of work since the last snapshot, and what the last one cost.
         self._work = self._cost = 0.0
@@ -167,15 +169,15 @@ class RunEvaluation:
                     after=self._memory.arrival,
                     metrics=self._memory.aligner.metrics,
                     stages=self._memory.aligner.stages,
-                    known=self._lives,
+                    known=self._liveness,
                     layers=WATCHED_LAYERS,
                     beyond=self._memory.aligner.last_step - MAX_LAG,
                 )
             more = data.more
             if data.start != self._memory.start:
                 raise Renumbered
-            for entry in data.lives:
-                known = (entry.life.rank, entry.session)
+            for entry in data.liveness:
+                known = (entry.liveness.rank, entry.session)
                 if self._memory.attempts.setdefault(known, entry.attempt) != entry.attempt:
                     raise Renumbered
             self._take(row, data, now, listening_since)
@@ -208,7 +210,7 @@ class RunEvaluation:
 
     def _begin(self, connection: Connection) -> None:
         stored = evaluation.load_alerts(connection, run=self._key)
-        # A run is judged by the settings that held when it was first looked at: evaluated again, it
+        # A run is judged by the settings that held when it was first examined: evaluated again, it
         # says the same, whatever was set meanwhile.
         kept_settings = settings.load_run(connection, run=self._key)
         if kept_settings is None:
@@ -237,7 +239,7 @@ class RunEvaluation:
             carried = tuple(a for a in stored if a.kind in lifecycle.TIME_BASED)
         self._memory.alerts |= {alert.id: alert for alert in carried}
         self._stored = {alert.id: alert for alert in stored}
-        self._told_through = evaluation.evaluated_step(connection, run=self._key)
+        self._evaluated_before = evaluation.evaluated_step(connection, run=self._key)
         self._stale = not resumed and (number > 0 or bool(self._past) or not self._resume)
 
     def _count_work(self) -> None:
@@ -269,20 +271,20 @@ class RunEvaluation:
     def _take(self, row: RunRow, data: NewData, now: float, listening_since: float) -> None:
         """Evaluates what has been loaded, and writes what comes of it."""
         memory = self._memory
-        lives = lives_since(data.lives, listening_since)
-        reported = {entry.life.rank: entry.life.last_step for entry in data.lives}
-        self._pace.take(max(reported.values(), default=-1), lives, now)
-        memory.aligner.add(replace(data, lives=lives))
+        liveness = liveness_since(data.liveness, listening_since)
+        reported = {entry.liveness.rank: entry.liveness.last_step for entry in data.liveness}
+        self._pace.take(max(reported.values(), default=-1), liveness, now)
+        memory.aligner.add(replace(data, liveness=liveness))
         changes = _Changes()
         self._judge(data, reported, now, changes)
         self._end_unconfirmed(data, now, changes)
         changes.take(lifecycle.ended_by_start(self._past, start=memory.start[0], now=now))
-        changes.state = end_of_run.state_of(row, lives, now, memory.checks)
-        # Steps may be complete without news: a rank is waited for no longer.
+        changes.state = end_of_run.state_of(row, liveness, now, memory.checks)
+        # Steps may be complete without new data: a rank is waited for no longer.
         judged = any(len(window.steps) for window in changes.compared)
-        news = data.arrival > memory.arrival or judged or self._stale
+        changed = data.arrival > memory.arrival or judged or self._stale
         memory.arrival = data.arrival
-        if news or changes.alerts or changes.checks or changes.state:
+        if changed or changes.alerts or changes.checks or changes.state:
             self._write(data, changes)
 
     def _judge(
@@ -299,7 +301,7 @@ class RunEvaluation:
                 run=self.id,
                 through_step=window.last_step,
                 now=now,
-                heard_at={entry.life.rank: entry.life.last_seen for entry in data.lives},
+                heard_at={entry.liveness.rank: entry.liveness.last_seen for entry in data.liveness},
                 reported=reported,
                 start=memory.start[0],
             )
@@ -330,10 +332,10 @@ class RunEvaluation:
             self._stored = {}
 
     def _write(self, data: NewData, changes: _Changes) -> None:
-        """In one transaction; users are told after it."""
+        """In one transaction; users are notified after it."""
         memory = self._memory
-        unclear = dense_sampling.unclear(changes.alerts.values(), memory.looked_into)
-        memory.looked_into |= {alert.id for alert in unclear}
+        unclear = dense_sampling.unclear(changes.alerts.values(), memory.sampled_densely)
+        memory.sampled_densely |= {alert.id for alert in unclear}
         kept = self._snapshot()
         with writing(self._engine) as connection:
             leases.hold(connection, self.lease)
@@ -351,7 +353,7 @@ class RunEvaluation:
                 run=self._key,
                 alerts=tuple(changes.alerts.values()),
                 transitions=changes.transitions,
-                told_through=self._told_through,
+                evaluated_before=self._evaluated_before,
             )
             evaluation.save_checks(connection, run=self._key, checks=changes.checks)
             if unclear:
@@ -362,7 +364,7 @@ class RunEvaluation:
                 run=self._key,
                 arrival=data.arrival,
                 # What is evaluated again was evaluated all the same.
-                last_step=max(memory.aligner.last_step, self._told_through),
+                last_step=max(memory.aligner.last_step, self._evaluated_before),
                 late=memory.aligner.late,
                 given_up=memory.aligner.given_up,
             )
@@ -374,7 +376,7 @@ class RunEvaluation:
                 self._keep(connection, kept)
         self._fresh_settings, self._past, self._stale = None, (), False
         if changes.alerts or changes.state:
-            self._tell(self.id)
+            self._notify(self.id)
 
     def _as_it_was(self, alert: Alert) -> Alert:
         """A replayed alert with the times of its first life."""

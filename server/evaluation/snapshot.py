@@ -77,7 +77,7 @@ def version() -> str:
         for path in sorted(folder.rglob("*.py")):
             digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
             digest.update(path.read_bytes())
-    # Of other packages' code, their word: its version, and what it declares.
+    # Of other packages their version, and what they declare.
     for kind, origin in installed().origins.items():
         digest.update(f"{kind} {origin}\0".encode())
     return digest.hexdigest()

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.evaluation.budget import Budget, Overdue
 from rankscope.server.evaluation.detector_settings import Given
-from rankscope.server.evaluation.leases import Holdings
+from rankscope.server.evaluation.leases import Leases
 from rankscope.server.evaluation.run import Renumbered, RunEvaluation
 from rankscope.server.health import Failures, Health, Kept
 from rankscope.server.storage import evaluation, partitions
@@ -26,15 +26,15 @@ _logger = logging.getLogger(__name__)
 
 # Silence is noticed at this pace; new data wake the loop at once.
 _INTERVAL_S = 1.0
-# Between two looks the others, who take batches, have the processor for so many times as long as
-# the last look took: of many ranks' posts each look finds more, and costs little more for that.
+# Between two sweeps the others, who take batches, have the processor for this many times as long as
+# the last sweep took: of many ranks' posts each sweep finds more, and costs little more for that.
 _REST = 2.0
 _MAX_REST_S = 0.25
-# A run without news is looked at no more often than this, however often others wake the loop.
+# A run without new data is evaluated no more often than this, however often others wake the loop.
 _QUIET_S = 0.5
 # A loop that was itself away for longer than this (a suspended machine) has heard nobody meanwhile.
 _PAUSE_S = 5.0
-# Runs kept in memory; one more goes on from its snapshot when it has news.
+# Runs kept in memory; one more goes on from its snapshot when it has new data.
 _MAX_RUNS = 256
 # Of a run that has much to catch up with, so much is done before it is the others' turn; and a run
 # that has not got through the next part of it after so much of the processor's time never will.
@@ -53,9 +53,9 @@ class Worker:
         wake: set when a batch has been stored.
         now: the server's clock, seconds since 1970.
         strict: a fault of a detector is raised instead of contained; for tests.
-        tell: called with the id of a run whose alerts or state have changed.
-        given: what the server was told of the detectors' settings.
-        health: told of failures, and that the threads are there.
+        notify: called with the id of a run whose alerts or state have changed.
+        given: settings of the detectors that the server was given.
+        health: notified of failures, and that the threads are there.
         budget: seconds of the processor after which a run's evaluation is ended.
     """
 
@@ -66,7 +66,7 @@ class Worker:
         *,
         now: Callable[[], float] = time.time,
         strict: bool = False,
-        tell: Callable[[str], None] = lambda run: None,
+        notify: Callable[[str], None] = lambda run: None,
         given: Given | None = None,
         health: Health | None = None,
         budget: float = _BUDGET_S,
@@ -76,24 +76,24 @@ class Worker:
         self._wake = wake
         self._now = now
         self._strict = strict
-        self._tell = tell
+        self._notify = notify
         health = health or Health()
         self._health = health
-        self._holdings = Holdings(engine, health)
+        self._leases = Leases(engine, health)
         self._runs: OrderedDict[int, RunEvaluation] = OrderedDict()
         self._failures = Failures("evaluation", health, clock=now)
         self._budget = Budget(budget)
-        # When each run was last looked at, and since when it is this server's.
+        # When each run was last examined, and since when it is this server's.
         self._seen_at: dict[int, float] = {}
         self._taken_at: dict[int, float] = {}
         self._stopping = threading.Event()
         self._thread: Kept | None = None
         # Nobody could be heard before now.
-        self._listening_since = self._looked_at = now()
+        self._listening_since = self._swept_at = now()
 
     def start(self) -> None:
         """Starts the thread."""
-        self._holdings.start()
+        self._leases.start()
 
         def kept(name: str, work: Callable[[], None]) -> Kept:
             thread = Kept(name, work, health=self._health, stopping=self._stopping)
@@ -113,15 +113,15 @@ class Worker:
                 return  # what it is at goes on until the process ends; its lease then lapses
         try:
             self._save()
-            self._holdings.stop()
+            self._leases.stop()
             for run in self._runs.values():
-                self._tell(run.id)
+                self._notify(run.id)
         except SQLAlchemyError:
             _logger.exception("the database is away; others take over when this server is missed")
 
     def _save(self) -> None:
         deadline = time.monotonic() + _SAVE_S
-        # Those that had news last first.
+        # Those that had new data last first.
         for run in reversed(self._runs.values()):
             if time.monotonic() >= deadline:
                 return
@@ -146,7 +146,7 @@ class Worker:
             self._wake.clear()
             began = time.monotonic()
             try:
-                if self.look(_SLICE_S):
+                if self.sweep(_SLICE_S):
                     self._wake.set()
                 self._stopping.wait(min(_REST * (time.monotonic() - began), _MAX_REST_S))
             except Exception:
@@ -154,8 +154,8 @@ class Worker:
                 _logger.exception("evaluation failed; trying again")
                 self._stopping.wait(_INTERVAL_S)
 
-    def look(self, slice_s: float = math.inf) -> bool:
-        """Evaluates every run of this server's that has news or still runs, once.
+    def sweep(self, slice_s: float = math.inf) -> bool:
+        """Evaluates every run of this server's that has new data or still runs, once.
 
         Args:
             slice_s: seconds after which it is the next run's turn.
@@ -165,12 +165,12 @@ class Worker:
         """
         more = False
         now = self._now()
-        if now - self._looked_at > _PAUSE_S:
+        if now - self._swept_at > _PAUSE_S:
             self._listening_since = now
-        self._looked_at = now
+        self._swept_at = now
         with reading(self._engine) as connection:
             rows = evaluation.runs_to_evaluate(connection, now=now)
-        held = self._holdings.of([row.key for row in rows])
+        held = self._leases.of([row.key for row in rows])
         for row in rows:
             lease = held.get(row.key)
             if lease is None or self._stopping.is_set() or not self._failures.due(row.key):
@@ -188,7 +188,7 @@ class Worker:
                 self._failures.succeeded(row.key)
             except Lost:
                 self._runs.pop(row.key, None)
-                self._holdings.lost(row.key)
+                self._leases.lost(row.key)
                 _logger.warning("run %s: another server has taken it over", row.id)
             except (Exception, Overdue) as error:
                 if self._strict:
@@ -198,7 +198,7 @@ class Worker:
                 took = time.monotonic() - began
                 self._failures.failed(row.key, f"run {row.id}", error, took=took)
         self._forget({row.key for row in rows})
-        self._looked_at = self._now()
+        self._swept_at = self._now()
         return more
 
     def _evaluate(self, row: RunRow, lease: Lease, now: float, slice_s: float) -> bool:
@@ -211,7 +211,7 @@ class Worker:
             try:
                 return self._run(row, lease, now, resume=False).evaluate(row, now, since, slice_s)
             except Renumbered:
-                # Again, while it was read: at the next look.
+                # Again, while it was read: at the next sweep.
                 self._runs.pop(row.key)
                 return True
 
@@ -225,7 +225,7 @@ class Worker:
                 row,
                 lease,
                 strict=self._strict,
-                tell=self._tell,
+                notify=self._notify,
                 stopping=self._stopping,
                 resume=resume,
                 given=self._given,

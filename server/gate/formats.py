@@ -1,4 +1,4 @@
-"""How the gate tells its verdict: to a person in a log, and to the tools of a pipeline."""
+"""How the gate reports its verdict: to a person in a log, and to the tools of a pipeline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Report:
         address: of the run's page.
         alerts: that count for the verdict, consequences too, newest first.
         required: what has to be judged for a pass: name, state, by, why.
-        state: of the run; empty where an older server does not tell.
+        state: of the run; empty where an older server does not report.
         sampled: share of the steps that were sampled in full; None where no agent says so.
         not_seen: what could not have been seen at the other steps: a sentence, or empty.
         evaluated: whether the server has evaluated all that it has of the run.
@@ -61,20 +61,20 @@ class Report:
 
     def coverage(self) -> list[str]:
         """What was required, what was not checked and what was sampled: sentences."""
-        told = [_required(self.required)] if self.required else []
+        failed_kinds = [_required(self.required)] if self.required else []
         if left_out := self.checks_in("not_run"):
             reasons = Counter(_reason(check["why"]) for check in left_out)
             why = "; ".join(f"{reason}: {number}" for reason, number in reasons.most_common())
             of = count(len(self.checks), "kind")
-            told.append(f"Not checked: {len(left_out)} of {of} of alert ({why}).")
+            failed_kinds.append(f"Not checked: {len(left_out)} of {of} of alert ({why}).")
         if self.sampled is not None:
-            told.append(f"Steps sampled in full on every rank: {_share(self.sampled)}.")
+            failed_kinds.append(f"Steps sampled in full on every rank: {_share(self.sampled)}.")
         if self.not_seen:
-            told.append(self.not_seen)
-        return told
+            failed_kinds.append(self.not_seen)
+        return failed_kinds
 
     def shown(self) -> list[Mapping[str, Any]]:
-        """The alerts to tell about: roots, and whatever is of a kind that was asked for."""
+        """The alerts to report: roots, and whatever is of a kind that was asked for."""
         by_id = {alert["id"]: alert for alert in self.alerts}
         chosen = []
         for alert in self.alerts:
@@ -140,7 +140,7 @@ def text(report: Report) -> str:
 
 def _text_lines(report: Report) -> Iterator[str]:
     alerts = report.shown()
-    for reason in _untold(report):
+    for reason in _omitted(report):
         yield from _wrapped(reason, "  ", "- ")
     for sentence in report.coverage():
         yield from _wrapped(sentence, "  ", "")
@@ -150,9 +150,13 @@ def _text_lines(report: Report) -> Iterator[str]:
         yield f"  {alert['kind']}  {alert['severity']}  ({', '.join(notes)})"
         for label, value in _facts(report, alert):
             yield from _wrapped(value, "    ", f"{label}: " if label else "")
-    told = {alert["kind"] for alert in alerts}
+    failed_kinds = {alert["kind"] for alert in alerts}
     for title, state in (("failed too", "failed"), ("not checked", "not_run")):
-        checks = [c for c in report.checks_in(state) if c["name"] not in told or state == "not_run"]
+        checks = [
+            c
+            for c in report.checks_in(state)
+            if c["name"] not in failed_kinds or state == "not_run"
+        ]
         if checks:
             yield ""
             yield f"  {title}:"
@@ -164,8 +168,8 @@ def _text_lines(report: Report) -> Iterator[str]:
         yield from _wrapped(", ".join(passed), "  ", "passed: ")
 
 
-def _untold(report: Report) -> list[str]:
-    """Reasons that the alerts do not tell, such as the state of the run."""
+def _omitted(report: Report) -> list[str]:
+    """Reasons that the alerts do not show, such as the state of the run."""
     kinds = tuple(f"{alert['kind']} (" for alert in report.shown())
     return [reason for reason in report.reasons if not reason.startswith(kinds)]
 
@@ -342,7 +346,7 @@ def github(report: Report) -> str:
         if report.fails(alert):
             level = "error"
         lines.append(_command(level, f"{alert['kind']} in run {report.run}", report, alert))
-    untold = "; ".join(_untold(report))
+    untold = "; ".join(_omitted(report))
     if untold:
         level = "error" if report.verdict == "fail" else "warning"
         title = _property(f"run {report.run}: {report.verdict}")

@@ -49,7 +49,7 @@ def gate(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     server = _Server(options.server, options.token)
     began = time.monotonic()
-    told = False
+    reported = False
     while True:
         report: Report | None = None
         try:
@@ -64,9 +64,9 @@ def gate(argv: Sequence[str]) -> int:
         left = began + patience - time.monotonic()
         if code not in (UNREACHABLE, UNDECIDED) or left <= 0:
             break
-        if not told:
+        if not reported:
             print(f"rankscope gate: waiting up to {left:.0f} s: {message}", file=sys.stderr)
-            told = True
+            reported = True
         time.sleep(min(_POLL_SECONDS, left))
     if report is None:
         print(f"rankscope gate: {message}", file=sys.stderr)
@@ -238,7 +238,7 @@ def _report(server: _Server, options: argparse.Namespace) -> Report:
 
 
 def _counted(alerts: Sequence[Json], verdict: Json) -> list[Json]:
-    """The alerts of the job's last start; all, where an older server tells of no starts."""
+    """The alerts of the job's last start; all, where an older server reports no starts."""
     if "start" not in verdict:
         return list(alerts)
     of = {

@@ -26,7 +26,7 @@ from sqlalchemy.engine import make_url
 from rankscope.server.evaluation.worker import Worker
 from rankscope.server.health import Health, Kept
 from rankscope.server.processes.compactor import Compactor
-from rankscope.server.processes.events import News
+from rankscope.server.processes.events import RunEvents
 from rankscope.server.processes.notify import Messenger
 from rankscope.server.settings import Settings
 from rankscope.server.storage.engine import open_engine
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 # What it is called where it is missing.
 _PROCESS = "evaluation"
-# News wait for others that long: of many ranks' posts one message is made.
+# Run events wait for others that long: of many ranks' posts one message is made.
 _GATHER_S = 0.005
 # Longer than a worker takes to keep what it knows.
 _STOP_S = 15.0
@@ -53,26 +53,36 @@ class Background(Protocol):
         """Ends what is under way, and keeps what it knows."""
 
 
-def background(settings: Settings, engine: Engine, news: News, health: Health) -> Background:
+def background(
+    settings: Settings, engine: Engine, run_events: RunEvents, health: Health
+) -> Background:
     """The background work of a server with these settings, where they say that it is done.
 
     Args:
         engine: the server's database.
-        news: is told of what the work has changed, and tells it what has come.
-        health: is told what fails of it, and what is missing.
+        run_events: is notified of what the work has changed, and notifies it of what has come.
+        health: is notified of what fails, and of what is missing.
     """
     if settings.background == "process":
-        return BackgroundProcess(settings, news, health)
-    return BackgroundThreads(settings, engine, news, health)
+        return BackgroundProcess(settings, run_events, health)
+    return BackgroundThreads(settings, engine, run_events, health)
 
 
 class BackgroundThreads:
     """In threads of this process."""
 
-    def __init__(self, settings: Settings, engine: Engine, news: News, health: Health) -> None:
+    def __init__(
+        self, settings: Settings, engine: Engine, run_events: RunEvents, health: Health
+    ) -> None:
         self._compactor = Compactor(engine, health=health)
         self._worker = (
-            Worker(engine, news.wake, tell=news.changed, given=settings.detectors, health=health)
+            Worker(
+                engine,
+                run_events.wake,
+                notify=run_events.changed,
+                given=settings.detectors,
+                health=health,
+            )
             if settings.evaluate
             else None
         )
@@ -93,9 +103,9 @@ class BackgroundThreads:
 class BackgroundProcess:
     """In a process of its own, which ends with this one."""
 
-    def __init__(self, settings: Settings, news: News, health: Health) -> None:
+    def __init__(self, settings: Settings, run_events: RunEvents, health: Health) -> None:
         self._settings = settings
-        self._news = news
+        self._run_events = run_events
         self._health = health
         self._stopping = threading.Event()
         self._thread = Kept("background", self._keep, health=health, stopping=self._stopping)
@@ -109,7 +119,7 @@ class BackgroundProcess:
     def stop(self) -> None:
         """Has it end."""
         self._stopping.set()
-        self._news.outgoing.set()
+        self._run_events.outgoing.set()
         self._thread.join(2 * _STOP_S)
 
     def _keep(self) -> None:
@@ -117,18 +127,18 @@ class BackgroundProcess:
         while not self._stopping.is_set():
             began = time.monotonic()
             process, link = self._spawn()
-            link.tell_until(self._stopping)
+            link.forward_until(self._stopping)
             if self._stopping.is_set():
                 link.end()
                 _bury(process)
                 return
             self._health.missing(_PROCESS, "the process has ended")
-            self._health.told({})
+            self._health.receive({})
             process.join(_STOP_S)
             # Who ends a group of processes ends this one a moment later.
             if self._stopping.wait(pause):
                 return
-            if self._news.stopping.is_set():
+            if self._run_events.stopping.is_set():
                 self._stopping.wait()
                 return
             self._health.count("background_restarts")
@@ -147,12 +157,12 @@ class BackgroundProcess:
         )
         process.start()
         theirs.close()  # so that its death is the end of the pipe
-        link = _Link(ours, self._news, tells=_by_pipe(self._settings), heard=self._heard)
+        link = _Link(ours, self._run_events, forwards=_by_pipe(self._settings), heard=self._heard)
         return process, link
 
     def _heard(self, report: dict[str, Any]) -> None:
-        """The process tells of itself: first, that it works."""
-        self._health.told(report)
+        """The process reports on itself: first, that it works."""
+        self._health.receive(report)
         self._health.there(_PROCESS)
 
 
@@ -165,27 +175,28 @@ def _bury(process: SpawnProcess) -> None:
 
 
 class _Link:
-    """News of two processes for each other.
+    """Run events that two processes pass to each other.
 
     Args:
         pipe: to the other one.
-        tells: whether news go through it; if not, its end and its health are all that is told.
-        health: told to the other one, now and with each change.
-        heard: called with what the other one tells of its health.
+        forwards: whether run events go through it; if not, its end and its health are all that is
+            reported.
+        health: sent to the other one, now and with each change.
+        heard: called with what the other one reports of its health.
     """
 
     def __init__(
         self,
         pipe: Connection,
-        news: News,
+        run_events: RunEvents,
         *,
-        tells: bool,
+        forwards: bool,
         health: Health | None = None,
         heard: Callable[[dict[str, Any]], None] = lambda report: None,
     ) -> None:
         self._pipe = pipe
-        self._news = news
-        self._tells = tells
+        self._run_events = run_events
+        self._forwards = forwards
         self._health = health
         self._heard = heard
         self._unwell = threading.Event()
@@ -193,24 +204,24 @@ class _Link:
             health.changed = self._health_changed
             self._unwell.set()
         self._over = threading.Event()
-        if self._tells:
-            news.telling = True
+        if self._forwards:
+            run_events.forwarding = True
         self._thread = threading.Thread(target=self._listen, name="rankscope-link", daemon=True)
         self._thread.start()
 
-    def tell_until(self, stopping: threading.Event) -> None:
-        """Tells what there is to tell, until `stopping` is set or nobody listens any more."""
+    def forward_until(self, stopping: threading.Event) -> None:
+        """Sends what there is to send, until `stopping` is set or nobody listens any more."""
         while not (stopping.is_set() or self._over.is_set()):
             if self._health is not None and self._unwell.is_set():
                 self._unwell.clear()
                 self._send({"health": self._health.report()})
-            if not self._tells:
-                # Looked at now and then: neither of the two can be waited for together.
+            if not self._forwards:
+                # Checked now and then: neither of the two can be waited for together.
                 self._over.wait(0.2)
                 continue
-            self._news.outgoing.wait()
+            self._run_events.outgoing.wait()
             stopping.wait(_GATHER_S)
-            self._send(sorted(self._news.collect()))
+            self._send(sorted(self._run_events.collect()))
 
     def end(self) -> None:
         """Has the other one end."""
@@ -219,29 +230,29 @@ class _Link:
 
     def _health_changed(self) -> None:
         self._unwell.set()
-        self._news.outgoing.set()
+        self._run_events.outgoing.set()
 
-    def _send(self, told: list[str] | dict[str, Any] | None) -> None:
-        if told == []:
+    def _send(self, reported: list[str] | dict[str, Any] | None) -> None:
+        if reported == []:
             return
         try:
-            self._pipe.send_bytes(json.dumps(told).encode())
+            self._pipe.send_bytes(json.dumps(reported).encode())
         except OSError:
             self._over.set()
 
     def _listen(self) -> None:
         try:
-            while (told := json.loads(self._pipe.recv_bytes())) is not None:
-                if isinstance(told, dict):
-                    self._heard(told["health"])
+            while (reported := json.loads(self._pipe.recv_bytes())) is not None:
+                if isinstance(reported, dict):
+                    self._heard(reported["health"])
                     continue
-                for run in told:
-                    self._news.heard(run)
+                for run in reported:
+                    self._run_events.heard(run)
         except (EOFError, OSError):
             _logger.debug("the other process is gone")
         finally:
             self._over.set()
-            self._news.outgoing.set()
+            self._run_events.outgoing.set()
 
 
 def _by_pipe(settings: Settings) -> bool:
@@ -250,7 +261,7 @@ def _by_pipe(settings: Settings) -> bool:
 
 
 class _Ended(Exception):
-    """The process was told to end by a signal."""
+    """The process was asked to end by a signal."""
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -263,18 +274,18 @@ def _work(settings: Settings, pipe: Connection) -> None:
     # Ctrl-C in a terminal reaches both; the server passes it on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     engine = open_engine(settings.database)
-    news = News()
-    messenger = Messenger(engine, news)
+    run_events = RunEvents()
+    messenger = Messenger(engine, run_events)
     messenger.start()
     health = Health()
-    threads = BackgroundThreads(settings, engine, news, health)
+    threads = BackgroundThreads(settings, engine, run_events, health)
     threads.start()
     try:
         signal.signal(signal.SIGTERM, _end)
-        link = _Link(pipe, news, tells=_by_pipe(settings), health=health)
-        link.tell_until(threading.Event())
+        link = _Link(pipe, run_events, forwards=_by_pipe(settings), health=health)
+        link.forward_until(threading.Event())
     except _Ended:
-        _logger.debug("told to end by a signal")
+        _logger.debug("asked to end by a signal")
     threads.stop()
     messenger.stop()
     engine.dispose()

@@ -15,7 +15,7 @@ from rankscope.server.storage.engine import reading
 
 _logger = logging.getLogger(__name__)
 
-# Seconds between two looks at what has come: rows are rolled up together, and cost less.
+# Seconds between two checks for new rows: rows are rolled up together, and cost less.
 _PERIOD = 5.0
 # Part of the time that it may take: the machine has other things to do.
 _SHARE = 0.15
@@ -28,8 +28,8 @@ class Compactor:
 
     Args:
         engine: the server's database.
-        health: told of failures, and that the thread is there.
-        period: seconds between two looks.
+        health: notified of failures, and that the thread is there.
+        period: seconds between two checks.
         share: part of the time that it takes at most, above 0 and at most 1.
     """
 

@@ -1,4 +1,4 @@
-"""What has happened to which run: told to the worker, to open pages, and to other servers."""
+"""What has happened to which run: sent to the worker, to open pages, and to other servers."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ class Counters:
                 self.points += batch.points
 
 
-class News:
+class RunEvents:
     """A number for each run that grows with everything that happens to it.
 
     Attributes:
         wake: set when batches have come; the worker waits for it.
         stopping: set when the server is about to end.
-        telling: whether anybody collects what others are to be told.
+        forwarding: whether anybody collects what is to be sent to other processes.
         outgoing: set when there is something to `collect`.
     """
 
     def __init__(self) -> None:
         self.wake = threading.Event()
         self.stopping = threading.Event()
-        self.telling = False
+        self.forwarding = False
         self.outgoing = threading.Event()
         self._numbers: OrderedDict[str, int] = OrderedDict()
         self._number = 0
-        self._untold: set[str] = set()
+        self._unsent: set[str] = set()
         self._lock = threading.Lock()
 
     def announce(self, run: str, points: int) -> None:
         """A batch of a run has been stored by this process."""
-        self._note(run, tell=True)
+        self._note(run, forward=True)
         self.wake.set()
 
     def changed(self, run: str) -> None:
         """This process has stored something else of a run: alerts, its state."""
-        self._note(run, tell=True)
+        self._note(run, forward=True)
 
     def heard(self, run: str) -> None:
         """Another process has stored something of a run."""
-        self._note(run, tell=False)
+        self._note(run, forward=False)
         self.wake.set()
 
     def missed(self) -> None:
@@ -74,23 +74,23 @@ class News:
         self.wake.set()
 
     def number(self, run: str) -> int:
-        """Another one than before, if anything has happened to a run since."""
+        """Differs from before if anything has happened to a run since."""
         return self._numbers.get(run, 0)
 
     def collect(self) -> set[str]:
-        """Runs of which other processes have not been told."""
+        """Runs of which other processes have not been notified."""
         with self._lock:
             self.outgoing.clear()
-            untold, self._untold = self._untold, set()
-            return untold
+            unsent, self._unsent = self._unsent, set()
+            return unsent
 
-    def _note(self, run: str, *, tell: bool) -> None:
+    def _note(self, run: str, *, forward: bool) -> None:
         with self._lock:
             self._number += 1
             self._numbers[run] = self._number
             self._numbers.move_to_end(run)
             while len(self._numbers) > _MAX_RUNS:
                 self._numbers.popitem(last=False)
-            if tell and self.telling:
-                self._untold.add(run)
+            if forward and self.forwarding:
+                self._unsent.add(run)
                 self.outgoing.set()

@@ -1,4 +1,4 @@
-"""News between servers on one PostgreSQL, by LISTEN and NOTIFY.
+"""Run events between servers on one PostgreSQL, by LISTEN and NOTIFY.
 
 It only makes things faster: who hears nothing looks into the database now and then all the same.
 Announcements go out after the commit, on a connection of their own and many runs at once: a NOTIFY
@@ -20,7 +20,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.health import Health, Kept
-from rankscope.server.processes.events import News
+from rankscope.server.processes.events import RunEvents
 
 _logger = logging.getLogger(__name__)
 
@@ -29,21 +29,21 @@ _CHANNEL = "rankscope_news"
 _GATHER_SECONDS = 0.02
 # PostgreSQL takes 8,000 bytes; the name of a run has 250 characters, of up to 4 bytes each.
 _MAX_BYTES = 7000
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _MAX_BACKOFF_SECONDS = 10.0
 
 
 class Messenger:
-    """Tells other servers what happened here, and hears what happened there.
+    """Notifies other servers of what happened here, and hears what happened there.
 
     Args:
         engine: on PostgreSQL; on anything else nothing is started, as there are no others.
     """
 
-    def __init__(self, engine: Engine, news: News, health: Health | None = None) -> None:
+    def __init__(self, engine: Engine, run_events: RunEvents, health: Health | None = None) -> None:
         self._health = health or Health()
         self._engine = engine
-        self._news = news
+        self._run_events = run_events
         self._name = secrets.token_hex(8)
         self._stopping = threading.Event()
         self._threads: list[Kept] = []
@@ -52,8 +52,8 @@ class Messenger:
         """Starts the threads."""
         if self._engine.dialect.name != "postgresql":
             return
-        self._news.telling = True
-        for name, work in (("listen", self._listen), ("tell", self._tell)):
+        self._run_events.forwarding = True
+        for name, work in (("listen", self._listen), ("forward", self._forward)):
             thread = Kept(
                 name,
                 partial(self._again_and_again, work),
@@ -66,7 +66,7 @@ class Messenger:
     def stop(self) -> None:
         """Ends them."""
         self._stopping.set()
-        self._news.outgoing.set()
+        self._run_events.outgoing.set()
         for thread in self._threads:
             thread.join(5)
 
@@ -81,7 +81,7 @@ class Messenger:
             except (SQLAlchemyError, psycopg.Error):
                 if time.monotonic() - began > 60:
                     backoff = 0.5
-                _logger.exception("no news between servers; trying again in %.1f s", backoff)
+                _logger.exception("no run events between servers; trying again in %.1f s", backoff)
                 self._stopping.wait(backoff)
                 backoff = min(2 * backoff, _MAX_BACKOFF_SECONDS)
 
@@ -93,26 +93,26 @@ class Messenger:
         try:
             driver.autocommit = True
             driver.execute(f"LISTEN {_CHANNEL}")
-            self._news.missed()
+            self._run_events.missed()
             while not self._stopping.is_set():
-                for notice in driver.notifies(timeout=_LOOK_SECONDS):
-                    told = json.loads(notice.payload)
-                    if told["from"] != self._name:
-                        for run in told["runs"]:
-                            self._news.heard(run)
+                for notice in driver.notifies(timeout=_POLL_SECONDS):
+                    reported = json.loads(notice.payload)
+                    if reported["from"] != self._name:
+                        for run in reported["runs"]:
+                            self._run_events.heard(run)
                     if self._stopping.is_set():
                         break
         finally:
             connection.close()
 
-    def _tell(self) -> None:
+    def _forward(self) -> None:
         engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             connection.detach()
             while not self._stopping.is_set():
-                self._news.outgoing.wait()
+                self._run_events.outgoing.wait()
                 self._stopping.wait(_GATHER_SECONDS)
-                for payload in self._payloads(sorted(self._news.collect())):
+                for payload in self._payloads(sorted(self._run_events.collect())):
                     connection.execute(
                         text("SELECT pg_notify(:channel, :payload)"),
                         {"channel": _CHANNEL, "payload": payload},

@@ -2,7 +2,7 @@
 
 They share the listening socket: a connection goes to whoever is free, and those that wait in it are
 not lost with a process that dies. The process that starts them serves nothing itself. It starts
-another one in the place of one that died, and ends them all when it is told to end; should it be
+another one in the place of one that died, and ends them all when it is asked to end; should it be
 killed itself, they notice, and end.
 """
 
@@ -42,12 +42,12 @@ def supervise(
     """Runs `settings.workers` processes until SIGTERM or SIGINT.
 
     Args:
-        serve: serves on the socket until it is told to end, and calls its last argument when it has
-            begun; a function of a module, as it is called in another process.
+        serve: serves on the socket until it is asked to end, and calls its last argument when it
+            has begun; a function of a module, as it is called in another process.
         started: called once the first of them serves.
 
     Returns:
-        0 when they were told to end, 1 where they would not start.
+        0 when they were asked to end, 1 where they would not start.
     """
     return _Supervisor(settings, listener, serve, started).run()
 
@@ -121,7 +121,7 @@ class _Supervisor:
         return _Worker(process, ready)
 
     def _wait(self, reader: int, timeout: float | None) -> None:
-        """Until a process has died, a signal has come, or so many seconds have passed."""
+        """Until a process has died, a signal has come, or this many seconds have passed."""
         if not self._ever_ready:
             timeout = 0.05
         found = wait([reader, *(worker.process.sentinel for worker in self._workers)], timeout)

@@ -14,7 +14,7 @@ from rankscope.server.storage.series import latest_values
 _OVERHEAD = "rankscope/overhead"
 _SAMPLED = "rankscope/sampled"
 _INTERVAL = "rankscope/interval/"
-# Faults are told once a process and probe; more different ones than this nobody reads.
+# Faults are reported once a process and probe; more different ones than this nobody reads.
 _MAX_FAULTS = 100
 
 
@@ -35,7 +35,7 @@ class Sampling:
 
 @dataclass(slots=True)
 class Fault:
-    """Something that agents could not do, in their words.
+    """Something that agents could not do, as they describe it.
 
     Attributes:
         ranks: those that said so, ascending.
@@ -49,7 +49,7 @@ class Fault:
 
 
 def sampling(connection: Connection, *, run: int) -> dict[int, Sampling]:
-    """Plans by rank; of ranks that have told theirs."""
+    """Plans by rank; of ranks that have reported theirs."""
     m = schema.metric
     names = connection.scalars(
         select(m.c.name).where(
@@ -71,7 +71,7 @@ def sampling(connection: Connection, *, run: int) -> dict[int, Sampling]:
 
 
 def faults(connection: Connection, *, run: int) -> list[Fault]:
-    """Faults of the agents, oldest first; what several ranks say alike is told once."""
+    """Faults of the agents, oldest first; what several ranks say alike is reported once."""
     e = schema.event
     rows = connection.execute(
         select(e.c.rank, e.c.step, e.c.at, e.c.text)

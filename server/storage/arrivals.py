@@ -93,7 +93,7 @@ def _add_parts(parts: list[Came], row: Came, packed: bytes, after: int, until: i
     arrivals, counts = unpack_parts(packed, row.arrival)
     ends = np.cumsum(counts).tolist()
     steps = unpack_steps(row.steps, row.first_step, row.points)
-    # As bits: they may be words.
+    # As bits: they may be digests.
     values = unpack(row.values, np.uint64).reshape(-1, row.points)
     first, end = np.searchsorted(arrivals, (after, until), side="right").tolist()
     for n in range(first, end):

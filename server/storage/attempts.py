@@ -35,7 +35,7 @@ class Met:
 
     Attributes:
         process: whose `attempt` may still rise until the attempts are written.
-        latest: whether the batch is the last word of the newest process of its rank.
+        latest: whether the batch is the last report of the newest process of its rank.
         hello_wanted: nothing is known of it but that it is there.
         last_step: last step that the batch says anything about; -1 for none.
     """
@@ -100,7 +100,7 @@ class Attempts:
         start: number of the run's last start.
 
     Attributes:
-        moved: whether something was said that tells one start of the job from another: a process
+        moved: whether something was said that reports one start of the job from another: a process
             began, where it began, or that it has ended.
     """
 
@@ -172,7 +172,7 @@ class Attempts:
             seen_at, sent_at = row["last_seen"], row["sent_at"]
             if process is processes[-1]:
                 seen_at, sent_at = received_at, batch.sent_at
-            # Batches may overtake each other: the last word is that of the highest number.
+            # Batches may overtake each other: the last report is that of the highest number.
             latest = place(batch.seq) > row["last_seq"]
             self.moved |= latest and batch.state != row["state"]
             hello_wanted = batch.hello is None and row["hello_arrival"] is None
@@ -290,7 +290,7 @@ class Attempts:
         }
 
     def _number(self, batch: wire.Batch) -> int:
-        """Number of a new attempt: after those that began before it, as far as clocks can tell."""
+        """Number of a new attempt: after those that began before it, as far as clocks show."""
         processes = self._by_rank[batch.rank]
         at_least = batch.attempt or 0
         later = None
@@ -391,7 +391,7 @@ def first_step(batch: wire.Batch) -> int | None:
 
 
 def _earlier(row: Mapping[str, Any], first: int | None) -> int | None:
-    """A process's first step, where a batch tells of an earlier one than was known."""
+    """A process's first step, where a batch reports an earlier one than was known."""
     known = row["first_step"]
     if first is None or (known is not None and known <= first):
         return None

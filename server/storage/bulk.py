@@ -1,4 +1,4 @@
-"""Many rows of a table at once, on the short way of each database.
+"""Many rows of a table at once, on the fast path of each database.
 
 SQLAlchemy looks at each value of each row on its way to the driver, which costs as much as the
 driver and the database together. What is given here is what the driver takes as it is: integers,

@@ -35,14 +35,14 @@ def load_columns(
     wanted: Mapping[str, Collection[str] | None],
     enough: int,
 ) -> tuple[tuple[Columns, ...], tuple[Columns, ...], int]:
-    """Scalars and words that arrived after `after` and up to `until`.
+    """Scalars and digests that arrived after `after` and up to `until`.
 
     Args:
         wanted: names of series of each kind; None for all.
         enough: bytes after which no more batches are read.
 
     Returns:
-        Scalars, words, and the arrival up to which they were read.
+        Scalars, digests, and the arrival up to which they were read.
     """
     m = schema.metric.c
     names = {
@@ -56,8 +56,8 @@ def load_columns(
         for kind in wanted:
             found = [n for n, key in enumerate(metrics) if names.get(key, ("",))[0] == kind]
             if found:
-                told = tuple(names[metrics[n]][1] for n in found)
-                places.setdefault(number, []).append((kind, np.array(found), told))
+                reported = tuple(names[metrics[n]][1] for n in found)
+                places.setdefault(number, []).append((kind, np.array(found), reported))
     groups: dict[tuple[int, int, int, int, bytes | None], list[_Group]] = {}
     rows = rows_as_they_came(connection, run=run, after=after, until=until, layouts=places)
     size, arrival = 0, after
@@ -67,7 +67,7 @@ def load_columns(
                 until = arrival
                 break
             arrival = came
-            size += 8 * points * sum(len(told) for _, _, told in places[layout])
+            size += 8 * points * sum(len(reported) for _, _, reported in places[layout])
             key = (layout, attempt, first, points, packed)
             same = groups.setdefault(key, [])
             if not same or rank in same[-1].arrivals:
@@ -81,11 +81,11 @@ def load_columns(
             ranks = np.array(list(group.arrivals), dtype=np.int64)
             arrivals = np.array(list(group.arrivals.values()), dtype=np.int64)
             joined = b"".join(group.values)
-            for kind, place, told in places[layout]:
+            for kind, place, reported in places[layout]:
                 dtype: type[Any] = np.uint64 if kind == "word" else np.float64
                 # A copy: what waits for its step would hold all that came with it.
                 held = unpack(joined, dtype).reshape(shape)[:, place]
-                made[kind].append(Columns(ranks, arrivals, attempt, told, group.steps, held))
+                made[kind].append(Columns(ranks, arrivals, attempt, reported, group.steps, held))
     return tuple(made["scalar"]), tuple(made["word"]), until
 
 

@@ -5,11 +5,11 @@
 
 A step looks at new rows of `chunk`, or rolls up and merges those of some ranks. It reads and
 computes outside of the transaction that writes, which fails without a trace where another server
-was faster, or this one is killed: the mark of the run (`marks.py`) and the rows it speaks of change
-together.
+was faster, or this one is killed: the watermark of the run (`watermarks.py`) and the rows it speaks
+of change together.
 
-Points that come late, or again, take the mark of their rank back to before them: what follows is
-rolled up anew, and until then read raw.
+Points that come late, or again, take the watermark of their rank back to before them: what follows
+is rolled up anew, and until then read raw.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rankscope.server.storage.dictionary import read_layouts
 from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.packing import unpack, unpack_steps
 
-# Rows of `chunk` looked at in one step.
+# Rows of `chunk` examined in one step.
 _MAX_ROWS = 20_000
 # Points of a step: it holds up batches while it writes.
 _MAX_POINTS = 400_000
@@ -55,23 +55,23 @@ def runs_to_compact(connection: Connection) -> list[int]:
 def compact(engine: Engine, run: int, *, max_points: int = _MAX_POINTS) -> bool:
     """Does one step for a run; True where there is more to do."""
     with reading(engine) as connection:
-        mark = watermarks.load(connection, run=run)
-        more = _look(connection, run, mark)
+        watermark = watermarks.load(connection, run=run)
+        more = _take_arrivals(connection, run, watermark)
         made: list[_Rolled] = []
         scalars = _scalars(connection, run)
         left = max_points
-        for rank in () if more else sorted(mark.ranks):
+        for rank in () if more else sorted(watermark.ranks):
             if left <= 0:
                 break
-            if _due(mark.ranks[rank]):
-                made.append(_roll(connection, run, rank, mark.ranks[rank], scalars, left))
+            if _due(watermark.ranks[rank]):
+                made.append(_roll(connection, run, rank, watermark.ranks[rank], scalars, left))
                 left -= max(made[-1].points, 1)
-        merged = [] if more else merging.make(connection, run, mark)
-    pending = more or any(_due(m) or merging.due(m) for m in mark.ranks.values())
+        merged = [] if more else merging.make(connection, run, watermark)
+    pending = more or any(_due(m) or merging.due(m) for m in watermark.ranks.values())
     metrics = sorted({metric for of in scalars.values() for metric in of.values()})
     try:
         with writing(engine) as connection:
-            if not watermarks.save(connection, mark, run=run, pending=pending):
+            if not watermarks.save(connection, watermark, run=run, pending=pending):
                 return True
             _write(connection, run, made, metrics)
             merging.write(connection, run, merged)
@@ -90,12 +90,12 @@ class _Rolled:
         self.rows: list[dict[str, Any]] = []
 
 
-def _look(connection: Connection, run: int, mark: watermarks.Mark) -> bool:
+def _take_arrivals(connection: Connection, run: int, watermark: watermarks.Watermark) -> bool:
     """Takes note of rows that have come; True where there are more."""
     c = schema.chunk.c
     rows = connection.execute(
         select(c.rank, c.first_step, c.last_step, c.arrival, c.points)
-        .where(c.run == run, c.arrival > mark.arrival)
+        .where(c.run == run, c.arrival > watermark.arrival)
         .order_by(c.arrival)
         .limit(_MAX_ROWS)
     ).all()
@@ -103,14 +103,14 @@ def _look(connection: Connection, run: int, mark: watermarks.Mark) -> bool:
     if more:
         # The last arrival may be cut off.
         rows = [row for row in rows if row.arrival < rows[-1].arrival]
-        mark.arrival = rows[-1].arrival
+        watermark.arrival = rows[-1].arrival
     else:
         r = schema.run.c
-        mark.arrival = connection.scalar(select(r.arrivals).where(r.key == run)) or 0
+        watermark.arrival = connection.scalar(select(r.arrivals).where(r.key == run)) or 0
     if not rows:
         return more
     table = np.array([tuple(row) for row in rows], np.int64)
-    mark.touch(table[:, 1], table[:, 2], table[:, 3])
+    watermark.touch(table[:, 1], table[:, 2], table[:, 3])
     table = table[np.argsort(table[:, 0], kind="stable")]
     rank, first, last = table[:, 0], table[:, 1], table[:, 2]
     short = np.where(table[:, 4] <= merging.SHORT, first, -1)
@@ -124,7 +124,7 @@ def _look(connection: Connection, run: int, mark: watermarks.Mark) -> bool:
         np.diff(np.append(starts, len(rank))).tolist(),
         strict=True,
     ):
-        m = mark.ranks.setdefault(n, watermarks.RankMark(end=_whole(lowest)))
+        m = watermark.ranks.setdefault(n, watermarks.RankWatermark(end=_whole(lowest)))
         m.end = min(m.end, _whole(lowest))
         m.short = max(m.short, newest)
         merging.moved_back(m, lowest)
@@ -134,14 +134,14 @@ def _look(connection: Connection, run: int, mark: watermarks.Mark) -> bool:
     return more
 
 
-def _due(mark: watermarks.RankMark) -> bool:
-    steps = _final(mark) - mark.end
-    return steps > 0 and (mark.waiting >= _MAX_WAITING or steps >= _MAX_STEPS)
+def _due(watermark: watermarks.RankWatermark) -> bool:
+    steps = _final(watermark) - watermark.end
+    return steps > 0 and (watermark.waiting >= _MAX_WAITING or steps >= _MAX_STEPS)
 
 
-def _final(mark: watermarks.RankMark) -> int:
+def _final(watermark: watermarks.RankWatermark) -> int:
     """Up to before which step a rank can be rolled up."""
-    return min(_whole(mark.last + 1), _LAST_END)
+    return min(_whole(watermark.last + 1), _LAST_END)
 
 
 def _whole(step: int) -> int:
@@ -163,13 +163,13 @@ def _roll(
     connection: Connection,
     run: int,
     rank: int,
-    mark: watermarks.RankMark,
+    watermark: watermarks.RankWatermark,
     scalars: Mapping[int, Mapping[int, int]],
     max_points: int,
 ) -> _Rolled:
     """Rolls up the steps from `mark.end` on, as many as there is room for, and moves it on."""
     made = _Rolled(rank)
-    begin, final = mark.end, _final(mark)
+    begin, final = watermark.end, _final(watermark)
     metrics = sorted({metric for of in scalars.values() for metric in of.values()})
     row_steps = rollups.ROW * rollups.BASE
     room = max(1, max_points // (max(len(metrics), 1) * row_steps))
@@ -177,9 +177,10 @@ def _roll(
     if end >= final:
         end = final
     else:
-        # Steps may be far apart, or be those of words only: no need to crawl from one to the next.
-        end = _reach(connection, run, rank, scalars, begin, final, mark.longest, max_points)
-    series = _points(connection, run, rank, scalars, begin, end, mark.longest)
+        # Steps may be far apart, or be those of digests only: no need to crawl from one to the
+        # next.
+        end = _reach(connection, run, rank, scalars, begin, final, watermark.longest, max_points)
+    series = _points(connection, run, rank, scalars, begin, end, watermark.longest)
     made.points = sum(values.size for _, values in series.values())
     starts = [rollups.level_end(level, begin) for level in range(rollups.LEVELS)]
     old = _old_rows(connection, run, rank, metrics, starts)
@@ -211,8 +212,8 @@ def _roll(
             if goes_on:
                 above = starts[level + 1] // step
                 levels[metric] = rollups.coarser(whole.part(above, stop // step), rollups.FANOUT)
-    mark.end = end
-    mark.waiting = 0 if end == final else mark.waiting
+    watermark.end = end
+    watermark.waiting = 0 if end == final else watermark.waiting
     return made
 
 
@@ -285,7 +286,7 @@ def _reach(
     longest: int,
     max_points: int,
 ) -> int:
-    """Up to before which step there are about so many points from `begin` on; at most `final`.
+    """Up to before which step there are about this many points from `begin` on; at most `final`.
 
     The work is that of the points there are, however far apart their steps.
     """

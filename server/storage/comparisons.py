@@ -11,10 +11,15 @@ from sqlalchemy import Connection, Row, func, insert, select, tuple_, update
 
 from rankscope.agent.wire import STAGES
 from rankscope.server.storage import schema
-from rankscope.server.storage.fingerprints import load_contents, print_of
+from rankscope.server.storage.fingerprints import fingerprint_of, load_contents
 from rankscope.server.storage.packing import pack, unpack
 from rankscope.server.storage.plain import plain
-from rankscope.server.window import Comparison, PrintPart, TensorDifference, joined_print
+from rankscope.server.window import (
+    Comparison,
+    FingerprintPart,
+    TensorDifference,
+    joined_fingerprint,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ def write_comparisons(
 ) -> None:
     """Stores comparisons, given in the order of steps; what is there already is left alone.
 
-    One of equal ranks extends a stretch of equal ranks; one of words only with the same clusters
+    One of equal ranks extends a stretch of equal ranks; one of digests only with the same clusters
     extends a stretch, which keeps its distances; any other begins a stretch of its own.
     """
     t = schema.comparison
@@ -180,14 +185,14 @@ def _stretch(row: Row[Any]) -> Stretch:
     )
 
 
-def sampled_prints(
+def sampled_fingerprints(
     connection: Connection,
     *,
     run: int,
     stage: str,
     from_step: int | None = None,
     to_step: int | None = None,
-) -> list[PrintPart]:
+) -> list[FingerprintPart]:
     """Fingerprints of all ranks at the latest step of a range at which most ranks were sampled."""
     f = schema.fingerprint
     held = select(f.c.step, func.count(func.distinct(f.c.rank)).label("ranks")).where(
@@ -203,7 +208,7 @@ def sampled_prints(
     # The newest steps may not be in from all ranks yet.
     most = max(row.ranks for row in rows)
     step = next(row.step for row in rows if row.ranks == most)
-    newest: dict[int, dict[str, PrintPart]] = {}
+    newest: dict[int, dict[str, FingerprintPart]] = {}
     of_step = connection.execute(
         select(f)
         .where(f.c.run == run, f.c.stage == stage, f.c.step == step)
@@ -211,13 +216,13 @@ def sampled_prints(
     ).all()
     contents = load_contents(connection, run=run, rows=of_step)
     for row in of_step:
-        part = PrintPart(row.rank, row.attempt, print_of(row, contents))
+        part = FingerprintPart(row.rank, row.attempt, fingerprint_of(row, contents))
         newest.setdefault(row.rank, {})[row.table] = part
     return [_joined(newest[rank]) for rank in sorted(newest)]
 
 
-def _joined(parts: dict[str, PrintPart]) -> PrintPart:
+def _joined(parts: dict[str, FingerprintPart]) -> FingerprintPart:
     last = max(parts.values(), key=lambda part: part.attempt)
     # What only an earlier attempt had is not there any more.
-    prints = {name: p.print for name, p in parts.items() if p.attempt == last.attempt}
-    return PrintPart(last.rank, last.attempt, joined_print(prints))
+    fingerprints = {name: p.fingerprint for name, p in parts.items() if p.attempt == last.attempt}
+    return FingerprintPart(last.rank, last.attempt, joined_fingerprint(fingerprints))

@@ -3,7 +3,7 @@
 Every table whose rows belong to a run is distributed by it, and all in the same way, so that
 whatever belongs to one run lies together: a batch is stored, a run evaluated and a page drawn by
 one node, within one transaction of PostgreSQL's. Questions over all runs (lists of runs and of
-alerts, an alert by its id alone, which runs have news) go to all nodes.
+alerts, an alert by its id alone, which runs have new data) go to all nodes.
 
 Names of runs, settings of projects, servers and the schema's revision are small and belong to none:
 every node has them.

@@ -1,4 +1,4 @@
-"""Engines: what each database is told when a connection opens."""
+"""Engines: what each database is set to when a connection opens."""
 
 from __future__ import annotations
 

@@ -13,20 +13,20 @@ from rankscope.agent import wire
 from rankscope.server.storage import dialect, schema, starts
 from rankscope.server.storage.alerts import alert_from_row, alert_to_row
 from rankscope.server.storage.columns import load_columns
-from rankscope.server.storage.fingerprints import bytes_of, load_contents, print_of
+from rankscope.server.storage.fingerprints import bytes_of, fingerprint_of, load_contents
 from rankscope.server.storage.layers import load_new as load_new_layers
-from rankscope.server.storage.liveness import Lives
+from rankscope.server.storage.liveness import LivenessReader
 from rankscope.server.storage.tables import load_tables
 from rankscope.server.window import (
     Alert,
     Check,
     Columns,
+    FingerprintPart,
     NewData,
     Occurrence,
-    PrintPart,
 )
 
-# A run that says nothing for this long is looked at no more, until a rank posts again.
+# A run that says nothing for this long is evaluated no more, until a rank posts again.
 _FORGET_SECONDS = 24 * 3600.0
 # Events that detectors look at.
 _EVENTS = (
@@ -94,7 +94,7 @@ def load_new(
     limit: int = 2000,
     metrics: Collection[str] | None = None,
     stages: Collection[str] | None = None,
-    known: Lives | None = None,
+    known: LivenessReader | None = None,
     layers: Collection[str] = (),
     beyond: int = -1,
 ) -> NewData:
@@ -104,10 +104,10 @@ def load_new(
 
     Args:
         metrics: scalars that are wanted; None for all.
-        stages: words and fingerprints that are wanted; None for all.
+        stages: digests and fingerprints that are wanted; None for all.
         known: what the caller read of the ranks before, so that only changes cost something.
         layers: numbers of single tensors that are wanted.
-        beyond: of these, batches that begin at this step or before are not looked at.
+        beyond: of these, batches that begin at this step or before are not examined.
     """
     head = connection.execute(
         select(
@@ -121,11 +121,13 @@ def load_new(
     if head.start:
         own, began = starts.first_attempts(connection, run=run, start=head.start)
         start = (head.start, began)
-    prints, arrival = _prints(connection, run, after, min(head.arrivals, after + limit), stages)
+    fingerprints, arrival = _fingerprints(
+        connection, run, after, min(head.arrivals, after + limit), stages
+    )
     numbers, arrival = load_new_layers(
         connection, run=run, after=after, until=arrival, metrics=layers, beyond=beyond
     )
-    columns, words, arrival = load_columns(
+    columns, digests, arrival = load_columns(
         connection,
         run=run,
         after=after,
@@ -133,24 +135,24 @@ def load_new(
         wanted={"scalar": metrics, "word": stages},
         enough=_PAGE_BYTES,
     )
-    lives = Lives() if known is None else known
-    living = lives.read(connection, run=run, start=head.start)
-    news = _hellos(connection, run, lives.told_since(after))
+    reader = LivenessReader() if known is None else known
+    living = reader.read(connection, run=run, start=head.start)
+    hellos = _hellos(connection, run, reader.described_since(after))
     return NewData(
         arrival=arrival,
         more=arrival < head.arrivals,
         columns=_columns_of(own, columns),
-        words=_columns_of(own, words),
-        prints=tuple(
+        digests=_columns_of(own, digests),
+        fingerprints=tuple(
             part
-            for came, part in prints
+            for came, part in fingerprints
             if came <= arrival and _is_of(own, part.rank, part.attempt)
         ),
-        lives=living,
-        tables=_tables(connection, run, news),
+        liveness=living,
+        tables=_tables(connection, run, hellos),
         world_size=head.world_size,
         config=head.config,
-        configs={row.rank: row.config for row in news},
+        configs={row.rank: row.config for row in hellos},
         events=_events(connection, run, after, arrival, own),
         layers=tuple(
             part
@@ -190,9 +192,9 @@ def _columns_of(own: Mapping[int, int] | None, columns: tuple[Columns, ...]) -> 
     return tuple(found)
 
 
-def _prints(
+def _fingerprints(
     connection: Connection, run: int, after: int, until: int, stages: Collection[str] | None
-) -> tuple[list[tuple[int, PrintPart]], int]:
+) -> tuple[list[tuple[int, FingerprintPart]], int]:
     """Fingerprints that arrived up to `until`, or up to where there are enough of them."""
     f = schema.fingerprint
     query = select(f).where(f.c.run == run, f.c.arrival > after, f.c.arrival <= until)
@@ -211,24 +213,24 @@ def _prints(
             size += bytes_of(row)
     contents = load_contents(connection, run=run, rows=rows[:end])
     return [
-        (row.arrival, PrintPart(row.rank, row.attempt, print_of(row, contents)))
+        (row.arrival, FingerprintPart(row.rank, row.attempt, fingerprint_of(row, contents)))
         for row in rows[:end]
     ], until
 
 
 def _hellos(
-    connection: Connection, run: int, told: Collection[tuple[int, int]]
+    connection: Connection, run: int, reported: Collection[tuple[int, int]]
 ) -> Sequence[Row[Any, Any, Any, Any]]:
     """Tables and configuration of some attempts (rank and number), by rank."""
-    if not told:
+    if not reported:
         return []
     a = schema.attempt.c
     rows = connection.execute(
         select(a.rank, a.attempt, a.tables, a.config)
-        .where(a.run == run, a.rank.in_([rank for rank, _ in told]))
+        .where(a.run == run, a.rank.in_([rank for rank, _ in reported]))
         .order_by(a.rank)
     )
-    wanted = {*told}
+    wanted = {*reported}
     return [row for row in rows if (row.rank, row.attempt) in wanted]
 
 
@@ -280,7 +282,7 @@ def save_alerts(
     run: int,
     alerts: Sequence[Alert],
     transitions: Sequence[tuple[str, int, float, str, str]] = (),
-    told_through: int = -1,
+    evaluated_before: int = -1,
 ) -> None:
     """Stores alerts as they are now, and what happened to them.
 
@@ -288,8 +290,8 @@ def save_alerts(
 
     Args:
         transitions: (alert id, step, time, what, reason) each.
-        told_through: last step that an earlier evaluation has told of: it had other blocks of
-            steps, and so told the same of other steps.
+        evaluated_before: last step that an earlier evaluation has reported: it had other blocks of
+            steps, and so reported the same of other steps.
     """
     t = schema.alert
     for alert in alerts:
@@ -307,8 +309,10 @@ def save_alerts(
         known = connection.execute(
             select(e.c.n, e.c.step, e.c.what).where(e.c.run == run, e.c.alert == alert_id)
         ).all()
-        if any(row.what == what and (row.step == step or step <= told_through) for row in known):
-            continue  # a replay tells it again
+        if any(
+            row.what == what and (row.step == step or step <= evaluated_before) for row in known
+        ):
+            continue  # a replay reports it again
         connection.execute(
             insert(e).values(
                 run=run, alert=alert_id, n=len(known), step=step, at=at, what=what, reason=reason
@@ -387,7 +391,8 @@ def set_state(connection: Connection, *, run: int, state: str, arrival: int | No
     """Sets the state of a run: `lost` when all of its ranks fell silent.
 
     Args:
-        arrival: the newest one that was looked at: where something has come since, its word counts.
+        arrival: the newest one that was examined: where something has come since, its digest
+            counts.
     """
     t = schema.run
     statement = update(t).where(t.c.key == run).values(state=state)

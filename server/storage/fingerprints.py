@@ -34,7 +34,7 @@ def content_of(made: wire.Print) -> Content:
     """What a fingerprint says; equal keys mean equal bytes (BLAKE2b, 128 bits)."""
     digests = pack(made.digests)
     sketches = None if made.sketches is None else pack(made.sketches)
-    # The number of digests first: what follows them is told from them by it.
+    # The number of digests first: what follows them is distinguished from them by it.
     hashed = blake2b(len(digests).to_bytes(8, "little"), digest_size=16)
     hashed.update(digests)
     if sketches is not None:
@@ -69,7 +69,7 @@ def load_contents(
     return found
 
 
-def print_of(
+def fingerprint_of(
     row: Any, contents: Mapping[tuple[int, bytes], tuple[wire.UInt64, wire.Float64 | None]]
 ) -> wire.Print:
     """The fingerprint of a row of `fingerprint`; those that say the same share their arrays."""

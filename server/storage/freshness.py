@@ -1,4 +1,4 @@
-"""Whether a view of a run has changed, without a look at its points."""
+"""Whether a view of a run has changed, without reading its points."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sqlalchemy import Connection, func, select
 
 from rankscope.server.storage import rollups, schema, watermarks
 
-# Batches since the last compaction that are looked at one by one.
+# Batches since the last compaction that are examined one by one.
 _MAX_NEW = 5000
 
 
@@ -30,16 +30,16 @@ def last_change(
     else:
         # Where the ends are open, the buckets' width depends on all there is.
         from_step = to_step = None
-    mark = watermarks.load(connection, run=run)
+    watermark = watermarks.load(connection, run=run)
     r, c = schema.run.c, schema.chunk.c
     newest: int = connection.scalar(select(r.arrivals).where(r.key == run)) or 0
-    if newest - mark.arrival > _MAX_NEW:
+    if newest - watermark.arrival > _MAX_NEW:
         return newest
-    new = select(func.max(c.arrival)).where(c.run == run, c.arrival > mark.arrival)
+    new = select(func.max(c.arrival)).where(c.run == run, c.arrival > watermark.arrival)
     if from_step is not None:
         # Sums: not by the primary key.
         new = new.where(c.first_step + 0 <= to_step, c.last_step >= from_step)
     if ranks is not None:
         new = new.where((c.rank + 0).in_(list(ranks)))
     found = connection.scalar(new)
-    return max(mark.touched_at(from_step, to_step), 0 if found is None else found)
+    return max(watermark.touched_at(from_step, to_step), 0 if found is None else found)

@@ -30,8 +30,8 @@ _TRIPWIRE = "tripwire"
 # How much further than the ranks are by then everything is asked for, and how much further at most
 # that is than what a rank has reported, as after an alert.
 _TRIP_STEPS, _MAX_AHEAD = 20, 5000
-# Ranks sample some 128 steps for one such wish: not more often than this, which makes it 3 % of the
-# steps at most. A wish that an alert makes is not held back.
+# Ranks sample some 128 steps for one such request: not more often than this, which makes it 3 % of
+# the steps at most. A request that an alert makes is not held back.
 _TRIPS_APART = 4096
 # As long as its column is.
 _MAX_KIND = 64
@@ -99,11 +99,13 @@ def _store_run(
         dense_until = max(tripped)
     answers = []
     stored: list[tuple[wire.Batch, float]] = []
-    words: list[wire.Batch] = []
+    reporting: list[wire.Batch] = []
     last_step = run.last_step
     for batch, received_at in received:
         if attempts.has(batch):
-            answer = wire.Answer(accepted=0, duplicate=True, dense_until=_wish(dense_until, batch))
+            answer = wire.Answer(
+                accepted=0, duplicate=True, dense_until=_dense_until(dense_until, batch)
+            )
             answers.append(answer)
             continue
         arrivals += 1
@@ -113,26 +115,26 @@ def _store_run(
         if met.process.row["start"] == run.start:
             last_step = max(last_step, met.last_step)
         if met.latest:
-            words.append(batch)
+            reporting.append(batch)
         answers.append(
             wire.Answer(
                 accepted=batch.points + len(batch.prints),
-                dense_until=_wish(dense_until, batch),
+                dense_until=_dense_until(dense_until, batch),
                 hello_wanted=met.hello_wanted,
             )
         )
     if stored:
         attempts.write()
         rows.write()
-        begun_anew = _begun_anew(connection, run, words) if attempts.moved else {}
+        begun_anew = _begun_anew(connection, run, reporting) if attempts.moved else {}
         new = {
             "arrivals": arrivals,
-            # An evaluation may wish for something, too.
+            # An evaluation may request dense sampling, too.
             **({} if dense_until == run.dense_until else {"dense_until": dense_until}),
             "last_seen_at": max(run.last_seen_at, *(at for _, at in stored)),
             "last_step": last_step,
             **begun_anew,
-            **_about_run(connection, run, words, start=begun_anew.get("start", run.start)),
+            **_about_run(connection, run, reporting, start=begun_anew.get("start", run.start)),
         }
         t = schema.run
         connection.execute(update(t).where(t.c.key == run.key).values(new))
@@ -212,16 +214,18 @@ def _tripped(batch: wire.Batch) -> int | None:
     return batch.through_step + _TRIP_STEPS + min(2 * further, _MAX_AHEAD)
 
 
-def _wish(wish: int | None, batch: wire.Batch) -> int | None:
+def _dense_until(requested: int | None, batch: wire.Batch) -> int | None:
     """Up to which step the rank is asked to sample everything."""
-    return None if wish is None or wish <= batch.through_step else wish
+    return None if requested is None or requested <= batch.through_step else requested
 
 
-def _begun_anew(connection: Connection, run: Any, words: Sequence[wire.Batch]) -> dict[str, Any]:
+def _begun_anew(
+    connection: Connection, run: Any, reporting: Sequence[wire.Batch]
+) -> dict[str, Any]:
     """What changes of a run where its processes belong to other starts of the job than before."""
     if not starts.may_have_several(connection, run=run.key):
         return {}
-    world_size = _world_size(connection, run, words) if words else run.world_size
+    world_size = _world_size(connection, run, reporting) if reporting else run.world_size
     found = starts.refresh(connection, run=run.key, world_size=world_size)
     new: dict[str, Any] = {
         "start": found.last,
@@ -230,23 +234,23 @@ def _begun_anew(connection: Connection, run: Any, words: Sequence[wire.Batch]) -
     }
     if found.last != run.start:
         last_step = starts.last_step(connection, run=run.key, start=found.last)
-        # What was evaluated, and is to be looked at closely, was of the start before.
+        # What was evaluated, and is to be sampled densely, was of the start before.
         new |= {"last_step": last_step, "evaluated_step": -1, "dense_until": None}
     return new
 
 
 def _about_run(
-    connection: Connection, run: Any, words: Sequence[wire.Batch], *, start: int
+    connection: Connection, run: Any, reporting: Sequence[wire.Batch], *, start: int
 ) -> dict[str, Any]:
-    """What the last words of ranks, in the order in which they came, say of the run as a whole."""
-    if not words:
+    """What the ranks' last messages, in the order of arrival, say of the run as a whole."""
+    if not reporting:
         return {}
-    world_size = _world_size(connection, run, words)
+    world_size = _world_size(connection, run, reporting)
     new: dict[str, Any] = {
         "world_size": world_size,
-        "state": _state(connection, run.key, words[-1], world_size, start),
+        "state": _state(connection, run.key, reporting[-1], world_size, start),
     }
-    configs = {b.rank: b.hello.config for b in words if b.hello is not None and b.hello.config}
+    configs = {b.rank: b.hello.config for b in reporting if b.hello is not None and b.hello.config}
     if configs:
         a = schema.attempt
         # The lowest rank speaks for the run, whoever came first.
@@ -258,14 +262,14 @@ def _about_run(
     return new
 
 
-def _world_size(connection: Connection, run: Any, words: Sequence[wire.Batch]) -> int:
+def _world_size(connection: Connection, run: Any, reporting: Sequence[wire.Batch]) -> int:
     """Number of ranks: what was said last; where ranks say too few for their own number, no fewer.
 
-    A client that does not know it says 1. Taken at its word, its ranks would be judged as jobs of
+    A client that does not know it says 1. Taken literally, its ranks would be judged as jobs of
     one rank: nobody would compare them, and the run would pass.
     """
-    said = words[-1].world_size
-    if said >= run.world_size and all(batch.rank < batch.world_size for batch in words):
+    said = reporting[-1].world_size
+    if said >= run.world_size and all(batch.rank < batch.world_size for batch in reporting):
         return said
     a = schema.attempt.c
     highest = connection.scalar(
@@ -296,7 +300,7 @@ class _Rows:
         # Each with its process, as that one's number may still rise.
         self._chunks: list[tuple[Process, int, int, Block]] = []
         self._layers: list[tuple[Process, dict[str, Any]]] = []
-        self._prints: list[tuple[Process, dict[str, Any]]] = []
+        self._fingerprints: list[tuple[Process, dict[str, Any]]] = []
         self._contents: dict[tuple[int, bytes], Content] = {}
         self._events: list[tuple[Process, dict[str, Any]]] = []
 
@@ -320,7 +324,7 @@ class _Rows:
                 "buckets": 0 if made.sketches is None else made.sketches.shape[1],
                 "content": content.key,
             }
-            self._prints.append((process, row))
+            self._fingerprints.append((process, row))
         for n, event in enumerate(batch.events):
             row = {
                 "run": self._run,
@@ -340,7 +344,10 @@ class _Rows:
         add_rows(self._connection, schema.chunk, [self._chunk(*one) for one in self._chunks])
         # Two lengths of one table at one step make no sense, nor do two fingerprints of it: the
         # first stays. What a fingerprint says, another rank may have said.
-        for table, rows in ((schema.layers, self._layers), (schema.fingerprint, self._prints)):
+        for table, rows in (
+            (schema.layers, self._layers),
+            (schema.fingerprint, self._fingerprints),
+        ):
             add_missing_rows(self._connection, table, [_in_order(table, *one) for one in rows])
         add_missing_rows(
             self._connection,

@@ -125,7 +125,7 @@ def load_new(
 
     Args:
         metrics: those that are wanted.
-        beyond: batches that begin at this step or before are not looked at. There is no index by
+        beyond: batches that begin at this step or before are not examined. There is no index by
             arrival: it is this that keeps what has been read from being gone through again.
 
     Returns:
@@ -166,7 +166,7 @@ def load_new(
     for row in rows:
         entry = entries.get(row.metric)
         if entry is None or len(entry.names) != row.tensors:
-            continue  # its table was never told
+            continue  # its table was never reported
         part = LayerPart(
             rank=row.rank,
             attempt=row.attempt,
@@ -191,7 +191,7 @@ def _entries(
     rows = connection.execute(query).all()
     # What came before its table did is of the one that came then.
     late = {row.table for row in rows if not row.version}
-    later = _versions_told(connection, run) if late else {}
+    later = _newest_versions(connection, run) if late else {}
     version_of = {row.id: row.version or later.get(row.table, "") for row in rows}
     tables = load_tables(connection, run=run, versions={*version_of.values()} - {""})
     return [
@@ -201,11 +201,11 @@ def _entries(
     ]
 
 
-def _versions_told(connection: Connection, run: int) -> dict[str, str]:
+def _newest_versions(connection: Connection, run: int) -> dict[str, str]:
     a = schema.attempt
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     for tables in connection.scalars(
         select(a.c.tables).where(a.c.run == run).order_by(a.c.rank, a.c.attempt)
     ):
-        told = {**tables, **told}
-    return told
+        reported = {**tables, **reported}
+    return reported

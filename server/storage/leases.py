@@ -1,7 +1,7 @@
-"""Which server evaluates which run: each run exactly one, handed over when a server dies.
+"""Which server evaluates which run: each run exactly one, another one once that server dies.
 
-A server is taken to live as long as it says so in its own row, a few seconds ahead. A run whose
-server lives no longer is anybody's to take, which raises the lease's number. A server that was only
+A server counts as alive as long as its own row says so, a few seconds ahead. A run whose server is
+no longer alive is free for anybody to take, which raises the lease's number. A server that was only
 suspended, and comes back, finds out by that number in the very transaction in which it would write.
 All times are the database's, so that clocks of servers need not agree.
 """
@@ -16,10 +16,10 @@ from sqlalchemy import Connection, delete, select, update
 
 from rankscope.server.storage import dialect, schema
 
-# How long a server that says nothing more is waited for, and how often one says that it lives.
+# How long a server that reports nothing more is waited for, and how often each renews its row.
 SECONDS = 4.0
 BEAT_SECONDS = 1.0
-# Rows of servers that died without a word are kept for a while, for whoever looks for them.
+# Rows of servers that died without notice are kept for a while, for whoever looks for them.
 _BURIED_SECONDS = 3600.0
 
 
@@ -37,7 +37,7 @@ class Lease:
 
 
 def beat(connection: Connection, *, server: str) -> None:
-    """Says that a server lives."""
+    """Records that a server is alive."""
     t = schema.server
     clock = dialect.clock(connection)
     statement = dialect.insert(connection, t).values(id=server, until=clock + SECONDS)
@@ -50,7 +50,7 @@ def beat(connection: Connection, *, server: str) -> None:
 
 
 def living(connection: Connection) -> frozenset[str]:
-    """Servers that live."""
+    """Servers that are alive."""
     t = schema.server
     return frozenset(
         connection.scalars(select(t.c.id).where(t.c.until > dialect.clock(connection)))
@@ -58,14 +58,14 @@ def living(connection: Connection) -> frozenset[str]:
 
 
 def holders(connection: Connection, *, runs: Collection[int]) -> dict[int, str]:
-    """Which server holds each of some runs, of those that one does, whether it lives or not."""
+    """Which server holds each of some runs that are held, whether it is alive or not."""
     t = schema.lease
     rows = connection.execute(select(t.c.run, t.c.server).where(t.c.run.in_(runs)))
     return {row.run: row.server for row in rows if row.server}
 
 
 def take(connection: Connection, *, run: int, server: str) -> Lease | None:
-    """The lease of a run, if nobody who lives has it; does not wait for one who is at it."""
+    """The lease of a run, if no server that is alive has it; does not wait for one who is at it."""
     t = schema.lease
     connection.execute(
         dialect.insert(connection, t)

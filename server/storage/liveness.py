@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from rankscope.server.storage import schema
-from rankscope.server.window import Life, RankLife
+from rankscope.server.window import LivenessPart, RankLiveness
 
 _A = schema.attempt.c
 # Not `tables`, `config` and `dropped`: to decode them costs more than all the rest.
@@ -21,18 +21,18 @@ _READ = (
 _NAMES = tuple(column.name for column in _READ)
 
 
-class Lives:
+class LivenessReader:
     """What was read of a run's ranks last: who has said nothing since is not made again.
 
-    There is no column that tells which rows have changed, so that all are read each time; but of a
-    thousand ranks a few dozen have posted since the last look.
+    There is no column that says which rows have changed, so that all are read each time; but of
+    a thousand ranks a few dozen have posted since the last check.
     """
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[Any, ...]] = {}
-        self._lives: dict[int, Life] = {}
+        self._newest: dict[int, LivenessPart] = {}
 
-    def read(self, connection: Connection, *, run: int, start: int = 0) -> tuple[Life, ...]:
+    def read(self, connection: Connection, *, run: int, start: int = 0) -> tuple[LivenessPart, ...]:
         """The newest attempt of each rank in a start of the job, by rank."""
         newest = (
             select(_A.rank, func.max(_A.attempt).label("attempt"))
@@ -52,10 +52,10 @@ class Lives:
             rank = row[0]
             if self._rows.get(rank) != row:
                 self._rows[rank] = row
-                self._lives[rank] = _life(*row)
-        return tuple([self._lives[row[0]] for row in rows])
+                self._newest[rank] = _part(*row)
+        return tuple([self._newest[row[0]] for row in rows])
 
-    def told_since(self, after: int) -> Sequence[tuple[int, int]]:
+    def described_since(self, after: int) -> Sequence[tuple[int, int]]:
         """Rank and attempt of those whose hello arrived after `after`, as of the last read."""
         return [
             (row[0], row[1])
@@ -64,15 +64,15 @@ class Lives:
         ]
 
 
-def _life(*values: Any) -> Life:
+def _part(*values: Any) -> LivenessPart:
     row = dict(zip(_NAMES, values, strict=True))
     del row["hello_arrival"]
     through_step, started_at = row.pop("through_step"), row.pop("started_at")
     session = row.pop("session")
-    return Life(RankLife(**row), row["attempt"], through_step, started_at, session)
+    return LivenessPart(RankLiveness(**row), row["attempt"], through_step, started_at, session)
 
 
-def lives_since(lives: Sequence[Life], floor: float) -> tuple[Life, ...]:
+def liveness_since(liveness: Sequence[LivenessPart], floor: float) -> tuple[LivenessPart, ...]:
     """Lives as if every rank that runs had been heard of at `floor`.
 
     While the server was away it could not hear anybody: silence is counted from its return. Of a
@@ -80,7 +80,7 @@ def lives_since(lives: Sequence[Life], floor: float) -> tuple[Life, ...]:
     """
     return tuple(
         life
-        if life.life.state != "running" or life.life.last_seen >= floor
-        else replace(life, life=replace(life.life, last_seen=floor))
-        for life in lives
+        if life.liveness.state != "running" or life.liveness.last_seen >= floor
+        else replace(life, liveness=replace(life.liveness, last_seen=floor))
+        for life in liveness
     )

@@ -1,4 +1,4 @@
-"""Long rows of `chunk` made of short ones, without a word lost of which of their steps came when.
+"""Long rows of `chunk` made of short ones, which keep which of their steps came when.
 
 A rank that posts each step by itself leaves a row a step: views read hundreds of rows a rank where
 one would do. Rows that were rolled up are merged in two goes, so that also the newest steps of a
@@ -89,21 +89,21 @@ class Merged:
     again: int
 
 
-def due(mark: watermarks.RankMark) -> bool:
-    """Whether a rank has steps that were rolled up and not looked at here."""
-    return any(_end(mark, tier) > done for tier, done in enumerate(mark.merged))
+def due(watermark: watermarks.RankWatermark) -> bool:
+    """Whether a rank has steps that were rolled up and not examined here."""
+    return any(_end(watermark, tier) > done for tier, done in enumerate(watermark.merged))
 
 
-def moved_back(mark: watermarks.RankMark, step: int) -> None:
-    """Something has come at a step that may lie before the mark."""
+def moved_back(watermark: watermarks.RankWatermark, step: int) -> None:
+    """Something has come at a step that may lie before the watermark."""
     for tier, steps in enumerate(_STEPS):
-        mark.merged[tier] = min(mark.merged[tier], step // steps * steps)
+        watermark.merged[tier] = min(watermark.merged[tier], step // steps * steps)
 
 
-def make(connection: Connection, run: int, mark: watermarks.Mark) -> list[Merged]:
-    """Merges rows of some ranks, those that are furthest behind first, and moves their marks on."""
+def make(connection: Connection, run: int, watermark: watermarks.Watermark) -> list[Merged]:
+    """Merges rows of some ranks, the furthest behind first, and advances their watermarks."""
     made: list[Merged] = []
-    if not any(due(of) for of in mark.ranks.values()):
+    if not any(due(of) for of in watermark.ranks.values()):
         return made
     layouts = read_layouts(connection, run=run)
     left = _ROWS_AT_ONCE
@@ -111,7 +111,7 @@ def make(connection: Connection, run: int, mark: watermarks.Mark) -> list[Merged
     for tier in reversed(range(watermarks.TIERS)):
         # Ranks in step are read together: a query costs as much as dozens of rows.
         together: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for rank, of in sorted(mark.ranks.items()):
+        for rank, of in sorted(watermark.ranks.items()):
             of.merged[tier] = begin = max(of.merged[tier:])
             end = _end(of, tier)
             if of.short < begin:
@@ -122,14 +122,14 @@ def make(connection: Connection, run: int, mark: watermarks.Mark) -> list[Merged
             some = max(1, _ROWS_AT_ONCE // (end - begin))
             while ranks and left > 0:
                 now, ranks = ranks[:some], ranks[some:]
-                found = _rows(connection, run, now, layouts, begin, end, mark)
+                found = _rows(connection, run, now, layouts, begin, end, watermark)
                 left -= max(sum(map(len, found.values())), 1)
                 chosen: list[Merge] = []
                 for rank in now:
-                    own, of, stop = found.get(rank, []), mark.ranks[rank], end
+                    own, of, stop = found.get(rank, []), watermark.ranks[rank], end
                     if not any(row.first_step >= begin for row in own):
                         stop = _next(connection, run, rank, layouts, end, _end(of, tier), tier)
-                    for one in _chosen(own, rank, layouts, mark.arrival, tier, begin):
+                    for one in _chosen(own, rank, layouts, watermark.arrival, tier, begin):
                         length = one.rows[-1].last_step - one.rows[0].first_step
                         of.longest = max(of.longest, length)
                         chosen.append(one)
@@ -184,8 +184,8 @@ def _gone(table: Table) -> Delete:
     return statement
 
 
-def _end(mark: watermarks.RankMark, tier: int) -> int:
-    return mark.end // _STEPS[tier] * _STEPS[tier]
+def _end(watermark: watermarks.RankWatermark, tier: int) -> int:
+    return watermark.end // _STEPS[tier] * _STEPS[tier]
 
 
 def _rows(
@@ -195,11 +195,11 @@ def _rows(
     layouts: Mapping[int, Any],
     begin: int,
     end: int,
-    mark: watermarks.Mark,
+    watermark: watermarks.Watermark,
 ) -> Mapping[int, list[Any]]:
     """Rows that hold steps from `begin` on and begin before `end`, by rank; not their values."""
     c, m = schema.chunk.c, schema.merged_chunk.c
-    longest = max(mark.ranks[rank].longest for rank in ranks)
+    longest = max(watermark.ranks[rank].longest for rank in ranks)
     rows = connection.execute(
         select(
             *(c.layout, c.rank, c.attempt, c.first_step, c.last_step, c.arrival, c.points, c.steps),
@@ -348,11 +348,11 @@ def _merge(
     arrivals: list[Int64] = []
     counts: list[Int64] = []
     for key, row in zip(keys, of.rows, strict=True):
-        told = (np.array([row.arrival]), np.array([row.points]))
+        reported = (np.array([row.arrival]), np.array([row.points]))
         if key in parts:
-            told = unpack_parts(parts[key], row.arrival)
-        arrivals.append(told[0])
-        counts.append(told[1])
+            reported = unpack_parts(parts[key], row.arrival)
+        arrivals.append(reported[0])
+        counts.append(reported[1])
     when, first = np.concatenate(arrivals), of.rows[0]
     place = (run, of.layout, of.rank, first.first_step, first.arrival)
     return Merged(

@@ -54,12 +54,12 @@ def pack_parts(arrivals: Int64, counts: Int64) -> bytes:
         arrivals: [P], ascending, less than 2**31 apart.
         counts: [P], how many steps each brought.
     """
-    apart = np.diff(arrivals, prepend=arrivals[0])
+    increments = np.diff(arrivals, prepend=arrivals[0])
     # Ranks take turns and post alike, so that these are small numbers, and much the same.
-    return zlib.compress(pack(np.concatenate([apart, counts]).astype(np.int32)), 1)
+    return zlib.compress(pack(np.concatenate([increments, counts]).astype(np.int32)), 1)
 
 
 def unpack_parts(data: bytes, first: int) -> tuple[Int64, Int64]:
     """The arrivals and counts that `pack_parts` wrote; `first` is the first arrival."""
-    apart, counts = unpack(zlib.decompress(data), np.int32).astype(np.int64).reshape(2, -1)
-    return first + np.cumsum(apart), counts
+    increments, counts = unpack(zlib.decompress(data), np.int32).astype(np.int64).reshape(2, -1)
+    return first + np.cumsum(increments), counts

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, LargeBinary, Select, case, func, select
 from rankscope.agent.wire import Float64, Int64
 from rankscope.server.storage import schema
 from rankscope.server.storage.packing import unpack, unpack_steps
-from rankscope.server.storage.watermarks import Mark
+from rankscope.server.storage.watermarks import Watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def read_points(
     run: int,
     places: Mapping[int, int],
     ranks: Collection[int],
-    mark: Mark,
+    watermark: Watermark,
     first: int,
     last: int,
 ) -> Points:
@@ -43,9 +43,9 @@ def read_points(
 
     Args:
         places: where the series stands in each layout that it is in.
-        mark: as it is in this transaction.
+        watermark: as it is in this transaction.
     """
-    return _merged(_rows(connection, run, places, ranks, mark, first, last), first, last)
+    return _merged(_rows(connection, run, places, ranks, watermark, first, last), first, last)
 
 
 def read_each(
@@ -54,13 +54,13 @@ def read_each(
     run: int,
     places: Mapping[int, int],
     ranks: Collection[int],
-    mark: Mark,
+    watermark: Watermark,
     first: int,
     last: int,
 ) -> list[tuple[int, Int64, Float64]]:
     """The same, rank by rank: rank, steps and values; those with the same steps share the array."""
     by_rank: dict[int, list[Any]] = defaultdict(list)
-    for row in _rows(connection, run, places, ranks, mark, first, last):
+    for row in _rows(connection, run, places, ranks, watermark, first, last):
         by_rank[row[0]].append(row)
     found: dict[int, tuple[Int64, Float64]] = {}
     known: dict[tuple[int, int], Int64] = {}
@@ -69,7 +69,7 @@ def read_each(
         if not _follow(rows):
             others += rows
             continue
-        # Nothing to sort, and of the steps nothing to be looked at.
+        # Nothing to sort, and of the steps nothing to be examined.
         begin = rows[0][3]
         values: Float64 = unpack(b"".join([row[6] for row in rows]), np.float64)
         low, high = max(first - begin, 0), min(last - begin + 1, len(values))
@@ -96,28 +96,28 @@ def _rows(
     run: int,
     places: Mapping[int, int],
     ranks: Collection[int],
-    mark: Mark,
+    watermark: Watermark,
     first: int,
     last: int,
 ) -> list[Any]:
     """Rows (`_values`) that may hold any of these steps."""
     c = schema.chunk.c
     wanted = list(ranks)
-    longest = max((mark.ranks[r].longest for r in wanted if r in mark.ranks), default=0)
+    longest = max((watermark.ranks[r].longest for r in wanted if r in watermark.ranks), default=0)
     read = _values(places).where(c.run == run)
-    # What the mark speaks of lies in a range of the primary key.
+    # What the watermark speaks of lies in a range of the primary key.
     known = read.where(
-        *(c.layout.in_(places), c.rank.in_(wanted), c.arrival + 0 <= mark.arrival),
+        *(c.layout.in_(places), c.rank.in_(wanted), c.arrival + 0 <= watermark.arrival),
         *(c.first_step >= first - longest, c.first_step <= last, c.last_step >= first),
     )
     # The sums keep the planner from the primary key: little has come since, of a long run.
     new = read.where(
-        *((c.layout + 0).in_(places), (c.rank + 0).in_(wanted), c.arrival > mark.arrival),
+        *((c.layout + 0).in_(places), (c.rank + 0).in_(wanted), c.arrival > watermark.arrival),
         *(c.first_step + 0 <= last, c.last_step >= first),
     )
     return [
         tuple(row)
-        for one in ((known, new) if mark.number else (new,))
+        for one in ((known, new) if watermark.number else (new,))
         for row in connection.execute(one)
     ]
 

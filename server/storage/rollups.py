@@ -4,9 +4,9 @@ Level k has buckets of 16 * 4^k steps, of which 256 to a row; bucket b holds the
 b * width to before (b + 1) * width. A view of a long run reads the level that is as wide as a pixel
 of it.
 
-Up to a step E (a multiple of 16, `marks.RankMark.end`) everything of a rank is in level 0. A level
-ends where the last 16 of its buckets are complete, so that not all levels change with each batch;
-what lies between its end and E is in the levels below it.
+Up to a step E (a multiple of 16, `watermarks.RankWatermark.end`) everything of a rank is in level
+0. A level ends where the last 16 of its buckets are complete, so that not all levels change with
+each batch; what lies between its end and E is in the levels below it.
 
 A value that is no number must not vanish among others: NaN makes the mean of its bucket NaN
 (smallest and largest are those of the numbers beside it, NaN where there is none), an infinity

@@ -141,7 +141,7 @@ attempt = Table(
     Column("error", Text, nullable=False, server_default=""),
     Column("dropped", JSON, nullable=False),
     # What it said of itself, and the number of the arrival that did last, so that a reader sees
-    # whether it is news.
+    # whether it is new.
     Column("config", JSON, nullable=True),
     Column("hello_arrival", BigInteger, nullable=True),
     # Name of each tensor table -> the version of it that holds now.
@@ -177,7 +177,7 @@ metric = Table(
     # `scalar`, `word` for the digests of a stage, `layers` for one number a tensor of a table.
     Column("kind", String(8), nullable=False),
     Column("name", String(250), nullable=False),
-    # Of layers: name of the table and its version; empty where the rank had not told that yet.
+    # Of layers: name of the table and its version; empty where the rank had not reported that yet.
     Column("table", String(64), nullable=False, server_default=""),
     Column("version", String(32), nullable=False, server_default=""),
     UniqueConstraint("run", "kind", "name", "table", "version"),
@@ -209,7 +209,7 @@ chunk = Table(
     Column("points", Integer, nullable=False),
     # See `packing.pack_steps`; NULL where the steps are first_step, first_step + 1, ...
     Column("steps", LargeBinary, nullable=True),
-    # float64, or uint64 for words, [M, S]: each series of the layout in its order.
+    # float64, or uint64 for digests, [M, S]: each series of the layout in its order.
     Column("values", LargeBinary, nullable=False),
     # The evaluator reads what has come since it last looked.
     Index(None, "run", "arrival"),
@@ -252,7 +252,7 @@ rollup = Table(
     Column("values", LargeBinary, nullable=False),
 )
 
-# How far a run's roll-ups go; see `marks.py`.
+# How far a run's roll-ups go; see `watermarks.py`.
 rollup_mark = Table(
     "rollup_mark",
     metadata,
@@ -317,7 +317,7 @@ print_content = Table(
     metadata,
     Column("run", BigInteger, primary_key=True, autoincrement=False),
     Column("step", BigInteger, primary_key=True, autoincrement=False),
-    # See `prints.content_of`.
+    # See `fingerprints.content_of`.
     Column("content", LargeBinary, primary_key=True),
     # uint64 [T], float64 [T, K].
     Column("digests", LargeBinary, nullable=False),
@@ -415,7 +415,7 @@ silence = Table(
     Column("comment", Text, nullable=False),
 )
 
-# What each run is judged by: all settings of the detectors as they were at the first look at it.
+# What each run is judged by: all settings of the detectors as they were at the first check of it.
 judged_by = Table(
     "judged_by",
     metadata,
@@ -462,7 +462,7 @@ snapshot = Table(
     Column("state", LargeBinary, nullable=False),
 )
 
-# What ranks say once: faults of the agent, marks.
+# What ranks say once: faults of the agent, markers.
 event = Table(
     "event",
     metadata,

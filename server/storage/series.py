@@ -94,12 +94,12 @@ def read_series(
         if source is None:
             return []
         return _of_tensor(connection, source, ranks, from_step, to_step, max_points)
-    mark = watermarks.load(connection, run=run)
+    watermark = watermarks.load(connection, run=run)
     if from_step is not None and to_step is not None:
         # Nothing has to be asked about all of a rank: who has no such series has no points.
         there, first, last = _ranks(connection, run, ranks), from_step, to_step
     else:
-        extent = _extent(connection, run, places, mark, ranks)
+        extent = _extent(connection, run, places, watermark, ranks)
         if extent is None:
             return []
         there, lowest, highest = extent
@@ -107,7 +107,7 @@ def read_series(
         last = highest if to_step is None else to_step
     if first > last or not there:
         return []
-    read = partial(read_each, connection, run=run, places=places, mark=mark)
+    read = partial(read_each, connection, run=run, places=places, watermark=watermark)
     if last - first < max_points:
         return [_of_points(*one) for one in read(ranks=there, first=first, last=last)]
     zoom = choose(first, last, ranks=len(there), max_points=max_points)
@@ -117,7 +117,7 @@ def read_series(
         metric=number,
         places=places,
         ranks=there,
-        mark=mark,
+        watermark=watermark,
         zoom=zoom,
         first=first,
         last=last,
@@ -143,7 +143,7 @@ def _extent(
     connection: Connection,
     run: int,
     places: Mapping[int, int],
-    mark: watermarks.Mark,
+    watermark: watermarks.Watermark,
     ranks: Collection[int] | None,
 ) -> tuple[list[int], int, int] | None:
     """Ranks that have a series, of those that are wanted, and its first and last step."""
@@ -161,10 +161,10 @@ def _extent(
     there = sorted({row.rank for row in ends})
     last = max(row.last_step for row in ends)
     # What begins last need not end last: a restart, or points that came again.
-    longest = max((m.longest for m in mark.ranks.values()), default=0)
+    longest = max((m.longest for m in watermark.ranks.values()), default=0)
     for where in (
         (c.layout.in_(places), c.rank.in_(there), c.first_step >= last - longest),
-        ((c.layout + 0).in_(places), (c.rank + 0).in_(there), c.arrival > mark.arrival),
+        ((c.layout + 0).in_(places), (c.rank + 0).in_(there), c.arrival > watermark.arrival),
     ):
         found = connection.scalar(select(func.max(c.last_step)).where(c.run == run, *where))
         last = max(last, -1 if found is None else found)
@@ -290,7 +290,7 @@ def latest_values(
         for number, of_it in layouts.items()
     }
     ranks = select(a.rank).where(a.run == run).distinct().subquery()
-    # One look at the end of the primary key a set of series and rank, however long that is.
+    # One read of the end of the primary key a set of series and rank, however long that is.
     newest = (
         select(func.max(c.first_step))
         .where(c.run == run, c.layout == of.id, c.rank == ranks.c.rank)

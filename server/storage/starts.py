@@ -8,7 +8,7 @@ A start is a group of processes whose times overlap, or several: those that foll
 no process of the job lived, begin a new one if they begin no later than the start before did. One
 process may train several times, one after the other: each is a start, judged from its own first
 step, but all are one launch, and what was found in any of them counts.
-Everything follows from the rows of the processes, whatever the order in which their words came.
+Everything follows from the rows of the processes, whatever the order in which they reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rankscope.server.storage import schema
 # A process that says nothing for so long before all others of a later group began is lost: as long
 # as a run whose ranks are all silent is waited for.
 LOST_SECONDS = 30.0
-# A gap of so many times the typical one, or the longest, is no silence yet.
+# A gap of this many times the typical one, or the longest, is no silence yet.
 TYPICAL_GAPS, LONGEST_GAPS = 10.0, 3.0
 
 _A = schema.attempt.c
@@ -75,13 +75,13 @@ class _Group:
 
     @property
     def trainers(self) -> set[tuple[int, str]]:
-        """Rank and what the sessions of one process have in common, where they tell."""
+        """Rank and what the sessions of one process have in common, where they report."""
         named = ((p.rank, p.session.rpartition(".")[0]) for p in self.processes)
         return {(rank, trainer) for rank, trainer in named if trainer}
 
 
 def starts(processes: Sequence[Any], world_size: int) -> Starts:
-    """Tells the starts of a run apart.
+    """Distinguishes the starts of a run.
 
     Args:
         processes: rows of `schema.attempt`.
@@ -114,7 +114,7 @@ def starts(processes: Sequence[Any], world_size: int) -> Starts:
 
 
 def refresh(connection: Connection, *, run: int, world_size: int) -> Starts:
-    """Tells the starts of a run apart anew, and notes with each process to which it belongs.
+    """Distinguishes the starts of a run anew, and notes with each process to which it belongs.
 
     The caller holds the run's row.
     """
@@ -186,7 +186,8 @@ def _times(processes: Sequence[Any], world_size: int) -> Iterable[tuple[float, f
     offsets: dict[str, float] = defaultdict(lambda: inf)
     for p in processes:
         if _has_clock(p):
-            # What is between two clocks, and the way of a message: the fastest tells best.
+            # What is between two clocks, and the way of a message: the fastest is the best
+            # estimate.
             known = offsets[p.host]
             offsets[p.host] = min(known, p.first_seen - p.started_at, p.last_seen - p.sent_at)
     by_rank: dict[int, list[Any]] = defaultdict(list)
@@ -209,5 +210,5 @@ def _times(processes: Sequence[Any], world_size: int) -> Iterable[tuple[float, f
 
 
 def _has_clock(process: Any) -> bool:
-    """Whether it has told its own time."""
+    """Whether it has reported its own time."""
     return bool(process.started_at > 0 and process.sent_at >= process.started_at)

@@ -13,12 +13,12 @@ from rankscope.server.storage.packing import pack, unpack
 
 _BLOCKS = 256
 _WIDTH = 64
-# Rows are merged to longer ones in so many goes.
+# Rows are merged to longer ones in this many goes.
 TIERS = 2
 
 
 @dataclass(slots=True)
-class RankMark:
+class RankWatermark:
     """Of one rank.
 
     Attributes:
@@ -39,18 +39,18 @@ class RankMark:
 
 
 @dataclass(slots=True)
-class Mark:
+class Watermark:
     """Of one run.
 
     Attributes:
         number: rises with every change; 0 where there is no row yet.
-        arrival: everything up to this arrival has been looked at.
+        arrival: everything up to this arrival has been examined.
         touched: int64 [256]: the last arrival that brought a point of each `touched_width` steps.
     """
 
     number: int = 0
     arrival: int = 0
-    ranks: dict[int, RankMark] = field(default_factory=dict)
+    ranks: dict[int, RankWatermark] = field(default_factory=dict)
     touched: Int64 = field(default_factory=lambda: np.zeros(_BLOCKS, np.int64))
     touched_width: int = _WIDTH
 
@@ -73,21 +73,21 @@ class Mark:
         return int(self.touched[a:b].max(initial=0))
 
 
-def load(connection: Connection, *, run: int) -> Mark:
-    """The mark of a run; one with number 0 where it has none."""
+def load(connection: Connection, *, run: int) -> Watermark:
+    """The watermark of a run; one with number 0 where it has none."""
     t = schema.rollup_mark
     row = connection.execute(select(t).where(t.c.run == run)).first()
     if row is None:
-        return Mark()
+        return Watermark()
     ranks = unpack(row.ranks, np.int64).reshape(-1, 5).tolist()
     merges = unpack(row.merges or b"", np.int64).reshape(-1, 2 + TIERS).tolist()
     merged = {rank: (ends, short) for rank, short, *ends in merges}
-    return Mark(
+    return Watermark(
         row.number,
         row.arrival,
         {
             # What came before anything was merged may be short.
-            rank: RankMark(end, last, waiting, longest, *merged.get(rank, ([0] * TIERS, last)))
+            rank: RankWatermark(end, last, waiting, longest, *merged.get(rank, ([0] * TIERS, last)))
             for rank, end, last, waiting, longest in ranks
         },
         unpack(row.touched, np.int64).copy(),
@@ -95,26 +95,28 @@ def load(connection: Connection, *, run: int) -> Mark:
     )
 
 
-def save(connection: Connection, mark: Mark, *, run: int, pending: bool) -> bool:
-    """Writes a mark as the next number; False, with nothing written, where another was faster."""
+def save(connection: Connection, watermark: Watermark, *, run: int, pending: bool) -> bool:
+    """Writes a watermark as the next number; False, with nothing written, if another was faster."""
     t = schema.rollup_mark
-    ranks = [[rank, m.end, m.last, m.waiting, m.longest] for rank, m in sorted(mark.ranks.items())]
-    merges = [[rank, m.short, *m.merged] for rank, m in sorted(mark.ranks.items())]
+    ranks = [
+        [rank, m.end, m.last, m.waiting, m.longest] for rank, m in sorted(watermark.ranks.items())
+    ]
+    merges = [[rank, m.short, *m.merged] for rank, m in sorted(watermark.ranks.items())]
     values = {
-        "number": mark.number + 1,
-        "arrival": mark.arrival,
+        "number": watermark.number + 1,
+        "arrival": watermark.arrival,
         "pending": pending,
         "ranks": pack(np.array(ranks, np.int64)),
-        "touched": pack(mark.touched),
-        "touched_width": mark.touched_width,
+        "touched": pack(watermark.touched),
+        "touched_width": watermark.touched_width,
         "merges": pack(np.array(merges, np.int64)),
     }
-    if mark.number == 0:
+    if watermark.number == 0:
         made = dialect.insert(connection, t).on_conflict_do_nothing().values(run=run, **values)
-        # Not by the number of rows, which drivers do not tell of every INSERT.
+        # Not by the number of rows, which drivers do not report every INSERT.
         saved = connection.execute(made.returning(t.c.run)).first() is not None
     else:
-        changed = t.update().where(t.c.run == run, t.c.number == mark.number).values(values)
+        changed = t.update().where(t.c.run == run, t.c.number == watermark.number).values(values)
         saved = connection.execute(changed.returning(t.c.run)).first() is not None
-    mark.number += saved
+    watermark.number += saved
     return saved

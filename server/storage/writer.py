@@ -38,7 +38,7 @@ class _Waiting:
     answer: asyncio.Future[wire.Answer]
 
 
-_Told = tuple[asyncio.Future[wire.Answer], wire.Answer | Exception]
+_Outcome = tuple[asyncio.Future[wire.Answer], wire.Answer | Exception]
 
 
 class Writer:
@@ -51,7 +51,7 @@ class Writer:
         self._engine = engine
         self._known = Dictionaries()
         self._queue: deque[_Waiting] = deque()
-        self._news = threading.Condition()
+        self._arrived = threading.Condition()
         self._closed = False
         self._stopping = threading.Event()
         self._thread = Kept(
@@ -64,10 +64,10 @@ class Writer:
 
     def stop(self) -> None:
         """Takes no more, and ends when all that was taken is stored."""
-        with self._news:
+        with self._arrived:
             self._closed = True
             self._stopping.set()
-            self._news.notify()
+            self._arrived.notify()
         self._thread.join(30)
 
     async def store(self, batch: wire.Batch) -> wire.Answer:
@@ -80,11 +80,11 @@ class Writer:
         check(batch)
         loop = asyncio.get_running_loop()
         waiting = _Waiting(batch, time.time(), loop, loop.create_future())
-        with self._news:
+        with self._arrived:
             if self._closed:
                 raise Closed
             self._queue.append(waiting)
-            self._news.notify()
+            self._arrived.notify()
         return await waiting.answer
 
     def _work(self) -> None:
@@ -99,21 +99,21 @@ class Writer:
             self._answer(group, outcomes)
 
     def _answer(self, group: list[_Waiting], outcomes: Sequence[wire.Answer | Exception]) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[_Told]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
         for waiting, outcome in zip(group, outcomes, strict=True):
             by_loop.setdefault(waiting.loop, []).append((waiting.answer, outcome))
-        for loop, told in by_loop.items():
+        for loop, reported in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_tell, told)
+                loop.call_soon_threadsafe(_deliver, reported)
             except RuntimeError:
                 # Its loop has ended, and with it all who waited: the batches are stored.
-                _logger.debug("nobody waits for %d answers any more", len(told))
+                _logger.debug("nobody waits for %d answers any more", len(reported))
 
     def _next(self) -> list[_Waiting]:
         """What waits, as much as a transaction takes; empty at the end."""
-        with self._news:
+        with self._arrived:
             while not self._queue and not self._closed:
-                self._news.wait()
+                self._arrived.wait()
             group: list[_Waiting] = []
             points = 0
             while self._queue and len(group) < _MAX_BATCHES and points < _MAX_POINTS:
@@ -147,7 +147,7 @@ class Writer:
             raise
 
 
-def _tell(outcomes: list[_Told]) -> None:
+def _deliver(outcomes: list[_Outcome]) -> None:
     for future, outcome in outcomes:
         if future.done():  # whoever waited is gone
             continue

@@ -1,4 +1,4 @@
-"""A series at the zoom at which it is looked at: roll-ups where they go, points for the rest."""
+"""A series at the zoom at which it is viewed: roll-ups where they go, points for the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import Connection, select
 from rankscope.agent.wire import Array, Int64
 from rankscope.server.storage import rollups, schema
 from rankscope.server.storage.points import Points, read_points
-from rankscope.server.storage.watermarks import Mark
+from rankscope.server.storage.watermarks import Watermark
 
 # Points, and buckets, that a view may read to be finer than the next level is.
 _MAX_POINTS = 2_000_000
@@ -21,7 +21,7 @@ _MAX_BUCKETS = 1_000_000
 _FEW_POINTS = 50_000
 # Ranks are read together as far as their roll-ups go equally far, give or take this many steps.
 _TOGETHER = 1024
-# What is computed for so many ranks stays in the processor's caches, mostly.
+# What is computed for this many ranks stays in the processor's caches, mostly.
 _AT_ONCE = 128
 _INDEX_BITS = 40
 # Values that are put in between others piece by piece.
@@ -73,7 +73,7 @@ def read_buckets(
     metric: int,
     places: Mapping[int, int],
     ranks: Collection[int],
-    mark: Mark,
+    watermark: Watermark,
     zoom: Zoom,
     first: int,
     last: int,
@@ -86,7 +86,7 @@ def read_buckets(
     """
     first = first // zoom.width * zoom.width
     last = min((last // zoom.width + 1) * zoom.width, 2**63) - 1
-    ends = _valid_until(connection, run, ranks, mark)
+    ends = _valid_until(connection, run, ranks, watermark)
     everyone = sorted(ranks)
     for at in range(0, len(everyone), _AT_ONCE):
         some = everyone[at : at + _AT_ONCE]
@@ -109,7 +109,7 @@ def read_buckets(
                     run=run,
                     places=places,
                     ranks=these,
-                    mark=mark,
+                    watermark=watermark,
                     first=below,
                     last=last,
                 )
@@ -123,14 +123,14 @@ def read_buckets(
 
 
 def _valid_until(
-    connection: Connection, run: int, ranks: Collection[int], mark: Mark
+    connection: Connection, run: int, ranks: Collection[int], watermark: Watermark
 ) -> dict[int, int]:
     """Up to before which step the roll-ups of each rank hold."""
-    found = {rank: mark.ranks[rank].end if rank in mark.ranks else 0 for rank in ranks}
+    found = {rank: watermark.ranks[rank].end if rank in watermark.ranks else 0 for rank in ranks}
     c = schema.chunk.c
-    # What has come since the mark may be of steps that were rolled up before.
+    # What has come since the watermark may be of steps that were rolled up before.
     for row in connection.execute(
-        select(c.rank, c.first_step).where(c.run == run, c.arrival > mark.arrival)
+        select(c.rank, c.first_step).where(c.run == run, c.arrival > watermark.arrival)
     ):
         if row.first_step < found.get(row.rank, 0):
             found[row.rank] = row.first_step // rollups.BASE * rollups.BASE

@@ -9,7 +9,7 @@ from rankscope.server.window.aligned import (
     LayerNumbers,
     Misreduced,
     Occurrence,
-    RankLife,
+    RankLiveness,
     Reduction,
     Series,
     TensorDifference,
@@ -23,11 +23,11 @@ from rankscope.server.window.answers import (
 )
 from rankscope.server.window.arrived import (
     Columns,
+    FingerprintPart,
     LayerPart,
-    Life,
+    LivenessPart,
     NewData,
-    PrintPart,
-    joined_print,
+    joined_fingerprint,
 )
 
 __all__ = [
@@ -41,17 +41,17 @@ __all__ = [
     "Int64",
     "LayerNumbers",
     "LayerPart",
-    "Life",
+    "LivenessPart",
     "Misreduced",
     "NewData",
     "Occurrence",
-    "PrintPart",
-    "RankLife",
+    "FingerprintPart",
+    "RankLiveness",
     "Reduction",
     "Series",
     "Status",
     "TensorDifference",
     "Window",
     "is_wanted",
-    "joined_print",
+    "joined_fingerprint",
 ]

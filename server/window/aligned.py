@@ -2,7 +2,7 @@
 
 Shapes: R ranks, S steps, T tensors. Nothing here knows SQL, HTTP or the time of day.
 
-A window is a *block of new steps*, not a look back: detectors remember what they need in their own
+A window is a *block of new steps*, not a view back: detectors remember what they need in their own
 state. So memory is bounded by construction, and a run gives the same findings whether it arrives
 step by step or is replayed in one go (a property test holds every detector to it).
 """
@@ -42,7 +42,7 @@ class Series:
     """One metric, aligned.
 
     Attributes:
-        values: float64 [R, S] (uint64 for words); NaN is a value that the trainer had, not a
+        values: float64 [R, S] (uint64 for digests); NaN is a value that the trainer had, not a
             missing one.
         present: bool [R, S]: where the rank did post a value. `values` is 0 elsewhere.
     """
@@ -53,7 +53,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """How far one tensor is apart between ranks.
+    """How far one tensor differs between ranks.
 
     Attributes:
         ranks: those whose tensor differs from the reference.
@@ -86,10 +86,10 @@ class Comparison:
         ranks: int64 [R], those that took part.
         clusters: int64 [R]: ranks with the same number hold the same bits. The reference is
             cluster 0: the largest one; there is none (`decided` is False) where two are as large.
-        distance: float64 [R]: L2 distance from the reference (from the lowest rank, where it is
-            not decided); 0 for equal bits, NaN where no sketch tells.
+        distance: float64 [R]: L2 distance from the reference (from the lowest rank, where it is not
+            decided); 0 for equal bits, NaN where no sketch shows.
         relative: `distance` over the L2 norm of the reference.
-        tensors: those that differ, in the model's order; empty where only whole-model words were
+        tensors: those that differ, in the model's order; empty where only model digests were
             compared.
         missing: ranks that should have posted and did not.
     """
@@ -153,7 +153,7 @@ class Reduction:
         known: number of tensors of which both sides are known and not all zeros.
         compressed: number of those of them of which a communication hook sends an approximation;
             they need not be the mean.
-        unknown: names of tensors that could not be looked at.
+        unknown: names of tensors that could not be examined.
         ratio: times what the mean is reduced gradients are, for most tensors; clipping and loss
             scales are in it. NaN where there is no such factor.
         wrong: tensors that do not have it, of `wrong_count`.
@@ -223,7 +223,7 @@ class LayerNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """Something that a rank told once (`wire.Event`).
+    """Something that a rank reported once (`wire.Event`).
 
     Attributes:
         at: when the server received it, seconds since 1970; NaN where that is not known.
@@ -238,7 +238,7 @@ class Occurrence:
 
 
 @dataclass(frozen=True, slots=True)
-class RankLife:
+class RankLiveness:
     """When and how a rank was last heard of. Times are the server's, in seconds since 1970.
 
     Attributes:
@@ -265,7 +265,7 @@ class RankLife:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A block of steps about which every rank (or every rank that still lives) has reported.
+    """A block of steps about which every rank (or every rank that is still alive) has reported.
 
     Attributes:
         world_size: number of ranks that the job declares.
@@ -274,26 +274,26 @@ class Window:
         series: metric -> aligned values at `steps`; a metric that no rank posted is absent.
         comparisons: of these steps, in the order of (step, chain). Before them, what ranks held
             that have begun anew at an earlier step: steps are not evaluated a second time.
-        lives: one for each of `ranks`.
+        liveness: one for each of `ranks`.
         now: time of the evaluation, seconds since 1970.
         last_step: last step evaluated with this window, -1 before the first.
         config: what the ranks said of themselves at attach (`Hello.config` of the lowest rank).
-        words: stage or other name -> uint64 values at `steps`, for what is not compared by itself:
-            batches, random states, the parameters.
+        digests: stage or other name -> uint64 values at `steps`, for what is not compared by
+            itself: batches, random states, the parameters.
         reductions: of these steps, in their order.
         configs: what each rank said of itself at attach, as far as it is known.
-        events: what ranks told once, each once: of all steps up to `last_step`, and at once why
+        events: what ranks reported once, each once: of all steps up to `last_step`, and at once why
             one does not end.
         classes: ranks that hold replicas of the same tensors, the largest set first; a rank that
             is alone with what it holds is a set of its own. Empty: all of `ranks` are one.
         begins: first step of each of a rank's processes, ascending.
-        negligible: step -> tensors whose gradient is next to nothing beside that of the others, at
-            steps at which gradients were fingerprinted.
+        negligible: step -> tensors whose gradient is negligible beside that of the others, at steps
+            at which gradients were fingerprinted.
         layers: numbers of single tensors of the first few ranks at these steps, in the order of
             (step, metric, rank).
         element_sums: of local gradients at these steps, in their order.
-        own_copies: ranks that train copies of their own of some tensors, which are compared with
-            nothing; words of their whole models are their own.
+        rank_local: ranks that train copies of their own of some tensors, which are compared with
+            nothing; digests of their whole models are their own.
         derived: what was computed of it, by what it is: dozens of detectors ask for the same means.
     """
 
@@ -302,11 +302,11 @@ class Window:
     steps: Int64
     series: Mapping[str, Series]
     comparisons: tuple[Comparison, ...] = ()
-    lives: tuple[RankLife, ...] = ()
+    liveness: tuple[RankLiveness, ...] = ()
     now: float = 0.0
     last_step: int = -1
     config: Mapping[str, Any] = field(default_factory=dict)
-    words: Mapping[str, Series] = field(default_factory=dict)
+    digests: Mapping[str, Series] = field(default_factory=dict)
     reductions: tuple[Reduction, ...] = ()
     configs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     events: tuple[Occurrence, ...] = ()
@@ -315,7 +315,7 @@ class Window:
     negligible: Mapping[int, int] = field(default_factory=dict)
     layers: tuple[LayerNumbers, ...] = ()
     element_sums: tuple[ElementSums, ...] = ()
-    own_copies: frozenset[int] = frozenset()
+    rank_local: frozenset[int] = frozenset()
     derived: dict[tuple[str, str], tuple[npt.NDArray[Any], ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -329,7 +329,7 @@ class Window:
         return np.flatnonzero(self.ranks < self.world_size)
 
     @property
-    def told(self) -> Mapping[int, Mapping[str, Any]]:
+    def complete_configs(self) -> Mapping[int, Mapping[str, Any]]:
         """What all members said of themselves at attach; empty until all of them have."""
         configs = {r: c for r, c in self.configs.items() if c and r < self.world_size}
         whole = len(configs) == len(self.members) == self.world_size
@@ -347,26 +347,28 @@ class Window:
         Those that hold replicas, and those over which FSDP deals one replica out: these say so at
         attach, since ranks that share a batch (tensor parallelism) hold parts, too.
         """
-        # Who has come without a word about itself has none.
-        dealt = {rank: (told or {}).get("sharded_over") for rank, told in self.configs.items()}
+        # Who has come without describing itself has none.
+        dealt = {
+            rank: (described or {}).get("sharded_over") for rank, described in self.configs.items()
+        }
         if not any(dealt.values()):
             return self.replicas
         sets = {rank: set(group) for group in self.replicas for rank in group}
         said: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-        for rank, told in dealt.items():
-            if not isinstance(told, Mapping) or rank not in sets:
+        for rank, described in dealt.items():
+            if not isinstance(described, Mapping) or rank not in sets:
                 continue
-            first, step, count = (told.get(key) for key in ("first", "step", "count"))
+            first, step, count = (described.get(key) for key in ("first", "step", "count"))
             if not (isinstance(first, int) and isinstance(step, int) and isinstance(count, int)):
                 continue
             if step > 0 < count:
                 said[first, step, count].append(rank)
-        for (first, step, count), tellers in said.items():
+        for (first, step, count), members_named in said.items():
             # A few bytes can name more ranks than anybody could count: only those that there are
             # are gone through, or those that are named, whichever are fewer.
             named = range(first, first + step * count, step)
             there = named if count < len(sets) else sets
-            members = [*tellers, *(r for r in there if r in named and r in sets)]
+            members = [*members_named, *(r for r in there if r in named and r in sets)]
             together: set[int] = set()
             for part in {id(sets[r]): sets[r] for r in members}.values():
                 together |= part

@@ -13,7 +13,7 @@ import numpy as np
 
 from rankscope.agent import wire
 from rankscope.agent.wire import Array, Float64, Int64, TensorTable
-from rankscope.server.window.aligned import Occurrence, RankLife
+from rankscope.server.window.aligned import Occurrence, RankLiveness
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Columns:
         ranks: int64 [N], each once.
         arrivals: int64 [N]: of several values of a rank at one step the last to arrive stands.
         attempt: of all of the ranks.
-        names: [M]; stages, for words.
+        names: [M]; stages, for digests.
         steps: int64 [S], ascending.
-        values: float64, uint64 for words, [N, M, S].
+        values: float64, uint64 for digests, [N, M, S].
     """
 
     ranks: Int64
@@ -57,10 +57,10 @@ class LayerPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class LivenessPart:
     """The newest attempt of a rank; `session` is its process."""
 
-    life: RankLife
+    liveness: RankLiveness
     attempt: int
     through_step: int
     started_at: float
@@ -68,12 +68,12 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class PrintPart:
+class FingerprintPart:
     """A fingerprint of one rank."""
 
     rank: int
     attempt: int
-    print: wire.Print
+    fingerprint: wire.Print
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ class NewData:
     Attributes:
         arrival: newest arrival read; ask on with it.
         more: whether there is more than the limit let through.
-        tables: tensor tables by rank and name, of the newest attempts of the ranks whose tables
-            are news; a rank's is all of them.
-        configs: what ranks said of themselves at attach, of those where it is news.
-        events: what ranks told once, as far as detectors ask for it.
+        tables: tensor tables by rank and name, of the newest attempts of the ranks whose tables are
+            new; a rank's is all of them.
+        configs: what ranks said of themselves at attach, of those where it is new.
+        events: what ranks reported once, as far as detectors ask for it.
         layers: numbers of single tensors, of the first few ranks.
         start: number of the job's start that all of this is of, and the arrival that it began with.
     """
@@ -94,9 +94,9 @@ class NewData:
     arrival: int
     more: bool
     columns: tuple[Columns, ...]
-    words: tuple[Columns, ...]
-    prints: tuple[PrintPart, ...]
-    lives: tuple[Life, ...]
+    digests: tuple[Columns, ...]
+    fingerprints: tuple[FingerprintPart, ...]
+    liveness: tuple[LivenessPart, ...]
     tables: Mapping[int, Mapping[str, wire.TensorTable]]
     world_size: int
     config: Mapping[str, Any]
@@ -106,9 +106,9 @@ class NewData:
     start: tuple[int, int] = (0, 0)
 
 
-def joined_print(prints: Mapping[str, wire.Print]) -> wire.Print:
+def joined_fingerprint(fingerprints: Mapping[str, wire.Print]) -> wire.Print:
     """One fingerprint out of those of several tables, in the order of their names."""
-    ordered = [prints[name] for name in sorted(prints)]
+    ordered = [fingerprints[name] for name in sorted(fingerprints)]
     if len(ordered) == 1:
         return ordered[0]
     sketches = [made.sketches for made in ordered if made.sketches is not None]

@@ -130,8 +130,8 @@ def test_the_curves_are_the_numbers_that_were_posted_and_that_the_interface_give
         for series in answer["series"]:
             steps, values = drawn[f"rank {series['rank']}"]
             assert steps.tolist() == series["steps"]
-            told = np.array(series["values"], float)
-            assert np.array_equal(values, told, equal_nan=True)
+            drawn = np.array(series["values"], float)
+            assert np.array_equal(values, drawn, equal_nan=True)
             assert np.array_equal(values, BROKEN.values(metric, series["rank"]), equal_nan=True)
     assert np.isnan(lines(page, "loss")["rank 1"][1][300])
     label = page.locator('.chart[data-metric="loss"] .plot').get_attribute("aria-label")
@@ -164,7 +164,7 @@ def test_a_healthy_run_reads_as_fine_and_names_what_was_not_checked(open_page, s
         assert row.get_attribute("data-state") == check["state"]
 
 
-def test_news_arrive_without_a_reload(open_page, server):
+def test_events_arrive_without_a_reload(open_page, server):
     run = SyntheticRun(run="living", ranks=2, steps=400, state="running")
     post(server, run, 0, 100)
     page = open_page("/runs/living?q=loss", height=1600)
@@ -424,8 +424,8 @@ def test_256_ranks_are_bands_and_the_suspect_stands_out(open_page, server):
     page.wait_for_selector("#agent-panel:not([hidden])")
     most, few = page.locator("#agent .plans li").all_inner_texts()
     assert most == (
-        "Ranks 0, 2-64, 66-128, 130-192, 194-255: losses, times and norms every step; "
-        "whole-model words every 4 steps; fingerprints by tensor every 32 steps"
+        "Ranks 0, 2-64, 66-128, 130-192, 194-255: losses, times and norms every step; model "
+        "digests every 4 steps; fingerprints by tensor every 32 steps"
     )
     assert few.startswith("Ranks 1, 65, 129, 193: ")
     assert not page.locator("#agent-ranks").evaluate("node => node.open")
@@ -500,7 +500,7 @@ def test_numbers_of_tensors_are_folded_by_metric_and_found_by_the_filter(open_pa
     assert page.inner_text("#charts-more").startswith("16 more fit the filter")
 
 
-def test_a_server_without_runs_tells_what_to_do(browser, tmp_path):
+def test_a_server_without_runs_says_what_to_do(browser, tmp_path):
     with Service(tmp_path) as service, watched_page(browser, service.url) as watched:
         watched.page.goto("/")
         watched.page.wait_for_selector("#empty:not([hidden])")
@@ -510,12 +510,12 @@ def test_a_server_without_runs_tells_what_to_do(browser, tmp_path):
         watched.assert_clean()
 
 
-def test_a_server_that_goes_away_is_told_and_its_return_too(browser, tmp_path):
+def test_a_server_that_goes_away_is_reported_and_its_return_too(browser, tmp_path):
     with Service(tmp_path) as service, watched_page(browser, service.url) as watched:
         watched.page.goto("/")
         watched.page.wait_for_selector("#empty:not([hidden])")
         service.stop()
-        watched.page.wait_for_selector("#trouble:not([hidden])")
-        assert "cannot be reached" in watched.page.inner_text("#trouble")
+        watched.page.wait_for_selector("#error-notice:not([hidden])")
+        assert "cannot be reached" in watched.page.inner_text("#error-notice")
         service.start()
-        watched.page.wait_for_selector("#trouble", state="hidden")
+        watched.page.wait_for_selector("#error-notice", state="hidden")

@@ -1,4 +1,4 @@
-"""What a person sees first: of runs that fail, end, are lost, or are told nonsense; in Chromium."""
+"""What a person sees first: of runs that fail, end, are lost, or post nonsense; in Chromium."""
 
 import re
 import time
@@ -20,7 +20,7 @@ LIVING = SyntheticRun(run="living", ranks=2, steps=400, state="running")
 ERROR = "RuntimeError: CUDA error: an illegal memory access was encountered"
 
 
-def tell(origin: str, run: str, rank: int = 0, *, steps: int = 30, **fields) -> None:
+def report(origin: str, run: str, rank: int = 0, *, steps: int = 30, **fields) -> None:
     """One batch of a rank by hand: a loss and nothing else."""
     loss = {"steps": list(range(steps)), "values": [2.0 - 0.01 * step for step in range(steps)]}
     batch = {
@@ -50,11 +50,11 @@ def server(tmp_path_factory):
         origin = service.url
         post(origin, BROKEN)
         post(origin, LIVING, 0, 200)
-        tell(origin, "crashed", 0, steps=21, state="failed", error=ERROR)
-        tell(origin, "crashed", 1, steps=24, state="failed", error="the other one is gone")
-        tell(origin, "together", 1, steps=21, state="failed", error=ERROR)
-        tell(origin, "together", 0, steps=21, state="failed", error="the other one is gone")
-        tell(origin, "plain", 0, state="finished")
+        report(origin, "crashed", 0, steps=21, state="failed", error=ERROR)
+        report(origin, "crashed", 1, steps=24, state="failed", error="the other one is gone")
+        report(origin, "together", 1, steps=21, state="failed", error=ERROR)
+        report(origin, "together", 0, steps=21, state="failed", error="the other one is gone")
+        report(origin, "plain", 0, state="finished")
         wait_until_evaluated(origin, BROKEN)
         yield origin
 
@@ -71,7 +71,7 @@ def open_page(browser, server):
             return watched.page
 
         yield open_page
-        # What is not there (distances of a run without fingerprints) is told on the page.
+        # What is not there (distances of a run without fingerprints) is reported on the page.
         watched.complaints = [said for said in watched.complaints if "404" not in said]
         watched.assert_clean()
 
@@ -143,7 +143,7 @@ def test_the_list_of_runs_says_what_is_wrong_with_each(open_page, server):
 
 
 def test_a_run_before_its_first_step_has_no_step(open_page, server):
-    tell(server, "early", steps=0, through_step=-1, columns={})
+    report(server, "early", steps=0, through_step=-1, columns={})
     page = open_page("/?q=early")
     page.wait_for_selector("#runs tr")
     assert page.inner_text("#runs td:nth-child(6)") == "\u2013"
@@ -170,7 +170,7 @@ def test_nonsense_in_an_address_is_left_out(open_page):
     ("written", "said"),
     [("9", "No rank 9 in this run"), ("3-1", "is no list of ranks"), ("x", "is no list of ranks")],
 )
-def test_ranks_that_are_not_there_are_told_and_the_charts_stay(open_page, written, said):
+def test_ranks_that_are_not_there_are_reported_and_the_charts_stay(open_page, written, said):
     page = open_page("/runs/broken?ranks=1")
     wait_until_drawn(page)
     page.fill("#ranks", written)
@@ -230,9 +230,7 @@ def test_a_chart_that_is_asked_for_anew_before_it_was_drawn(open_page):
         ("distances.json", "#matrix"),
     ],
 )
-def test_what_became_of_an_answer_that_is_wanted_no_more_is_nobodys_trouble(
-    open_page, figure, node
-):
+def test_what_became_of_an_answer_that_is_wanted_no_more_is_no_error(open_page, figure, node):
     page = open_page("/")
     held = []
 
@@ -259,16 +257,16 @@ def test_what_became_of_an_answer_that_is_wanted_no_more_is_nobodys_trouble(
 
 def test_an_open_page_goes_on_when_its_server_is_back(browser, tmp_path):
     with Service(tmp_path) as service:
-        tell(service.url, "otter", state="running")
+        report(service.url, "otter", state="running")
         with watched_page(browser, service.url) as watched:
             page = watched.page
             page.goto("/runs/otter")
             page.wait_for_selector("#headline:not([aria-busy])")
             service.stop()
-            page.wait_for_selector("#trouble:not([hidden])")
-            assert "The server cannot be reached: no answer" in page.inner_text("#trouble")
+            page.wait_for_selector("#error-notice:not([hidden])")
+            assert "The server cannot be reached: no answer" in page.inner_text("#error-notice")
             page.wait_for_selector('#live[data-state="lost"]')
             assert page.is_visible("#facts")
             service.start()
-            page.wait_for_selector("#trouble", state="hidden")
+            page.wait_for_selector("#error-notice", state="hidden")
             page.wait_for_selector('#live[data-state="live"]')

@@ -54,8 +54,8 @@ class Arrays:
         if stage == "batch":
             return None
         place = np.array([0.0, 0.0, 1.0, 0.0])
-        apart = np.abs(place[:, None] - place[None])
-        return Distances(stage or "parameters", step or 29, (0, 1, 2, 3), apart, apart == 0)
+        distance = np.abs(place[:, None] - place[None])
+        return Distances(stage or "parameters", step or 29, (0, 1, 2, 3), distance, distance == 0)
 
     def marks(self, run):
         return [Mark("a1", "critical", "rank 2 left", 20, 29)]

@@ -92,7 +92,7 @@ def test_it_ends_with_the_server(server, end):
     assert "Traceback" not in server.process.tail(40)
 
 
-def test_told_to_end_by_itself_it_keeps_what_it_knows(server):
+def test_asked_to_end_by_itself_it_keeps_what_it_knows(server):
     run = SyntheticRun(run="job", ranks=2, steps=100, seed=1)
     server.post(run.batches(size=5))
 

@@ -33,12 +33,12 @@ def ended(service, tmp_path, how, ranks):
     lost = "killed" in how
     service.wait_for_state(run, "lost" if lost else "failed", timeout_s=120)
 
-    def told():
+    def reported():
         path = f"/runs/{run}/alerts"
         items = service.get(path, limit=100, consequences=True)["items"]
         return [alert for alert in items if alert["kind"] in ("rank.failed", "rank.silent")]
 
-    return run, eventually(told, timeout_s=60)
+    return run, eventually(reported, timeout_s=60)
 
 
 def printed(service, *command):
@@ -79,7 +79,7 @@ def test_a_job_that_was_killed_as_a_whole(service, tmp_path):
     assert alert["title"] in gate
 
 
-@pytest.mark.parametrize("how", ["all told to end", "all interrupted"])
+@pytest.mark.parametrize("how", ["all asked to end", "all interrupted"])
 def test_a_stop_from_outside_is_a_state_and_no_fault(service, tmp_path, how):
     run, (alert,) = ended(service, tmp_path, how, 1)
     assert (alert["kind"], alert["severity"]) == ("rank.failed", "info")

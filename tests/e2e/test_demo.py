@@ -38,7 +38,7 @@ def test_the_default_fault_is_found_with_rank_step_and_tensor(tmp_path):
     alert = re.search(r"ALERT +\w+ +desync\.gradients +since step (\d+) +rank (\d)", printed)
     assert alert is not None, printed
     assert (int(alert[1]), int(alert[2])) == (expected.step, expected.rank)
-    # The alert itself may come a moment before the tensors have been told apart.
+    # The alert itself may come a moment before the tensors have been distinguished.
     assert re.search(rf"found: .* tensor {re.escape(expected.tensor)}\n", printed)
     assert re.search(r"Dashboard +http://127\.0\.0\.1:\d+/runs/demo-skipped-allreduce-", printed)
     assert printed.rstrip().endswith("as expected")

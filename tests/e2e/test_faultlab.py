@@ -8,7 +8,8 @@ from tests.support.faultlab import ran
 
 pytestmark = pytest.mark.e2e
 
-# A fault before the first step, one at each link that is told by bits, one that all ranks share.
+# A fault before the first step, one at each link that is compared bit by bit, one that all ranks
+# share.
 FAULTS = ("F06", "F18", "F24", "F35", "F60", "F62")
 BENIGN = ("B00", "B04")
 

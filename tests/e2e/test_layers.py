@@ -48,7 +48,7 @@ def test_a_layer_that_is_cut_off_is_named_and_sixteen_bits_are_enough(service, t
     assert checks["update.ratio"]["state"] == "passed"
 
 
-def test_a_hook_that_leaves_next_to_nothing_is_told_of(service, tmp_path):
+def test_a_hook_that_leaves_almost_nothing_is_reported(service, tmp_path):
     alerts, checks = judged(service, tmp_path, "few")
     found = alerts["compression.error"]
     assert 0.02 < found["evidence"]["cosine"] < 0.35

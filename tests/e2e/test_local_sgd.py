@@ -50,7 +50,7 @@ def test_averages_are_no_desync(service, every):
     assert serious == []
     meant = [a for a in items if a["evidence"].get("period") == every]
     assert [a["title"] for a in meant] == [
-        "The ranks are apart between synchronisations, "
+        "The ranks differ between synchronisations, "
         + ("every step" if every == 1 else f"every {every} steps")
     ]
 

@@ -67,7 +67,7 @@ def test_a_short_job_is_seen_whole_by_default(tmp_path, allowance):
     job = judged_job(
         SCRIPT, "shuffled-augmented", "120", ranks=2, folder=tmp_path, environment=given
     )
-    told = job.collector.points("rankscope/sampled")
+    reported = job.collector.points("rankscope/sampled")
     for rank in range(2):
         posted = [b.prints for b in job.collector.batches if b.rank == rank]
         steps = {p.step for prints in posted for p in prints if p.stage == "local_gradient"}
@@ -75,7 +75,7 @@ def test_a_short_job_is_seen_whole_by_default(tmp_path, allowance):
             assert steps == set(range(120))
         else:
             assert len(steps) < 100
-    assert (told[119] == 1.0) is (allowance is None)
+    assert (reported[119] == 1.0) is (allowance is None)
 
 
 def test_a_nan_that_one_rank_puts_into_the_reduction_is_named_between_samples(tmp_path):

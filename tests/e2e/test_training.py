@@ -128,9 +128,9 @@ def test_what_is_recorded_without_being_asked(service, healthy):
     assert (found["world_size"], found["last_step"]) == (RANKS, STEPS - 1)
 
 
-def test_the_address_is_told_once(service, healthy):
-    told = [line for line in healthy.stderr.splitlines() if "rankscope" in line]
-    assert told == [f"rankscope: run healthy at {service.url}/runs/healthy"]
+def test_the_address_is_reported_once(service, healthy):
+    reported = [line for line in healthy.stderr.splitlines() if "rankscope" in line]
+    assert reported == [f"rankscope: run healthy at {service.url}/runs/healthy"]
 
 
 def test_a_healthy_run_passes_the_gate(service, healthy):

@@ -160,12 +160,12 @@ def test_alerts_go_on_when_a_server_is_killed(database, client, tmp_path):
             now = {a["id"]: a for a in alerts}
             assert all(now[a["id"]]["opened_at"] == a["opened_at"] for a in before[run.run])
             with psycopg.connect(database) as connection:
-                told = connection.execute(
+                reported = connection.execute(
                     "SELECT alert, what, count(*) FROM alert_event JOIN run_name ON key = run "
                     "WHERE id = %s AND what = 'opened' GROUP BY 1, 2",
                     [run.run],
                 ).fetchall()
-            assert sorted(told) == sorted((a["id"], "opened", 1) for a in alerts)
+            assert sorted(reported) == sorted((a["id"], "opened", 1) for a in alerts)
         survivors = {holder(database, run.run) for run, _ in both.values()}
         assert len(survivors) == 1
         assert survivors < set(owners.values())

@@ -44,12 +44,12 @@ def called(command, *arguments):
     "address",
     ["", "127.0.0.1:8642", "ftp://host", "http://", "http://[::1", "http://host:99999"],
 )
-def test_what_is_no_address_of_a_server_is_told(capsys, command, address):
+def test_what_is_no_address_of_a_server_is_reported(capsys, command, address):
     assert called(command, "--server", address) == cli.USAGE
     assert "is no URL of a server; write it like http://" in refused(capsys)
 
 
-def test_a_server_that_is_not_there_is_told(capsys):
+def test_a_server_that_is_not_there_is_reported(capsys):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -60,7 +60,7 @@ def test_a_server_that_is_not_there_is_told(capsys):
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]"])
-def test_something_else_that_answers_is_told(capsys, body):
+def test_something_else_that_answers_is_reported(capsys, body):
     class Other(BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
@@ -81,7 +81,7 @@ def test_something_else_that_answers_is_told(capsys, body):
 
 # `..` would be taken out of the path by the client: the alerts of all runs came as those of one.
 @pytest.mark.parametrize("run", ["", ".", "..", "a/b"])
-def test_what_is_no_id_of_a_run_is_told(capsys, run):
+def test_what_is_no_id_of_a_run_is_reported(capsys, run):
     assert called(cli.alerts, run) == cli.USAGE
     assert "is no id of a run" in refused(capsys)
 
@@ -113,15 +113,15 @@ def test_alerts_name_their_ranks_in_short(capsys, address):
         sent = {"run": "nans", "rank": rank, "seq": 0, "world_size": 4, "columns": loss}
         sent |= {"through_step": 7, "state": "finished"}
         httpx.post(f"{address}/api/v1/ingest", json=sent).raise_for_status()
-    told = []
+    reported = []
 
     def found():
         assert called(cli.alerts, "nans", "--server", address) == cli.OK
-        told[:] = capsys.readouterr().out.splitlines()
-        return told != ["No alerts."]
+        reported[:] = capsys.readouterr().out.splitlines()
+        return reported != ["No alerts."]
 
     eventually(found, timeout_s=60)
-    assert told[1] == "  since step 7, ranks 0-2"
+    assert reported[1] == "  since step 7, ranks 0-2"
 
 
 def test_what_follows_is_shown_with_its_root_which_is_as_grave(capsys, tmp_path):
@@ -143,11 +143,11 @@ def test_what_follows_is_shown_with_its_root_which_is_as_grave(capsys, tmp_path)
         engine.dispose()
         asked = (RUN, "--server", str(client.base_url).rstrip("/"))
         assert called(cli.alerts, *asked) == cli.OK
-        told = capsys.readouterr().out.splitlines()
-        roots = [line.split()[:2] for line in told if line and not line.startswith(" ")]
+        reported = capsys.readouterr().out.splitlines()
+        roots = [line.split()[:2] for line in reported if line and not line.startswith(" ")]
         assert sorted(roots) == [["CRITICAL", "update.missing"], ["WARNING", "loss.spike"]]
-        place = told.index("  consequences: 2")
-        assert [line.split()[:2] for line in told[place + 1 : place + 3]] == [
+        place = reported.index("  consequences: 2")
+        assert [line.split()[:2] for line in reported[place + 1 : place + 3]] == [
             ["INFO", "clipping.saturated"],
             ["CRITICAL", "gradient.accumulating"],
         ]
@@ -168,7 +168,7 @@ def test_what_follows_is_shown_with_its_root_which_is_as_grave(capsys, tmp_path)
         }
 
 
-def test_no_run_is_told(capsys, address):
+def test_no_run_is_reported(capsys, address):
     assert called(cli.runs, "--server", address, "--project", "none") == cli.OK
     assert capsys.readouterr().out == "No runs.\n"
     assert called(cli.runs, "--server", address, "--project", "none", "--json") == cli.OK
@@ -204,7 +204,7 @@ def test_a_file_of_settings_that_is_not_there_is_named(capsys, tmp_path):
     assert refused(capsys) == f"rankscope: {missing}: No such file or directory\n"
 
 
-def test_why_it_cannot_listen_is_told_apart(capsys, tmp_path):
+def test_why_it_cannot_listen_is_distinguished(capsys, tmp_path):
     database = ("--db", url(tmp_path / "r.db"))
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
@@ -220,7 +220,7 @@ def test_why_it_cannot_listen_is_told_apart(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("action", [("prune", "--older-than", "1d"), ("partition",)])
-def test_a_database_that_nobody_has_used_is_told(capsys, tmp_path, action):
+def test_a_database_that_nobody_has_used_is_reported(capsys, tmp_path, action):
     assert called(cli.db, *action, "--db", url(tmp_path / "new.db")) == cli.USAGE
     assert "is empty: no server has used it. Is it the right one?" in refused(capsys)
 

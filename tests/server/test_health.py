@@ -30,7 +30,7 @@ def in_threads(tmp_path):
 
 
 class Held:
-    """Ends each part of a server once, and keeps it from being started again until told to."""
+    """Ends each part of a server once, and keeps it from being started again until asked to."""
 
     def __init__(self, monkeypatch, parts):
         self.left = {*parts}
@@ -84,20 +84,20 @@ def test_a_thread_that_ends_is_started_again_and_missed_meanwhile(
     assert said[0].exc_info
 
 
-def test_one_that_was_told_to_end_is_not_started_again():
-    stopping, told, ran = threading.Event(), Health(), []
-    kept = Kept("x", lambda: ran.append(stopping.wait(30)), health=told, stopping=stopping)
+def test_one_that_was_asked_to_end_is_not_started_again():
+    stopping, state, ran = threading.Event(), Health(), []
+    kept = Kept("x", lambda: ran.append(stopping.wait(30)), health=state, stopping=stopping)
     kept.start()
     stopping.set()
     kept.join(30)
     assert not kept.alive
     assert ran == [True]
-    assert told.report() == {"missing": {}, "counts": {}, "failing": {}}
+    assert state.report() == {"missing": {}, "counts": {}, "failing": {}}
 
 
 def test_failures_are_counted_and_logged_once(caplog):
-    time, told = [0.0], Health()
-    failures = Failures("evaluation", told, clock=lambda: time[0])
+    time, state = [0.0], Health()
+    failures = Failures("evaluation", state, clock=lambda: time[0])
     pauses = []
     with caplog.at_level(logging.INFO):
         for _ in range(9):
@@ -110,8 +110,8 @@ def test_failures_are_counted_and_logged_once(caplog):
         failures.failed(8, "run seal", ValueError("bad"))
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert [r.message.partition(":")[0] for r in caplog.records] == ["run otter", "run seal"]
-    assert told.report()["counts"] == {"evaluation_failures": 10}
-    assert told.report()["failing"] == {"evaluation": 2}
+    assert state.report()["counts"] == {"evaluation_failures": 10}
+    assert state.report()["failing"] == {"evaluation": 2}
     # One that took long is waited for longer.
     failures.failed(8, "run seal", Overdue(), took=60.0)
     time[0] += 1199.0
@@ -120,7 +120,7 @@ def test_failures_are_counted_and_logged_once(caplog):
     assert failures.due(8)
     failures.succeeded(8)
     failures.keep([])
-    assert told.report()["failing"] == {"evaluation": 0}
+    assert state.report()["failing"] == {"evaluation": 0}
 
 
 def test_reports_of_two_processes_are_one():
@@ -129,14 +129,14 @@ def test_reports_of_two_processes_are_one():
     inside.missing("compactor", "why not")
     inside.failing("compaction", 2)
     outside.count("evaluation_failures")
-    outside.told(inside.report())
+    outside.receive(inside.report())
     assert outside.report() == {
         "missing": {"compactor": "why not"},
         "counts": {"evaluation_failures": 2},
         "failing": {"compaction": 2},
     }
     inside.there("compactor")
-    outside.told(inside.report())
+    outside.receive(inside.report())
     assert outside.report()["missing"] == {}
 
 

@@ -39,7 +39,7 @@ ALONE = ((0,), (1,), (2,), (3,))
         (ALONE, {0: over(0, 0, 4), 1: {"sharded_over": "all"}}, ALONE),
         (((0, 1),), {0: over(0, 1, 4)}, ((0, 1),)),
     ],
-    ids=["replicas", "FSDP", "HSDP", "beside tensors", "one told", "nonsense", "not seen"],
+    ids=["replicas", "FSDP", "HSDP", "beside tensors", "one reported", "nonsense", "not seen"],
 )
 def test_sets_of_ranks_with_batches_of_their_own(classes, configs, expected):
     assert sets(classes, configs) == expected

@@ -13,7 +13,15 @@ from rankscope.agent import wire
 from rankscope.server import detectors
 from rankscope.server.detectors.runner import Evaluation
 from rankscope.server.evaluation.align import Aligner
-from rankscope.server.window import Columns, Life, NewData, Occurrence, PrintPart, RankLife, Window
+from rankscope.server.window import (
+    Columns,
+    FingerprintPart,
+    LivenessPart,
+    NewData,
+    Occurrence,
+    RankLiveness,
+    Window,
+)
 from tests.support.columns import of_rank
 
 NAMES = ("embed.weight", "first.weight", "second.weight", "first.bias", "head.weight", "head.bias")
@@ -143,7 +151,7 @@ class Posted:
     def _data(self, low: int, high: int) -> NewData:
         columns: list[Columns] = []
         words: list[Columns] = []
-        prints: list[PrintPart] = []
+        prints: list[FingerprintPart] = []
         events: list[Occurrence] = []
         attempt = sum(b <= high - 1 for b in self.began) - 1
         for rank in range(self.ranks):
@@ -169,18 +177,18 @@ class Posted:
                         )
                         for name, points in series.items()
                     ]
-                prints += [PrintPart(rank, number, p) for _, one in said for p in one.prints]
+                prints += [FingerprintPart(rank, number, p) for _, one in said for p in one.prints]
                 events += [Occurrence(rank, s, *e) for s, one in said for e in one.events]
         through = high - 1
         return NewData(
             arrival=high,
             more=False,
             columns=tuple(columns),
-            words=tuple(words),
-            prints=tuple(prints),
-            lives=tuple(
-                Life(
-                    RankLife(r, 1000.0, 1000.0 + high, through, attempt=attempt),
+            digests=tuple(words),
+            fingerprints=tuple(prints),
+            liveness=tuple(
+                LivenessPart(
+                    RankLiveness(r, 1000.0, 1000.0 + high, through, attempt=attempt),
                     attempt,
                     through,
                     1000.0,

@@ -26,11 +26,11 @@ class Resized:
             yield replace(
                 window,
                 world_size=self.left if gone else self.trace.ranks,
-                lives=tuple(
+                liveness=tuple(
                     replace(life, last_step=self.at - 1)
                     if gone and life.rank >= self.left
                     else life
-                    for life in window.lives
+                    for life in window.liveness
                 ),
             )
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from rankscope.agent import wire
 from rankscope.server.comparison import compare
-from rankscope.server.window import Comparison, Occurrence, RankLife, Series, Window
+from rankscope.server.window import Comparison, Occurrence, RankLiveness, Series, Window
 from tests.support.chain import chain
 from tests.support.courses import answers, constant_answers, thrown_away, weights, zeros
 from tests.support.layered import compressed, layered, noisy_gradients, odd_batches
@@ -238,10 +238,10 @@ def apart(
     def compare_now(step: int, stage: str, values: list[Tensors], *, tensorwise: bool) -> None:
         if tensorwise:
             prints = [_print_of(step, stage, v) for v in values]
-            found.append(compare.compare_prints(step, stage, everyone, prints, _TABLE))
+            found.append(compare.compare_fingerprints(step, stage, everyone, prints, _TABLE))
         else:
             words = compare.fold(np.stack([_words_of(v) for v in values]))
-            found.append(compare.compare_words(step, stage, everyone, words))
+            found.append(compare.compare_digests(step, stage, everyone, words))
 
     if fault == "start":
         models[rank].tensors = [
@@ -260,7 +260,7 @@ def apart(
             touched = fault in ("bitflip", "written") and step == at
             before = np.zeros(ranks, dtype=np.uint64)
             before[rank] = 12345 if touched else 0
-            found.append(compare.compare_words(step, "outside_optimizer", everyone, before))
+            found.append(compare.compare_digests(step, "outside_optimizer", everyone, before))
         local = [
             [(0.05 * m + random.standard_normal(m.shape)).astype(np.float32) for m in model.tensors]
             for model in models
@@ -320,7 +320,7 @@ def apart(
             )
         if fault == "state":
             words_of_state = compare.fold(np.stack([_words_of(m.velocity) for m in models]))
-            found.append(compare.compare_words(step, "optimizer_state", everyone, words_of_state))
+            found.append(compare.compare_digests(step, "optimizer_state", everyone, words_of_state))
         found.append(
             compare.compare_values(
                 step, "hyperparameters", everyone, rates[:, step], tolerance=1e-12
@@ -368,7 +368,7 @@ class Timeline:
 
     world_size: int
     seconds: int
-    lives: Callable[[float], list[RankLife]]
+    lives: Callable[[float], list[RankLiveness]]
     away: range = range(0)
     told: tuple[tuple[float, Occurrence], ...] = ()
     step_seconds: float = 1.0
@@ -394,7 +394,7 @@ class Timeline:
                     "loss": Series(np.ones(shape), there),
                     "step_seconds": Series(np.full(shape, self.step_seconds), there),
                 },
-                lives=tuple(lives),
+                liveness=tuple(lives),
                 now=float(second),
                 last_step=evaluated,
                 events=tuple(event for at, event in self.told if int(at) == second),
@@ -439,10 +439,10 @@ def silence(
             last -= gap
         return max(last, 0.0)
 
-    def lives(time: float) -> list[RankLife]:
+    def lives(time: float) -> list[RankLiveness]:
         found = []
         if left:
-            found = [RankLife(r, 0.0, 0.0, 36, state=left) for r in (ranks, ranks + 1)]
+            found = [RankLiveness(r, 0.0, 0.0, 36, state=left) for r in (ranks, ranks + 1)]
         for r in range(ranks):
             suspects = r == rank
             if suspects and never:
@@ -467,7 +467,7 @@ def silence(
                     int(10 * posted(time, until)), int(10 * at) + 3 if time < back else 10**9
                 )
             found.append(
-                RankLife(
+                RankLiveness(
                     rank=r,
                     first_seen=0.0,
                     last_seen=posted(time, until),
@@ -514,7 +514,7 @@ def stalled(
         again: time at which all processes are replaced by new ones that begin ten steps earlier.
     """
 
-    def lives(time: float) -> list[RankLife]:
+    def lives(time: float) -> list[RankLiveness]:
         last = 30 if 30 <= time < back else int(min(time, 30) + max(time - back, 0))
         last = min(last, first - 1) if time < back else last
         anew = time >= again
@@ -525,7 +525,7 @@ def stalled(
             ended = "finished" if done and r == rank and time >= 31 else "running"
             state = "failed" if time >= fails and r != rank else ended
             began = again if anew else 0.0
-            life = RankLife(r, began, time, last, state, error="timed out", attempt=int(anew))
+            life = RankLiveness(r, began, time, last, state, error="timed out", attempt=int(anew))
             found.append(life)
         return found
 
@@ -564,7 +564,7 @@ def failing(
     """
     later = after or {}
 
-    def lives(time: float) -> list[RankLife]:
+    def lives(time: float) -> list[RankLiveness]:
         found = []
         for r in range(ranks):
             ends = at + later.get(r, 0.0) if r in errors else at
@@ -578,7 +578,7 @@ def failing(
             if time >= again and state == "failed":
                 state, error, seen, attempt = "running", "", time, 1
             last = int(min(time, at))
-            found.append(RankLife(r, 0.0, seen, last, state, error=error, attempt=attempt))
+            found.append(RankLiveness(r, 0.0, seen, last, state, error=error, attempt=attempt))
         return found
 
     told = tuple(

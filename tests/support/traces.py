@@ -16,7 +16,7 @@ from rankscope.server.window import (
     Comparison,
     LayerNumbers,
     Occurrence,
-    RankLife,
+    RankLiveness,
     Reduction,
     Series,
     Window,
@@ -207,7 +207,9 @@ class Trace:
                     for name, values in self.series.items()
                 },
                 comparisons=self.comparisons[position:upper],
-                lives=tuple(RankLife(int(r), 1000.0, now, last, host=hosts[r]) for r in ranks),
+                liveness=tuple(
+                    RankLiveness(int(r), 1000.0, now, last, host=hosts[r]) for r in ranks
+                ),
                 now=now,
                 last_step=last,
                 # What is reported of a step that never ends comes with the last window.
@@ -219,7 +221,7 @@ class Trace:
                 layers=_between(self.layers, before, last),
                 reductions=_between(self.reductions, before, last),
                 config=self.config,
-                words={
+                digests={
                     name: Series(
                         values[:, low:high].copy(), np.ones_like(values[:, low:high], bool)
                     )

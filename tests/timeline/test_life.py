@@ -25,7 +25,7 @@ def test_opens_once_is_extended_and_resolves():
     assert line.through(100) == []
 
 
-def test_the_newest_finding_is_told_and_further_trouble_takes_nothing_back():
+def test_the_newest_finding_is_reported_and_a_further_fault_takes_nothing_back():
     line = TimeLine()
     first = finding("desync.parameters", 10, stage="parameters", ranks=(1,), clear_after=None)
     line.through(10, first)
@@ -178,7 +178,7 @@ def test_a_rate_that_is_too_high_makes_one_alert():
     assert len(line.one("loss.diverging").consequences) == 2
 
 
-def test_an_incident_that_is_told_again_after_its_end_stays_over():
+def test_an_incident_that_is_reported_again_after_its_end_stays_over():
     line = TimeLine()
     spike = finding("loss.spike", 10, 12, clear_after=5)
     line.through(12, spike)

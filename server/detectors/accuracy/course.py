@@ -17,7 +17,7 @@ class Course:
     """The last observations of both, in blocks of 10.
 
     Args:
-        blocks: so many.
+        blocks: this many.
         beginning: number of accuracies that are kept of the run's first steps.
 
     Attributes:
@@ -46,7 +46,7 @@ class Course:
         return self.recent[0][0]
 
     def push(self, step: int, row: dict[str, float]) -> bool:
-        """Takes `loss` and `accuracy` of a step, where both are finite; tells when to look."""
+        """Takes `loss` and `accuracy` of a step if both are finite; returns whether to judge."""
         loss, accuracy = row.get("loss", math.nan), row.get("accuracy", math.nan)
         if not (math.isfinite(loss) and math.isfinite(accuracy)):
             return False

@@ -38,7 +38,7 @@ class MismatchPolicy(Policy):
 
 
 @dataclass(slots=True)
-class Apart:
+class Disagreement:
     """What was seen: both, of the first and of the last blocks."""
 
     accuracy_before: float
@@ -52,7 +52,7 @@ class MismatchState:
     """What `accuracy.mismatch` remembers."""
 
     course: Course = field(default_factory=lambda: Course(_BLOCKS))
-    watch: Watch[Apart] = field(default_factory=lambda: Watch(clear_after=60))
+    watch: Watch[Disagreement] = field(default_factory=lambda: Watch(clear_after=60))
 
 
 class AccuracyMismatch(Detector[MismatchState]):
@@ -62,7 +62,7 @@ class AccuracyMismatch(Detector[MismatchState]):
     labels, of different outputs, or one of them with the wrong sign.
 
     Statistic:
-        Over 200 observations of both, looked at every 10: the medians of 20 blocks of the loss
+        Over 200 observations of both, examined every 10: the medians of 20 blocks of the loss
         fall by more than 5 % of its start (first four against last four), those of the accuracy
         from one half to the other by more than 0.02 and 3 standard errors of their difference
         (neighbouring differences, von Neumann 1941), both steadily (Mann-Kendall Z below -3).
@@ -97,11 +97,11 @@ class AccuracyMismatch(Detector[MismatchState]):
         """Takes loss and accuracy where both are known."""
         for step, row in together(window, *self.needs):
             if state.course.push(step, row):
-                self._look(step, state)
+                self._judge(step, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         return Outcome({"accuracy.mismatch": _check(window, state)}, findings)
 
-    def _look(self, step: int, state: MismatchState) -> None:
+    def _judge(self, step: int, state: MismatchState) -> None:
         policy, course = self.policy, state.course
         early, late, error = course.halves()
         drops = early - late > max(policy.min_drop, policy.min_error * error)
@@ -111,7 +111,7 @@ class AccuracyMismatch(Detector[MismatchState]):
         if fallen is None or mann_kendall(right) >= -policy.min_trend:
             state.watch.good(step)
             return
-        facts = Apart(float(right[:4].mean()), float(right[-4:].mean()), *fallen)
+        facts = Disagreement(float(right[:4].mean()), float(right[-4:].mean()), *fallen)
         state.watch.bad(step, facts, first_step=course.first_step).facts = facts
 
 
@@ -123,11 +123,11 @@ def _check(window: Window, state: MismatchState) -> Check:
     if have < need:
         why = f"{have} of {need} steps with a loss and an accuracy."
         return Check(Status.INSUFFICIENT_DATA, why)
-    looks = count(state.watch.judged, "look")
-    return Check(Status.OK, f"At {looks}, loss and accuracy never fell together.")
+    checks = count(state.watch.judged, "check")
+    return Check(Status.OK, f"At {checks}, loss and accuracy never fell together.")
 
 
-def _finding(episode: Episode[Apart]) -> Finding:
+def _finding(episode: Episode[Disagreement]) -> Finding:
     facts, step = episode.facts, episode.first_step
     was, now = percent(facts.accuracy_before), percent(facts.accuracy_after)
     return Finding(

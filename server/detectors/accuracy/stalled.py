@@ -30,7 +30,7 @@ class StalledPolicy(Policy):
         high: accuracy from which on nothing can be gained.
         min_error: standard errors by which the accuracy's two halves differ at least.
         gain_error: the same of the accuracy now and at the start.
-        blocks: so many are judged at a time.
+        blocks: this many are judged at a time.
         first: observations that are the start.
         small_update: update, relative to the parameters, below which training is slow whatever its
             data; a tenth of the usual.
@@ -77,7 +77,7 @@ class AccuracyStalled(Detector[StalledState]):
     """The loss falls and the accuracy has not moved since the start.
 
     Statistic:
-        Over 200 observations of both, looked at every 10: the medians of 20 blocks of the loss fall
+        Over 200 observations of both, examined every 10: the medians of 20 blocks of the loss fall
         by more than 5 % of its start (first four against last four; Mann-Kendall Z below -3), while
         the means of the accuracy's two halves differ by less than twice the standard error of
         their difference (or 0.005), and the later one is no better than the first 50 observations
@@ -119,11 +119,11 @@ class AccuracyStalled(Detector[StalledState]):
             if math.isfinite(row.get("update_ratio", math.nan)):
                 state.updates.append(row["update_ratio"])
             if state.course.push(step, row):
-                self._look(step, state)
+                self._judge(step, state)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
         return Outcome({"accuracy.stalled": _check(window, state, self.policy)}, findings)
 
-    def _look(self, step: int, state: StalledState) -> None:
+    def _judge(self, step: int, state: StalledState) -> None:
         policy = self.policy
         fallen = state.course.fall(policy.min_fall, policy.min_trend)
         early, late, error = state.course.halves()

@@ -18,7 +18,7 @@ from rankscope.server.detectors.wording import count, number, percent, sentences
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
-# Steps from one look to the next.
+# Steps from one sample to the next.
 _STRIDE = 10
 # A squared norm of the mean of R gradients lies between 1/R and 1 times the mean of their own.
 _BELOW = 0.5
@@ -94,7 +94,7 @@ class NoiseState:
 
     @property
     def scale(self) -> float:
-        """The noise scale in samples; infinite where no gradient can be told from the noise."""
+        """The noise scale in samples; infinite where every gradient drowns in noise."""
         if not self.weight:
             return math.nan
         return self.noise / self.signal if self.signal > 0 else math.inf
@@ -154,7 +154,7 @@ class BatchNoise(Detector[NoiseState]):
         return NoiseState(deque(maxlen=recent), deque(maxlen=recent))
 
     def advance(self, window: Window, state: NoiseState) -> Outcome:
-        """Takes the norms of every step at which all ranks have told theirs."""
+        """Takes the norms of every step at which all ranks have reported theirs."""
         state.steps += len(window.steps)
         losses = dict(_means(window, "loss"))
         accuracies = dict(_means(window, "accuracy"))
@@ -187,9 +187,9 @@ class BatchNoise(Detector[NoiseState]):
             setattr(state, name, keep * getattr(state, name) + (1 - keep) * value)
         state.weight = keep * state.weight + (1 - keep)
         if state.seen >= self.policy.evidence and state.seen % _STRIDE == 0:
-            self._look(step, state)
+            self._judge(step, state)
 
-    def _look(self, step: int, state: NoiseState) -> None:
+    def _judge(self, step: int, state: NoiseState) -> None:
         policy = self.policy
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else math.nan
         facts = Noise(
@@ -225,7 +225,7 @@ def _norms(window: Window) -> Iterator[tuple[int, float, tuple[float, float, int
     if len(window.ranks) < max(window.world_size, 2):
         return
     steps, rows = rank_rows(window, "grad_norm_local")
-    # In order, so that renumbered ranks give the same bits; NaN where one does not tell.
+    # In order, so that renumbered ranks give the same bits; NaN where one does not report.
     squares = np.add.reduce(np.sort(rows, axis=1) ** 2, axis=1) / max(rows.shape[1], 1)
     for step, square in zip(steps.tolist(), squares.tolist(), strict=True):
         norm = before.get(step)
@@ -235,8 +235,8 @@ def _norms(window: Window) -> Iterator[tuple[int, float, tuple[float, float, int
             )
         of = scale.get(step, 1.0)
         if of > 0 and math.isfinite(square / of / of) and math.isfinite(norm * norm):
-            told = samples.get(step, math.nan)
-            yield step, square / of / of, (norm * norm, told, rows.shape[1])
+            reported = samples.get(step, math.nan)
+            yield step, square / of / of, (norm * norm, reported, rows.shape[1])
 
 
 def _sound(state: NoiseState) -> bool:
@@ -294,7 +294,9 @@ def _finding(episode: Episode[Noise], policy: NoisePolicy) -> Finding:
             f"twice the batch nearly halves that."
         )
         if not math.isfinite(facts.scale):
-            title = f"No gradient can be told from its noise with batches of {batch} {unit}"
+            title = (
+                f"No gradient can be distinguished from its noise with batches of {batch} {unit}"
+            )
             cause = (
                 "What the ranks' gradients have in common is less than what is to be expected of "
                 "noise alone."

@@ -25,7 +25,7 @@ class CompressionPolicy(Policy):
         low: cosine of what came out to what went in, or, with error feedback, what came out over
             what went in.
         none: from here on it is critical.
-        looks: looks that the median is of.
+        looks: samples that the median is of.
         calm: steps without it after which it is over.
     """
 
@@ -52,7 +52,7 @@ class CompressionState:
     kept: deque[float]
     watch: Watch[Loss]
     steps: int = 0
-    looked: int = 0
+    measured: int = 0
 
 
 class CompressionError(Detector[CompressionState]):
@@ -60,12 +60,12 @@ class CompressionError(Detector[CompressionState]):
 
     Statistic:
         Cosine of what came out of the reduction to the mean of what the ranks put in, from their
-        sketches, over all tensors: the median of the last 8 looks is below 0.5. Its standard error
-        is at most 0.125 near 0 and vanishes near 1. Only where a communication hook is registered;
-        without one, what differs is `reduction.wrong`. With error feedback (PowerSGD) a step leaves
-        out what a later one makes good, and its direction is no measure: of a gradient g and a
-        memory e, PowerSGD sends a projection m and keeps the rest e', so that |m|^2 = |g|^2 +
-        2 g.e + |e|^2 - |e'|^2. As long as the memory does not grow, what comes out is as long as
+        sketches, over all tensors: the median of the last 8 samples is below 0.5. Its standard
+        error is at most 0.125 near 0 and vanishes near 1. Only where a communication hook is
+        registered; without one, what differs is `reduction.wrong`. With error feedback (PowerSGD) a
+        step leaves out what a later one makes good, and its direction is no measure: of a gradient
+        g and a memory e, PowerSGD sends a projection m and keeps the rest e', so that |m|^2 = |g|^2
+        + 2 g.e + |e|^2 - |e'|^2. As long as the memory does not grow, what comes out is as long as
         what goes in, and only where the median of the norms' ratio is below 0.5, too, is it
         reported. Over after 8 steps without it.
 
@@ -92,7 +92,7 @@ class CompressionError(Detector[CompressionState]):
         return (Reach(("reductions",), self.policy.looks, TO_THE_END),)
 
     def start(self) -> CompressionState:
-        """Nothing looked at yet."""
+        """Nothing examined yet."""
         looks = self.policy.looks
         return CompressionState(deque(maxlen=looks), deque(maxlen=looks), Watch(self.policy.calm))
 
@@ -103,7 +103,7 @@ class CompressionError(Detector[CompressionState]):
         for made in window.reductions:
             if not made.agreed or not math.isfinite(made.cosine):
                 continue
-            state.looked += 1
+            state.measured += 1
             state.cosines.append(made.cosine)
             # Without feedback a part of the gradient is all that can come out.
             fed_back = feedback and math.isfinite(made.kept)
@@ -148,8 +148,8 @@ def _finding(episode: Episode[Loss], policy: CompressionPolicy) -> Finding:
         stage="reduced_gradient",
         cause=(
             f"What {names} makes of the ranks' gradients holds {percent(1.0 - lost)} of the power "
-            f"of their mean, the median of {count(policy.looks, 'look')}; the rest is left out or "
-            "comes in later steps. Early in training, where gradients change fast, it is out of "
+            f"of their mean, the median of {count(policy.looks, 'sample')}; the rest is left out "
+            "or comes in later steps. Early in training, where gradients change fast, it is out of "
             "date by then."
         ),
         remedy=(
@@ -174,19 +174,19 @@ def _check(
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
     if not hooks:
-        why = "No rank tells of a communication hook that would compress gradients."
+        why = "No rank reports a communication hook that would compress gradients."
         return Check(Status.NOT_APPLICABLE, why)
-    if not state.looked and state.steps >= _GRACE:
+    if not state.measured and state.steps >= _GRACE:
         return Check(
             Status.MISSING_INPUT,
             "No step has the gradients of all ranks before the reduction and after it: they are "
             "seen at sampled steps, and not under FSDP.",
         )
     if len(state.cosines) < policy.looks:
-        why = f"{count(state.looked, 'reduction')} of {policy.looks} needed."
+        why = f"{count(state.measured, 'reduction')} of {policy.looks} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
     return Check(
         Status.OK,
         f"The reduced gradient has a cosine of {number(median(state.cosines))} to the mean of the "
-        f"ranks' gradients, the median of {count(len(state.cosines), 'look')}.",
+        f"ranks' gradients, the median of {count(len(state.cosines), 'sample')}.",
     )

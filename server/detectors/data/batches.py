@@ -26,7 +26,7 @@ def batch_digests(window: Window) -> Series | None:
 
     Which one a rank posts follows from the size of the batch, so that equal ones are of one kind.
     """
-    whole, part = window.words.get("batch"), window.words.get(BATCH_PART)
+    whole, part = window.digests.get("batch"), window.digests.get(BATCH_PART)
     if whole is None or part is None:
         return part if whole is None else whole
     values = np.where(part.present, part.values, whole.values)
@@ -35,14 +35,14 @@ def batch_digests(window: Window) -> Series | None:
 
 def label_digests(window: Window) -> Series | None:
     """Digests of the targets of the losses [R, S]."""
-    return window.words.get(LABELS)
+    return window.digests.get(LABELS)
 
 
 @dataclass(slots=True)
 class Collisions:
     """How likely two steps have the same labels by chance, as the run itself shows.
 
-    Of n digests, each with all before it, so many of the pairs were equal; of none among N pairs
+    Of n digests, each with all before it, this many of the pairs were equal; of none among N pairs
     the probability is below 3 / N in 95 of 100 cases.
     """
 
@@ -67,6 +67,6 @@ class Collisions:
         """Consecutive observations that repeat earlier ones, beyond what chance does here."""
         probability = self.probability
         if probability >= 0.5:
-            return 2**31  # such labels tell nothing
+            return 2**31  # such labels show nothing
         tries = max(self.count, 2) ** 2 / _ERRORS
         return max(math.ceil(math.log(tries) / -math.log(probability)), _DISTINCT)

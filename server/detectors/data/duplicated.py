@@ -55,7 +55,7 @@ class DuplicatedState:
     Attributes:
         judged: steps at which two or more replicas had posted their batches.
         constant: those at which a rank's own batch was the one before it.
-        groups, streak, since: ranks with the same batch, at so many consecutive observations.
+        groups, streak, since: ranks with the same batch, at this many consecutive observations.
         last: batch of each rank at its last observation.
     """
 
@@ -110,15 +110,15 @@ class Duplicated(Detector[DuplicatedState]):
     def advance(self, window: Window, state: DuplicatedState) -> Outcome:
         """Goes through the batches step by step."""
         state.steps += len(window.steps)
-        words = batch_digests(window)
+        series = batch_digests(window)
         classes = [c for c in window.data_parallel if len(c) > 1]
-        if words is not None and classes and len(window.steps):
+        if series is not None and classes and len(window.steps):
             rows = {int(rank): row for row, rank in enumerate(window.ranks)}
             paired = np.array(sorted(rows[r] for c in classes for r in c))
-            apart = _all_apart(window, words, state)
+            distinct = _all_distinct(window, series, state)
             before = -1
-            for column in np.flatnonzero(words.present[paired].sum(axis=0) > 1).tolist():
-                if apart[column]:
+            for column in np.flatnonzero(series.present[paired].sum(axis=0) > 1).tolist():
+                if distinct[column]:
                     before = column
                     state.judged += 1
                     state.ranks = max(state.ranks, len(window.ranks))
@@ -126,11 +126,11 @@ class Duplicated(Detector[DuplicatedState]):
                     state.watch.good(int(window.steps[column]))
                     continue
                 if before >= 0:
-                    state.last = _told(window, words, before)
+                    state.last = _digests_at(window, series, before)
                     before = -1
-                self._step(window, state, column, classes, _told(window, words, column))
+                self._step(window, state, column, classes, _digests_at(window, series, column))
             if before >= 0:
-                state.last = _told(window, words, before)
+                state.last = _digests_at(window, series, before)
         findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
         return Outcome({"data.duplicated": _check(window, state, bool(classes))}, findings)
 
@@ -177,28 +177,28 @@ class Duplicated(Detector[DuplicatedState]):
             state.watch.bad(step, same, first_step=state.since)
 
 
-def _told(window: Window, words: Series, column: int) -> dict[int, int]:
-    """Rank -> digest of its batch at a step, of those that tell."""
-    there = words.present[:, column]
-    digests = words.values[there, column].tolist()
+def _digests_at(window: Window, series: Series, column: int) -> dict[int, int]:
+    """Rank -> digest of its batch at a step, of those that report one."""
+    there = series.present[:, column]
+    digests = series.values[there, column].tolist()
     return dict(zip(window.ranks[there].tolist(), digests, strict=True))
 
 
-def _all_apart(window: Window, words: Series, state: DuplicatedState) -> Bool:
+def _all_distinct(window: Window, series: Series, state: DuplicatedState) -> Bool:
     """Steps, bool [S], at which each rank has a batch of its own, and another than at the last."""
     known = [state.last.get(rank) for rank in window.ranks.tolist()]
-    first = np.array([word is None for word in known])
-    last = np.array([word or 0 for word in known], dtype=np.uint64)
-    values = np.column_stack([last, words.values])
+    first = np.array([digest is None for digest in known])
+    last = np.array([digest or 0 for digest in known], dtype=np.uint64)
+    values = np.column_stack([last, series.values])
     again = values[:, 1:] == values[:, :-1]
     again[:, 0] &= ~first
-    ordered = np.sort(words.values, axis=0)
+    ordered = np.sort(series.values, axis=0)
     shared = (ordered[1:] == ordered[:-1]).any(axis=0)
-    # One that does not tell leaves what it told before in force: that is not looked at here.
-    whole = np.logical_and.reduce(words.present, axis=0)
+    # A rank that does not report one keeps what it reported before: that is not examined here.
+    whole = np.logical_and.reduce(series.present, axis=0)
     whole[1:] &= whole[:-1]
-    apart: Bool = whole & ~shared & ~again.any(axis=0)
-    return apart
+    distinct: Bool = whole & ~shared & ~again.any(axis=0)
+    return distinct
 
 
 def _losses(window: Window, column: int, groups: Groups) -> bool | None:
@@ -219,7 +219,7 @@ def _losses(window: Window, column: int, groups: Groups) -> bool | None:
 
 
 def _drawn(window: Window) -> str:
-    """What makes losses of one batch differ, as far as the model's modules tell."""
+    """What makes losses of one batch differ, as far as the model's modules show."""
     modules = window.config.get("modules")
     names = sorted(str(n) for n in modules if "Drop" in str(n)) if isinstance(modules, dict) else []
     if names:

@@ -16,11 +16,11 @@ from rankscope.server.detectors.wording import count, number, ranks
 from rankscope.server.window import Check, Float64, Int64, Status, Window
 
 _GRACE = 20
-# At so many consecutive samples, and one more each time their number has doubled beyond `_FIRST`.
+# At this many consecutive samples, and one more each time their number has doubled beyond `_FIRST`.
 # Of batches of random lengths one in twelve is that short (deviation of the logarithm 0.5): eight
-# on end happen by chance once in 5e8 looks, and even where it is one in four, a long run with many
-# ranks has as good as none.
-_LOOKS, _FIRST = 8, 64
+# in a row happen by chance once in 5e8 samples, and even where it is one in four, a long run
+# with many ranks has as good as none.
+_SAMPLES, _FIRST = 8, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Uneven:
     Attributes:
         what: `tokens` or `samples`.
         suspects: those with less, or, where these are most, those with more.
-        sizes: by rank, at the last look.
+        sizes: by rank, at the last sample.
         share: of all samples or tokens, that of the suspect ranks together.
         weight: what they count in an average over ranks.
     """
@@ -59,11 +59,11 @@ class UnevenState:
 
     Attributes:
         streaks: rank -> consecutive samples (negative: with less), and the first of them.
-        looks: so far.
+        sampled: so far.
     """
 
     steps: int = 0
-    looks: int = 0
+    sampled: int = 0
     what: str = "samples"
     streaks: dict[int, tuple[int, int]] = field(default_factory=dict)
     watch: Watch[Uneven] = field(default_factory=lambda: Watch(clear_after=16))
@@ -102,7 +102,7 @@ class Imbalanced(Detector[UnevenState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """Consecutive batches of another size."""
-        return (Reach(self.wants, _LOOKS, TO_THE_END),)
+        return (Reach(self.wants, _SAMPLES, TO_THE_END),)
 
     def start(self) -> UnevenState:
         """No batch yet."""
@@ -115,9 +115,9 @@ class Imbalanced(Detector[UnevenState]):
         by_step = dict(zip(tokens[0].tolist(), tokens[1], strict=True))
         steps, rows = rank_rows(window, "samples")
         for step, samples in zip(steps.tolist(), rows, strict=True):
-            told = by_step.get(step)
-            whole = told is not None and bool((~np.isnan(told) >= ~np.isnan(samples)).all())
-            sizes = told if whole and told is not None else samples
+            reported = by_step.get(step)
+            whole = reported is not None and bool((~np.isnan(reported) >= ~np.isnan(samples)).all())
+            sizes = reported if whole and reported is not None else samples
             what = "tokens" if whole else "samples"
             if what != state.what:
                 state.what = what
@@ -129,12 +129,12 @@ class Imbalanced(Detector[UnevenState]):
         return Outcome({"data.imbalanced": _check(window, state)}, findings)
 
     def _step(self, state: UnevenState, step: int, who: Int64, sizes: Float64) -> None:
-        state.looks += 1
+        state.sampled += 1
         factor = self.policy.factor
         if not state.streaks and sizes.max() < factor * sizes.min():
             _even(state, step, who)
             return
-        needed = _LOOKS + int(max(0.0, math.log2(state.looks / _FIRST)))
+        needed = _SAMPLES + int(max(0.0, math.log2(state.sampled / _FIRST)))
         others = _median_of_others(sizes)
         sides = (sizes >= factor * others).astype(np.int64) - (factor * sizes <= others)
         streaks = state.streaks
@@ -163,7 +163,7 @@ class Imbalanced(Detector[UnevenState]):
 
 
 def _even(state: UnevenState, step: int, who: Int64) -> None:
-    """Takes a look at which no rank stands out: of ranks that did not look it says nothing."""
+    """Takes a sample at which no rank stands out; it says nothing of ranks without one."""
     known = state.watch.current
     if known is None or set(known.facts.suspects).issubset(who.tolist()):
         state.watch.good(step)
@@ -227,11 +227,11 @@ def _check(window: Window, state: UnevenState) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
-    if state.looks >= _LOOKS:
+    if state.sampled >= _SAMPLES:
         return Check(
             Status.OK,
-            f"No rank had batches of another size for long, at {count(state.looks, 'look')}.",
+            f"No rank had batches of another size for long, at {count(state.sampled, 'sample')}.",
         )
-    if state.steps < _GRACE or state.looks:
-        return Check(Status.INSUFFICIENT_DATA, f"{count(state.looks, 'batch')} so far.")
+    if state.steps < _GRACE or state.sampled:
+        return Check(Status.INSUFFICIENT_DATA, f"{count(state.sampled, 'batch')} so far.")
     return Check(Status.MISSING_INPUT, "No two ranks post the number of their samples.")

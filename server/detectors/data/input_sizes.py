@@ -35,7 +35,7 @@ _REFRESH = 16
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """Ranks whose inputs are so many times as large as they were."""
+    """Ranks whose inputs are this many times as large as they were."""
 
     ranks: tuple[int, ...]
     factor: float
@@ -82,8 +82,8 @@ class Group:
         assert self.usual is not None
         half = 0.5 * math.log(found.factor)
         for step, values in reversed(self.past):
-            apart = (values - self.usual)[columns]
-            if not (apart / half > 1).all():
+            deviations = (values - self.usual)[columns]
+            if not (deviations / half > 1).all():
                 break
             onset = step
         return onset
@@ -97,19 +97,21 @@ class Group:
             scatter = [robust_sigma(column - np.median(column)) for column in past.T]
             self.sigma = np.maximum(scatter, _FLOOR)
             self.fresh = 0
-        apart = np.stack([values for _, values in self.last]) - self.usual
+        deviations = np.stack([values for _, values in self.last]) - self.usual
         moved: Float64 = np.where(
-            (apart > 0).all(axis=0) | (apart < 0).all(axis=0), np.abs(apart).min(axis=0), 0.0
+            (deviations > 0).all(axis=0) | (deviations < 0).all(axis=0),
+            np.abs(deviations).min(axis=0),
+            0.0,
         )
         far = moved > np.maximum(_SIGMAS * self.sigma, math.log(_FACTOR))
         if not far.any() or 2 * far.sum() > len(far):
             return None  # where most have moved, it is the data
-        others = np.abs(np.median(apart[:, ~far], axis=0))
+        others = np.abs(np.median(deviations[:, ~far], axis=0))
         if others.max() > _OTHERS * moved[far].min():
             return None
         who = tuple(rank for rank, one in zip(self.members, far.tolist(), strict=True) if one)
         worst = int(np.argmax(np.where(far, moved, 0.0)))
-        factor = math.exp(float(np.median(apart[:, worst])))
+        factor = math.exp(float(np.median(deviations[:, worst])))
         return Rescaled(who, factor, math.exp(float(self.usual[worst])))
 
 

@@ -26,7 +26,7 @@ _REFRESH = 16
 _FLOOR = 0.05
 # Not the largest: earlier outliers that did not stand out enough would hide the next ones.
 _HIGHEST = 0.98
-# Losses of the rank before and after it that are looked at, and how many after it may be odd, too.
+# Losses of the rank before and after it that are examined, and how many after it may be odd, too.
 _AFTER = 4
 _STILL_ODD = 1
 # Outliers that are remembered.
@@ -48,7 +48,7 @@ class OutlierPolicy(Policy):
         min_ratio: the loss over what 98 % of all ranks' are below.
         min_progress: rise over the rank's own median, as a share of the progress made.
         evidence: observations before anything is judged, of the last 64.
-        chance: probability of so many outliers on one rank alone, below which it is none.
+        chance: probability of this many outliers on one rank alone, below which it is none.
     """
 
     min_z: Sigmas = 10.0
@@ -69,7 +69,7 @@ class Odd:
     value: float
     others: float
     z: float
-    word: int | None
+    digest: int | None
     rows: frozenset[int]
 
 
@@ -108,9 +108,9 @@ class _Usual:
     @classmethod
     def of(cls, values: Sequence[Float64]) -> _Usual:
         past = np.stack(values)
-        apart = past - np.median(past, axis=1, keepdims=True)
-        # Of an odd number one is the median itself, which tells nothing of how they scatter.
-        scattered = apart[apart != 0]
+        deviations = past - np.median(past, axis=1, keepdims=True)
+        # Of an odd number one is the median itself, which shows nothing of how they scatter.
+        scattered = deviations[deviations != 0]
         sigma = max(robust_sigma(scattered), _FLOOR) if len(scattered) else _FLOOR
         high = float(np.quantile(past, _HIGHEST))
         return cls(sigma, high, np.exp(np.median(past, axis=0)))
@@ -122,9 +122,9 @@ class OutlierState:
 
     Attributes:
         values: the last losses (logarithms, where all are positive), float64 [R] each.
-            apart: rank -> the last observation at which it stood out, by their number.
+            last_outlying: rank -> the last observation at which it stood out, by their number.
         suspects: samples of outliers that have been in no batch since that was as usual, as far as
-            samples are told of; `acquitted` are the others.
+            samples are reported; `acquitted` are the others.
     """
 
     steps: int = 0
@@ -136,7 +136,7 @@ class OutlierState:
     progress: Progress = field(default_factory=Progress)
     waiting: list[_Waiting] = field(default_factory=list)
     odd: deque[Odd] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    apart: dict[int, int] = field(default_factory=dict)
+    last_outlying: dict[int, int] = field(default_factory=dict)
     suspects: set[int] = field(default_factory=set)
     acquitted: set[int] = field(default_factory=set)
     watch: Watch[Batches] = field(default_factory=lambda: Watch(clear_after=16))
@@ -160,7 +160,7 @@ class DataOutlier(Detector[OutlierState]):
         most one of the 4 after it: what stays is `rank.loss_outlier`. They recur where the same
         batch is odd twice, where a sample was in two odd batches and in no other that was reported,
         where three come at the same distance (of 8 steps or more; up to 3 in between need not stand
-        out), or where so many are of one rank alone as chance gives in fewer than 1 of 100 cases.
+        out), or where this many are of one rank alone as chance gives in fewer than 1 of 100 cases.
         Inputs: the logarithm of `input_rms`, of which 4 consecutive observations of a rank lie on
         one side of its median in the last 64 (16 at least), by a factor of 2 and by 8 robust
         standard deviations (0.02 at least), while the others moved less than a third as far.
@@ -254,10 +254,10 @@ class DataOutlier(Detector[OutlierState]):
         self._follow(step, scores, state)
         if scores is not None:
             for place in np.flatnonzero(scores > self.policy.others_z).tolist():
-                before = state.apart.get(state.ranks[place], -_AFTER)
-                state.apart[state.ranks[place]] = state.judged
+                before = state.last_outlying.get(state.ranks[place], -_AFTER)
+                state.last_outlying[state.ranks[place]] = state.judged
                 if place == odd and state.judged - before <= _AFTER:
-                    odd = -1  # it was apart before: it is no single batch
+                    odd = -1  # it differed before: it is no single batch
         if odd < 0:
             state.values.append(values.copy())
             if state.suspects:
@@ -266,7 +266,7 @@ class DataOutlier(Detector[OutlierState]):
                 state.acquitted |= clear
             state.watch.good(step)
             return
-        word, samples = held.of(odd, step)
+        digest, samples = held.of(odd, step)
         state.suspects |= samples - state.acquitted
         found = Odd(
             step=step,
@@ -274,7 +274,7 @@ class DataOutlier(Detector[OutlierState]):
             value=float(row[odd]),
             others=float(np.median(np.delete(row, odd))),
             z=float(values[odd] - middle) / state.usual.sigma if state.usual else math.nan,
-            word=word,
+            digest=digest,
             rows=samples,
         )
         state.waiting.append(_Waiting(found))
@@ -299,7 +299,7 @@ class DataOutlier(Detector[OutlierState]):
         return -1
 
     def _follow(self, step: int, scores: Float64 | None, state: OutlierState) -> None:
-        """What came after an outlier tells whether it was one batch."""
+        """What came after an outlier shows whether it was one batch."""
         for waiting in [*state.waiting]:
             place = state.ranks.index(waiting.odd.rank)
             waiting.after += 1
@@ -324,25 +324,25 @@ class DataOutlier(Detector[OutlierState]):
 
 
 class _Held:
-    """What the batches of a window consist of, as far as it is told."""
+    """What the batches of a window consist of, as far as it is reported."""
 
     def __init__(self, window: Window) -> None:
         self._column = {step: n for n, step in enumerate(window.steps.tolist())}
-        self._batch = window.words.get("batch")
-        self._rows = [window.words[name] for name in SAMPLE_WORDS if name in window.words]
+        self._batch = window.digests.get("batch")
+        self._rows = [window.digests[name] for name in SAMPLE_WORDS if name in window.digests]
 
     def of(self, place: int, step: int) -> tuple[int | None, frozenset[int]]:
         """Digest of a rank's batch, and some of its samples."""
         column = self._column[step]
-        word = None
+        digest = None
         if self._batch is not None and self._batch.present[place, column]:
-            word = int(self._batch.values[place, column])
+            digest = int(self._batch.values[place, column])
         found: set[int] = set()
         for series in self._rows:
             if series.present[place, column]:
                 both = int(series.values[place, column])
                 found |= {both >> 32, both & NO_SAMPLE}
-        return word, frozenset(found - {NO_SAMPLE})
+        return digest, frozenset(found - {NO_SAMPLE})
 
     def rows_at(self, step: int) -> Iterator[int]:
         """Samples of all ranks at a step."""
@@ -355,7 +355,7 @@ class _Held:
 def _together(odd: tuple[Odd, ...], state: OutlierState, chance: float) -> Batches:
     """How the outliers so far belong together, the newest always being one of them."""
     newest = odd[-1]
-    same = tuple(o for o in odd if o.word is not None and o.word == newest.word)
+    same = tuple(o for o in odd if o.digest is not None and o.digest == newest.digest)
     if len(same) > 1:
         return Batches(same, "batch")
     for sample in sorted(newest.rows & state.suspects):

@@ -20,9 +20,9 @@ from rankscope.server.detectors.wording import count, number, percent, ranks
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
-# Samples and batches remembered. When there are more, every second one is looked at from then on.
+# Samples and batches remembered. When there are more, every second one is examined from then on.
 _MEMORY = 200_000
-# Samples of a step that are looked at, of all ranks together: dozens of steps are enough then.
+# Samples of a step that are examined, of all ranks together: dozens of steps are enough then.
 _A_STEP = 64
 _RECENT = 4
 
@@ -71,8 +71,8 @@ class OverlapState:
     """What is remembered.
 
     Attributes:
-        items: samples or batches that were looked at.
-        by_samples: samples are told in this run.
+        items: samples or batches that were examined.
+        by_samples: samples are reported in this run.
         owners: sample or batch -> ranks that had it first.
         recent: share of the last ones that had been there before.
         evidence: log-likelihood ratio for parts that overlap.
@@ -81,8 +81,8 @@ class OverlapState:
         found: whether the test has decided that parts overlap: what comes again in later epochs
             says nothing against it, and no sampler mends itself before a restart.
         closed: why it is no longer judged; empty while it is.
-        whole, labels: the same of whole batches, where this is of samples (few steps tell of
-            these), and of their labels.
+        whole, labels: the same of whole batches, where this is of samples (few steps report these),
+            and of their labels.
     """
 
     steps: int = 0
@@ -109,7 +109,7 @@ class OverlapState:
             self.owners = {i: who for i, who in self.owners.items() if _kept(i, halvings)}
 
     def forget(self, restarts: int) -> None:
-        """What was read so far tells nothing any more."""
+        """What was read so far shows nothing any more."""
         self.owners.clear()
         self.shared, self.began, self.recent, self.evidence = Shared(), -1, 0.0, 0.0
         self.restarts, self.found, self.closed = restarts, False, ""
@@ -126,12 +126,11 @@ class Overlap(Detector[OverlapState]):
         (Wald, 1945) of 1/(32 N) against 1/N, both errors 1e-4. Where most of what comes has been
         there before, it is another epoch, which means nothing. Of each batch some samples are
         known, those with the smallest hashes, the same ones wherever they come; of agents that
-        tell none, whole batches. Whole batches, which are known of more steps, and the
-        targets of their losses, which random augmentation leaves as they are, are tested beside
-        the samples, in the same way: labels that are alike by chance come to their own rank as
-        often. What ranks read before a restart is forgotten; until one it stands once it is found,
-        as no sampler mends itself. Batches that come to two ranks at the same
-        step are `data.duplicated`.
+        report none, whole batches. Whole batches, which are known of more steps, and the targets of
+        their losses, which random augmentation leaves as they are, are tested beside the samples,
+        in the same way: labels that are alike by chance come to their own rank as often. What ranks
+        read before a restart is forgotten; until one it stands once it is found, as no sampler
+        mends itself. Batches that come to two ranks at the same step are `data.duplicated`.
 
     Severity:
         Warning.
@@ -163,26 +162,26 @@ class Overlap(Detector[OverlapState]):
     def advance(self, window: Window, state: OverlapState) -> Outcome:
         """Goes through the batches step by step."""
         state.steps += len(window.steps)
-        words = batch_digests(window)
+        series = batch_digests(window)
         members = max(window.data_parallel, key=len)
-        if words is not None and len(members) > 1:
+        if series is not None and len(members) > 1:
             rows = np.flatnonzero(np.isin(window.ranks, members))
-            present, values = words.present[rows], words.values[rows]
-            state.by_samples |= any(name in window.words for name in SAMPLE_WORDS)
-            samples, told = _samples(window, rows, by_samples=state.by_samples)
+            present, values = series.present[rows], series.values[rows]
+            state.by_samples |= any(name in window.digests for name in SAMPLE_WORDS)
+            samples, reported = _samples(window, rows, by_samples=state.by_samples)
             if state.by_samples:
                 state.whole = state.whole or OverlapState()
                 self._go(
                     window, state.whole, rows, (present, values), (values[None], present[None])
                 )
-            self._go(window, state, rows, (present, values), (samples, told))
+            self._go(window, state, rows, (present, values), (samples, reported))
             targets = label_digests(window)
             if targets is not None:
                 state.labels = state.labels or OverlapState()
-                told = (targets.present[rows] & present)[None]
-                held = (targets.values[rows][None], told)
+                reported = (targets.present[rows] & present)[None]
+                held = (targets.values[rows][None], reported)
                 self._go(window, state.labels, rows, (present, values), held)
-        # Where several find it, it is one fault: samples tell most of it.
+        # Where several find it, it is one fault: samples show the most of it.
         parts = (state, state.whole, state.labels)
         found = next((p for p in parts if p is not None and p.watch.found), state)
         findings = tuple(
@@ -205,11 +204,11 @@ class Overlap(Detector[OverlapState]):
             items: samples, batches or labels, and where there is one: [K, rows, steps].
         """
         later = restarts(window)
-        (present, values), (held, told) = batches, items
+        (present, values), (held, reported) = batches, items
         # All ranks keep the same part of all samples, so that shares and odds stay.
         fewest = max(len(held) * len(rows) // _A_STEP, 1).bit_length() - 1
         state.thin_out(fewest)
-        told = told & (held & np.uint64((1 << state.halvings) - 1) == 0)
+        reported = reported & (held & np.uint64((1 << state.halvings) - 1) == 0)
         for column in np.flatnonzero(present.any(axis=0)).tolist():
             step = int(window.steps[column])
             begun = passed(later, step)
@@ -223,7 +222,7 @@ class Overlap(Detector[OverlapState]):
             if len(set(of_ranks)) < len(of_ranks):
                 state.judged += 1
                 continue  # another detector's matter
-            places, row = np.nonzero(told[:, :, column])
+            places, row = np.nonzero(reported[:, :, column])
             pairs = zip(
                 window.ranks[rows[row]].tolist(), held[places, row, column].tolist(), strict=True
             )
@@ -300,9 +299,9 @@ def _samples(
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
     """Samples of each rank and step, and where there is one: [K, rows, steps].
 
-    Whole batches (K = 1) where no samples are told in the whole run.
+    Whole batches (K = 1) where no samples are reported in the whole run.
     """
-    series = [window.words[name] for name in SAMPLE_WORDS if name in window.words]
+    series = [window.digests[name] for name in SAMPLE_WORDS if name in window.digests]
     if by_samples and not series:
         none = np.zeros((1, len(rows), len(window.steps)))
         return none.astype(np.uint64), none.astype(np.bool_)
@@ -323,7 +322,7 @@ def _finding(episode: Episode[Shared], *, by_labels: bool = False) -> Finding:
     suspects = tuple(sorted(shared.ranks))
     share = shared.repeats / (shared.repeats + shared.fresh + shared.own)
     what = "samples" if shared.samples else "the labels of batches" if by_labels else "batches"
-    looked = " that were looked at" if shared.samples else ""
+    compared = " that were examined" if shared.samples else ""
     again = f"{shared.own:,} had been the same rank's" if shared.own else "none the same rank's"
     return Finding(
         kind="data.overlap",
@@ -336,7 +335,7 @@ def _finding(episode: Episode[Shared], *, by_labels: bool = False) -> Finding:
         stage="batch",
         cause=(
             f"{shared.repeats:,} {what} since step {step} had been another rank's before, "
-            f"{percent(share)} of those{looked}, and {again}: the ranks' parts of the data "
+            f"{percent(share)} of those{compared}, and {again}: the ranks' parts of the data "
             "overlap, and so others are not seen at all. Mostly each rank shuffles with a seed of "
             "its own."
         ),
@@ -370,8 +369,8 @@ def _check(
         return Check(Status.OK, f"The ranks' parts did not overlap until then. {state.closed}")
     size = len(max(window.data_parallel, key=len))
     what = "sample" if state.by_samples else "batch"
-    limit = "" if state.by_samples else "; samples in different batches cannot be told apart"
-    told = (
+    limit = "" if state.by_samples else "; samples in different batches cannot be distinguished"
+    reported = (
         f"Not more often than by chance was a {what} seen by two ranks in "
         f"{count(state.judged, 'checked step')}{limit}."
     )
@@ -382,7 +381,7 @@ def _check(
     if expected < needed:
         return Check(
             Status.INSUFFICIENT_DATA,
-            f"{told} But parts that overlap would have shown {number(expected)} times in these, "
+            f"{reported} But overlapping parts would have shown {number(expected)} times in these, "
             f"of {number(math.ceil(needed))} needed.",
         )
-    return Check(Status.OK, told)
+    return Check(Status.OK, reported)

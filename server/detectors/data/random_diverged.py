@@ -58,7 +58,7 @@ class DrawnState:
     Attributes:
         groups: ranks that draw alike for one batch.
         last: state and batch of each rank at its last observation.
-        generator: the one that is looked at.
+        generator: the one that is examined.
     """
 
     steps: int = 0
@@ -109,21 +109,21 @@ class RandomDiverged(Detector[DrawnState]):
     def advance(self, window: Window, state: DrawnState) -> Outcome:
         """Goes through the states of the generators step by step."""
         state.steps += len(window.steps)
-        apart = window.data_parallel
-        part = {rank: number for number, c in enumerate(apart) for rank in c}
-        if len(apart) > 1:
-            self._look(window, state, part)
+        sets = window.data_parallel
+        part = {rank: number for number, c in enumerate(sets) for rank in c}
+        if len(sets) > 1:
+            self._compare(window, state, part)
         findings = tuple(_finding(e) for e in state.groups.episodes(window.last_step))
         return Outcome({"desync.rng": _check(window, state, self.policy)}, findings)
 
-    def _look(self, window: Window, state: DrawnState, part: dict[int, int]) -> None:
-        batches = window.words.get("batch")
-        if _DEVICE in window.words and state.generator != _DEVICE:
+    def _compare(self, window: Window, state: DrawnState, part: dict[int, int]) -> None:
+        batches = window.digests.get("batch")
+        if _DEVICE in window.digests and state.generator != _DEVICE:
             state.generator = _DEVICE
             state.groups.forget()
-        elif not state.generator and _HOST in window.words:
+        elif not state.generator and _HOST in window.digests:
             state.generator = _HOST
-        drawn = window.words.get(state.generator)
+        drawn = window.digests.get(state.generator)
         if drawn is None:
             return
         later = restarts(window)
@@ -146,20 +146,20 @@ class RandomDiverged(Detector[DrawnState]):
         part: dict[int, int],
     ) -> None:
         fresh: dict[int, tuple[int, int]] = {}
-        for rank, (word, batch) in now.items():
+        for rank, (digest, batch) in now.items():
             before = state.last.get(rank, (0, 0))
             if batch is not None:
                 # The same as before: nothing was drawn, or the batch is synthetic.
-                if word != before[0] and batch != before[1]:
-                    fresh[rank] = word, batch
-                state.last[rank] = word, batch
+                if digest != before[0] and batch != before[1]:
+                    fresh[rank] = digest, batch
+                state.last[rank] = digest, batch
 
         def differs(group: Ranks, known: Group, held: Mapping[int, int]) -> tuple[Different, None]:
             return Different(group, suspects_of(held), state.generator, known.times), None
 
         state.groups.observe(
             step,
-            {rank: word for rank, (word, _) in now.items()},
+            {rank: digest for rank, (digest, _) in now.items()},
             groups_of(fresh, part),
             needed=self.policy.shared,
             made=Group,
@@ -177,7 +177,7 @@ def _finding(episode: Episode[Different]) -> Finding:
         if alone
         else f"{ranks(group).capitalize()} share a model and draw different random numbers"
     )
-    unknown = "" if alone else " Nothing tells which of them has drawn more."
+    unknown = "" if alone else " Nothing shows which of them has drawn more."
     return Finding(
         kind="desync.rng",
         severity="warning",
@@ -190,7 +190,7 @@ def _finding(episode: Episode[Different]) -> Finding:
         cause=(
             f"{ranks(group).capitalize()} hold different parts of the model, read the same batches "
             f"and drew the same numbers from the generator of `{_GENERATORS[found.generator]}` at "
-            f"{count(found.shared, 'look')} before; at step {step} its states differ. One of "
+            f"{count(found.shared, 'sample')} before; at step {step} its states differ. One of "
             "them has drawn where the others did not (a loader that draws its seed, a sampling "
             f"for a log, an evaluation on one rank), and their dropout masks differ.{unknown}"
         ),
@@ -218,8 +218,8 @@ def _check(window: Window, state: DrawnState, policy: DrawnPolicy) -> Check:
             "All ranks hold the same tensors, or shards of them: each draws for itself.",
         )
     if state.groups.known:
-        told = listing([ranks(group) for group in sorted(state.groups.known)], most=4)
-        return Check(Status.OK, f"{told.capitalize()} drew the same numbers, as they have to.")
+        reported = listing([ranks(group) for group in sorted(state.groups.known)], most=4)
+        return Check(Status.OK, f"{reported.capitalize()} drew the same numbers, as they have to.")
     if state.groups.judged < policy.shared and state.steps < _GRACE:
         return Check(Status.INSUFFICIENT_DATA, "Too few random states have been seen yet.")
     if not state.groups.judged:

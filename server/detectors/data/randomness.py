@@ -36,7 +36,7 @@ class SharedPolicy(Policy):
 
 @dataclass(slots=True)
 class SharedState:
-    """What is remembered: last word of each generator, and how often in a row it was shared."""
+    """What is remembered: last digest of each generator, and how often in a row it was shared."""
 
     steps: int = 0
     judged: int = 0
@@ -85,16 +85,16 @@ class RandomShared(Detector[SharedState]):
         rows = np.flatnonzero(np.isin(window.ranks, members))
         found: dict[int, tuple[bool, str, int]] = {}
         for name in _GENERATORS if len(rows) > 1 else ():
-            words = window.words.get(name)
-            if words is None:
+            series = window.digests.get(name)
+            if series is None:
                 continue
-            present, values = words.present[rows], words.values[rows]
+            present, values = series.present[rows], series.values[rows]
             whole = np.flatnonzero(present.all(axis=0))
             same = (values[:, whole] == values[0, whole]).all(axis=0)
             for column, alike in zip(whole.tolist(), same.tolist(), strict=True):
-                step, word = int(window.steps[column]), int(values[:, column].min())
-                drawn = name in state.last and state.last[name] != word
-                state.last[name] = word
+                step, digest = int(window.steps[column]), int(values[:, column].min())
+                drawn = name in state.last and state.last[name] != digest
+                state.last[name] = digest
                 times, since = state.streak.get(name, (0, step))
                 if not alike:
                     times = 0

@@ -54,7 +54,7 @@ class Repeat:
         earlier: step of what its first batch repeats.
         restarted: ranks whose process had begun right before it; empty: an ordinary epoch.
         length: observations of it so far.
-        ranks: those whose batches were looked at.
+        ranks: those whose batches were examined.
     """
 
     distance: int
@@ -181,33 +181,33 @@ class Replayed(Detector[ReplayedState]):
     def advance(self, window: Window, state: ReplayedState) -> Outcome:
         """Goes through the batches step by step."""
         state.steps += len(window.steps)
-        for words, order in (
+        for series, order in (
             (batch_digests(window), state.batches),
             (label_digests(window), state.labels),
         ):
-            if words is None:
+            if series is None:
                 continue
-            whole = words.present.all(axis=0) & (len(window.ranks) == window.world_size)
+            whole = series.present.all(axis=0) & (len(window.ranks) == window.world_size)
             for column in np.flatnonzero(whole).tolist():
                 # Ranks in any order: renumbering them is no other sequence.
-                held = np.sort(words.values[:, column]).tobytes()
+                held = np.sort(series.values[:, column]).tobytes()
                 digest = hashlib.blake2b(held, digest_size=8).digest()
                 self._step(window, order, int(window.steps[column]), digest)
                 if order is state.batches:
                     step = int(window.steps[column])
-                    state.own.take(step, window.ranks, words.values[:, column])
+                    state.own.take(step, window.ranks, series.values[:, column])
         # Where both repeat, it is one sequence: that of the batches is known sooner.
-        told = state.labels if state.by_labels else state.batches
+        reported = state.labels if state.by_labels else state.batches
         findings = [
-            _finding(episode, by_labels=told.labels is not None)
-            for watch in (told.epochs, told.restarts)
+            _finding(episode, by_labels=reported.labels is not None)
+            for watch in (reported.epochs, reported.restarts)
             for episode in watch.take(window.last_step)
         ]
         findings += [_stuck(e) for e in state.batches.stuck.take(window.last_step)]
         findings += [own_finding(e) for e in state.own.watch.take(window.last_step)]
         checks = {
-            "data.replayed": _check(window, state, told.restarts, state.batches.restarts),
-            "data.unshuffled": _check(window, state, told.epochs, state.batches.epochs),
+            "data.replayed": _check(window, state, reported.restarts, state.batches.restarts),
+            "data.unshuffled": _check(window, state, reported.epochs, state.batches.epochs),
         }
         return Outcome(checks, tuple(findings))
 
@@ -218,7 +218,7 @@ class Replayed(Detector[ReplayedState]):
         same = digest == state.last
         state.constant += same
         self._follow_stuck(window, state, step, same=same)
-        # Looks that lie whole epochs apart find the same batch again.
+        # Samples that lie whole epochs apart find the same batch again.
         constant = same and (
             step - state.last_step < self.policy.far or 2 * state.constant >= state.judged
         )
@@ -230,7 +230,7 @@ class Replayed(Detector[ReplayedState]):
                 state.run, state.distance, state.since = 1, step - earlier, step
                 state.earlier, state.previous = earlier, state.last_step
         elif constant or step - state.distance in state.at:
-            # Where its counterpart was not looked at, it says nothing.
+            # Where its counterpart was not examined, it says nothing.
             state.run = 0
         if state.run <= 1:
             state.distinct.clear()
@@ -286,7 +286,7 @@ class Replayed(Detector[ReplayedState]):
             state.stuck.bad(step, facts, first_step=state.alike_since).facts.length = state.alike
 
     def _repeats(self, state: Order, step: int) -> bool:
-        """Whether so many repeat that it is no chance."""
+        """Whether this many repeat that it is no chance."""
         if state.labels is not None:
             return len(state.distinct) >= state.labels.needed()
         return state.run >= self.policy.run or (
@@ -297,7 +297,7 @@ class Replayed(Detector[ReplayedState]):
 def _common(one: int, other: int, far: int) -> int:
     """The distance that both are made of: the shorter one, if it fits into the other; else 0.
 
-    Longer ones than the least are told of looks that lie whole epochs apart.
+    Longer ones than the least are those of samples that lie whole epochs apart.
     """
     shorter, longer = min(one, other), max(one, other)
     if shorter == longer or (shorter >= far and longer % shorter == 0):
@@ -398,9 +398,9 @@ def _stuck(episode: Episode[Stuck]) -> Finding:
 
 
 def _check(
-    window: Window, state: ReplayedState, told: Watch[Repeat], watch: Watch[Repeat]
+    window: Window, state: ReplayedState, reported: Watch[Repeat], watch: Watch[Repeat]
 ) -> Check:
-    for one in (watch, told):
+    for one in (watch, reported):
         episode = one.open(window.last_step)
         if episode is not None:
             return Check(Status.OPEN, f"{_finding(episode).title}.")

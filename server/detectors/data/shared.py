@@ -43,15 +43,15 @@ class Different:
         suspects: those without the batch of most; all of them where there is none.
         shared: observations at which they had had one.
         agreed_until: the last of them.
-        losses_apart: first step at which their losses were no longer the same; None where these do
-            not tell.
+        losses_differ_since: first step at which their losses differed; None where that is not
+            known.
     """
 
     group: Ranks
     suspects: Ranks
     shared: int
     agreed_until: int
-    losses_apart: int | None
+    losses_differ_since: int | None
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Shared(Group):
     other_loss: int | None = None
 
     @property
-    def losses_apart(self) -> int | None:
+    def losses_differ_since(self) -> int | None:
         """Since when their losses differ, where these were the same while they shared."""
         return self.other_loss if self.same_loss >= self.agreed_until else None
 
@@ -131,20 +131,20 @@ class BatchShared(Detector[SharedState]):
     def advance(self, window: Window, state: SharedState) -> Outcome:
         """Goes through the batches step by step."""
         state.steps += len(window.steps)
-        words = batch_digests(window)
-        apart = window.data_parallel
-        part = {rank: number for number, c in enumerate(apart) for rank in c}
-        state.applicable = len(apart) > 1
-        if words is not None and state.applicable:
+        series = batch_digests(window)
+        sets = window.data_parallel
+        part = {rank: number for number, c in enumerate(sets) for rank in c}
+        state.applicable = len(sets) > 1
+        if series is not None and state.applicable:
             later = restarts(window)
             done = 0
-            for column in np.flatnonzero(words.present.sum(axis=0) > 1).tolist():
+            for column in np.flatnonzero(series.present.sum(axis=0) > 1).tolist():
                 # A batch is read before its loss is known.
                 _follow_losses(window, state, done, column)
                 done = column
                 state.groups.begin(later, int(window.steps[column]))
-                rows = np.flatnonzero(words.present[:, column])
-                batches = words.values[rows, column].tolist()
+                rows = np.flatnonzero(series.present[:, column])
+                batches = series.values[rows, column].tolist()
                 now = dict(zip(window.ranks[rows].tolist(), batches, strict=True))
                 self._step(state, int(window.steps[column]), now, part)
             _follow_losses(window, state, done, len(window.steps))
@@ -169,7 +169,7 @@ class BatchShared(Detector[SharedState]):
 
 
 def _differs(group: Ranks, known: Shared, held: Mapping[int, int]) -> tuple[Different, int | None]:
-    since = known.losses_apart
+    since = known.losses_differ_since
     return Different(group, suspects_of(held), known.times, known.agreed_until, since), since
 
 
@@ -186,15 +186,15 @@ def _follow_losses(window: Window, state: SharedState, first: int, end: int) -> 
     begins = np.cumsum(sizes) - sizes
     values = losses.values[members, columns]
     there = losses.present[members, columns] & np.isfinite(values)
-    told = np.logical_and.reduceat(there, begins, axis=0)
+    reported = np.logical_and.reduceat(there, begins, axis=0)
     same = np.minimum.reduceat(values, begins) == np.maximum.reduceat(values, begins)
-    for known, posted, alike in zip(state.groups.known.values(), told, same, strict=True):
+    for known, posted, alike in zip(state.groups.known.values(), reported, same, strict=True):
         last = np.flatnonzero(posted & alike)
         if len(last):
             known.same_loss, known.other_loss = int(steps[last[-1]]), None
         if known.other_loss is None:
-            apart = np.flatnonzero(posted & (steps > known.same_loss))
-            known.other_loss = int(steps[apart[0]]) if len(apart) else None
+            sets = np.flatnonzero(posted & (steps > known.same_loss))
+            known.other_loss = int(steps[sets[0]]) if len(sets) else None
 
 
 def _finding(episode: Episode[Different]) -> Finding:
@@ -208,10 +208,12 @@ def _finding(episode: Episode[Different]) -> Finding:
         if alone
         else f"{ranks(group).capitalize()} share a model and read different batches"
     )
-    unknown = "" if alone else " Nothing tells which of them is wrong."
+    unknown = "" if alone else " Nothing shows which of them is wrong."
     since = ""
-    if found.losses_apart is not None:
-        since = f" Since step {found.losses_apart} they no longer have one and the same loss."
+    if found.losses_differ_since is not None:
+        since = (
+            f" Since step {found.losses_differ_since} they no longer have one and the same loss."
+        )
     return Finding(
         kind="desync.batch",
         severity="critical",
@@ -238,7 +240,7 @@ def _finding(episode: Episode[Different]) -> Finding:
             "group": list(group),
             "shared": found.shared,
             AGREED_UNTIL: found.agreed_until,
-            "losses_apart": found.losses_apart,
+            "losses_apart": found.losses_differ_since,
             "observed": episode.seen,
         },
     )
@@ -254,8 +256,8 @@ def _check(window: Window, state: SharedState, policy: SharedPolicy) -> Check:
             "All ranks hold the same tensors, or shards of them: each has batches of its own.",
         )
     if state.groups.known:
-        told = listing([ranks(group) for group in sorted(state.groups.known)], most=4)
-        return Check(Status.OK, f"{told.capitalize()} had the same batches, as they have to.")
+        reported = listing([ranks(group) for group in sorted(state.groups.known)], most=4)
+        return Check(Status.OK, f"{reported.capitalize()} had the same batches, as they have to.")
     if state.groups.judged < policy.shared and state.steps < _GRACE:
         return Check(Status.INSUFFICIENT_DATA, "Too few batches have been seen yet.")
     if not state.groups.judged:

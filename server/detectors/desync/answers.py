@@ -55,7 +55,7 @@ def _check(state: DesyncState, policy: DesyncPolicy, kind: str) -> Check:
             Status.OK,
             f"{who} hold versions of one model, the oldest {count(oldest, 'step')} old.",
         )
-    if state.period and (kind == "desync.parameters" or _apart(state, stages)):
+    if state.period and (kind == "desync.parameters" or _differing(state, stages)):
         return Check(Status.OK, f"{who} are made equal {every(state.period)}, as synchronised.")
     alone = _alone(state)
     differed = max(state.differed.get(stage, 0) for stage in stages)
@@ -75,16 +75,16 @@ def _alone(state: DesyncState) -> str:
     """Which ranks could not be compared with any other."""
     partly = tuple(r for r in state.unpaired if r in state.partly)
     alone = tuple(r for r in state.unpaired if r not in state.partly)
-    told = ""
-    if state.own_copies:
-        told = " Not compared: tensors of which each rank trains a copy of its own."
+    reported = ""
+    if state.rank_local:
+        reported = " Not compared: tensors of which each rank trains a copy of its own."
     if partly:
-        told += f" Of {ranks(partly)}, only tensors that other ranks hold, too, were compared."
+        reported += f" Of {ranks(partly)}, only tensors that other ranks hold, too, were compared."
     if alone:
         verb = agree(len(alone), "holds")
-        told += f" Not compared: {ranks(alone)}, which {verb} what no other rank holds."
-    return told
+        reported += f" Not compared: {ranks(alone)}, which {verb} what no other rank holds."
+    return reported
 
 
-def _apart(state: DesyncState, stages: Sequence[str]) -> bool:
+def _differing(state: DesyncState, stages: Sequence[str]) -> bool:
     return any(state.differed.get(stage, 0) for stage in stages)

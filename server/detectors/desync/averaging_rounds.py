@@ -1,8 +1,8 @@
-"""Averages of the parameters that a rank missed, told without a look at the parameters.
+"""Averages of the parameters that a rank missed, found without reading the parameters.
 
 Ranks that train for themselves write their parameters when they average them, and say so at every
-step. A rank that misses one average is made equal by the next one: between two looks nobody would
-see that it was apart.
+step. A rank that misses one average is made equal by the next one: between two samples nobody would
+see that it differed.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ _ALIVE = "loss"
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class AveragingRound:
     """A step before which parameters were written.
 
     Attributes:
         absent: ranks that wrote nothing.
         present: ranks that did.
-        looked: whether what was written was compared.
+        compared: whether what was written was compared.
     """
 
     step: int
     absent: tuple[int, ...]
     present: tuple[int, ...]
-    looked: bool
+    compared: bool
 
 
 @dataclass(slots=True)
-class Meetings:
+class AveragingRounds:
     """When the ranks wrote their parameters together.
 
     Two averages of all, one without some of them and the next one again with all (or without the
     same ones), at one interval: single ranks that write now and then make no such pattern.
     """
 
-    last: deque[Meeting] = field(default_factory=lambda: deque(maxlen=4))
+    last: deque[AveragingRound] = field(default_factory=lambda: deque(maxlen=4))
 
     @property
     def at(self) -> int:
@@ -57,21 +57,21 @@ class Meetings:
     @property
     def period(self) -> int:
         """Steps from one average to the next, of the last three in which all took part; else 0."""
-        whole = [meeting.step for meeting in self.last if not meeting.absent]
+        whole = [averaging.step for averaging in self.last if not averaging.absent]
         intervals = {after - before for before, after in pairwise(whole[-3:])}
         return intervals.pop() if len(whole) > 2 and len(intervals) == 1 else 0
 
-    def found(self, window: Window, members: Sequence[int]) -> list[Meeting]:
+    def found(self, window: Window, members: Sequence[int]) -> list[AveragingRound]:
         """The steps of a window before which any of the ranks wrote its parameters."""
         marks, alive = window.series.get(MARK), window.series.get(_ALIVE)
         if marks is None or alive is None:
             return []
         rows = np.flatnonzero(np.isin(window.ranks, members))
-        # Where what was written was looked at, it is known who holds what.
-        looked = {c.step for c in window.comparisons if c.stage == "outside_optimizer"}
-        if not window.own_copies.isdisjoint(members):
+        # Where what was written was examined, it is known who holds what.
+        compared = {c.step for c in window.comparisons if c.stage == "outside_optimizer"}
+        if not window.rank_local.isdisjoint(members):
             # It is copies of their own that they write, and nobody compares these.
-            looked.clear()
+            compared.clear()
         met = []
         for column in np.flatnonzero(marks.present[rows].any(axis=0)).tolist():
             step = int(window.steps[column])
@@ -80,13 +80,15 @@ class Meetings:
             wrote = marks.present[rows, column]
             absent, present = window.ranks[rows[~wrote]], window.ranks[rows[wrote]]
             met.append(
-                Meeting(step, tuple(absent.tolist()), tuple(present.tolist()), step in looked)
+                AveragingRound(
+                    step, tuple(absent.tolist()), tuple(present.tolist()), step in compared
+                )
             )
         return met
 
-    def take(self, meeting: Meeting) -> Finding | None:
-        """Takes one step after the other; tells of an average when the next one has come."""
-        self.last.append(meeting)
+    def take(self, averaging: AveragingRound) -> Finding | None:
+        """Takes one step after the other; reports an average when the next one has come."""
+        self.last.append(averaging)
         return self._missed()
 
     def _missed(self) -> Finding | None:
@@ -96,14 +98,14 @@ class Meetings:
         period = second.step - first.step
         steps = (first.step, second.step, third.step, fourth.step)
         regular = period >= 2 and all(b - a == period for a, b in pairwise(steps))
-        if not regular or first.absent or second.absent or not third.absent or third.looked:
+        if not regular or first.absent or second.absent or not third.absent or third.compared:
             return None
         if fourth.absent not in ((), third.absent):
             return None
         return _finding(third, period, fourth.step)
 
 
-def _finding(missed: Meeting, period: int, seen: int) -> Finding:
+def _finding(missed: AveragingRound, period: int, seen: int) -> Finding:
     who, step = ranks(missed.absent), missed.step
     return Finding(
         kind="desync.parameters",

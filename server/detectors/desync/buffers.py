@@ -48,12 +48,12 @@ class OwnBuffers(Incident):
 
     Attributes:
         widest: of those that found it, the first one of the most ranks.
-        tensors: those that differed at the first look tensor by tensor; of `tensor_count`.
+        tensors: those that differed at the first sample tensor by tensor; of `tensor_count`.
         agreeing: whether the last comparison found them equal.
         most: largest relative distance of a variance so far.
         far: whether one was more than half of its norm, of ranks with the same parameters.
-        still: whether statistics were the same number apart at two consecutive samples.
-        last: relative distances at the last look, by name of the statistics.
+        still: whether statistics differed by the same number at two consecutive samples.
+        last: relative distances at the last sample, by name of the statistics.
         jump: statistics of one rank that left the others' at a step.
     """
 
@@ -67,20 +67,20 @@ class OwnBuffers(Incident):
     last: dict[str, float] = field(default_factory=dict)
     jump: Jump = field(default_factory=Jump)
 
-    def look(self, comparison: Comparison, *, one_model: bool) -> None:
-        """Takes a look that found them apart, tensor by tensor.
+    def observe(self, comparison: Comparison, *, one_model: bool) -> None:
+        """Takes a sample that found them to differ, tensor by tensor.
 
         Args:
             one_model: whether the ranks hold the same parameters: other layers before it make other
                 statistics, whatever the inputs are.
         """
         held = {t.name: t.distance for t in comparison.tensors if t.name.endswith(_STATISTICS)}
-        # Statistics that the batches still move are never twice the same distance apart.
+        # Statistics that the batches still move never differ twice by the same distance.
         self.still |= bool(held) and held == self.last
         self.last = held
-        apart = [t.relative for t in comparison.tensors if t.name.endswith(_VARIANCE)]
-        self.most = max([self.most, *apart])
-        far = one_model and any(relative > _FAR for relative in apart)
+        distances = [t.relative for t in comparison.tensors if t.name.endswith(_VARIANCE)]
+        self.most = max([self.most, *distances])
+        far = one_model and any(relative > _FAR for relative in distances)
         if held and one_model:
             self.jump.take(comparison, far=far)
         # What one rank did at a step is a finding of its own.
@@ -128,7 +128,7 @@ class Buffers(Detector[BuffersState]):
         Equality of digests, bit by bit. Over after 8 steps of agreement. Where each rank has
         statistics of its own: their distances from the first rank's over the norm, of which one is
         more than 4 times the largest in the 8 comparisons before it or more (after the first 8),
-        where a running variance is apart by more than half of its norm.
+        where a running variance differs by more than half of its norm.
 
     Severity:
         Info for buffers. Most trainings with batch norm keep statistics of their own on each rank,
@@ -195,7 +195,7 @@ class Buffers(Detector[BuffersState]):
             if incident is not None and not set(comparison.ranks.tolist()).issuperset(
                 incident.widest.deviating
             ):
-                return  # those that were apart did not look
+                return  # those that differed were not sampled
             if incident is not None and not incident.agreeing:
                 # Nothing showed before this step that they agreed again.
                 incident.last_step = max(incident.last_step, step - 1)
@@ -212,17 +212,17 @@ class Buffers(Detector[BuffersState]):
         incident.agreeing = False
         incident.last_step = max(incident.last_step, step)
         if len(comparison.ranks) > len(incident.widest.ranks):
-            # Ranks look at intervals of their own: at the first step some may not have looked.
+            # Ranks look at intervals of their own: at the first step some may not have sampled.
             incident.widest = comparison
         if comparison.tensors and not incident.tensors:
             incident.tensors = comparison.tensors
             incident.tensor_count = comparison.tensor_count
         if comparison.tensors:
-            incident.look(comparison, one_model=state.one_model)
+            incident.observe(comparison, one_model=state.one_model)
 
 
 def _one_model(comparison: Comparison, *, was: bool) -> bool:
-    """Whether ranks hold the same parameters, rounding aside; words do not tell of rounding."""
+    """Whether ranks hold the same parameters, rounding aside; digests do not see rounding."""
     if comparison.equal:
         return True
     known = comparison.relative[~np.isnan(comparison.relative)]
@@ -246,7 +246,7 @@ def _finding(incident: OwnBuffers) -> Finding:
     who = ranks(widest.deviating)
     one = len(widest.deviating) == 1
     if widest.stage == "watched":
-        # Without a look tensor by tensor, nothing says that it is more than its buffers.
+        # Without a sample tensor by tensor, nothing says that it is more than its buffers.
         serious = any(not t.table.endswith(_OF_BUFFERS) for t in incident.tensors)
         module = f"`{names[0].partition('.')[0]}`" if names else "a watched module"
         title = f"{who.capitalize()} {'holds' if one else 'hold'} another {module}"
@@ -277,7 +277,7 @@ def _finding(incident: OwnBuffers) -> Finding:
             f"{who.capitalize()} {'keeps' if one else 'keep'} buffers of "
             f"{'its' if one else 'their'} own since step {incident.first_step}{which}"
         )
-        cause, remedy = _told(incident, who)
+        cause, remedy = _explain(incident, who)
     return Finding(
         kind="desync.buffers",
         key="" if widest.stage == "buffers" else widest.stage,
@@ -313,7 +313,7 @@ def _finding(incident: OwnBuffers) -> Finding:
     )
 
 
-def _told(incident: OwnBuffers, who: str) -> tuple[str, str]:
+def _explain(incident: OwnBuffers, who: str) -> tuple[str, str]:
     """Cause and remedy where the model's own buffers differ."""
     step = incident.first_step
     match incident.harm:

@@ -10,11 +10,11 @@ from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.wording import number, ranks
 from rankscope.server.window import Comparison, TensorDifference
 
-# Comparisons that say how far apart statistics usually are, at least: running means forget with a
+# Comparisons that say how much statistics usually differ, at least: running means forget with a
 # momentum of 0.1, and have settled after some ten batches.
 _LEAST = 16
-# Times the largest distance before. It tells a jump from what has come slowly, no more: that they
-# are far apart at all is asked for, too.
+# Times the largest distance before. It distinguishes a jump from what has come slowly, no more:
+# that they differ by much is a condition of its own.
 _TIMES = 4.0
 
 
@@ -23,13 +23,13 @@ class Jump:
     """Follows how far each rank's statistics lie from those of the first.
 
     Attributes:
-        looks: comparisons before it.
+        comparisons: comparisons before it.
         most: rank -> largest distance, relative to the norm, in the later half of them.
         step: of the jump; -1 for none.
         ranks: whose statistics jumped; all of them where nothing distinguishes them.
     """
 
-    looks: int = 0
+    comparisons: int = 0
     most: dict[int, float] = field(default_factory=dict)
     step: int = -1
     ranks: tuple[int, ...] = ()
@@ -38,10 +38,10 @@ class Jump:
     tensors: tuple[TensorDifference, ...] = ()
 
     def take(self, comparison: Comparison, *, far: bool) -> None:
-        """A comparison that found the statistics apart, tensor by tensor.
+        """A comparison, tensor by tensor, that found the statistics to differ.
 
         Args:
-            far: whether some of them are further apart than batches of one kind of data make them.
+            far: whether some of them differ by more than batches of one kind of data make them.
         """
         if self.step >= 0:
             return
@@ -50,7 +50,7 @@ class Jump:
         held = {rank: distance for rank, distance in others if np.isfinite(distance)}
         if len(held) < len(others) or first[1] != 0:
             return  # some agree bit for bit: that is another matter
-        if self.looks >= _LEAST and held.keys() == self.most.keys():
+        if self.comparisons >= _LEAST and held.keys() == self.most.keys():
             usual = max(self.most.values())
             moved = [rank for rank, distance in held.items() if distance > _TIMES * usual]
             if far and moved:
@@ -64,19 +64,19 @@ class Jump:
                     self.ranks = everyone
                 self.tensors = comparison.tensors
                 return
-        # While they settle, they are further apart than they ever are later.
-        if self.looks < _LEAST // 2 or held.keys() != self.most.keys():
+        # While they settle, they differ by more than they ever do later.
+        if self.comparisons < _LEAST // 2 or held.keys() != self.most.keys():
             self.most = dict(held)
         else:
             self.most = {rank: max(known, held[rank]) for rank, known in self.most.items()}
-        self.looks += 1
+        self.comparisons += 1
 
 
 def jump_finding(jump: Jump, *, last_step: int, clear_after: int | None) -> Finding:
     """The finding as it stands."""
     who = ranks(jump.ranks)
     names = tuple(t.name for t in sorted(jump.tensors, key=lambda t: -t.relative))
-    told = "" if jump.decided else " With two ranks, nothing tells which one is wrong."
+    reported = "" if jump.decided else " With two ranks, nothing shows which one is wrong."
     return Finding(
         kind="desync.buffers",
         key="jump",
@@ -84,7 +84,7 @@ def jump_finding(jump: Jump, *, last_step: int, clear_after: int | None) -> Find
         title=(
             f"Running statistics of {who} moved away from the other ranks' at step {jump.step}"
             if jump.decided
-            else f"Running statistics of {who} moved apart at step {jump.step}"
+            else f"Running statistics of {who} diverged at step {jump.step}"
         ),
         seen_step=jump.step,
         last_step=max(last_step, jump.step),
@@ -96,7 +96,7 @@ def jump_finding(jump: Jump, *, last_step: int, clear_after: int | None) -> Find
             f"Each rank's batch norm follows its own batches, and at step {jump.step} the "
             f"statistics of {who} lay {number(jump.times)} times as far from the others' as ever "
             "before: they were written, restored or reset on that rank, or its inputs have become "
-            f"very different. An evaluation gives another result there.{told}"
+            f"very different. An evaluation gives another result there.{reported}"
         ),
         remedy=(
             "Look for code that loads, resets or writes buffers under a condition that differs "

@@ -78,7 +78,7 @@ class Setting:
 
     @property
     def suspects(self) -> tuple[int, ...]:
-        """Ranks that have another value than most; all of them where there is no majority."""
+        """Ranks whose value differs from that of most; all of them where there is no majority."""
         others = self.values[1:] if self.decided else self.values
         return tuple(sorted(rank for _, held in others for rank in held))
 
@@ -118,7 +118,7 @@ class Config(Detector[ConfigState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.config",)
-    lasting: ClassVar[str] = "what ranks were started with is told once, at attach"
+    lasting: ClassVar[str] = "what ranks were started with is reported once, at attach"
     min_ranks: ClassVar[int] = 2
 
     def start(self) -> ConfigState:
@@ -128,7 +128,7 @@ class Config(Detector[ConfigState]):
     def advance(self, window: Window, state: ConfigState) -> Outcome:
         """Compares, once all ranks have said what they are, and after a restart."""
         state.steps += len(window.steps)
-        configs = window.told
+        configs = window.complete_configs
         if configs and len(window.steps) and configs != state.known:
             state.known = configs
             state.compared = len(configs)
@@ -171,17 +171,17 @@ def _of_modules(
     configs: Mapping[int, Mapping[str, Any]], members: tuple[int, ...]
 ) -> list[Setting | None]:
     """Settings of modules that differ among ranks with one layout of parameters."""
-    told = {r: s for r in members if isinstance(s := configs[r].get(_MODULES), Mapping)}
-    if len(told) < 2:
+    reported = {r: s for r in members if isinstance(s := configs[r].get(_MODULES), Mapping)}
+    if len(reported) < 2:
         return []
     found: list[Setting | None] = []
-    for name in sorted({name for settings in told.values() for name in settings}):
-        values = {r: _counted(settings.get(name)) for r, settings in told.items()}
+    for name in sorted({name for settings in reported.values() for name in settings}):
+        values = {r: _counted(settings.get(name)) for r, settings in reported.items()}
         if len(set(values.values())) == len(values) > 2:
             continue  # another on every rank: its own number
         severity = "info" if _OWN in name else "warning"
         by_rank = {r: {name: value} for r, value in values.items()}
-        found.append(_difference(name, severity, name, by_rank, tuple(told)))
+        found.append(_difference(name, severity, name, by_rank, tuple(reported)))
     return found
 
 
@@ -197,7 +197,7 @@ def _counted(values: object) -> str:
 def _with_tensors(
     setting: Setting | None, configs: Mapping[int, Mapping[str, Any]]
 ) -> Setting | None:
-    """With the parameters that are trained on some ranks only, where the ranks have told them."""
+    """With the parameters that are trained on some ranks only, where ranks report them."""
     if setting is None or setting.key != "trainable_digest":
         return setting
     first = setting.values[0][1][0]
@@ -267,7 +267,7 @@ def _finding(settings: tuple[Setting, ...], step: int, last_step: int) -> Findin
     more = f" and {len(ranked) - 1} more" if len(ranked) > 1 else ""
     nobody = ""
     if not decided:
-        nobody = "No value is that of most ranks, so nothing tells which ones are wrong."
+        nobody = "No value is that of most ranks, so nothing shows which ones are wrong."
     return Finding(
         kind="desync.config",
         severity=worst.severity,
@@ -282,7 +282,7 @@ def _finding(settings: tuple[Setting, ...], step: int, last_step: int) -> Findin
         stage="start",
         cause=sentences(
             f"When the monitor was attached, the ranks differed in {names}.",
-            *(_told(setting) for setting in ranked[:3]),
+            *(_described(setting) for setting in ranked[:3]),
             nobody,
         ),
         remedy=_remedy(worst),
@@ -297,7 +297,7 @@ def _finding(settings: tuple[Setting, ...], step: int, last_step: int) -> Findin
     )
 
 
-def _told(setting: Setting) -> str:
+def _described(setting: Setting) -> str:
     said = []
     for value, held in setting.values[:3]:
         readable = "other" if setting.key.endswith("digest") else value[:60]

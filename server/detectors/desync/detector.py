@@ -12,13 +12,13 @@ import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.answers import SUBJECTS, checks_of
-from rankscope.server.detectors.desync.averaging_rounds import MARK, Meeting
+from rankscope.server.detectors.desync.averaging_rounds import MARK, AveragingRound
 from rankscope.server.detectors.desync.explain import (
     finding_of,
     periodic_finding,
     versions_finding,
 )
-from rankscope.server.detectors.desync.incident import Apart, groups_of
+from rankscope.server.detectors.desync.incident import Divergence, groups_of
 from rankscope.server.detectors.desync.order import (
     SETTINGS,
     differing_setting,
@@ -34,7 +34,7 @@ from rankscope.server.detectors.desync.state import (
     DesyncPolicy,
     DesyncState,
 )
-from rankscope.server.detectors.desync.versions import Look
+from rankscope.server.detectors.desync.versions import VersionFacts
 from rankscope.server.detectors.policy import Policy
 from rankscope.server.window import Comparison, Window
 
@@ -53,18 +53,18 @@ class Desync(Detector[DesyncState]):
 
     Statistic:
         Equality of digests (bit by bit), and of gradient norms to 1e-6. The suspect ranks are those
-        outside the largest group of equal ranks, as soon as all have looked; with two ranks, or two
-        groups of one size, all are named and nothing indicates which one is wrong. That ranks agree
-        again counts where those that had diverged are among them. The tensors come from the first
-        sample of single tensors after the onset, ordered by relative distance. Where the parameters
-        return to equality four times at one interval, or twice where all ranks write them at one
-        interval, they are taken to be synchronised every so many steps on purpose, and only a
-        missed synchronisation that was sampled is a desync. Where ranks that
-        were all by themselves have come together before, one that is left out when most of them do
-        again has missed it. Where ranks hold versions of one model of which one rank makes the new
-        ones (a parameter server) and were never all equal for four steps, it is the age of their
-        versions that is judged: older than 8 steps, and than 4 times the oldest that was caught up
-        with, is a desync. Over after 8 steps of agreement.
+        outside the largest group of equal ranks, as soon as all have sampled; with two ranks, or
+        two groups of one size, all are named and nothing indicates which one is wrong. That ranks
+        agree again counts where those that had diverged are among them. The tensors come from the
+        first sample of single tensors after the onset, ordered by relative distance. Where the
+        parameters return to equality four times at one interval, or twice where all ranks write
+        them at one interval, they are taken to be synchronised every N steps on purpose,
+        and only a missed synchronisation that was sampled is a desync. Where ranks that were all by
+        themselves have come together before, one that is left out when most of them do again has
+        missed it. Where ranks hold versions of one model of which one rank makes the new ones (a
+        parameter server) and were never all equal for four steps, it is the age of their versions
+        that is judged: older than 8 steps, and than 4 times the oldest that was caught up with, is
+        a desync. Over after 8 steps of agreement.
 
     Severity:
         By the distance over the norm, from sketches: below 1e-6 in several tensors info (drift
@@ -110,9 +110,9 @@ class Desync(Detector[DesyncState]):
         state.unpaired = tuple(sorted(c[0] for c in window.classes if len(c) == 1))
         state.known_ranks = len(window.ranks)
         members = max(window.replicas, key=len)
-        state.own_copies = not window.own_copies.isdisjoint(members)
-        met = deque(state.meetings.found(window, members))
-        state.exchange.look(window, own_copies=state.own_copies)
+        state.rank_local = not window.rank_local.isdisjoint(members)
+        met = deque(state.averaging_rounds.found(window, members))
+        state.exchange.observe(window, rank_local=state.rank_local)
         relevant = (c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1)
         for step, group in groupby(relevant, key=lambda c: c.step):
             if step <= state.last_step:
@@ -136,45 +136,45 @@ class Desync(Detector[DesyncState]):
                 stage = comparison.stage
                 state.differed[stage] = state.differed.get(stage, 0) + 1
             findings += self._meet(state, met, step)
-            look = state.versions.take(window, step, members)
+            version_facts = state.versions.take(window, step, members)
             if broken or state.incident is not None or state.period or state.workers is not None:
-                self._step(window, state, step, comparisons, broken, findings, look)
-            self._set_apart(window, state, step, every, findings)
-            apart = {comparison.stage for comparison in broken}
+                self._step(window, state, step, comparisons, broken, findings, version_facts)
+            self._update_divergence(window, state, step, every, findings)
+            broken_stages = {comparison.stage for comparison in broken}
             for comparison in comparisons:
-                if comparison.stage not in apart:
+                if comparison.stage not in broken_stages:
                     state.last_equal[comparison.stage] = step
         state.given.take(window)
         state.last_step = max(state.last_step, window.last_step)
         incident = state.incident
         if incident is not None:
             if not incident.agreeing:
-                incident.stands(window.last_step, window.lives)
+                incident.stands(window.last_step, window.liveness)
             met_before = bool(state.returns or state.period) or state.workers is not None
             alone = state.exchange.none_seen(incident, state.last_equal.get("parameters"))
             incident.alone = alone and not met_before
-            findings += self._told(incident)
+            findings += self._findings_of(incident)
         elif state.period:
             findings.append(self._periodic(state, state.last_step))
         if state.workers is not None:
             findings.append(_workers(state, state.last_step))
         if (differing := state.settings.incident) is not None:
             if not differing.agreeing:
-                differing.stands(window.last_step, window.lives)
-            findings += self._told(differing)
+                differing.stands(window.last_step, window.liveness)
+            findings += self._findings_of(differing)
         findings += self._meet(state, met, window.last_step)
         return Outcome(checks_of(state, self.policy), tuple(findings))
 
     # ------------------------------------------------------------------------------ one step
 
-    def _meet(self, state: DesyncState, met: deque[Meeting], until: int) -> list[Finding]:
+    def _meet(self, state: DesyncState, met: deque[AveragingRound], until: int) -> list[Finding]:
         """Takes what the ranks said of writing their parameters, up to a step."""
         missed = []
         while met and met[0].step <= until:
-            meeting = met.popleft()
-            missed.append(state.meetings.take(meeting))
-            if state.incident is not None and not meeting.absent:
-                state.incident.meets(meeting.step)
+            averaging = met.popleft()
+            missed.append(state.averaging_rounds.take(averaging))
+            if state.incident is not None and not averaging.absent:
+                state.incident.averaged_at(averaging.step)
         return [finding for finding in missed if finding is not None]
 
     def _step(
@@ -185,13 +185,13 @@ class Desync(Detector[DesyncState]):
         comparisons: Sequence[Comparison],
         broken: Sequence[Comparison],
         findings: list[Finding],
-        look: Look,
+        version_facts: VersionFacts,
     ) -> None:
         parameters = next((c for c in comparisons if c.stage == "parameters"), None)
-        if look.joined:
+        if version_facts.joined:
             # The synchronisation itself, by which each changed in its own way.
             broken = [c for c in broken if c.stage != "outside_optimizer"]
-        together = look.joined or (parameters is not None and parameters.equal)
+        together = version_facts.joined or (parameters is not None and parameters.equal)
         incident = state.incident
         if incident is not None and (
             (incident.missed and together) or (incident.agreeing and incident.over(step))
@@ -199,33 +199,37 @@ class Desync(Detector[DesyncState]):
             if not incident.agreeing:
                 incident.last_step = max(incident.seen_step, step - 1)
             self._close(state, findings)
-        seen = parameters is not None or look.between
+        seen = parameters is not None or version_facts.between
         if seen and not together:
-            state.unequal.append((step, look.between))
-            if incident is not None and look.between and state.meetings.at == step:
+            state.unequal.append((step, version_facts.between))
+            if incident is not None and version_facts.between and state.averaging_rounds.at == step:
                 incident.unmet = True
-        if state.period and not self._still_periodic(state, step, parameters, look):
+        if state.period and not self._still_periodic(state, step, parameters, version_facts):
             findings.append(self._periodic(state, step - 1))
             period, state.period = state.period, 0
             state.returns.clear()
-            if parameters is not None and not together and not look.nobody:
-                self._miss(window, state, parameters, comparisons, look, period)
+            if parameters is not None and not together and not version_facts.nobody:
+                self._miss(window, state, parameters, comparisons, version_facts, period)
                 state.parameters_equal = False
                 return
         if seen:
             if together and not state.parameters_equal:
                 state.returns.append(step)
-                state.between = look.joined and (parameters is None or not parameters.equal)
+                state.between = version_facts.joined and (
+                    parameters is None or not parameters.equal
+                )
                 self._recognise(window, state, step, comparisons, findings)
             # Made equal between two steps, they part with the next one at once.
             state.parameters_equal = parameters is not None and parameters.equal
-        if state.period or self._are_workers(state, step, broken, look, findings):
+        if state.period or self._are_workers(state, step, broken, version_facts, findings):
             return
         incident = state.incident
-        left_out = look.outside if state.returns and parameters is not None else ()
+        left_out = version_facts.outside if state.returns and parameters is not None else ()
         if left_out and parameters is not None and (incident is None or incident.tentative):
             self._close(state, findings, last_step=step - 1)
-            self._miss(window, state, parameters, comparisons, look, _interval(state.returns))
+            self._miss(
+                window, state, parameters, comparisons, version_facts, _interval(state.returns)
+            )
             return
         if incident is None:
             if broken:
@@ -236,7 +240,7 @@ class Desync(Detector[DesyncState]):
             return
         self._continue(window, state, incident, step, broken, comparisons)
 
-    def _set_apart(
+    def _update_divergence(
         self,
         window: Window,
         state: DesyncState,
@@ -258,7 +262,7 @@ class Desync(Detector[DesyncState]):
             meant=meant and (incident is None or incident.kind != KIND_OF_STAGE[SETTINGS_STAGE]),
         )
         if ended is not None:
-            findings += self._told(ended)
+            findings += self._findings_of(ended)
 
     def _close(
         self, state: DesyncState, findings: list[Finding], last_step: int | None = None
@@ -268,13 +272,13 @@ class Desync(Detector[DesyncState]):
             return
         if last_step is not None:
             incident.last_step = max(incident.last_step, last_step)
-        findings += self._told(incident)
+        findings += self._findings_of(incident)
 
-    def _told(self, incident: Apart) -> list[Finding]:
-        behind, policy = incident.behind, self.policy
-        if behind is not None:
-            behind.last_step = incident.last_step
-        every = (incident,) if behind is None else (behind, incident)
+    def _findings_of(self, incident: Divergence) -> list[Finding]:
+        state_divergence, policy = incident.state_divergence, self.policy
+        if state_divergence is not None:
+            state_divergence.last_step = incident.last_step
+        every = (incident,) if state_divergence is None else (state_divergence, incident)
         return [finding_of(one, policy.drift, policy.critical) for one in every]
 
     def _miss(
@@ -283,16 +287,16 @@ class Desync(Detector[DesyncState]):
         state: DesyncState,
         parameters: Comparison,
         comparisons: Sequence[Comparison],
-        look: Look,
+        version_facts: VersionFacts,
         period: int,
     ) -> None:
         """A synchronisation that did not make all ranks equal."""
         incident = self._open(window, state, [parameters], comparisons)
         incident.missed, incident.tentative = period, False
-        if look.outside:
-            rest = tuple(int(r) for r in parameters.ranks if int(r) not in look.outside)
-            incident.ranks, incident.decided = look.outside, True
-            incident.groups = (rest, *((rank,) for rank in look.outside))
+        if version_facts.outside:
+            rest = tuple(int(r) for r in parameters.ranks if int(r) not in version_facts.outside)
+            incident.ranks, incident.decided = version_facts.outside, True
+            incident.groups = (rest, *((rank,) for rank in version_facts.outside))
         incident.take(comparisons)
         state.incident = incident
 
@@ -300,7 +304,7 @@ class Desync(Detector[DesyncState]):
         self,
         window: Window,
         state: DesyncState,
-        incident: Apart,
+        incident: Divergence,
         step: int,
         broken: Sequence[Comparison],
         comparisons: Sequence[Comparison],
@@ -316,17 +320,22 @@ class Desync(Detector[DesyncState]):
                 incident.last_step = max(incident.last_step, step - 1)
             incident.agreeing = True
         elif not incident.agreeing:
-            incident.stands(step, window.lives)
+            incident.stands(step, window.liveness)
         for comparison in broken:
             incident.widen(comparison)
         incident.take(comparisons)
-        if incident.behind is not None:
-            incident.behind.take(comparisons)
+        if incident.state_divergence is not None:
+            incident.state_divergence.take(comparisons)
         elif state_was_first(window.config, incident, broken):
             links = [c for c in broken if c.stage == "optimizer_state"]
-            behind = incident.behind = self._open(window, state, links, comparisons)
-            behind.first_step, behind.shown_by = incident.first_step, incident.first_step
-            behind.take(links)
+            state_divergence = incident.state_divergence = self._open(
+                window, state, links, comparisons
+            )
+            state_divergence.first_step, state_divergence.shown_by = (
+                incident.first_step,
+                incident.first_step,
+            )
+            state_divergence.take(links)
 
     def _open(
         self,
@@ -334,7 +343,7 @@ class Desync(Detector[DesyncState]):
         state: DesyncState,
         broken: Sequence[Comparison],
         comparisons: Sequence[Comparison],
-    ) -> Apart:
+    ) -> Divergence:
         first = broken[0]
         agreed = [state.last_equal.get(stage) for stage in (first.stage, "parameters")]
         agreed_until = max((step for step in agreed if step is not None), default=None)
@@ -344,7 +353,7 @@ class Desync(Detector[DesyncState]):
             setting, values = differing_setting(window, first)
             if not setting:
                 setting, values = state.given.differing(window, first)
-        return Apart(
+        return Divergence(
             first_step=first.step,
             seen_step=first.step,
             last_step=first.step,
@@ -407,7 +416,7 @@ class Desync(Detector[DesyncState]):
             return
         intervals = np.diff(returns)
         # Where ranks say at every step whether they write, it is known that no round was between.
-        rounds = state.meetings.period
+        rounds = state.averaging_rounds.period
         if rounds and len(returns) > 1 and not (intervals % rounds).any():
             period = rounds
         elif len(returns) >= needed and not (intervals[1 - needed :] != intervals[-1]).any():
@@ -420,7 +429,7 @@ class Desync(Detector[DesyncState]):
         state.periodic_since, state.periodic_seen = incident.first_step, step
         self._close(state, findings, last_step=step - 1)
         # One that was left out before it was known that there would be one: where that was seen. A
-        # round between two returns that nobody looked at is none that was missed.
+        # round between two returns that nobody examined is none that was missed.
         seen = {at for at, before in state.unequal if before or not state.between}
         everyone = next((c for c in comparisons if len(c.ranks) == 2), None)
         for last, following in pairwise(returns[1:] if everyone is not None else ()):
@@ -436,18 +445,24 @@ class Desync(Detector[DesyncState]):
             findings.append(finding_of(missed, self.policy.drift, self.policy.critical))
 
     def _still_periodic(
-        self, state: DesyncState, step: int, parameters: Comparison | None, look: Look
+        self,
+        state: DesyncState,
+        step: int,
+        parameters: Comparison | None,
+        version_facts: VersionFacts,
     ) -> bool:
         since = step - state.returns[-1]
-        if look.joined and since % state.period:
-            # There are more rounds than the ones at which they had been looked at.
+        if version_facts.joined and since % state.period:
+            # There are more rounds than the ones at which they had been examined.
             period = math.gcd(state.period, since)
             state.period = period if period > 1 else state.period
             return period > 1
-        if parameters is None or (state.between and not look.between and not parameters.equal):
+        if parameters is None or (
+            state.between and not version_facts.between and not parameters.equal
+        ):
             return True
         # Equal between two synchronisations: they are equal all the time now.
-        return (parameters.equal or look.joined) == (since % state.period == 0)
+        return (parameters.equal or version_facts.joined) == (since % state.period == 0)
 
     def _periodic(self, state: DesyncState, last_step: int) -> Finding:
         return periodic_finding(
@@ -464,7 +479,7 @@ class Desync(Detector[DesyncState]):
         state: DesyncState,
         step: int,
         broken: Sequence[Comparison],
-        look: Look,
+        version_facts: VersionFacts,
         findings: list[Finding],
     ) -> bool:
         """Whether what differs are versions of one model, none of them too old."""
@@ -475,31 +490,31 @@ class Desync(Detector[DesyncState]):
                 not broken
                 or state.incident is not None
                 or broken[0].stage != "parameters"
-                or look.lags is None
+                or version_facts.lags is None
                 or equal >= self.policy.synchronous
             ):
                 return False
-            workers = state.workers = Asynchronous(step, look.lags)
-        if look.lags is None:
-            if not look.known:
-                return True  # of which step it is cannot be told
+            workers = state.workers = Asynchronous(step, version_facts.lags)
+        if version_facts.lags is None:
+            if not version_facts.known:
+                return True  # of which step it is cannot be known
             findings.append(_workers(state, step - 1))
             state.workers = None
             return False
         for rank, lag in workers.lags.items():
-            if look.lags.get(rank, lag) < lag:
+            if version_facts.lags.get(rank, lag) < lag:
                 workers.caught_up = max(workers.caught_up, lag)
-        workers.lags = look.lags
+        workers.lags = version_facts.lags
         allowed = max(self.policy.lag, self.policy.longest_lags * workers.caught_up)
-        late = tuple(sorted(rank for rank, lag in look.lags.items() if lag > allowed))
+        late = tuple(sorted(rank for rank, lag in version_facts.lags.items() if lag > allowed))
         if not late:
             if state.incident is not None:
                 self._close(state, findings, last_step=step - 1)
             return True
-        oldest = max(look.lags[rank] for rank in late)
+        oldest = max(version_facts.lags[rank] for rank in late)
         incident = state.incident
         if incident is None:
-            incident = state.incident = Apart(
+            incident = state.incident = Divergence(
                 first_step=step - oldest + 1,
                 seen_step=step,
                 last_step=step,
@@ -508,7 +523,7 @@ class Desync(Detector[DesyncState]):
                 stage="parameters",
                 ranks=late,
                 decided=True,
-                groups=(tuple(sorted(set(look.lags) - set(late))), late),
+                groups=(tuple(sorted(set(version_facts.lags) - set(late))), late),
                 agreed=(),
                 by_norm=(),
                 last_equal=step - oldest,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankscope.server.detectors.desync.averaging_rounds import MARK
-from rankscope.server.detectors.desync.incident import Apart
+from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.window import Comparison, Window
 
 _GRADIENTS = ("reduced_gradient", "clipped_gradient")
 # Steps at which no two ranks had the same gradient, before anything is said of that.
-_LOOKS = 4
+_SAMPLES = 4
 
 
 @dataclass(slots=True)
@@ -25,30 +25,30 @@ class Exchange:
     with a neighbour does. What leaves neither trace brings the ranks closer together.
 
     Attributes:
-        looks: steps at which gradients were compared and every rank had its own.
+        own_gradients: steps at which gradients were compared and every rank had its own.
         shared: whether any two ranks ever had the same gradient.
-        looked_for: steps before which it was looked for that parameters were written.
+        writes_checked: steps before which it was looked for that parameters were written.
         written: whether any rank ever wrote its parameters outside the optimizer.
         wrapped: whether a wrapper, a sharding or copies of their own were declared.
     """
 
-    looks: int = 0
+    own_gradients: int = 0
     shared: bool = False
-    looked_for: int = 0
+    writes_checked: int = 0
     written: bool = False
     wrapped: bool = True
 
-    def look(self, window: Window, *, own_copies: bool) -> None:
+    def observe(self, window: Window, *, rank_local: bool) -> None:
         """Takes what a window says beside the comparisons."""
         config = window.config
-        self.wrapped = own_copies or "data_parallel" not in config
+        self.wrapped = rank_local or "data_parallel" not in config
         self.wrapped |= bool(config.get("data_parallel") or config.get("sharded_over"))
-        marks, words = window.series.get(MARK), window.words.get("outside_optimizer")
-        self.written |= marks is not None and bool(marks.present.any())
+        rounds, digests = window.series.get(MARK), window.digests.get("outside_optimizer")
+        self.written |= rounds is not None and bool(rounds.present.any())
         # Not everything that writes is counted by torch: `parameter.data` has a counter of its own.
-        if words is not None:
-            self.written |= bool(np.any(words.values[words.present]))
-            self.looked_for += int(words.present.all(axis=0).sum())
+        if digests is not None:
+            self.written |= bool(np.any(digests.values[digests.present]))
+            self.writes_checked += int(digests.present.all(axis=0).sum())
 
     def take(self, comparisons: Sequence[Comparison]) -> None:
         """Takes all comparisons of one step."""
@@ -56,18 +56,18 @@ class Exchange:
             if comparison.stage in _GRADIENTS:
                 own = int(comparison.clusters.max(initial=0)) + 1 == len(comparison.ranks)
                 self.shared |= not own
-                self.looks += own
+                self.own_gradients += own
 
-    def none_seen(self, incident: Apart, last_equal: int | None) -> bool:
+    def none_seen(self, incident: Divergence, last_equal: int | None) -> bool:
         """Whether these ranks have never exchanged anything, as far as was seen.
 
         Args:
-            incident: ranks that are apart.
+            incident: ranks that differ.
             last_equal: last step after which the parameters were equal; None for none.
         """
         return (
             not (self.wrapped or self.shared or self.written)
-            and min(self.looks, self.looked_for) >= _LOOKS
+            and min(self.own_gradients, self.writes_checked) >= _SAMPLES
             and (incident.tentative or incident.stage == "start")
             and all(len(group) == 1 for group in incident.groups)
             and incident.met < 0

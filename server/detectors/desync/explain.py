@@ -1,4 +1,4 @@
-"""Puts a desync into words: what, why, and what to do about it."""
+"""Puts a desync into digests: what, why, and what to do about it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import sys
 
 from rankscope.server.detectors.base import Finding
-from rankscope.server.detectors.desync.incident import Apart, Growth
+from rankscope.server.detectors.desync.incident import Divergence, Growth
 from rankscope.server.detectors.desync.links import broken_link, shown_groups, stage_of
 from rankscope.server.detectors.desync.order import SETTINGS
 from rankscope.server.detectors.incident import AGREED_UNTIL
@@ -29,7 +29,7 @@ _PATIENCE = 64
 _PATIENCE_NEAR = 128
 
 
-def finding_of(incident: Apart, drift: float, critical: float) -> Finding:
+def finding_of(incident: Divergence, drift: float, critical: float) -> Finding:
     """The finding as it stands.
 
     Args:
@@ -43,7 +43,7 @@ def finding_of(incident: Apart, drift: float, critical: float) -> Finding:
     cause, remedy = _explain(incident, drifting, alone=alone)
     return Finding(
         kind=incident.kind,
-        # Beside the alert that ranks are apart between synchronisations, which they are again next.
+        # Beside the alert that ranks differ between synchronisations, which they are again next.
         key="missed" if incident.missed else "",
         severity=_severity(incident, drifting, critical),
         title=_title(incident, alone=alone),
@@ -85,12 +85,12 @@ def finding_of(incident: Apart, drift: float, critical: float) -> Finding:
 
 
 def periodic_finding(*, period: int, since: int, seen: int, last_step: int) -> Finding:
-    """Ranks that are apart and made equal again every so many steps."""
+    """Ranks that differ and are made equal again every N steps."""
     return Finding(
         kind="desync.parameters",
         key="synchronised",
         severity="info",
-        title=f"The ranks are apart between synchronisations, {every(period)}",
+        title=f"The ranks differ between synchronisations, {every(period)}",
         seen_step=seen,
         last_step=last_step,
         first_step=since,
@@ -146,7 +146,7 @@ def _detail(tensor: TensorDifference) -> dict[str, object]:
     }
 
 
-def _severity(incident: Apart, drifting: bool, critical: float) -> str:
+def _severity(incident: Divergence, drifting: bool, critical: float) -> str:
     if drifting or _may_be_meant(incident):
         return "info"
     # What is small in a gradient, a learning rate or the first weights is not small for long.
@@ -156,7 +156,7 @@ def _severity(incident: Apart, drifting: bool, critical: float) -> str:
     return "warning"
 
 
-def _may_be_meant(incident: Apart) -> bool:
+def _may_be_meant(incident: Divergence) -> bool:
     """Whether ranks that were never kept equal may be made so yet, or stay near each other."""
     if not incident.tentative:
         return False
@@ -172,7 +172,7 @@ def _may_be_meant(incident: Apart) -> bool:
     return incident.bounded or incident.growth in (Growth.CONSTANT, Growth.SHRINKING)
 
 
-def _train_alone(incident: Apart, critical: float) -> bool:
+def _train_alone(incident: Divergence, critical: float) -> bool:
     """Whether it is certain that these ranks exchange nothing, and not by design."""
     late = incident.last_step - incident.first_step > _PATIENCE
     # Of gradients that are nearly the same, something is shared.
@@ -180,7 +180,7 @@ def _train_alone(incident: Apart, critical: float) -> bool:
     return incident.alone and late and not near and not _may_be_meant(incident)
 
 
-def _title(incident: Apart, *, alone: bool) -> str:
+def _title(incident: Divergence, *, alone: bool) -> str:
     if alone:
         return "The ranks train alone: the model is not wrapped, gradients are not reduced"
     who, what = ranks(incident.ranks).capitalize(), _what(incident)
@@ -198,7 +198,7 @@ def _title(incident: Apart, *, alone: bool) -> str:
     return f"{title} ({where})" if where else title
 
 
-def _what(incident: Apart) -> tuple[str, str]:
+def _what(incident: Divergence) -> tuple[str, str]:
     """What ranks have that they should not: one rank against others, and ranks among each other."""
     if incident.stage == "clipped_gradient":
         return "another gradient after clipping", "different gradients after clipping"
@@ -215,7 +215,7 @@ def _what(incident: Apart) -> tuple[str, str]:
     return "other parameters", "different parameters"
 
 
-def _where(incident: Apart) -> str:
+def _where(incident: Divergence) -> str:
     if incident.values:
         return _values(incident)
     names = list(dict.fromkeys(t.name for t in incident.tensors))
@@ -226,19 +226,19 @@ def _where(incident: Apart) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-def _values(incident: Apart) -> str:
+def _values(incident: Divergence) -> str:
     suspects = sorted({v for r, v in incident.values.items() if r in incident.ranks})
     others = sorted({v for r, v in incident.values.items() if r not in incident.ranks})
     found = listing([number(v) for v in suspects], most=4)
     return f"{found} instead of {number(others[0])}" if others else found
 
 
-def _explain(incident: Apart, drifting: bool, *, alone: bool) -> tuple[str, str]:
+def _explain(incident: Divergence, drifting: bool, *, alone: bool) -> tuple[str, str]:
     cause, remedy = broken_link(incident, drifting, alone=alone)
-    # Where all of them are wrong, nothing has to tell which one is.
-    guilt = "" if alone else _guilt(incident)
+    # Where all of them are wrong, nothing has to show which one is.
+    suspects = "" if alone else _suspects(incident)
     return (
-        sentences(cause, _tensors(incident), guilt, _size(incident), _since(incident)),
+        sentences(cause, _tensors(incident), suspects, _size(incident), _since(incident)),
         remedy,
     )
 
@@ -246,7 +246,7 @@ def _explain(incident: Apart, drifting: bool, *, alone: bool) -> tuple[str, str]
 # --------------------------------------------------------------------------- what holds for all
 
 
-def _tensors(incident: Apart) -> str:
+def _tensors(incident: Divergence) -> str:
     if incident.stage == "hyperparameters" or incident.missed or incident.lag[0]:
         return ""
     if not incident.tensor_count:
@@ -254,11 +254,11 @@ def _tensors(incident: Apart) -> str:
     if incident.one_element:
         return ""
     names = [_named(t) for t in incident.tensors]
-    looked = f"at step {incident.tensor_step}"
+    at_step = f"at step {incident.tensor_step}"
     of = f"{len(names)} of {count(incident.tensor_count, 'tensor')}"
     if incident.everywhere:
-        return f"All {incident.tensor_count} tensors differ {looked}."
-    return f"{of} {agree(len(names), 'differs')} {looked}: {listing(names)}."
+        return f"All {incident.tensor_count} tensors differ {at_step}."
+    return f"{of} {agree(len(names), 'differs')} {at_step}: {listing(names)}."
 
 
 def _named(tensor: TensorDifference) -> str:
@@ -266,27 +266,27 @@ def _named(tensor: TensorDifference) -> str:
     return f"{part} of {tensor.name}" if part else tensor.name
 
 
-def _guilt(incident: Apart) -> str:
+def _suspects(incident: Divergence) -> str:
     if incident.lag[0] or (incident.missed and incident.decided):
         return ""
     if incident.decided:
         rest = incident.groups[0]
         return f"{ranks(rest).capitalize()} agree with each other." if len(rest) > 1 else ""
     if sum(len(group) for group in incident.groups) == 2:
-        return "With two ranks, nothing tells which one is wrong."
+        return "With two ranks, nothing shows which one is wrong."
     if all(len(group) == 1 for group in incident.groups):
-        return "No two ranks agree, so nothing tells which ones are wrong."
+        return "No two ranks agree, so nothing shows which ones are wrong."
     if incident.subgroups and incident.kind == "desync.gradients":
         return ""  # what each group has is wrong
-    return "No group of equal ranks is larger than all others: nothing tells which ones are wrong."
+    return "No group of equal ranks is larger than all others: nothing shows which ones are wrong."
 
 
-def _size(incident: Apart) -> str:
+def _size(incident: Divergence) -> str:
     if not incident.sizes:
         return ""
     step, distance, relative = incident.sizes[-1]
     now = (
-        f"At step {step} the parameters lie about {number(distance)} apart ({number(relative)} of "
+        f"At step {step} the parameters differ by about {number(distance)} ({number(relative)} of "
         "their norm)"
     )
     if len(incident.sizes) > 1:
@@ -298,14 +298,14 @@ def _size(incident: Apart) -> str:
         case Growth.SHRINKING:
             return f"{now}: they come closer."
         case Growth.GROWING:
-            return f"{now}: they move further apart, as their updates differ."
+            return f"{now}: they diverge further, as their updates differ."
         case Growth.EXPONENTIAL:
             return f"{now}: the distance multiplies."
         case _:
             return f"{now}."
 
 
-def _since(incident: Apart) -> str:
+def _since(incident: Divergence) -> str:
     """Whether the broken link broke once, or goes on, and whether it was whole before."""
     if incident.stage not in ("reduced_gradient", "clipped_gradient", "hyperparameters"):
         return ""
@@ -323,7 +323,7 @@ def _since(incident: Apart) -> str:
     return sentences(f"It was so at {broken:,} of {count(compared, 'step')} compared.", before)
 
 
-def _once(incident: Apart) -> bool:
+def _once(incident: Divergence) -> bool:
     """Whether the link broke at one step and has been whole since."""
     stage = incident.stage
     if stage not in ("reduced_gradient", "clipped_gradient", "hyperparameters"):

@@ -1,4 +1,4 @@
-"""What is known of ranks that came apart, while they are."""
+"""What is known of ranks that diverged, while they are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.window import Comparison, RankLife, TensorDifference
+from rankscope.server.window import Comparison, RankLiveness, TensorDifference
 
 _MAX_SIZES = 64
 # Steps after the onset that count as the first ones.
@@ -29,25 +29,25 @@ class Growth(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Apart(Incident):
-    """Ranks that are apart.
+class Divergence(Incident):
+    """Ranks that differ.
 
     Attributes:
         kind: out of `KINDS`.
         stage: the first link that broke.
         ranks: the suspect ranks.
-        decided: whether a majority tells which ranks are suspect.
+        decided: whether a majority shows which ranks are suspect.
         groups: ranks that agreed with each other when it began, the largest group first.
         agreed: links that were compared at the first step and agreed.
         by_norm: those of them of which only a norm was compared.
         last_equal: last step before at which the broken link was compared and agreed, or None.
         agreed_until: last step before at which it or the parameters were compared and agreed.
         unwatched: whether gradients were not compared at every step since.
-        tensors: those that differed at the first look tensor by tensor, most telling first.
-        tensor_count: how many there are in all; 0 until a look tensor by tensor.
-        tensor_stage, tensor_step: where and when that look was.
+        tensors: those that differed at the first sample tensor by tensor, most relevant first.
+        tensor_count: how many there are in all; 0 until a sample tensor by tensor.
+        tensor_stage, tensor_step: where and when that sample was.
         relative: largest distance over norm so far of the stage that broke; NaN while unknown.
-        sizes: (step, distance, relative) of the parameters, at steps looked at tensor by tensor.
+        sizes: (step, distance, relative) of the parameters, at steps examined tensor by tensor.
         broken: stage -> steps at which it was compared and differed.
         compared: stage -> steps at which it was compared.
         setting: the hyperparameter that differed, as a person calls it; empty if it is not known.
@@ -59,12 +59,13 @@ class Apart(Incident):
             that would keep them equal: they may be made equal later, on purpose.
         met: last step before which all ranks wrote their parameters; -1 for none.
         met_after: steps from the one before, or from the beginning, to that.
-        unmet: whether such a step was looked at that did not make them equal.
+        unmet: whether such a step was examined that did not make them equal.
         alone: whether nothing was ever seen of an exchange between these ranks: no wrapper, no
             gradient that two of them share, no parameters written outside the optimizer.
         at_start: whether it was there at the first step of a process.
         agreeing: whether the last comparison of the parameters found them equal.
-        behind: of parameters, the optimizer's state that was seen later and must have been first.
+        state_divergence: of parameters, the divergence of the optimizer's state that was seen
+            later and must have come first.
         shown_by: of such a state, first step at which the parameters were seen to differ.
     """
 
@@ -97,7 +98,7 @@ class Apart(Incident):
     met_after: int = 0
     unmet: bool = False
     alone: bool = False
-    behind: Apart | None = None
+    state_divergence: Divergence | None = None
     shown_by: int | None = None
     _stride: int = 1
     _offered: int = 0
@@ -112,26 +113,26 @@ class Apart(Incident):
             return False
         return len(present) > len(self.ranks) or not self.decided
 
-    def stands(self, step: int, lives: Sequence[RankLife]) -> None:
+    def stands(self, step: int, liveness: Sequence[RankLiveness]) -> None:
         """Lasts until `step`, as nothing shows that it is over, while its ranks are there.
 
         Of ranks that have left nobody knows what they hold: it neither goes on nor is it over.
         """
-        there = max((life.last_step for life in lives if life.rank in self.ranks), default=-1)
+        there = max((life.last_step for life in liveness if life.rank in self.ranks), default=-1)
         self.last_step = max(self.last_step, step if there < 0 else min(step, there))
 
-    def meets(self, step: int) -> None:
+    def averaged_at(self, step: int) -> None:
         """All ranks wrote their parameters before this step, as where these are averaged."""
         if step > self.met:
             self.met_after = step - (self.met if self.met >= 0 else self.first_step)
             self.met = step
 
     def widen(self, comparison: Comparison) -> None:
-        """Learns who is apart from whom, once more ranks have looked than when it began.
+        """Learns who differs from whom, once more ranks have sampled than when it began.
 
-        What was written between two steps is compared by words of whole models, in which tensors
-        that more ranks hold cannot be seen: the parameters after the step tell of these. So they do
-        where those ranks alone had looked of which nothing tells which one is wrong.
+        What was written between two steps is compared by model digests, in which tensors that more
+        ranks hold cannot be seen: the parameters after the step report these. So they do where
+        those ranks alone had sampled of which nothing shows which one is wrong.
         """
         present = {*comparison.ranks.tolist()}
         known = {rank for group in self.groups for rank in group}
@@ -156,7 +157,7 @@ class Apart(Incident):
             if comparison.equal:
                 continue
             self.broken[stage] = self.broken.get(stage, 0) + 1
-            # Words say nothing of the size, and norms give a lower bound only.
+            # Digests say nothing of the size, and norms give a lower bound only.
             sized = comparison.tensor_count > 0 or stage == "hyperparameters"
             largest = _largest(comparison.relative) if sized else math.nan
             if stage == self.stage or (stage == "parameters" and self.kind == "desync.parameters"):
@@ -167,12 +168,12 @@ class Apart(Incident):
             self._name_tensors(comparisons)
 
     def _name_tensors(self, comparisons: Sequence[Comparison]) -> None:
-        looked = [c for c in comparisons if c.tensors]
+        with_tensors = [c for c in comparisons if c.tensors]
         # The link that broke knows best; the parameters bear the traces of every other one.
-        looked.sort(key=lambda c: (c.stage != self.stage, c.stage != "parameters"))
-        if looked:
-            chosen = looked[0]
-            self.tensors = tuple(sorted(chosen.tensors, key=_telling))
+        with_tensors.sort(key=lambda c: (c.stage != self.stage, c.stage != "parameters"))
+        if with_tensors:
+            chosen = with_tensors[0]
+            self.tensors = tuple(sorted(chosen.tensors, key=_by_relevance))
             self.tensor_count = chosen.tensor_count
             self.tensor_stage, self.tensor_step = chosen.stage, chosen.step
 
@@ -203,7 +204,12 @@ class Apart(Incident):
         That is so likely only where several steps went by since they were equal: within one, the
         update may have gone wrong in one place.
         """
-        if not self.one_element or self.stage != "parameters" or self.missed or self.behind:
+        if (
+            not self.one_element
+            or self.stage != "parameters"
+            or self.missed
+            or self.state_divergence
+        ):
             return False
         if "outside_optimizer" in self.agreed:
             return False
@@ -226,10 +232,10 @@ class Apart(Incident):
 
     @property
     def bounded(self) -> bool:
-        """Whether the ranks are no further apart now than after their first steps.
+        """Whether the ranks differ no more now than after their first steps.
 
         Ranks that go their own ways part as fast as independent steps do, with the square root of
-        the time at least; less than its fourth root from the first steps to the last look means
+        the time at least; less than its fourth root from the first steps to the last sample means
         that they were brought together in between. Ranks that go their own ways differ in all of
         their tensors: where some are equal, it is another fault, which learning may hold in check.
         """
@@ -245,7 +251,7 @@ class Apart(Incident):
 
     @property
     def closer(self) -> bool:
-        """Whether a look found the ranks less than half as far apart as the look before it.
+        """Whether a sample found less than half of the distance that the one before it found.
 
         That is what an average of the parameters leaves, where nothing else shows it.
         """
@@ -289,7 +295,7 @@ def _largest(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float
     return float(known.max()) if len(known) == len(values) and len(known) else math.nan
 
 
-def _telling(tensor: TensorDifference) -> float:
+def _by_relevance(tensor: TensorDifference) -> float:
     return math.inf if math.isnan(tensor.relative) else -tensor.relative
 
 

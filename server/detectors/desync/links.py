@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rankscope.server.detectors.desync.incident import Apart
+from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.order import SETTINGS
 from rankscope.server.detectors.wording import (
     agree,
@@ -34,7 +34,7 @@ _ALIKE = 1e-4
 _RESTORE_STATE = "Restore the optimizer on every rank, or broadcast its state after loading."
 
 
-def broken_link(incident: Apart, drifting: bool, *, alone: bool = False) -> tuple[str, str]:
+def broken_link(incident: Divergence, drifting: bool, *, alone: bool = False) -> tuple[str, str]:
     """Cause and remedy of what is known of an incident.
 
     Args:
@@ -65,19 +65,19 @@ def broken_link(incident: Apart, drifting: bool, *, alone: bool = False) -> tupl
     return _update(incident)
 
 
-def shown_groups(incident: Apart) -> str:
+def shown_groups(incident: Divergence) -> str:
     """The groups of equal ranks: `(0 and 1) and (2 and 3)`."""
     return listing([f"({listing([str(r) for r in group])})" for group in incident.groups])
 
 
-def stage_of(incident: Apart) -> str:
-    """The stage that is told, of those of the contract."""
+def stage_of(incident: Divergence) -> str:
+    """The stage to report, of those of the contract."""
     if incident.at_start and incident.kind == "desync.optimizer":
         return "start"
     return "outside_optimizer" if incident.written else incident.stage
 
 
-def _restore(incident: Apart, source: str = "") -> str:
+def _restore(incident: Divergence, source: str = "") -> str:
     """How to get out of it once the cause is mended."""
     good = next((group for group in incident.groups if incident.decided), ())
     source = source or (f"rank {good[0]}" if good else "a rank that you trust")
@@ -92,7 +92,7 @@ def _restore(incident: Apart, source: str = "") -> str:
     )
 
 
-def _alone(incident: Apart) -> tuple[str, str]:
+def _alone(incident: Divergence) -> tuple[str, str]:
     steps = incident.last_step - incident.first_step + 1
     before = "They differed before the first step already." if incident.stage == "start" else ""
     return (
@@ -112,7 +112,7 @@ def _alone(incident: Apart) -> tuple[str, str]:
     )
 
 
-def _start(incident: Apart) -> tuple[str, str]:
+def _start(incident: Divergence) -> tuple[str, str]:
     began = f"When the monitor was attached, before step {incident.first_step},"
     state = (
         "The optimizer's state differs, too." if incident.broken.get("optimizer_state", 0) else ""
@@ -148,7 +148,7 @@ def _start(incident: Apart) -> tuple[str, str]:
     )
 
 
-def _gradients(incident: Apart) -> tuple[str, str]:
+def _gradients(incident: Divergence) -> tuple[str, str]:
     source = ""
     partly = bool(incident.tensors) and not incident.everywhere
     subgroups = incident.subgroups
@@ -283,7 +283,7 @@ def _gradients(incident: Apart) -> tuple[str, str]:
     return cause, f"{remedy} {_restore(incident, source)}"
 
 
-def _unreduced(incident: Apart) -> str:
+def _unreduced(incident: Divergence) -> str:
     """Why nothing was reduced: what has worked before is more often left out than gone around."""
     around, inside = "the forward pass went around the wrapper (`ddp.module(x)`)", "`no_sync`"
     if incident.last_equal is None:
@@ -291,19 +291,19 @@ def _unreduced(incident: Apart) -> str:
     return f"The last backward pass before the step was inside {inside}, or {around}."
 
 
-def _exchanged(incident: Apart) -> bool:
+def _exchanged(incident: Divergence) -> bool:
     """Whether each tensor that differs is another rank's other tensor."""
     return incident.decided and bool(incident.tensors) and all(t.partner for t in incident.tensors)
 
 
-def _zeroed(incident: Apart) -> bool:
+def _zeroed(incident: Divergence) -> bool:
     """Whether what differs was zero on the suspect ranks."""
     return (
         incident.decided and bool(incident.tensors) and all(t.factor == 0 for t in incident.tensors)
     )
 
 
-def _multiple(incident: Apart) -> str:
+def _multiple(incident: Divergence) -> str:
     """By what the suspect's gradient was multiplied, where all that differs is that one factor."""
     factors = [t.factor for t in incident.tensors]
     if not incident.decided or not factors or any(math.isnan(f) for f in factors):
@@ -325,7 +325,7 @@ def _multiple(incident: Apart) -> str:
     )
 
 
-def _clipped(incident: Apart) -> str:
+def _clipped(incident: Divergence) -> str:
     """How the clipped gradients are related, where one is a multiple of the other."""
     factors = [t.factor for t in incident.tensors]
     same = incident.decided and factors and max(factors) - min(factors) <= 1e-3 * abs(factors[0])
@@ -336,7 +336,7 @@ def _clipped(incident: Apart) -> str:
     return f"That of {ranks(incident.ranks)} is {number(factors[0])} times the others': {more}."
 
 
-def _hyperparameters(incident: Apart) -> tuple[str, str]:
+def _hyperparameters(incident: Divergence) -> tuple[str, str]:
     if not incident.values:
         return (
             f"From step {incident.first_step} on the ranks step with different settings of the "
@@ -374,7 +374,7 @@ def _hyperparameters(incident: Apart) -> tuple[str, str]:
     )
 
 
-def _optimizer(incident: Apart) -> tuple[str, str]:
+def _optimizer(incident: Divergence) -> tuple[str, str]:
     unwatched = _unwatched(incident)
     if incident.shown_by is not None:
         return (
@@ -399,7 +399,7 @@ def _optimizer(incident: Apart) -> tuple[str, str]:
     )
 
 
-def _corrupted(incident: Apart) -> str:
+def _corrupted(incident: Divergence) -> str:
     """What may have become of a state; one that agreed before is seldom restored in mid-run."""
     if incident.last_equal is None:
         return "it was restored on some ranks only, or one rank's was corrupted."
@@ -409,7 +409,7 @@ def _corrupted(incident: Apart) -> str:
     )
 
 
-def _mend_state(incident: Apart) -> str:
+def _mend_state(incident: Divergence) -> str:
     step, since = incident.first_step, incident.last_equal
     if since is None:
         return f"{_RESTORE_STATE} {_restore(incident)}"
@@ -420,7 +420,7 @@ def _mend_state(incident: Apart) -> str:
     )
 
 
-def _unwatched(incident: Apart) -> str:
+def _unwatched(incident: Divergence) -> str:
     """What a difference that was seen some steps after it began may come from as well."""
     if not incident.unwatched or incident.at_start:
         return ""
@@ -431,7 +431,7 @@ def _unwatched(incident: Apart) -> str:
     )
 
 
-def _one_element(incident: Apart) -> tuple[str, str]:
+def _one_element(incident: Divergence) -> tuple[str, str]:
     tensor = incident.tensors[0]
     since = "" if incident.last_equal is None else f" after step {incident.last_equal}"
     how = (
@@ -447,7 +447,7 @@ def _one_element(incident: Apart) -> tuple[str, str]:
     )
 
 
-def _outside(incident: Apart) -> tuple[str, str]:
+def _outside(incident: Divergence) -> tuple[str, str]:
     step = incident.first_step
     return (
         f"Between step {step - 1} and the update of step {step} parameters were changed by "
@@ -459,7 +459,7 @@ def _outside(incident: Apart) -> tuple[str, str]:
     )
 
 
-def _drift(incident: Apart) -> tuple[str, str]:
+def _drift(incident: Divergence) -> tuple[str, str]:
     return (
         "Most tensors differ by little more than rounding: the ranks compute the update with "
         "different arithmetic (mixed devices, library versions, fused against plain kernels). That "
@@ -469,7 +469,7 @@ def _drift(incident: Apart) -> tuple[str, str]:
     )
 
 
-def _update(incident: Apart) -> tuple[str, str]:
+def _update(incident: Divergence) -> tuple[str, str]:
     step = incident.first_step
     agreed = [
         f"the norm of {_LINK[stage]}" if stage in incident.by_norm else _LINK[stage]
@@ -505,7 +505,7 @@ def _update(incident: Apart) -> tuple[str, str]:
     )
 
 
-def _missed(incident: Apart) -> tuple[str, str]:
+def _missed(incident: Divergence) -> tuple[str, str]:
     return (
         f"The ranks were made equal {every(incident.missed)}, and at step "
         f"{incident.first_step} they were not: {_who_missed(incident)}.",
@@ -513,7 +513,7 @@ def _missed(incident: Apart) -> tuple[str, str]:
     )
 
 
-def _who_missed(incident: Apart) -> str:
+def _who_missed(incident: Divergence) -> str:
     if not incident.decided or len(incident.groups[0]) < 2:
         return "a rank missed the synchronisation or left it with other values"
     return (
@@ -522,7 +522,7 @@ def _who_missed(incident: Apart) -> str:
     )
 
 
-def _stale(incident: Apart) -> tuple[str, str]:
+def _stale(incident: Divergence) -> tuple[str, str]:
     oldest, usual = incident.lag
     return (
         f"The parameters of {ranks(incident.ranks)} are {count(oldest, 'step')} old, and growing "

@@ -1,4 +1,4 @@
-"""Which link of the chain comes first, and which was first where looks were at other steps."""
+"""Which link of the chain comes first, and which was first where samples were at other steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.agent import wire
-from rankscope.server.detectors.desync.incident import Apart
+from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.window import Comparison, Window
 
 # Hyperparameters that are compared as numbers, and how a person calls them.
@@ -21,11 +21,11 @@ _BEFORE = ("reduced_gradient", "clipped_gradient", "hyperparameters")
 
 
 def state_was_first(
-    config: Mapping[str, Any], incident: Apart, broken: Sequence[Comparison]
+    config: Mapping[str, Any], incident: Divergence, broken: Sequence[Comparison]
 ) -> bool:
     """Whether parameters that were seen to differ are the consequence of the optimizer's state.
 
-    The state is looked at less often than the parameters. It is made of gradients: as long as these
+    The state is examined less often than the parameters. It is made of gradients: as long as these
     agree, parameters that differ do not change it, but for a decay that is added to the gradient.
 
     Args:

@@ -12,7 +12,7 @@ from rankscope.server.comparison.compare import labels_of
 from rankscope.server.detectors.base import Detector, Outcome
 from rankscope.server.detectors.desync.step_count import (
     COUNTED,
-    Behind,
+    StepMismatch,
     begun_finding,
     counted_finding,
     late_finding,
@@ -52,7 +52,7 @@ class _Late(NamedTuple):
     """Ranks that were found to be a step behind, at a step, since another."""
 
     step: int
-    facts: Behind
+    facts: StepMismatch
     since: int
 
 
@@ -76,7 +76,7 @@ class ProgressState:
     """What is remembered: steps compared, and the last values of each.
 
     Attributes:
-        discarded: ranks that have thrown away a pass more than the others, at `discarded_step`, and
+        discarded: ranks that have discarded a pass more than the others, at `discarded_step`, and
             since when nothing that would show it was compared.
         level: whether the ranks were equal when they were compared last.
         usual: steps at which ranks threw away different numbers of passes, and stayed equal.
@@ -88,20 +88,20 @@ class ProgressState:
     steps: int = 0
     judged: int = 0
     began: tuple[int, ...] = ()
-    begin: Behind | None = None
+    begin: StepMismatch | None = None
     begin_step: int = 0
     last: dict[str, dict[int, float]] = field(default_factory=dict)
     norms: dict[tuple[int, ...], _Norms] = field(default_factory=dict)
     late: dict[int, tuple[int, int]] = field(default_factory=dict)
-    discarded: Behind | None = None
+    discarded: StepMismatch | None = None
     discarded_step: int = -1
     level: bool = True
     usual: int = 0
     applied: tuple[int, dict[int, float]] = (-1, {})
     ahead: dict[int, tuple[int, int]] = field(default_factory=dict)
-    shifted: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
-    watch: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
-    epochs: Watch[Behind] = field(default_factory=lambda: Watch(clear_after=8))
+    shifted: Watch[StepMismatch] = field(default_factory=lambda: Watch(clear_after=8))
+    watch: Watch[StepMismatch] = field(default_factory=lambda: Watch(clear_after=8))
+    epochs: Watch[StepMismatch] = field(default_factory=lambda: Watch(clear_after=8))
     epoch_since: int = -1
 
 
@@ -150,8 +150,8 @@ class Progress(Detector[ProgressState]):
         state.steps += len(window.steps)
         classes = [c for c in window.replicas if len(c) > 1]
         self._begun(window, state)
-        found: dict[int, list[Behind]] = {}
-        epochs: dict[int, Behind] = {}
+        found: dict[int, list[StepMismatch]] = {}
+        epochs: dict[int, StepMismatch] = {}
         judged: set[int] = set()
         for what in COUNTED:
             steps, rows = rank_rows(window, what)
@@ -164,21 +164,21 @@ class Progress(Detector[ProgressState]):
             for members in classes:
                 columns = np.flatnonzero(np.isin(window.ranks, members))
                 held = rows[:, columns]
-                told = ~np.isnan(held)
-                enough = told.sum(axis=1) > 1
+                reported = ~np.isnan(held)
+                enough = reported.sum(axis=1) > 1
                 if what != "epoch":
                     judged |= set(steps[enough].tolist())
-                lowest = np.where(told, held, np.inf).min(axis=1)
-                highest = np.where(told, held, -np.inf).max(axis=1)
+                lowest = np.where(reported, held, np.inf).min(axis=1)
+                highest = np.where(reported, held, -np.inf).max(axis=1)
                 who = window.ranks[columns]
                 for row in np.flatnonzero(enough & (lowest != highest)).tolist():
-                    behind = _behind(what, who[told[row]], held[row][told[row]])
+                    mismatch = _mismatch(what, who[reported[row]], held[row][reported[row]])
                     before = _newest(window.ranks, rows[:row], last)
-                    behind.before = {int(r): before[int(r)] for r in who if int(r) in before}
+                    mismatch.before = {int(r): before[int(r)] for r in who if int(r) in before}
                     if what == "epoch":
-                        epochs[int(steps[row])] = behind
+                        epochs[int(steps[row])] = mismatch
                     else:
-                        found.setdefault(int(steps[row]), []).append(behind)
+                        found.setdefault(int(steps[row]), []).append(mismatch)
             if what == "epoch" and len(steps):
                 state.epoch_since = int(steps[0]) if state.epoch_since < 0 else state.epoch_since
                 self._epochs(state, steps.tolist(), epochs)
@@ -189,13 +189,13 @@ class Progress(Detector[ProgressState]):
                 state.watch.bad(step, found[step][0])
             else:
                 state.watch.good(step)
-        behind_by_one: list[_Late] = []
+        late_steps: list[_Late] = []
         for members in classes:
-            behind_by_one += self._shifts(window, state, members)
-        behind_by_one += self._extra(window, state, classes)
-        behind_by_one += self._discards(window, state, classes)
+            late_steps += self._shifts(window, state, members)
+        late_steps += self._extra(window, state, classes)
+        late_steps += self._discards(window, state, classes)
         # In the order of their steps, whatever showed it: the first one opens the alert.
-        for late in sorted(behind_by_one, key=lambda found: found.step):
+        for late in sorted(late_steps, key=lambda found: found.step):
             state.shifted.bad(late.step, late.facts, first_step=late.since)
         findings = [counted_finding(e) for e in state.watch.take(window.last_step)]
         findings += [counted_finding(e) for e in state.epochs.take(window.last_step)]
@@ -204,16 +204,18 @@ class Progress(Detector[ProgressState]):
             findings.append(begun_finding(state.begin, state.begin_step, window.last_step))
         return Outcome({"desync.progress": _check(window, state)}, tuple(findings))
 
-    def _epochs(self, state: ProgressState, steps: list[int], found: Mapping[int, Behind]) -> None:
+    def _epochs(
+        self, state: ProgressState, steps: list[int], found: Mapping[int, StepMismatch]
+    ) -> None:
         """Ranks in another epoch: shown at the boundaries alone, so one incident over them all."""
         for step in steps:
-            behind = found.get(step)
-            if behind is None:
+            mismatch = found.get(step)
+            if mismatch is None:
                 state.epochs.good(step)
                 continue
-            length = (step - state.epoch_since) / max(*behind.values.values(), 1.0)
+            length = (step - state.epoch_since) / max(*mismatch.values.values(), 1.0)
             state.epochs.clear_after = max(8, round(self.policy.epochs * length))
-            episode = state.epochs.bad(step, behind)
+            episode = state.epochs.bad(step, mismatch)
             episode.clear_after = max(episode.clear_after, state.epochs.clear_after)
 
     def _shifts(
@@ -221,7 +223,7 @@ class Progress(Detector[ProgressState]):
     ) -> Iterator[_Late]:
         """Ranks that apply at one step what the others do at the next."""
         if len(members) < 3:
-            return  # nothing tells which of two is late
+            return  # nothing shows which of two is late
         steps, rows = rank_rows(window, "grad_norm")
         columns = np.flatnonzero(np.isin(window.ranks, members))
         who = window.ranks[columns].tolist()
@@ -260,7 +262,7 @@ class Progress(Detector[ProgressState]):
             state.late[rank] = (times + 1, since)
             if times + 1 >= self.policy.late:
                 values = {r: before.get(r, float("nan")) for r in norms.ranks}
-                found = Behind("grad_norm", values, (rank,), True)
+                found = StepMismatch("grad_norm", values, (rank,), True)
                 yield _Late(step, found, since)
 
     def _extra(
@@ -286,12 +288,12 @@ class Progress(Detector[ProgressState]):
                 state.ahead[rank] = since, times + 1
                 if times + 1 >= self.policy.late:
                     values = {r: now[r] for r in rest}
-                    yield _Late(int(step), Behind(_PASSES, values, (rank,), True), since)
+                    yield _Late(int(step), StepMismatch(_PASSES, values, (rank,), True), since)
             if passes is None:
                 continue
             column = int(np.searchsorted(window.steps, step))
-            told = passes.present[:, column] & (passes.values[:, column] > 0)
-            had = set(window.ranks[told].tolist())
+            reported = passes.present[:, column] & (passes.values[:, column] > 0)
+            had = set(window.ranks[reported].tolist())
             for members in classes:
                 # Of a rank that applied nothing either, it is not known whether it was sampled.
                 idle = {r for r in members if r not in had and np.isfinite(now[r])}
@@ -301,30 +303,30 @@ class Progress(Detector[ProgressState]):
     def _discards(
         self, window: Window, state: ProgressState, classes: list[tuple[int, ...]]
     ) -> Iterator[_Late]:
-        """Ranks that computed a gradient, threw it away and parted from the others then."""
-        told: dict[int, dict[int, float]] = {}
+        """Ranks that computed a gradient, discarded it and then diverged from the others."""
+        reported: dict[int, dict[int, float]] = {}
         for step, row in zip(*rank_rows(window, _DISCARDED), strict=True):
             values = np.nan_to_num(row)
-            told[int(step)] = dict(zip(window.ranks.tolist(), values.tolist(), strict=True))
+            reported[int(step)] = dict(zip(window.ranks.tolist(), values.tolist(), strict=True))
         shown: dict[int, list[Comparison]] = {}
         for comparison in window.comparisons:
             if comparison.stage in _SHOWS:
                 shown.setdefault(comparison.step, []).append(comparison)
-        for step in sorted({*told, *shown}):
-            if step in told and state.discarded is None and state.level:
-                state.discarded = _discarding(told[step], classes)
+        for step in sorted({*reported, *shown}):
+            if step in reported and state.discarded is None and state.level:
+                state.discarded = _discarding(reported[step], classes)
                 state.discarded_step = step
             held = shown.get(step, [])
-            behind = state.discarded
-            if behind is not None:
-                held = [c for c in held if _shows(c, behind.suspects)]
+            mismatch = state.discarded
+            if mismatch is not None:
+                held = [c for c in held if _shows(c, mismatch.suspects)]
             if not held:
                 continue
             state.level = all(c.equal for c in held)
-            if behind is not None:
+            if mismatch is not None:
                 state.usual += state.level
                 if not state.level and not state.usual:
-                    yield _Late(step, behind, state.discarded_step)
+                    yield _Late(step, mismatch, state.discarded_step)
                 state.discarded = None
 
     def _begun(self, window: Window, state: ProgressState) -> None:
@@ -340,7 +342,7 @@ class Progress(Detector[ProgressState]):
         state.began = began
         state.begin = None
         if len(set(began)) > 1:
-            state.begin = _behind("begin", members, np.array(began, dtype=np.float64))
+            state.begin = _mismatch("begin", members, np.array(began, dtype=np.float64))
             state.begin_step = min(began)
 
 
@@ -369,9 +371,9 @@ def _newest(ranks_: Int64, rows: Float64, last: Mapping[int, float]) -> dict[int
     if len(rows) and not np.isnan(rows[-1]).any():
         return dict(zip(ranks_.tolist(), rows[-1].tolist(), strict=True))
     known = dict(last)
-    told = ~np.isnan(rows)
-    for column in np.flatnonzero(told.any(axis=0)).tolist():
-        newest = int(np.flatnonzero(told[:, column])[-1])
+    reported = ~np.isnan(rows)
+    for column in np.flatnonzero(reported.any(axis=0)).tolist():
+        newest = int(np.flatnonzero(reported[:, column])[-1])
         known[int(ranks_[column])] = float(rows[newest, column])
     return known
 
@@ -382,21 +384,23 @@ def _shows(comparison: Comparison, suspects: tuple[int, ...]) -> bool:
     return present.issuperset(suspects) and len(present) > len(suspects)
 
 
-def _discarding(told: Mapping[int, float], classes: list[tuple[int, ...]]) -> Behind | None:
+def _discarding(
+    reported: Mapping[int, float], classes: list[tuple[int, ...]]
+) -> StepMismatch | None:
     """Ranks that threw away a pass where others that hold the same threw away none."""
     for members in classes:
-        values = {rank: told.get(rank, 0.0) for rank in members}
+        values = {rank: reported.get(rank, 0.0) for rank in members}
         suspects = tuple(rank for rank, value in values.items() if value)
         if suspects and len(suspects) < len(members):
-            return Behind(_DISCARDED, values, suspects, decided=True)
+            return StepMismatch(_DISCARDED, values, suspects, decided=True)
     return None
 
 
-def _behind(what: str, who: Int64, values: Float64) -> Behind:
+def _mismatch(what: str, who: Int64, values: Float64) -> StepMismatch:
     labels, decided = labels_of(values)
     decided = decided and len(who) > 2
     suspects = who[labels > 0] if decided else who
-    return Behind(
+    return StepMismatch(
         what,
         {int(r): float(v) for r, v in zip(who, values, strict=True)},
         tuple(int(r) for r in suspects),
@@ -410,9 +414,9 @@ def _check(window: Window, state: ProgressState) -> Check:
         return Check(Status.OPEN, f"{begun_finding(state.begin, state.begin_step, 0).title}.")
     if episode is not None:
         return Check(Status.OPEN, f"{counted_finding(episode).title}.")
-    apart = state.epochs.open(window.last_step)
-    if apart is not None:
-        return Check(Status.OPEN, f"{counted_finding(apart).title}.")
+    epoch_mismatch = state.epochs.open(window.last_step)
+    if epoch_mismatch is not None:
+        return Check(Status.OPEN, f"{counted_finding(epoch_mismatch).title}.")
     late = state.shifted.open(window.last_step)
     if late is not None:
         return Check(Status.OPEN, f"{late_finding(late).title}.")

@@ -1,4 +1,4 @@
-"""Settings that differ between ranks whose parameters are apart by design.
+"""Settings that differ between ranks whose parameters differ by design.
 
 Between two averagings (local SGD), after the last reduction (post-local SGD) and on workers of a
 parameter server all links but this one may be broken: what the ranks hold, and their gradients.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.detectors.desync.incident import Apart
+from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.window import Comparison, Window
 
 STAGE = "hyperparameters"
@@ -83,22 +83,22 @@ class Settings:
         incident: the one that stands, or None.
     """
 
-    incident: Apart | None = None
+    incident: Divergence | None = None
 
     def take(
         self,
         step: int,
         comparisons: Sequence[Comparison],
-        opened: Callable[[Sequence[Comparison]], Apart],
+        opened: Callable[[Sequence[Comparison]], Divergence],
         *,
         meant: bool,
-    ) -> Apart | None:
+    ) -> Divergence | None:
         """Goes through the comparisons of a step.
 
         Args:
             opened: makes an incident of the comparisons that broke.
-            meant: whether the ranks are apart on purpose; where they are not, settings that begin
-                to differ are a matter of the chain.
+            meant: whether the ranks differ on purpose; where they are not, settings that begin to
+                differ are a matter of the chain.
 
         Returns:
             An incident that is over.
@@ -107,25 +107,25 @@ class Settings:
         if self.incident is not None and self.incident.agreeing and self.incident.over(step):
             ended, self.incident = self.incident, None
         known = self.incident
-        told = [
+        reported = [
             c
             for c in comparisons
             if c.stage == STAGE and (not c.equal or not known or known.covers(c))
         ]
-        broken = [c for c in told if not c.equal]
+        broken = [c for c in reported if not c.equal]
         if known is None:
             if broken and meant:
                 self.incident = opened(broken)
                 self.incident.tentative = False
-                self.incident.take(told)
+                self.incident.take(reported)
             return ended
         if broken:
             known.agreeing, known.last_step = False, step
-        elif told:
+        elif reported:
             if not known.agreeing:
                 known.last_step = max(known.last_step, step - 1)
             known.agreeing = True
         for comparison in broken:
             known.widen(comparison)
-        known.take(told)
+        known.take(reported)
         return ended

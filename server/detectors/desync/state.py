@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from rankscope.server.detectors.desync.averaging_rounds import Meetings
+from rankscope.server.detectors.desync.averaging_rounds import AveragingRounds
 from rankscope.server.detectors.desync.exchange import Exchange
-from rankscope.server.detectors.desync.incident import Apart
+from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.settings import Given, Settings
 from rankscope.server.detectors.desync.versions import Versions
 from rankscope.server.detectors.policy import Count, Policy, Steps, Times
 
-# Comparisons of the parameters that are remembered: what they did not see, they do not tell.
-_LOOKS = 1024
+# Comparisons of the parameters that are remembered: a difference that they did not see is not
+# known.
+_REMEMBERED = 1024
 
 # Which kind a desync is follows from the first link that broke.
 KIND_OF_STAGE = {
@@ -35,11 +36,11 @@ class DesyncPolicy(Policy):
         drift: relative distance below which ranks that differ in several tensors merely drift.
         critical: relative distance from which it is critical.
         clear_after: steps in which the ranks agree again after which it is over.
-        returns: so many returns to equality at one interval make it a synchronisation.
+        returns: this many returns to equality at one interval make it a synchronisation.
         grace: steps without any comparison of a kind after which it counts as missing.
         lag: steps by which a worker's version of the parameters may be old in any case.
         longest_lags: times the longest lag that a worker has caught up with, that are allowed.
-        synchronous: so many comparisons that found all parameters equal make ranks that do not
+        synchronous: this many comparisons that found all parameters equal make ranks that do not
             diverge by design.
     """
 
@@ -85,14 +86,14 @@ class DesyncState:
         periodic_since: first step of the synchronised phase.
         unpaired: ranks that hold what no other of the `known_ranks` holds.
         partly: those of them that were compared in what others hold, too.
-        own_copies: whether ranks train copies of their own of some tensors.
+        rank_local: whether ranks train copies of their own of some tensors.
         periodic_seen: step at which the period was recognised.
         between: whether the parameters were made equal between two steps, and not within one.
         unequal: steps at which they were seen to differ, and whether before the step, too.
         versions: which version of the parameters each rank holds.
         workers: where these are versions of one model, by design.
-        meetings: when the ranks wrote their parameters together.
-        settings: those that differ where the ranks are apart by design.
+        averaging_rounds: when the ranks wrote their parameters together.
+        settings: those that differ where the ranks' parameters differ by design.
         given: the settings of each rank's optimizer, as far as they are known as numbers.
         exchange: what was seen of an exchange between ranks that no wrapper keeps equal.
     """
@@ -110,16 +111,16 @@ class DesyncState:
     period: int = 0
     periodic_since: int = 0
     periodic_seen: int = 0
-    incident: Apart | None = None
+    incident: Divergence | None = None
     unpaired: tuple[int, ...] = ()
     partly: frozenset[int] = frozenset()
-    own_copies: bool = False
+    rank_local: bool = False
     known_ranks: int = 0
     between: bool = False
-    unequal: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=_LOOKS))
+    unequal: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     versions: Versions = field(default_factory=Versions)
     workers: Asynchronous | None = None
-    meetings: Meetings = field(default_factory=Meetings)
+    averaging_rounds: AveragingRounds = field(default_factory=AveragingRounds)
     settings: Settings = field(default_factory=Settings)
     given: Given = field(default_factory=Given)
     exchange: Exchange = field(default_factory=Exchange)

@@ -18,7 +18,7 @@ COUNTED = {
 
 
 @dataclass(slots=True)
-class Behind:
+class StepMismatch:
     """Ranks that counted differently.
 
     Attributes:
@@ -35,30 +35,30 @@ class Behind:
     before: dict[int, float] = field(default_factory=dict)
 
 
-def counted_finding(episode: Episode[Behind]) -> Finding:
+def counted_finding(episode: Episode[StepMismatch]) -> Finding:
     """Ranks that have counted other steps, skipped steps or epochs."""
-    behind, step = episode.facts, episode.first_step
-    what, suspects = COUNTED[behind.what], behind.suspects
+    mismatch, step = episode.facts, episode.first_step
+    what, suspects = COUNTED[mismatch.what], mismatch.suspects
     who = ranks(suspects).capitalize()
     verb = agree(len(suspects), "has")
-    told = _told(behind, what)
-    if behind.what == "epoch":
+    reported = _listed(mismatch, what)
+    if mismatch.what == "epoch":
         title = f"{who} {agree(len(suspects), 'is')} in another epoch since step {step}"
         cause = (
-            f"At step {step}, {told}. Their epochs are not equally long: the data are dealt out "
-            "unequally (sampler lengths, filtered samples, `drop_last` on some ranks only), or a "
-            "loader was started again earlier. Seeds, schedules and the order of the samples that "
-            "follow the epoch are no longer those of the other ranks."
+            f"At step {step}, {reported}. Their epochs are not equally long: the data are dealt "
+            "out unequally (sampler lengths, filtered samples, `drop_last` on some ranks only), or "
+            "a loader was started again earlier. Seeds, schedules and the order of the samples "
+            "that follow the epoch are no longer those of the other ranks."
         )
         remedy = (
             "Give every rank the same number of batches an epoch (DistributedSampler with "
             "`drop_last`, or one length agreed on by all), and count epochs by common steps."
         )
-    elif behind.what == "steps_skipped" or _one_missing(behind):
+    elif mismatch.what == "steps_skipped" or _one_missing(mismatch):
         title = f"{who} {verb} skipped other steps than the rest, at step {step}"
         cause = (
-            f"At step {step}, {told}: an overflow was seen on some ranks only, and each decided "
-            "alone whether to step. What they hold differs by this step."
+            f"At step {step}, {reported}: an overflow was seen on some ranks only, and each "
+            "decided alone whether to step. What they hold differs by this step."
         )
         remedy = (
             "Reduce `found_inf` over all ranks (MAX) before the decision to skip, or unscale "
@@ -67,34 +67,34 @@ def counted_finding(episode: Episode[Behind]) -> Finding:
     else:
         title = f"{who} {verb} taken another number of steps at step {step}"
         cause = (
-            f"At step {step}, {told}: a rank was resumed from another checkpoint, took further "
+            f"At step {step}, {reported}: a rank was resumed from another checkpoint, took further "
             "steps, or left some out."
         )
         remedy = (
             "Restore the same checkpoint, its step and its optimizer on every rank, and call "
             "`optimizer.step()` under the same conditions everywhere."
         )
-    if not behind.decided:
+    if not mismatch.decided:
         title = title.replace("another", "different").replace(
             "other steps than the rest", "different steps"
         )
     return Finding(
         kind="desync.progress",
-        key="epoch" if behind.what == "epoch" else "",
-        severity="warning" if behind.what == "epoch" else "critical",
+        key="epoch" if mismatch.what == "epoch" else "",
+        severity="warning" if mismatch.what == "epoch" else "critical",
         title=title,
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
         ranks=suspects,
         stage="parameters" if step else "start",
-        cause=sentences(cause, _guess(behind)),
+        cause=sentences(cause, _guess(mismatch)),
         remedy=remedy,
         clear_after=episode.clear_after,
         evidence={
-            "what": behind.what,
-            "values": {str(r): v for r, v in behind.values.items()},
-            "decided": behind.decided,
+            "what": mismatch.what,
+            "values": {str(r): v for r, v in mismatch.values.items()},
+            "decided": mismatch.decided,
         },
     )
 
@@ -105,17 +105,17 @@ _SKIPPED = (
 )
 
 
-def late_finding(episode: Episode[Behind]) -> Finding:
-    """Ranks that have left out a step, told by what they apply or threw away."""
-    behind, step = episode.facts, episode.first_step
-    who = ranks(behind.suspects)
+def late_finding(episode: Episode[StepMismatch]) -> Finding:
+    """Ranks that have left out a step, found by what they applied or discarded."""
+    mismatch, step = episode.facts, episode.first_step
+    who = ranks(mismatch.suspects)
     title = f"{who.capitalize()} did not take step {step}, which the others took"
-    cause = _left_out(behind, who, step)
+    cause = _left_out(mismatch, who, step)
     remedy = (
         "Decide on all ranks together whether a step is skipped (reduce `found_inf` with MAX "
         "before the decision)"
     )
-    if behind.what == "micro_steps":
+    if mismatch.what == "micro_steps":
         title = f"{who.capitalize()} took a step more than the others, at step {step}"
         cause = (
             f"Without a backward pass of its own for step {step}, {who} stepped, and since then it "
@@ -132,7 +132,7 @@ def late_finding(episode: Episode[Behind]) -> Finding:
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
-        ranks=behind.suspects,
+        ranks=mismatch.suspects,
         stage="parameters",
         cause=cause,
         remedy=(
@@ -141,16 +141,16 @@ def late_finding(episode: Episode[Behind]) -> Finding:
         ),
         clear_after=episode.clear_after,
         evidence={
-            "what": behind.what,
-            "values": {str(r): v for r, v in behind.values.items()},
+            "what": mismatch.what,
+            "values": {str(r): v for r, v in mismatch.values.items()},
             "decided": True,
             "observed": episode.seen,
         },
     )
 
 
-def _left_out(behind: Behind, who: str, step: int) -> str:
-    if behind.what == "grad_norm":
+def _left_out(mismatch: StepMismatch, who: str, step: int) -> str:
+    if mismatch.what == "grad_norm":
         return (
             f"Since step {step}, {who} applies at each step the gradient that the others apply one "
             f"step later: it {_SKIPPED}"
@@ -161,10 +161,10 @@ def _left_out(behind: Behind, who: str, step: int) -> str:
     )
 
 
-def begun_finding(behind: Behind, step: int, last_step: int) -> Finding:
+def begun_finding(mismatch: StepMismatch, step: int, last_step: int) -> Finding:
     """Ranks that began at different steps."""
-    who = ranks(behind.suspects).capitalize()
-    begun = "began" if behind.decided else "began each"
+    who = ranks(mismatch.suspects).capitalize()
+    begun = "began" if mismatch.decided else "began each"
     return Finding(
         kind="desync.progress",
         key="begin",
@@ -173,13 +173,13 @@ def begun_finding(behind: Behind, step: int, last_step: int) -> Finding:
         seen_step=step,
         last_step=max(step, last_step),
         first_step=step,
-        ranks=behind.suspects,
+        ranks=mismatch.suspects,
         stage="start",
         cause=sentences(
-            f"The ranks did not begin at the same step: {_told(behind, 'step')}. The checkpoint "
-            "was found on some ranks only, they resumed from different ones, or a rank restored "
-            "its weights and not its step: schedules, seeds and save points disagree.",
-            _guess(behind),
+            f"The ranks did not begin at the same step: {_listed(mismatch, 'step')}. The "
+            "checkpoint was found on some ranks only, they resumed from different ones, or a rank "
+            "restored its weights and not its step: schedules, seeds and save points disagree.",
+            _guess(mismatch),
         ),
         remedy=(
             "Decide on one rank which checkpoint is loaded and broadcast that decision, or put "
@@ -189,15 +189,15 @@ def begun_finding(behind: Behind, step: int, last_step: int) -> Finding:
         clear_after=0,
         evidence={
             "what": "begin",
-            "values": {str(r): v for r, v in behind.values.items()},
-            "decided": behind.decided,
+            "values": {str(r): v for r, v in mismatch.values.items()},
+            "decided": mismatch.decided,
         },
     )
 
 
-def _told(behind: Behind, what: str) -> str:
+def _listed(mismatch: StepMismatch, what: str) -> str:
     by_value: dict[float, list[int]] = {}
-    for rank, value in behind.values.items():
+    for rank, value in mismatch.values.items():
         by_value.setdefault(value, []).append(rank)
     said = []
     for value, held in sorted(by_value.items(), key=lambda item: len(item[1])):
@@ -211,17 +211,17 @@ def _told(behind: Behind, what: str) -> str:
     return listing(said, most=4)
 
 
-def _one_missing(behind: Behind) -> bool:
+def _one_missing(mismatch: StepMismatch) -> bool:
     """Whether they were level at the step before, and differ by one now."""
     return (
-        len(set(behind.before.values())) == 1
-        and max(behind.values.values()) - min(behind.values.values()) == 1
+        len(set(mismatch.before.values())) == 1
+        and max(mismatch.values.values()) - min(mismatch.values.values()) == 1
     )
 
 
-def _guess(behind: Behind) -> str:
-    if behind.decided:
+def _guess(mismatch: StepMismatch) -> str:
+    if mismatch.decided:
         return ""
-    if len(behind.values) == 2:
-        return "With two ranks, nothing tells which one is wrong."
-    return "No value is that of most ranks, so nothing tells which ones are wrong."
+    if len(mismatch.values) == 2:
+        return "With two ranks, nothing shows which one is wrong."
+    return "No value is that of most ranks, so nothing shows which ones are wrong."

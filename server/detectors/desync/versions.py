@@ -1,4 +1,4 @@
-"""Which version of the parameters each rank holds, told by words of the whole model alone.
+"""Which version of the parameters each rank holds, derived from model digests alone.
 
 Ranks that train for themselves between two averagings, and workers of a parameter server, hold
 different parameters by design. What shows whether the design is kept: that all of them come
@@ -22,8 +22,8 @@ _LONG = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What words say of one step.
+class VersionFacts:
+    """What digests say of one step.
 
     Attributes:
         joined: whether ranks that differed after the step before were equal before this one, or
@@ -47,11 +47,11 @@ class Look:
 
 @dataclass(slots=True)
 class Versions:
-    """Words that ranks have held.
+    """Digests that ranks have held.
 
     Attributes:
-        born: word -> step after which a rank first held it, in that order.
-        held: rank -> word after step `step`.
+        born: digest -> step after which a rank first held it, in that order.
+        held: rank -> digest after step `step`.
         since: first step since which none was left out.
         started: whether that is the first one of all.
     """
@@ -62,18 +62,18 @@ class Versions:
     since: int = 0
     started: bool = False
 
-    def take(self, window: Window, step: int, members: Sequence[int]) -> Look:
-        """Looks at the words of a step; steps are to be shown in their order."""
-        if not window.own_copies.isdisjoint(members):
-            return Look()  # no two ranks ever hold one version
-        start = _words_at(window, "start", step, members)
+    def take(self, window: Window, step: int, members: Sequence[int]) -> VersionFacts:
+        """Looks at the digests of a step; steps are to be shown in their order."""
+        if not window.rank_local.isdisjoint(members):
+            return VersionFacts()  # no two ranks ever hold one version
+        start = _digests_at(window, "start", step, members)
         if start:
             # What there was before the first step.
             self.held, self.step = start, step - 1
             self.since, self.started = step, True
             self._bear(start, step - 1)
-        after = _words_at(window, "parameters", step, members)
-        changes = _words_at(window, "outside_optimizer", step, members)
+        after = _digests_at(window, "parameters", step, members)
+        changes = _digests_at(window, "outside_optimizer", step, members)
         held = self.held if self.step == step - 1 else {}
         if len(after) < 2:
             return _before_alone(held, changes)
@@ -84,46 +84,49 @@ class Versions:
         }
         new = self._bear(after, step)
         self.held, self.step = after, step
-        apart = len(set(held.values())) > 1 and held.keys() == after.keys()
+        differed = len(set(held.values())) > 1 and held.keys() == after.keys()
         if len(set(after.values())) == 1:
-            return Look(apart, lags=dict.fromkeys(after, 0), known=True, between=bool(before))
+            return VersionFacts(
+                differed, lags=dict.fromkeys(after, 0), known=True, between=bool(before)
+            )
         together = before if before.keys() == after.keys() else {}
-        joined = apart and len(set(together.values())) == 1
-        alone = apart and len(held) > 2 and len(set(held.values())) == len(held)
+        joined = differed and len(set(together.values())) == 1
+        alone = differed and len(held) > 2 and len(set(held.values())) == len(held)
         outside: tuple[int, ...] = ()
         if alone and not joined:
             outside = _outside(together) or _outside(after)
         lags = None
         if len(new) <= 1:
-            lags = {rank: step - self.born[word] for rank, word in after.items()}
+            lags = {rank: step - self.born[digest] for rank, digest in after.items()}
         known = self.started or step - self.since >= _LONG
         nobody = bool(together) and not any(changes.values())
-        return Look(joined, outside, lags, known, bool(together), nobody)
+        return VersionFacts(joined, outside, lags, known, bool(together), nobody)
 
-    def _bear(self, words: dict[int, int], step: int) -> set[int]:
-        """Takes words; returns those that nobody had before."""
-        # Word by word: the difference of a set and the keys of a dict walks through all the keys.
-        new = {word for word in words.values() if word not in self.born}
-        for word in sorted(new):
-            self.born[word] = step
+    def _bear(self, digests: dict[int, int], step: int) -> set[int]:
+        """Takes digests; returns those that nobody had before."""
+        # Digest by digest: the difference of a set and the keys of a dict walks through all the
+        # keys.
+        new = {digest for digest in digests.values() if digest not in self.born}
+        for digest in sorted(new):
+            self.born[digest] = step
         while len(self.born) > _MEMORY:
             self.born.popitem(last=False)
             self.started = False
         return new
 
 
-def _before_alone(held: dict[int, int], changes: dict[int, int]) -> Look:
-    """What is known before a step after which nobody has looked."""
+def _before_alone(held: dict[int, int], changes: dict[int, int]) -> VersionFacts:
+    """What is known before a step after which nobody has sampled."""
     if len(held) < 2 or not held.keys() <= changes.keys():
-        return Look()
-    before = {(word + changes[rank]) % 2**64 for rank, word in held.items()}
-    apart = len(set(held.values())) > 1
+        return VersionFacts()
+    before = {(digest + changes[rank]) % 2**64 for rank, digest in held.items()}
+    differed = len(set(held.values())) > 1
     nobody = not any(changes[rank] for rank in held)
-    return Look(apart and len(before) == 1, between=True, nobody=nobody)
+    return VersionFacts(differed and len(before) == 1, between=True, nobody=nobody)
 
 
-def _words_at(window: Window, name: str, step: int, members: Sequence[int]) -> dict[int, int]:
-    series = window.words.get(name)
+def _digests_at(window: Window, name: str, step: int, members: Sequence[int]) -> dict[int, int]:
+    series = window.digests.get(name)
     if series is None:
         return {}
     column = int(np.searchsorted(window.steps, step))
@@ -133,12 +136,12 @@ def _words_at(window: Window, name: str, step: int, members: Sequence[int]) -> d
     return dict(zip(window.ranks[rows].tolist(), series.values[rows, column].tolist(), strict=True))
 
 
-def _outside(words: dict[int, int]) -> tuple[int, ...]:
-    """Ranks that have not the word that most have; none where there is no such word."""
+def _outside(digests: dict[int, int]) -> tuple[int, ...]:
+    """Ranks that have not the digest that most have; none where there is no such digest."""
     holders: dict[int, list[int]] = defaultdict(list)
-    for rank, word in words.items():
-        holders[word].append(rank)
+    for rank, digest in digests.items():
+        holders[digest].append(rank)
     most = max(holders.values(), key=len, default=[])
-    if 2 * len(most) <= len(words):
+    if 2 * len(most) <= len(digests):
         return ()
-    return tuple(sorted(set(words) - set(most)))
+    return tuple(sorted(set(digests) - set(most)))

@@ -23,9 +23,9 @@ class GapPolicy(Policy):
     """Thresholds of `generalization.gap`.
 
     Attributes:
-        evaluations: so many before anything is judged.
-        after: so many of them after the best one.
-        last: so many of them are the last ones.
+        evaluations: this many before anything is judged.
+        after: this many of them after the best one.
+        last: this many of them are the last ones.
         surer: rise of the accuracy since the best from which on the answers are not worse.
         training: losses of training whose median counts, none of them older than as many steps or
             than the evaluation before.

@@ -61,7 +61,7 @@ class AddingState:
 
     Attributes:
         sums: reductions in a row that were the step before and this step's mean, since `since`.
-        carried: looks in a row at which every rank still had an earlier gradient, since
+        carried: samples in a row at which every rank still had an earlier gradient, since
             `carried_since`; -1 where the last one found none.
         alike: observations in a row that point the same way and grow, since `alike_since`.
     """
@@ -86,11 +86,11 @@ class GradientAccumulating(Detector[AddingState]):
 
     Statistic:
         What is in the gradients when a step's own are added to them (`gradient_carried`), on every
-        rank, at two looks in a row. Or, where both sides of the reduction are known at two steps on
-        end: the reduced gradient is that of the step before plus the mean of this step's own, to
-        1e-3, twice in a row. Else, a
-        cosine above 0.8 to the gradient of the step before at 8 consecutive observations, while the
-        norm grows to twice its size. Over after 16 steps.
+        rank, at two samples in a row. Or, where both sides of the reduction are known at two
+        consecutive steps: the reduced gradient is that of the step before plus the mean of this
+        step's own, to 1e-3, twice in a row. Else, a cosine above 0.8 to the gradient of the step
+        before at 8 consecutive observations, while the norm grows to twice its size. Over after 16
+        steps.
 
     Severity:
         Critical by what was there and by sums, warning by direction; direction says nothing where
@@ -179,7 +179,7 @@ class GradientAccumulating(Detector[AddingState]):
         state.carried += 1
 
     def _direction(self, state: AddingState, step: int, cosine: float, norm: float) -> None:
-        # Sums have been looked at and said no: that counts for more than the direction.
+        # Sums have been examined and said no: that counts for more than the direction.
         known = (state.summed > self.policy.alike and not state.sums) or state.carried < 0
         if cosine < self.policy.cosine or norm < self.policy.slack * state.last_norm or known:
             state.alike = 0
@@ -208,8 +208,10 @@ class GradientAccumulating(Detector[AddingState]):
 
 def _holds_all(config: Mapping[str, Any] | None) -> bool:
     """Whether the optimizer holds all that is trained, as far as a rank has said."""
-    told = (config or {}).get("optimizer_tensors")
-    return not (isinstance(told, Mapping) and told.get("missing_count") and told.get("count"))
+    reported = (config or {}).get("optimizer_tensors")
+    return not (
+        isinstance(reported, Mapping) and reported.get("missing_count") and reported.get("count")
+    )
 
 
 def _finding(episode: Episode[Adding], window: Window) -> Finding:
@@ -279,7 +281,7 @@ def _check(window: Window, state: AddingState) -> Check:
     if not state.judged:
         if state.steps < _GRACE:
             return Check(
-                Status.INSUFFICIENT_DATA, "No two consecutive steps have been looked at yet."
+                Status.INSUFFICIENT_DATA, "No two consecutive steps have been examined yet."
             )
         return Check(
             Status.MISSING_INPUT,

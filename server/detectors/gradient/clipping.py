@@ -35,7 +35,7 @@ class ClippingPolicy(Policy):
 
 @dataclass(slots=True)
 class Saturated:
-    """What was seen: the factor's median and the share of clipped steps, of so many.
+    """What was seen: the factor's median and the share of clipped steps, of this many.
 
     Attributes:
         scale: the loss scale at that time, or NaN.
@@ -59,7 +59,7 @@ class ClippingState:
 
 
 class ClippingSaturated(Detector[ClippingState]):
-    """Clipping that shortens nearly every gradient: it sets the size of the steps, not the rate.
+    """Clipping that scales down nearly every gradient: it sets the size of the steps, not the rate.
 
     Statistic:
         The factor by which clipping multiplied the gradient (of the rank with the smallest one):
@@ -142,7 +142,7 @@ def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy
         title=(
             f"Clipping multiplies the gradient by {number(found.median)} at nearly every step"
             if tiny
-            else f"Clipping shortens {percent(found.share)} of gradients since step {step}"
+            else f"Clipping scales down {percent(found.share)} of gradients since step {step}"
         ),
         seen_step=episode.seen_step,
         last_step=episode.last_step,
@@ -150,7 +150,7 @@ def _finding(episode: Episode[Saturated], window: Window, policy: ClippingPolicy
         ranks=tuple(int(r) for r in window.ranks),
         stage="clipped_gradient",
         cause=sentences(
-            f"Since step {step} clipping has shortened {percent(found.share)} of the gradients, "
+            f"Since step {step} clipping has scaled down {percent(found.share)} of the gradients, "
             f"to {number(found.median)} of their length in the median: the limit sets the size of "
             "the steps, and the gradient their direction alone.",
             scaled,

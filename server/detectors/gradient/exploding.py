@@ -35,14 +35,14 @@ class ExplodingPolicy(RisePolicy):
 
     Attributes:
         evidence: finite norms before anything is judged.
-        warm: at the beginning that are not looked at.
+        warm: at the beginning that are not examined.
         in_a_row: consecutive observations.
         factor: newest norms over the usual ones.
         of_start: newest norms over the first ones.
         onset: norm over the usual one at which it is taken to have begun.
-        newest: so many norms are the newest ones.
-        usual: so many norms before them are what is usual.
-        first: so many norms are the first ones.
+        newest: this many norms are the newest ones.
+        usual: this many norms before them are what is usual.
+        first: this many norms are the first ones.
         held: norm over the usual one down to which it goes on.
         critical: largest norm over the usual one from which on it is critical.
         calm: steps below `held` after which it is over.
@@ -246,12 +246,12 @@ def _check(window: Window, state: ExplodingState, policy: ExplodingPolicy) -> Ch
         return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
     if state.unmeasured.lasting:
         since = state.unmeasured.since
-        why = f"No gradient is finite since step {since}: from then on its size tells nothing."
+        why = f"No gradient is finite since step {since}: from then on its size shows nothing."
         return Check(Status.INSUFFICIENT_DATA, why)
     if state.total < policy.evidence:
         why = f"{count(state.total, 'finite gradient norm')} of {policy.evidence} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
-    return Check(Status.OK, f"{count(state.total, 'gradient norm')} looked at, none grew tenfold.")
+    return Check(Status.OK, f"{count(state.total, 'gradient norm')} examined, none grew tenfold.")
 
 
 def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:

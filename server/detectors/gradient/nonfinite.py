@@ -48,7 +48,7 @@ class Broken:
 
 @dataclass(slots=True)
 class BrokenState:
-    """What is remembered: skipped steps by rank, and what ranks told of steps to come."""
+    """What is remembered: skipped steps by rank, and what ranks reported steps to come."""
 
     judged: int = 0
     skipped: dict[int, float] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class GradientNonFinite(Detector[BrokenState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.nonfinite",)
     lasting: ClassVar[str] = (
-        "what is not finite gets into the parameters, and is told of at every step"
+        "what is not finite gets into the parameters, and is reported at every step"
     )
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
     wants: ClassVar[tuple[str, ...]] = (
@@ -245,5 +245,5 @@ def _check(window: Window, state: BrokenState) -> Check:
     if not state.judged:
         return Check(Status.INSUFFICIENT_DATA, "No gradient norm has been posted yet.")
     return Check(
-        Status.OK, f"The last of {count(state.judged, 'gradient norm')} looked at was finite."
+        Status.OK, f"The last of {count(state.judged, 'gradient norm')} examined was finite."
     )

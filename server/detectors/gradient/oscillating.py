@@ -74,13 +74,12 @@ class GradientOscillating(Detector[OscillatingState]):
 
     Statistic:
         s is the standard deviation of the differences of neighbouring log norms, over the root of
-        2, in 64 observations, looked at every 16. It is above 3 times the median of the earlier
-        ones (at least 4, those that were alarmed about left out) and above 0.5, twice in a row.
-        Also from the start: at a period of which 6 fit into 64 or 256 log norms, put side by side,
-        the place within the period explains more than half of the scatter, beyond chance (6
-        standard deviations), and the largest is above 10 times the smallest; or 5 single norms of
-        256 are above 10 times the median and 8 robust standard deviations. Over after 64 steps
-        without it.
+        2, in 64 observations, examined every 16. It is above 3 times the median of the earlier ones
+        (at least 4, those that were alarmed about left out) and above 0.5, twice in a row. Also
+        from the start: at a period of which 6 fit into 64 or 256 log norms, put side by side, the
+        place within the period explains more than half of the scatter, beyond chance (6 standard
+        deviations), and the largest is above 10 times the smallest; or 5 single norms of 256 are
+        above 10 times the median and 8 robust standard deviations. Over after 64 steps without it.
 
     Severity:
         Warning; info for losses that change their sign, whose gradient has no lasting size.
@@ -127,11 +126,11 @@ class GradientOscillating(Detector[OscillatingState]):
             if state.recurring.push(step, math.log(norm)) and state.recurring.found:
                 self._recur(step, state, state.recurring.found)
             if len(state.norms) == self.policy.back and state.total % self.policy.stride == 0:
-                self._look(step, state)
+                self._judge(step, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         return Outcome({"gradient.oscillating": _check(window, state, self.policy)}, findings)
 
-    def _look(self, step: int, state: OscillatingState) -> None:
+    def _judge(self, step: int, state: OscillatingState) -> None:
         scatter = float(np.std(np.diff([norm for _, norm in state.norms]))) / math.sqrt(2)
         usual = median(state.earlier)
         high = (
@@ -188,13 +187,13 @@ def _finding(episode: Episode[Jumps]) -> Finding:
     title = (
         f"The gradient norm jumps by a factor of {number(math.exp(facts.now))} from step to step"
     )
-    told = {
+    reported = {
         "scatter_before": facts.before,
         "scatter": facts.now,
         "lr_before": facts.lr_before,
         "lr": facts.lr_now,
     }
-    evidence = {name: value for name, value in told.items() if math.isfinite(value)}
+    evidence = {name: value for name, value in reported.items() if math.isfinite(value)}
     if facts.recurs is not None:
         title, cause, remedy = facts.recurs.title, facts.recurs.cause, facts.recurs.remedy
         evidence |= {

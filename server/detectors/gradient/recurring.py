@@ -63,7 +63,7 @@ class Recurrence:
         return (
             f"At {self.share:.0%} of the steps the gradient is {number(self.factor)} times as "
             "large as usual, at no fixed distance: possibly a part of the samples is broken or not "
-            "normalised, or a rare path of the model divides by next to nothing."
+            "normalised, or a rare path of the model divides by almost nothing."
         )
 
     @property
@@ -85,7 +85,7 @@ class Recurring:
     """Follows the logarithm of the gradient norm.
 
     Attributes:
-        found: what the newest window that was looked at shows.
+        found: what the newest window that was examined shows.
     """
 
     found: Recurrence | None = None
@@ -131,7 +131,7 @@ def _scattered(steps: list[int], values: Float64) -> Recurrence | None:
     # Around the course of the norm: one that has come down from a high level has no spikes.
     residual = detrended(len(values)) @ values
     bulk = residual[np.abs(residual - np.median(residual)) <= 4 * robust_sigma(residual)]
-    places = outliers(residual, sigmas=_SIGMAS, apart=_TIMES)
+    places = outliers(residual, sigmas=_SIGMAS, margin=_TIMES)
     # Of one burst, or of a new level, neighbours are large; spikes stand alone.
     alone = [p for p in places.tolist() if p - 1 not in places and p + 1 not in places]
     if len(alone) < _SPIKES or not len(bulk):

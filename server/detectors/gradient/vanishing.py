@@ -14,7 +14,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient import zero
 from rankscope.server.detectors.gradient.zero import ZeroGradients
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
-from rankscope.server.detectors.samples import Look, looks
+from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import Progress
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, listing, number, percent, sentences
@@ -31,12 +31,12 @@ class VanishingPolicy(Policy):
     Attributes:
         small: gradient of the first matrix over that of the last.
         tiny: from here on it is critical.
-        looks: looks before anything is judged.
+        looks: samples before anything is judged.
         evidence: losses before anything is judged.
         matrices: matrices that a model has at least.
         min_gain: share of the loss whose gain is learning.
         learned: an accuracy above which something was learned.
-        back: so many of the last looks count.
+        back: this many of the last samples count.
         first: losses that the mean at the start is of.
         last: losses that the mean of now is of.
         calm: steps without it after which it is over.
@@ -85,7 +85,7 @@ class VanishingState:
     accuracies: deque[float]
     watch: Watch[Fading]
     steps: int = 0
-    looked: int = 0
+    sampled: int = 0
     shallow: bool = False
     signed: bool = False
     names: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class GradientVanishing(Detector[VanishingState]):
     Statistic:
         The gradient norm of the model's first matrix (weights of two dimensions or more that have a
         gradient, in the model's order; 3 or more of them) over that of its last one, and the same
-        of gradients over weights: the median of the last 32 looks, of which there are 16 or more,
+        of gradients over weights: the median of the last 32 samples, of which there are 16 or more,
         is below 1e-2 for both; and after 200 losses the mean of the last 100 is less than 5 % below
         that of the first 50, the accuracy, where there is one, 0.6 or less. Where the training
         makes progress such a ratio is no fault: embeddings have one. A loss that is below 0 is no
@@ -151,10 +151,10 @@ class GradientVanishing(Detector[VanishingState]):
         )
 
     def advance(self, window: Window, state: VanishingState) -> Outcome:
-        """Takes losses and looks in the order of their steps."""
+        """Takes losses and samples in the order of their steps."""
         state.steps += len(window.steps)
         rows = dict(together(window, "loss", "accuracy"))
-        seen = dict(looks(window, "grad_norm", "weight_norm"))
+        seen = dict(layer_samples(window, "grad_norm", "weight_norm"))
         for step in sorted({*rows, *seen}):
             self._learn(step, rows.get(step, {}), state)
             found = seen.get(step, {})
@@ -162,8 +162,8 @@ class GradientVanishing(Detector[VanishingState]):
                 weights = found["weight_norm"]
                 state.weights = dict(zip(weights.names, _whole(weights).tolist(), strict=True))
             if "grad_norm" in found:
-                state.zero.look(found["grad_norm"])
-                self._look(found["grad_norm"], state)
+                state.zero.observe(found["grad_norm"])
+                self._judge(found["grad_norm"], state)
         state.zero.take(window, self.policy.zero)
         findings = [_finding(e, self.policy) for e in state.watch.take(window.last_step)]
         findings += [
@@ -184,24 +184,24 @@ class GradientVanishing(Detector[VanishingState]):
             state.early.append(loss)
         state.late.append(loss)
 
-    def _look(self, look: Look, state: VanishingState) -> None:
-        if look.names != state.names:
-            state.names = look.names
+    def _judge(self, sample: LayerSample, state: VanishingState) -> None:
+        if sample.names != state.names:
+            state.names = sample.names
             state.ratios.clear()
             state.begun = -1
-        norms = _whole(look)
+        norms = _whole(sample)
         matrices = [
             place
-            for place, shape in enumerate(look.shapes)
+            for place, shape in enumerate(sample.shapes)
             if len(shape) > 1 and math.isfinite(norms[place]) and norms[place] > 0
         ]
-        state.looked += 1
+        state.sampled += 1
         state.shallow = len(matrices) < self.policy.matrices
         if state.shallow:
-            state.watch.good(look.step)
+            state.watch.good(sample.step)
             return
-        state.begun = look.step if state.begun < 0 else state.begun
-        first, last = (look.names[matrices[at]] for at in (0, -1))
+        state.begun = sample.step if state.begun < 0 else state.begun
+        first, last = (sample.names[matrices[at]] for at in (0, -1))
         ratio = float(norms[matrices[0]] / norms[matrices[-1]])
         sizes = state.weights.get(first, math.nan), state.weights.get(last, math.nan)
         relative = ratio * sizes[1] / sizes[0] if min(sizes) > 0 else ratio
@@ -215,9 +215,9 @@ class GradientVanishing(Detector[VanishingState]):
         learned = state.accuracies and float(np.mean(state.accuracies)) > policy.learned
         faint = max(typical, by_weight) < policy.small
         if not (faint and gained < policy.min_gain) or learned or state.signed:
-            state.watch.good(look.step)
+            state.watch.good(sample.step)
             return
-        weak = [look.names[m] for m in matrices if norms[m] < policy.small * norms[matrices[-1]]]
+        weak = [sample.names[m] for m in matrices if norms[m] < policy.small * norms[matrices[-1]]]
         facts = Fading(
             ratio=typical,
             relative=by_weight,
@@ -227,7 +227,7 @@ class GradientVanishing(Detector[VanishingState]):
             matrices=len(matrices),
             gained=gained,
         )
-        state.watch.bad(look.step, facts, first_step=state.begun).facts = facts
+        state.watch.bad(sample.step, facts, first_step=state.begun).facts = facts
 
 
 def _judged(state: VanishingState, policy: VanishingPolicy) -> bool:
@@ -239,9 +239,9 @@ def _gained(state: VanishingState) -> float:
     return (first - last) / abs(first) if first else 0.0
 
 
-def _whole(look: Look) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _whole(sample: LayerSample) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Each tensor's norm: the largest of the ranks', which are all the same for replicas."""
-    known = np.where(np.isnan(look.values), -1.0, look.values).max(axis=0)
+    known = np.where(np.isnan(sample.values), -1.0, sample.values).max(axis=0)
     return np.where(known < 0, np.nan, known)
 
 
@@ -298,7 +298,7 @@ def _check(window: Window, state: VanishingState, policy: VanishingPolicy) -> Ch
     if state.zero.observed and not state.zero.learns:
         why = f"All gradients were exactly zero at {count(state.zero.observed, 'checked step')}."
         return Check(Status.INSUFFICIENT_DATA, why)
-    if not state.looked:
+    if not state.sampled:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No gradient of a layer has been seen yet.")
         return Check(Status.MISSING_INPUT, "No rank posts the gradient norms of its tensors.")
@@ -310,7 +310,7 @@ def _check(window: Window, state: VanishingState, policy: VanishingPolicy) -> Ch
         return Check(Status.NOT_APPLICABLE, why)
     if not _judged(state, policy):
         why = (
-            f"{count(len(state.ratios), 'look')} of {policy.looks} at the layers' gradients and "
+            f"{count(len(state.ratios), 'sample')} of {policy.looks} at the layers' gradients and "
             f"{count(state.progress.count, 'finite loss value')} of {policy.evidence} needed."
         )
         return Check(Status.INSUFFICIENT_DATA, why)

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.samples import Look
+from rankscope.server.detectors.samples import LayerSample
 from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import count, if_several, number, sentences
 from rankscope.server.window import Window
@@ -80,11 +80,11 @@ class ZeroGradients:
             elif self.watch.current is not None:
                 self.watch.good(step)
 
-    def look(self, look: Look) -> None:
+    def observe(self, sample: LayerSample) -> None:
         """Takes the shapes of the tensors."""
         matrices = [
             (name, shape)
-            for name, shape in zip(look.names, look.shapes, strict=True)
+            for name, shape in zip(sample.names, sample.shapes, strict=True)
             if len(shape) > 1
         ]
         self.last = matrices[-1] if matrices else None
@@ -150,7 +150,7 @@ def finding(episode: Episode[None], zero: ZeroGradients, world_size: int) -> Fin
             "`argmax` or rounding in between, and look at `dead_units` and `saturated_units`."
         )
     else:
-        loss, explained = "", "No loss was recorded that would tell more."
+        loss, explained = "", "No loss was recorded that would say more."
         remedy = "Check that the loss is computed from the outputs of this model."
     return Finding(
         kind="gradient.vanishing",

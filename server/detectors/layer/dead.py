@@ -13,7 +13,7 @@ import numpy as np
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
-from rankscope.server.detectors.samples import Look, looks
+from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import agree, count, listing, percent, sentences
 from rankscope.server.window import Check, Status, Window
@@ -36,7 +36,7 @@ class DeadPolicy(Policy):
         idle: units of a module that do nothing.
         nearly_all: from here on it is critical.
         looks: consecutive samples at such units.
-        back: observations that tell what number of tensors without a gradient is usual.
+        back: observations that show what number of tensors without a gradient is usual.
         nothing_left: loss below which no gradient is needed any more.
         calm: steps without it after which it is over.
     """
@@ -81,8 +81,8 @@ class DeadState:
         nothing_left: observations without any gradient at a loss of 0.
         usual: how many tensors had no gradient, at the observations that count as usual.
         above: consecutive observations with more than that, and the first of them.
-        alive: names of tensors that have had a gradient; `names` of all, `silent` of those that
-            had none at any look.
+        alive: names of tensors that have had a gradient; `names` of all, `silent` of those that had
+            none at any sample.
         least: fewest tensors without a gradient at any observation.
         idle: consecutive samples at which most units of a module were idle, by what and module.
     """
@@ -94,7 +94,7 @@ class DeadState:
     steps: int = 0
     counted: int = 0
     nothing_left: int = 0
-    looked: int = 0
+    sampled: int = 0
     above: list[tuple[int, int]] = field(default_factory=list)
     names: tuple[str, ...] = ()
     alive: set[str] = field(default_factory=set)
@@ -128,7 +128,7 @@ class LayerDead(Detector[DeadState]):
         dead, critical from 90 % on; info for saturated ones.
 
     Evidence:
-        `missing` (tensors without a gradient) `of` so many, `usual`; of units `shares` by module.
+        `missing` (tensors without a gradient) `of` this many, `usual`; of units `shares` by module.
 
     Source:
         pytorch/pytorch#84911 and the like: a layer that is frozen by a `detach`. Dead units: Lu et
@@ -158,11 +158,11 @@ class LayerDead(Detector[DeadState]):
         )
 
     def advance(self, window: Window, state: DeadState) -> Outcome:
-        """Goes through counts and looks, step by step."""
+        """Goes through counts and samples, step by step."""
         state.steps += len(window.steps)
         counts = _least(window, "tensors_without_gradient")
         losses = _least(window, "loss")
-        seen = dict(looks(window, "grad_norm", *_METRICS))
+        seen = dict(layer_samples(window, "grad_norm", *_METRICS))
         for step in sorted({*counts, *seen}):
             found = seen.get(step, {})
             gradients = found.get("grad_norm")
@@ -185,23 +185,25 @@ class LayerDead(Detector[DeadState]):
         ]
         return Outcome({"layer.dead": _check(window, state, self.policy)}, tuple(findings))
 
-    def _gradients(self, look: Look, missing: float | None, state: DeadState) -> tuple[str, ...]:
+    def _gradients(
+        self, sample: LayerSample, missing: float | None, state: DeadState
+    ) -> tuple[str, ...]:
         """Names of the tensors that have no gradient on any rank."""
-        state.looked += 1
-        if look.names != state.names:
+        state.sampled += 1
+        if sample.names != state.names:
             # Another set of parameters is trained: what was usual is not any more.
             if state.names:
                 state.usual.clear()
                 state.above.clear()
                 state.least = -1
-            state.names = look.names
-            state.alive &= set(look.names)
-        some = np.any(look.values > 0, axis=0)
-        zero = ~some & ~np.any(np.isnan(look.values), axis=0)
+            state.names = sample.names
+            state.alive &= set(sample.names)
+        some = np.any(sample.values > 0, axis=0)
+        zero = ~some & ~np.any(np.isnan(sample.values), axis=0)
         # What is not finite is NaN, too, and is no missing gradient.
         silent = zero if missing is not None and zero.sum() >= missing else ~some
-        state.alive |= {look.names[place] for place in np.flatnonzero(some)}
-        return tuple(look.names[place] for place in np.flatnonzero(silent))
+        state.alive |= {sample.names[place] for place in np.flatnonzero(some)}
+        return tuple(sample.names[place] for place in np.flatnonzero(silent))
 
     def _count(
         self,
@@ -260,12 +262,12 @@ class LayerDead(Detector[DeadState]):
         facts = state.never.bad(step, facts, first_step=state.first_step).facts
         facts.missing, facts.of, facts.names = state.least, of, state.silent[:_MAX_NAMES]
 
-    def _units(self, look: Look, what: str, state: DeadState) -> None:
-        known = ~np.isnan(look.values)
-        shares = np.where(known, look.values, np.inf).min(axis=0)
-        state.modules = max(state.modules, len(look.names))
+    def _units(self, sample: LayerSample, what: str, state: DeadState) -> None:
+        known = ~np.isnan(sample.values)
+        shares = np.where(known, sample.values, np.inf).min(axis=0)
+        state.modules = max(state.modules, len(sample.names))
         bad: dict[str, float] = {}
-        for place, name in enumerate(look.names):
+        for place, name in enumerate(sample.names):
             share = float(shares[place])
             if not math.isfinite(share):
                 continue
@@ -277,11 +279,11 @@ class LayerDead(Detector[DeadState]):
                 bad[name] = share
         watch = state.units[what]
         if not bad:
-            watch.good(look.step)
+            watch.good(sample.step)
             return
-        facts = watch.bad(look.step, Idle(what)).facts
+        facts = watch.bad(sample.step, Idle(what)).facts
         facts.shares = bad
-        facts.classes = dict(zip(look.names, look.dtypes, strict=True))
+        facts.classes = dict(zip(sample.names, sample.dtypes, strict=True))
 
 
 def _least(window: Window, metric: str) -> dict[int, float]:
@@ -292,7 +294,7 @@ def _least(window: Window, metric: str) -> dict[int, float]:
 
 
 def _name(facts: Cut, silent: tuple[str, ...] | None, state: DeadState) -> None:
-    """Which tensors it is, once a look at all of them tells."""
+    """Which tensors it is, once a sample of all of them shows."""
     if silent is None:
         return
     names = [name for name in silent if name in state.alive]
@@ -439,7 +441,7 @@ def _check(window: Window, state: DeadState, policy: DeadPolicy) -> Check:
         return Check(Status.OPEN, f"{_never(never, window).title}.")
     if not state.counted:
         if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No gradient has been looked at yet.")
+            return Check(Status.INSUFFICIENT_DATA, "No gradient has been examined yet.")
         if state.nothing_left:
             why = (
                 f"No tensor had a gradient and the loss was 0, at all "

@@ -38,7 +38,7 @@ class DivergingPolicy(RisePolicy):
         min_lost: share of the progress that has to be lost.
         min_noise: how many times the noise of the block medians the loss has to lie above its
             best, and its start above its best where there is progress.
-        blocks: so many blocks in a row open an incident.
+        blocks: this many blocks in a row open an incident.
         evidence: blocks before anything is judged.
         held: share of lost progress down to which an incident goes on.
         begun: share of lost progress at which the rise is taken to have begun.
@@ -243,7 +243,7 @@ class LossDiverging(Detector[DivergingState]):
             return Check(Status.OPEN, f"{self._finding(state.incident).title}.")
         if state.unmeasured.lasting:
             since = state.unmeasured.since
-            why = f"The loss is not finite since step {since}: from then on it tells nothing."
+            why = f"The loss is not finite since step {since}: from then on it shows nothing."
             return Check(Status.INSUFFICIENT_DATA, why)
         progress = state.progress
         if len(state.blocks) < self.policy.evidence:

@@ -128,7 +128,7 @@ class LossNonFinite(Detector[NonFiniteState]):
             elif not self._take(state, window, index):
                 # Finite losses whose sum is not.
                 state.last_mean = mean
-        # Nobody else asks for them: without trouble they would pile up.
+        # Nobody else asks for them: without a fault they would pile up.
         state.companions.pass_to(window.last_step)
         if len(steps):
             state.points += int(window.series["loss"].present.sum())

@@ -54,7 +54,7 @@ class OscillatingPolicy(RisePolicy):
         clear_peak: share of the power from which a period is beyond doubt.
         clear_amplitude: amplitude, as a share of the progress, that is large.
         clear_trend: Mann-Kendall Z below which a loss with both of these falls all the same.
-        windows: so many in a row open an incident.
+        windows: this many in a row open an incident.
         growing: ratio of the amplitudes of the last and the first third that is critical.
         calm: windows without it after which it is over.
     """
@@ -75,7 +75,7 @@ class OscillatingPolicy(RisePolicy):
 
 @dataclass(slots=True)
 class _Scale:
-    """One scale's values: medians of so many observations."""
+    """One scale's values: medians of this many observations."""
 
     observations: int
     size: int
@@ -153,11 +153,11 @@ class LossOscillating(Detector[OscillatingState]):
         residual's 10 % and 90 % quantiles lie more than 10 % of the progress made apart, and the
         loss does not fall meanwhile (Mann-Kendall Z above -1; above -3 where one frequency has more
         than 80 % of the power and the quantiles are more than 15 % of the progress apart: a smooth
-        healthy fall that looks periodic has -5). Two windows in a row, 16 values apart; over after
-        6 windows without. Or a shape repeats, whatever it is: in 64 or 256 values, put side by side
-        at a period of which 6 fit in, the place within the period explains more than half of the
-        scatter, beyond chance (6 standard deviations: one false alarm in 1,000 runs of 100,000
-        steps), and its range is more than a quarter of the progress made.
+        healthy fall that looks periodic has -5). Two windows in a row, 16 values apart; over
+        after 6 windows without. Or a shape repeats, whatever it is: in 64 or 256 values, put side
+        by side at a period of which 6 fit in, the place within the period explains more than half
+        of the scatter, beyond chance (6 standard deviations: one false alarm in 1,000 runs of
+        100,000 steps), and its range is more than a quarter of the progress made.
 
     Severity:
         Warning; critical where the amplitude grows by 1.6 and more from the first to the last third
@@ -216,13 +216,13 @@ class LossOscillating(Detector[OscillatingState]):
                 state.incident = None
             for scale in state.scales:
                 if scale.push(step, value, self.policy.stride):
-                    self._look(state, scale, step)
+                    self._judge(state, scale, step)
             self._repeat(state, step, value)
         if state.incident is not None:
             findings.append(self._finding(state.incident))
         return Outcome({"loss.oscillating": self._check(state)}, tuple(findings))
 
-    def _look(self, state: OscillatingState, scale: _Scale, step: int) -> None:
+    def _judge(self, state: OscillatingState, scale: _Scale, step: int) -> None:
         policy = self.policy
         swing = self._swing(np.array(scale.values), state.progress.scale)
         scale.firing = scale.firing + 1 if swing is not None else 0
@@ -343,7 +343,7 @@ class LossOscillating(Detector[OscillatingState]):
             return Check(Status.OPEN, f"{self._finding(state.incident).title}.")
         if state.unmeasured.lasting:
             since = state.unmeasured.since
-            why = f"The loss is not finite since step {since}: from then on it tells nothing."
+            why = f"The loss is not finite since step {since}: from then on it shows nothing."
             return Check(Status.INSUFFICIENT_DATA, why)
         judged = [f"{s.windows} at scale {s.observations}" for s in state.scales if s.windows]
         if not judged:

@@ -18,7 +18,7 @@ from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Status, Window
 
-# Losses from one look to the next.
+# Losses from one sample to the next.
 _STRIDE = 10
 
 
@@ -40,10 +40,10 @@ class PlateauPolicy(Policy):
         explained: share of the deviance explained up to which nothing is known of the targets: a
             hundredth is less than what is of use of any model.
         most_explained: the same, at most, where single batches scatter so much that less cannot be
-            told from 0; and what 3 standard errors above it may reach.
+            distinguished from 0; and what 3 standard errors above it may reach.
         shares: observations of it that are needed.
-        falling: Mann-Kendall Z, below 0, of last losses that still fall: one of 160 flat
-            ones has that, and is looked at again 10 losses later.
+        falling: Mann-Kendall Z, below 0, of last losses that still fall: one of 160 flat ones has
+            that, and is examined again 10 losses later.
         rash_begin: largest update of the first steps, relative to the parameters, from which on the
             initialisation is written over: a tenth of it by one step.
         rash: the same of now; healthy medians reach 7e-3.
@@ -139,8 +139,8 @@ class LossPlateau(Detector[PlateauState]):
     """Nothing is learned: the loss is where it began, or where a constant answer has it.
 
     Statistic:
-        After 200 steps with a learning rate of at least a tenth of its peak, looked at every 10:
-        the mean of the last 100 losses lies less than 5 % below that of the first 50. Once it has
+        After 200 steps with a learning rate of at least a tenth of its peak, examined every 10: the
+        mean of the last 100 losses lies less than 5 % below that of the first 50. Once it has
         fallen by more, this kind has nothing more to say. A training that was resumed, or that has
         nothing left to learn, looks the same; so it is reported only if the accuracy is 0.6 or less
         and has not risen (by 3 standard errors, and 0.05), or, where there is no accuracy, if the
@@ -216,7 +216,7 @@ class LossPlateau(Detector[PlateauState]):
                 and state.total % _STRIDE == 0
                 and not state.signed
             ):
-                self._look(step, state)
+                self._judge(step, state)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
         return Outcome({"loss.plateau": _check(window, state, self.policy)}, findings)
 
@@ -248,7 +248,7 @@ class LossPlateau(Detector[PlateauState]):
             state.known.append((state.block[0][0], mean))
             state.block.clear()
 
-    def _look(self, step: int, state: PlateauState) -> None:
+    def _judge(self, step: int, state: PlateauState) -> None:
         policy = self.policy
         first, last = float(np.mean(state.first)), float(np.mean(state.last))
         state.flat = first - last <= policy.min_gain * abs(first)
@@ -263,7 +263,7 @@ class LossPlateau(Detector[PlateauState]):
                 state.watch.good(step)
                 return
             if math.isnan(accuracy) and not state.updates:
-                return  # Nothing tells whether it has not begun or is done.
+                return  # Nothing shows whether it has not begun or is done.
         facts = Flat(
             first,
             last,
@@ -346,7 +346,7 @@ def _check(window: Window, state: PlateauState, policy: PlateauPolicy) -> Check:
     if state.accuracies or state.updates:
         return Check(Status.OK, "The loss has hardly moved, but what was learned before stays.")
     why = (
-        "The loss has hardly moved. Without an accuracy and `update_ratio` nothing tells whether "
+        "The loss has hardly moved. Without an accuracy and `update_ratio` nothing shows whether "
         "it has not begun to learn or has nothing left to learn."
     )
     return Check(Status.INSUFFICIENT_DATA, why)

@@ -103,7 +103,7 @@ def repeating(values: Float64, progress: float) -> Swing | None:
 
 
 def _means(values: Float64, length: int) -> Float64:
-    """Means of consecutive pieces of so many values, the newest ones; float64 [N // length]."""
+    """Means of consecutive pieces of this many values, the newest ones; float64 [N // length]."""
     pieces = len(values) // length
     means: Float64 = values[len(values) - pieces * length :].reshape(pieces, length).mean(axis=1)
     return means

@@ -42,18 +42,18 @@ class SpikePolicy(RisePolicy):
         min_ratio: smallest ratio to the window's median.
         min_progress: smallest rise over the median, as a share of the progress made.
         recent_z: as `min_z`, over the values of the last 64 steps, where steps are left out.
-        recent: so many values are they at least.
+        recent: this many values are they at least.
         evidence: accepted values before anything is judged.
         calm: values back to normal after which it is over.
-        return_within: a spike that has not come back after so many is critical.
-        settle_after: after so many the new level is taken for what it is.
-        recurrent: so many spikes within `recurrent_within` are critical.
+        return_within: a spike that has not come back after this many is critical.
+        settle_after: after this many the new level is taken for what it is.
+        recurrent: this many spikes within `recurrent_within` are critical.
         recurrent_within: the stretch in which spikes are counted.
         carried: share of the rise that makes one rank its carrier.
         carried_progress: as `min_progress`, of a passing jump that one rank carries, from which on
             it is more than an odd batch.
-        lasting: so many values as high make it more than an odd batch: one is that batch, the next
-            what its update did.
+        lasting: this many values as high make it more than an odd batch: one is that batch, the
+            next what its update did.
     """
 
     min_z: Sigmas = 8.0
@@ -219,7 +219,7 @@ class LossSpike(Detector[SpikeState]):
     def _leaps(self, state: SpikeState, value: float) -> bool:
         """Whether a value stands out from the last 64 steps, and not from older ones alone."""
         baseline = state.baseline
-        there = int(len(baseline) / state.progress.spacing.apart)
+        there = int(len(baseline) / state.progress.spacing.interval)
         if 2 * there > len(baseline):
             return True
         recent = max(there, self.policy.recent)

@@ -65,7 +65,7 @@ class Blocks:
             self.made += 1
             yield steps[at : at + BLOCK], rows[at : at + BLOCK]
 
-    def apart(self, step: int) -> float:
+    def spacing(self, step: int) -> float:
         """Steps from one observation to the next, up to the newest block, which ends at a step."""
         return (step - self.first) / (self.made * BLOCK - 1) if self.made else 1.0
 
@@ -180,11 +180,11 @@ class MetricAnomaly(Detector[AnomalyState]):
             largest = max(window.data_parallel, key=lambda group: len(group))
             compared = np.array(sorted(largest), dtype=np.int64)
             for name in self._series(window, state):
-                for event, apart in self._ask(name, window, compared, clock, state):
-                    found.append((event.seen_step, name, len(found), event, apart))
+                for event, spacing in self._ask(name, window, compared, clock, state):
+                    found.append((event.seen_step, name, len(found), event, spacing))
         findings: list[Finding] = []
-        for _, name, _, event, apart in sorted(found, key=lambda one: one[:3]):
-            findings += self._take(name, event, apart, window, state)
+        for _, name, _, event, spacing in sorted(found, key=lambda one: one[:3]):
+            findings += self._take(name, event, spacing, window, state)
         for anomaly in state.incidents:
             if self._silent(anomaly, state) and window.last_step > anomaly.last_step:
                 anomaly.last_step = window.last_step
@@ -242,15 +242,15 @@ class MetricAnomaly(Detector[AnomalyState]):
         enough = there >= max(2, (len(compared) + 1) // 2)
         timed = is_clock(name)
         for block in track.beside.push(*_chosen(steps, rows, enough)):
-            apart = track.beside.apart(int(block[0][-1]))
+            spacing = track.beside.spacing(int(block[0][-1]))
             for event in track.peers.block(*block, self.policy, clock=timed):
-                yield event, apart
+                yield event, spacing
         if track.silence is None or timed:
             return
         for block in track.alone.push(*_chosen(steps, rows, there > 0)):
-            apart = track.alone.apart(int(block[0][-1]))
+            spacing = track.alone.spacing(int(block[0][-1]))
             for event in self._before(track, *block):
-                yield event, apart
+                yield event, spacing
 
     def _before(self, track: Track, steps: Int64, rows: Float64) -> Iterator[Event]:
         """Holds a block against the past of its series."""
@@ -267,14 +267,14 @@ class MetricAnomaly(Detector[AnomalyState]):
         yield from past.block(steps, np.nanmedian(rows, axis=1), self.policy)
 
     def _take(
-        self, name: str, event: Event, apart: float, window: Window, state: AnomalyState
+        self, name: str, event: Event, spacing: float, window: Window, state: AnomalyState
     ) -> Iterator[Finding]:
         """Puts an event where it belongs."""
         for known in [*state.incidents]:
             if not self._silent(known, state) and known.over(event.seen_step):
                 yield finding(known)
                 state.incidents.remove(known)
-        calm = math.ceil(self.policy.calm * max(apart, 1.0))
+        calm = math.ceil(self.policy.calm * max(spacing, 1.0))
         anomaly = next((one for one in state.incidents if one.holds(event)), None)
         if anomaly is None:
             anomaly = Anomaly(
@@ -294,7 +294,7 @@ class MetricAnomaly(Detector[AnomalyState]):
         """Whether a series that went silent still is."""
         for name, rank, since in [*anomaly.silent]:
             silence = state.tracks[name].silence
-            if silence is not None and silence.told[rank] != since:
+            if silence is not None and silence.silent_since[rank] != since:
                 anomaly.silent.discard((name, rank, since))
                 anomaly.last_step = max(anomaly.last_step, int(silence.until[rank]))
         return bool(anomaly.silent)

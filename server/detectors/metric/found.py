@@ -27,9 +27,9 @@ class MetricPolicy(Policy):
         spike_z: standard deviations of single values that stand out.
         single_times: multiple of all values before, of a single one that is reported.
         recurring: outliers of one rank, or spikes, at least.
-        chance: probability that so many are of one rank, or at equal distances.
+        chance: probability that this many are of one rank, or at equal distances.
         silence: steps without the series, while its rank posts others.
-        silence_gaps: and so many times the longest gap before.
+        silence_gaps: and this many times the longest gap before.
         calm: observations without it after which it is over.
     """
 

@@ -21,9 +21,9 @@ from rankscope.server.window import Float64, Int64
 # Turning points of noise are two thirds of all its values, of a smoothed one a third to a half
 # (Bienayme 1874); of what was set by rule next to none.
 _NOISY = 0.2
-# A new level is told of by so many blocks, each out of the range of all before.
+# A new level is reported by this many blocks, each out of the range of all before.
 _LEVEL = 3
-# Of a period's places, so many at most hold the spike.
+# Of a period's places, this many at most hold the spike.
 _TOOTH = 0.25
 
 

@@ -34,7 +34,7 @@ LEAST, MEMORY = 8, 32
 _RECENT = 10
 # Blocks after which a new level is what is usual.
 _SETTLED = 64
-# Single values that stand out are remembered over so many observations.
+# Single values that stand out are remembered over this many observations.
 _EVENTS = 1024
 # Blocks after which what is usual is found anew.
 _ANEW = 4
@@ -58,7 +58,7 @@ def _median(values: Float64, axis: int) -> Float64:
 
 
 def _means(blocks: Float64, length: int) -> Float64:
-    """Means of so many consecutive rows, at each place; float64 [N - length + 1, R]."""
+    """Means of this many consecutive rows, at each place; float64 [N - length + 1, R]."""
     sums = np.cumsum(np.concatenate([np.zeros((1, blocks.shape[1])), blocks]), axis=0)
     means: Float64 = (sums[length:] - sums[:-length]) / length
     return means
@@ -111,15 +111,15 @@ class Peers:
             return
         whole = not np.isnan(values).any()
         middle = _median(values, 1) if whole else np.nanmedian(values, axis=1)
-        apart = values - middle[:, None]
+        deviations = values - middle[:, None]
         if whole:
-            block = _median(apart, 0)
+            block = _median(deviations, 0)
         else:
-            there = (~np.isnan(apart)).any(axis=0)
-            block = self.usual.copy() if len(self.usual) else np.zeros(apart.shape[1])
-            block[there] = np.nanmedian(apart[:, there], axis=0)
+            there = (~np.isnan(deviations)).any(axis=0)
+            block = self.usual.copy() if len(self.usual) else np.zeros(deviations.shape[1])
+            block[there] = np.nanmedian(deviations[:, there], axis=0)
         level = float(_median(np.abs(middle), 0))
-        self.recent.append((steps, apart.astype(np.float32)))
+        self.recent.append((steps, deviations.astype(np.float32)))
         if len(self.ranks) == 2:
             self.levels.append(np.nanmedian(values, axis=0))
         self.seen += len(steps)
@@ -129,7 +129,7 @@ class Peers:
                 yield from self._from_the_start(level, policy)
             return
         if not clock:
-            yield from self._single(steps, values, apart, level, policy)
+            yield from self._single(steps, values, deviations, level, policy)
         away = block - self.usual
         beyond = np.where(np.abs(away) > self.widest, np.sign(away), 0).astype(np.int64)
         self.runs = np.where(beyond * self.runs > 0, self.runs + beyond, beyond)
@@ -263,9 +263,9 @@ class Peers:
     def _onset(self, column: int) -> int:
         kept = list(self.recent)[-(len(self.waiting) + 2) :]
         steps = np.concatenate([s for s, _ in kept])
-        apart = np.concatenate([a[:, column] for _, a in kept])
-        there = ~np.isnan(apart)
-        at, _, _ = change_point(apart[there])
+        deviations = np.concatenate([a[:, column] for _, a in kept])
+        there = ~np.isnan(deviations)
+        at, _, _ = change_point(deviations[there])
         return int(steps[there][at])
 
     def _from_the_start(self, level: float, policy: MetricPolicy) -> Iterator[Event]:
@@ -294,10 +294,10 @@ class Peers:
         )
 
     def _single(
-        self, steps: Int64, values: Float64, apart: Float64, level: float, policy: MetricPolicy
+        self, steps: Int64, values: Float64, deviations: Float64, level: float, policy: MetricPolicy
     ) -> Iterator[Event]:
         """Single values that stand out, and whether they are always of one rank."""
-        far = np.abs(apart - self.usual)
+        far = np.abs(deviations - self.usual)
         far[np.isnan(far)] = 0.0
         limit = policy.spike_z * self.sigma
         if float(far.max()) <= limit:
@@ -318,7 +318,9 @@ class Peers:
                 continue  # it has moved, and each of its values lies far away
             self.spikes.append((first + index, int(steps[index]), column, float(top[index])))
             if top[index] > policy.single_times * before:
-                yield self._spike(index, column, steps, apart, level, float(top[index]) / before)
+                yield self._spike(
+                    index, column, steps, deviations, level, float(top[index]) / before
+                )
         while self.spikes and self.spikes[0][0] <= self.seen - _EVENTS:
             self.spikes.popleft()
         if ordinary.size:
@@ -326,14 +328,14 @@ class Peers:
         yield from self._recurring(int(steps[-1]), level, policy)
 
     def _spike(
-        self, index: int, column: int, steps: Int64, apart: Float64, level: float, times: float
+        self, index: int, column: int, steps: Int64, deviations: Float64, level: float, times: float
     ) -> Event:
         return Event(
             question="outlier",
             ranks=(int(self.ranks[column]),),
             first_step=int(steps[index]),
             seen_step=int(steps[-1]),
-            size=float(apart[index, column] - self.usual[column]),
+            size=float(deviations[index, column] - self.usual[column]),
             usual=level,
             times=times,
             extreme=False,
@@ -346,8 +348,8 @@ class Peers:
         if len(own) < policy.recurring or self.spikes[-1][2] != top:
             return
         chance = tail(len(self.spikes), len(own), 1 / len(self.ranks))
-        looks = np.array([at for at, _, _, _ in own])
-        found = beat(looks, min(self.seen, _EVENTS), least=policy.recurring, shortest=2)
+        samples = np.array([at for at, _, _, _ in own])
+        found = beat(samples, min(self.seen, _EVENTS), least=policy.recurring, shortest=2)
         regular = found is not None and found.chance < policy.chance
         if chance >= policy.chance and not regular:
             return
@@ -355,8 +357,8 @@ class Peers:
         calm = own[0][0] >= CALM
         period = 0
         if found is not None and regular:
-            at = {look: s for look, s, _, _ in own}
-            first, last = found.looks[0], found.looks[-1]
+            at = {at_sample: s for at_sample, s, _, _ in own}
+            first, last = found.samples[0], found.samples[-1]
             period = round(found.period * (at[last] - at[first]) / (last - first))
         yield Event(
             question="recurring",

@@ -22,7 +22,7 @@ _TRAINING = re.compile(
     r"loss|accuracy|grad_norm|grad_norm_(local|preclip|canary)|clip_coefficient|grad_cosine"
     r"|grad_cosine_local|weight_norm|update_norm|update_ratio|eval/(.*/)?(loss|accuracy)"
 )
-# Words of a user's names that indicate clock readings and rates. The first step of an epoch, a
+# Words in a user's names that indicate clock readings and rates. The first step of an epoch, a
 # checkpoint or a busy machine makes single ones a hundred times as large.
 _CLOCK = re.compile(
     r"(^|[/_.\s-])(time|times|timing|timer|seconds|secs?|ms|duration|elapsed|eta|latency|fps|sps"

@@ -27,7 +27,7 @@ class Silence:
         gap: longest time between two posts.
         posts: how many there were.
         at: step of the last one.
-        told: since when a rank is silent; -1 for those that are not.
+        silent_since: since when a rank is silent; -1 for those that are not.
         until: last step of a silence that is over.
     """
 
@@ -35,7 +35,7 @@ class Silence:
     gap: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     posts: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     at: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    told: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    silent_since: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     until: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def take(
@@ -60,15 +60,15 @@ class Silence:
         longest = np.maximum.accumulate(np.maximum(gaps, self.gap[ranks, None]), axis=1)
         quiet = clock - latest
         silent = (counts >= _POSTS) & (quiet > policy.silence + policy.silence_gaps * longest)
-        ended = posted & (self.told[ranks] >= 0)[:, None]
+        ended = posted & (self.silent_since[ranks] >= 0)[:, None]
         if silent.any() or ended.any():
-            yield from self._told(ranks, steps, posted, silent, quiet, longest, counts)
+            yield from self._alerts(ranks, steps, posted, silent, quiet, longest, counts)
         self.last[ranks], self.gap[ranks] = latest[:, -1], longest[:, -1]
         self.posts[ranks] = counts[:, -1]
         newest = steps[len(steps) - 1 - np.argmax(posted[:, ::-1], axis=1)]
         self.at[ranks] = np.where(posted.any(axis=1), newest, self.at[ranks])
 
-    def _told(
+    def _alerts(
         self,
         ranks: Int64,
         steps: Int64,
@@ -82,11 +82,11 @@ class Silence:
         for column, step in enumerate(steps.tolist()):
             back = posted[:, column]
             at[back] = step
-            over = ranks[back & (self.told[ranks] >= 0)]
-            self.told[over], self.until[over] = -1, step - 1
-            new = np.flatnonzero(silent[:, column] & (self.told[ranks] < 0))
+            over = ranks[back & (self.silent_since[ranks] >= 0)]
+            self.silent_since[over], self.until[over] = -1, step - 1
+            new = np.flatnonzero(silent[:, column] & (self.silent_since[ranks] < 0))
             for row in new.tolist():
-                self.told[ranks[row]] = at[row] + 1
+                self.silent_since[ranks[row]] = at[row] + 1
                 others = (counts[:, column] >= _POSTS) & (np.arange(len(ranks)) != row)
                 going = others & (quiet[:, column] <= 2 * np.maximum(longest[:, column], 1))
                 alone = bool(others.any()) and 2 * int(going.sum()) > int(others.sum())
@@ -111,7 +111,7 @@ class Silence:
                 np.concatenate([held, np.zeros(new, dtype=np.int64)])
                 for held in (self.last, self.gap, self.posts)
             )
-            self.at, self.told, self.until = (
+            self.at, self.silent_since, self.until = (
                 np.concatenate([held, np.full(new, -1, dtype=np.int64)])
-                for held in (self.at, self.told, self.until)
+                for held in (self.at, self.silent_since, self.until)
             )

@@ -32,7 +32,7 @@ class LostPolicy(Policy):
 
 @dataclass(slots=True)
 class Missing:
-    """Attributes: the worker; pushes that are missing (fewer than 0: applied again); of so many."""
+    """Attributes: the worker; missing pushes (fewer than 0: applied again); of how many."""
 
     worker: int
     pushes: int
@@ -86,7 +86,7 @@ class PushLost(Detector[LostState]):
         Warning.
 
     Evidence:
-        `pushes` (that are missing; below 0: that were applied again), `pushed` (so many in all).
+        `pushes` (that are missing; below 0: that were applied again), `pushed` (this many in all).
 
     Source:
         Li et al., "Scaling distributed machine learning with the parameter server" (OSDI 2014),
@@ -215,7 +215,7 @@ def _check(window: Window, state: LostState) -> Check:
         episode = account.watch.open(window.last_step)
         if episode is not None:
             return Check(Status.OPEN, f"{_finding(episode).title}.")
-    told = sum(account.applied > 0 for account in state.accounts.values())
-    if not told or not state.judged:
-        return Check(Status.NOT_APPLICABLE, "No parameter server has told of a push.")
-    return Check(Status.OK, f"What {count(told, 'worker')} pushed was applied, once each.")
+    reported = sum(account.applied > 0 for account in state.accounts.values())
+    if not reported or not state.judged:
+        return Check(Status.NOT_APPLICABLE, "No parameter server has reported a push.")
+    return Check(Status.OK, f"What {count(reported, 'worker')} pushed was applied, once each.")

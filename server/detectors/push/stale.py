@@ -110,7 +110,7 @@ class PushStale(Detector[StaleState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("push.stale",)
-    lasting: ClassVar[str] = "every push is told of with its version"
+    lasting: ClassVar[str] = "every push is reported with its version"
     wants: ClassVar[tuple[str, ...]] = SERIES
     min_ranks: ClassVar[int] = 2
     policies: ClassVar[type[Policy]] = StalePolicy
@@ -190,7 +190,7 @@ def _finding(episode: Episode[Old]) -> Finding:
         ),
         remedy=(
             "Pull before every batch, and look at whether the pull fails in silence; bound the "
-            "staleness (the server lets nobody run ahead by more than so many versions), drop "
+            "staleness (the server lets nobody run ahead by more than this many versions), drop "
             "gradients that are older, or divide their learning rate by their staleness."
         ),
         clear_after=episode.clear_after,
@@ -210,7 +210,7 @@ def _check(window: Window, state: StaleState) -> Check:
         if episode is not None:
             return Check(Status.OPEN, f"{_finding(episode).title}.")
     if not state.judged:
-        return Check(Status.NOT_APPLICABLE, "No parameter server has told of a push.")
+        return Check(Status.NOT_APPLICABLE, "No parameter server has reported a push.")
     return Check(
         Status.OK,
         f"{count(state.judged, 'gradient')} of {count(len(state.paces), 'worker')} came, the "

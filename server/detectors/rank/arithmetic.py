@@ -23,12 +23,12 @@ class ArithmeticPolicy(Policy):
     Attributes:
         law_share: a sum is zero as far as rounding goes up to this share of what as many numbers
             of that norm sum up to by chance.
-        law_looks: looks at which that held on all ranks make it a law.
-        law_memory: looks whose largest sum is remembered: of gradients that become small, what
+        law_looks: samples at which that held on all ranks make it a law.
+        law_memory: samples whose largest sum is remembered: of gradients that become small, what
             rounding leaves does not.
         law_factor: times the largest sum remembered, and that of any other rank, that a broken one
             is.
-        law_certain: looks at which a rank broke it, and no other ever did: a fault.
+        law_certain: samples at which a rank broke it, and no other ever did: a fault.
     """
 
     law_share: Share = 1e-5
@@ -44,14 +44,14 @@ class Wrong(Incident):
 
     Attributes:
         tensors: whose gradients broke theirs, the first one first.
-        looks: at so many looks.
+        samples: at this many samples.
         share: the largest sum, as a share of what it would be by chance.
         usual: the largest such share of all ranks while they kept the law.
     """
 
     rank: int
     tensors: list[str]
-    looks: int
+    samples: int
     share: float
     usual: float
 
@@ -61,11 +61,11 @@ class _Law:
     """What is known of the sums of one tensor.
 
     Attributes:
-        kept: looks at which all ranks kept it, since one at which several did not.
+        kept: samples at which all ranks kept it, since one at which several did not.
         sums: the largest sum of any rank at each of the last of them.
         share: the largest one as a share of what it would be by chance.
-        pending: looks of one rank alone that broke it, step, rank and share: once it is seen to be
-            kept again, it was that rank; until then it may be all of them.
+        pending: samples of one rank alone that broke it, step, rank and share: once it is seen to
+            be kept again, it was that rank; until then it may be all of them.
     """
 
     sums: deque[float]
@@ -76,7 +76,7 @@ class _Law:
 
 @dataclass(slots=True)
 class Arithmetic:
-    """Follows the sums of all tensors, look by look.
+    """Follows the sums of all tensors, sample by sample.
 
     Whatever the batch, the gradients of a softmax's logits sum to zero over the classes, and so do
     those of the bias that is added to them; those of a bias before a layer normalisation do, too.
@@ -90,7 +90,7 @@ class Arithmetic:
     laws: dict[str, _Law] = field(default_factory=dict)
     wrong: dict[int, Wrong] = field(default_factory=dict)
 
-    def look(self, made: ElementSums) -> None:
+    def observe(self, made: ElementSums) -> None:
         """Takes the sums of one step."""
         policy = self.policy
         usable = np.isfinite(made.norms).all(axis=0) & (made.norms > 0).all(axis=0)
@@ -134,11 +134,11 @@ class Arithmetic:
             self._broken(step, rank, found, seen_step=made.step)
 
     def take(self) -> list[Finding]:
-        """What is to be told."""
+        """What is to be reported."""
         # Where several ranks break them, it is the trainer's way, or their data.
         alone = len(self.wrong) == 1
         return [
-            _finding(wrong, certain=alone and wrong.looks >= self.policy.law_certain)
+            _finding(wrong, certain=alone and wrong.samples >= self.policy.law_certain)
             for _, wrong in sorted(self.wrong.items())
         ]
 
@@ -154,13 +154,13 @@ class Arithmetic:
                 clear_after=0,
                 rank=rank,
                 tensors=[],
-                looks=0,
+                samples=0,
                 share=0.0,
                 usual=0.0,
             )
         wrong.first_step = min(wrong.first_step, step)
         wrong.last_step = max(wrong.last_step, step)
-        wrong.looks += 1
+        wrong.samples += 1
         for name, share, usual in found:
             if name not in wrong.tensors and len(wrong.tensors) < _MAX_EVENTS:
                 wrong.tensors.append(name)
@@ -185,8 +185,8 @@ def _finding(wrong: Wrong, *, certain: bool) -> Finding:
             f"Whatever the batch is, the gradient of `{named}` sums to zero (a number added before "
             "a softmax or a normalisation changes nothing): on all ranks to "
             f"{number(wrong.usual)} of its size, on {who} to {number(wrong.share)} at "
-            f"{count(wrong.looks, 'look')}. No data do that. Its device computes wrongly at times, "
-            "or something changes its gradients before they are reduced."
+            f"{count(wrong.samples, 'sample')}. No data do that. Its device computes wrongly at "
+            "times, or something changes its gradients before they are reduced."
             + ("" if certain else " Suspicious, not proven.")
         ),
         remedy=(
@@ -195,5 +195,5 @@ def _finding(wrong: Wrong, *, certain: bool) -> Finding:
         ),
         # Faults that come and go are not over because none came for a while.
         clear_after=None,
-        evidence={"share": wrong.share, "usual": wrong.usual, "looks": wrong.looks},
+        evidence={"share": wrong.share, "usual": wrong.usual, "looks": wrong.samples},
     )

@@ -1,4 +1,4 @@
-"""What kind of end the last message of a rank tells of."""
+"""What kind of end the last message of a rank reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLLECTIVE = re.compile(
     r"timed out (waiting|after)|wait timeout|application timeout",
     re.IGNORECASE,
 )
-# Exit codes of a process that was told to end by SIGINT or SIGTERM: 128 and the signal.
+# Exit codes of a process that was asked to end by SIGINT or SIGTERM: 128 and the signal.
 _STOPPED = re.compile(r"terminated by SIG|KeyboardInterrupt|SystemExit: (130|143)\b")
 _LINE = 400
 
@@ -29,7 +29,7 @@ class Ending(enum.Enum):
 
 
 def ending_of(error: str) -> Ending:
-    """How a rank failed: by itself, in a collective because of another, or told to end."""
+    """How a rank failed: by itself, in a collective because of another, or asked to end."""
     line = first_line(error)
     if _STOPPED.match(line):
         return Ending.STOPPED

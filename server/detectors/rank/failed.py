@@ -11,7 +11,7 @@ from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.rank.endings import Ending, ending_of, first_line
 from rankscope.server.detectors.wording import agree, if_several, listing, ranks, sentences
-from rankscope.server.window import Check, RankLife, Status, Window
+from rankscope.server.window import Check, RankLiveness, Status, Window
 
 # Letters of an error in a title and in a sentence.
 _TITLE, _SENTENCE = 80, 240
@@ -22,7 +22,7 @@ class FailedPolicy(Policy):
     """Thresholds of `rank.failed`.
 
     Attributes:
-        settled: time for the other ranks to tell how they ended, where what one says is that
+        settled: time for the other ranks to show how they ended, where what one says is that
             another is gone.
         heartbeats: missed heartbeats of a rank that runs, after which it is left to `rank.silent`.
     """
@@ -67,7 +67,7 @@ class RankFailed(Detector[FailedState]):
         of a collective counts at once, and the first of them is the cause. Where there are errors
         of collectives only, a rank that ended before the others, or that was asked to end, is;
         where a rank has said nothing at all, `rank.silent` names it. The others are given 20 s to
-        tell how they ended. Over when the rank's next process is heard of.
+        show how they ended. Over when the rank's next process is heard of.
 
     Severity:
         Critical; warning for a `sys.exit` with another code than 0. Where a rank was asked to end
@@ -114,29 +114,29 @@ class RankFailed(Detector[FailedState]):
     def advance(self, window: Window, state: FailedState) -> Outcome:
         """Looks at how the ranks ended."""
         # Started again with fewer ranks, a job goes on without those that it had before.
-        lives = {life.rank: life for life in window.lives if life.rank < window.world_size}
+        liveness = {life.rank: life for life in window.liveness if life.rank < window.world_size}
         for event in window.events:
-            life = lives.get(event.rank)
+            life = liveness.get(event.rank)
             if event.kind == "failed" and life is not None and not event.at < life.first_seen:
                 state.places[event.rank] = (life.attempt, event.step, event.text)
-        finding, check = self._judge(window, tuple(lives.values()), state)
+        finding, check = self._judge(window, tuple(liveness.values()), state)
         findings = () if finding is None else (finding,)
         return Outcome({"rank.failed": check}, findings)
 
     def _judge(
-        self, window: Window, lives: Sequence[RankLife], state: FailedState
+        self, window: Window, liveness: Sequence[RankLiveness], state: FailedState
     ) -> tuple[Finding | None, Check]:
-        if not lives:
+        if not liveness:
             why = "No rank has been heard of yet."
             return None, Check(Status.INSUFFICIENT_DATA, why)
         failures = sorted(
-            (_failure(life, state) for life in lives if life.state == "failed"),
+            (_failure(life, state) for life in liveness if life.state == "failed"),
             key=lambda failure: (failure.at, failure.rank),
         )
         if not failures:
             return None, Check(Status.OK, "No rank has said that it failed.")
         own = [failure for failure in failures if failure.ending is Ending.OWN]
-        running = [life for life in lives if life.state == "running"]
+        running = [life for life in liveness if life.state == "running"]
         if not own and running:
             quiet = [life for life in running if self._quiet(life, window.now)]
             if quiet or window.now - failures[0].at < self.policy.settled:
@@ -145,14 +145,14 @@ class RankFailed(Detector[FailedState]):
                     "what ended it is not known before the others are heard of."
                 )
                 return None, Check(Status.INSUFFICIENT_DATA, why)
-        finding = _finding(window, lives, failures, own)
+        finding = _finding(window, liveness, failures, own)
         return finding, Check(Status.OPEN, f"{finding.title}.")
 
-    def _quiet(self, life: RankLife, now: float) -> bool:
+    def _quiet(self, life: RankLiveness, now: float) -> bool:
         return now - life.last_seen > self.policy.heartbeats * life.heartbeat_seconds
 
 
-def _failure(life: RankLife, state: FailedState) -> Failure:
+def _failure(life: RankLiveness, state: FailedState) -> Failure:
     attempt, step, place = state.places.get(life.rank, (-1, -1, ""))
     if attempt != life.attempt:
         step, place = life.last_step + 1, ""
@@ -160,9 +160,9 @@ def _failure(life: RankLife, state: FailedState) -> Failure:
 
 
 def _finding(
-    window: Window, lives: Sequence[RankLife], failures: list[Failure], own: list[Failure]
+    window: Window, liveness: Sequence[RankLiveness], failures: list[Failure], own: list[Failure]
 ) -> Finding:
-    done = tuple(life.rank for life in lives if life.state == "finished")
+    done = tuple(life.rank for life in liveness if life.state == "finished")
     first = (own or failures)[0]
     alike = [f for f in failures if first_line(f.error) == first_line(first.error)]
     named = alike if first.ending is not Ending.COLLECTIVE else [first]
@@ -173,7 +173,7 @@ def _finding(
     step = min(failure.step for failure in named)
     if stopped:
         verb = agree(len(named), "was")
-        how = "interrupted" if "KeyboardInterrupt" in error else "told to end"
+        how = "interrupted" if "KeyboardInterrupt" in error else "asked to end"
         title = f"{_who(named)} {verb} {how} in step {step}: {error[:_TITLE]}"
         severity = "warning" if rest else "info"
     else:
@@ -227,7 +227,7 @@ def _cause(
         f"{ranks(left).capitalize()} had ended before, as {'it' if len(left) == 1 else 'they'} "
         "should; whoever goes on then waits in its next collective for a rank that is gone."
         if left
-        else "It is the first that failed, and no rank tells of an error of its own: a peer, the "
+        else "It is the first that failed, and no rank reports an error of its own: a peer, the "
         "network or a time limit of the collective has ended it.",
         f"Others that failed: {others}." if rest else "",
     )

@@ -26,27 +26,27 @@ from rankscope.server.window import Check, Float64, Int64, Status, Window
 
 @dataclass(frozen=True, slots=True)
 class GradientOutlierPolicy(ArithmeticPolicy):
-    """Thresholds of `rank.gradient_outlier`; counts are looks.
+    """Thresholds of `rank.gradient_outlier`; counts are samples.
 
     Attributes:
-        size: looks in a window, at most.
+        size: samples in a window, at most.
         least: and at least.
         min_factor: times that the rank's norm is the others', or the other way round.
-        min_z: mean of the logarithm over its standard error; of N looks 1 + 10 / N times that.
+        min_z: mean of the logarithm over its standard error; of N samples 1 + 10 / N times that.
         min_spread: mean of the logarithm as a multiple of the range of the others' own.
         least_level: gradients that have become smaller than this share of what they were in the
-            first `size` looks no longer matter.
-        windows: so many in a row open an incident.
+            first `size` samples no longer matter.
+        windows: this many in a row open an incident.
         burst_factor: a single sample at which a rank's norm is this many times its usual one.
-        burst_deviations: and so many of its own standard deviations beyond it.
-        bursts: a rank has at least so many.
+        burst_deviations: and this many of its own standard deviations beyond it.
+        bursts: a rank has at least this many.
         burst_chance: more than any rank would have by chance, but for this probability.
-        burst_memory: looks among which bursts are counted.
+        burst_memory: samples among which bursts are counted.
         beats: bursts at equal distances that are as improbable, at least.
-        shortest_beat: looks from one of them to the next.
-        memory: looks that say what is usual, and among which onsets are looked for.
-        renewed: looks after which what is usual for a rank is found anew.
-        calm: looks without it after which it is over.
+        shortest_beat: samples from one of them to the next.
+        memory: samples that say what is usual, and among which onsets are looked for.
+        renewed: samples after which what is usual for a rank is found anew.
+        calm: samples without it after which it is over.
     """
 
     size: Observations = 30
@@ -73,8 +73,8 @@ class _Outlier(Incident):
     """A rank that stands out.
 
     Attributes:
-        patience: looks without it after which it is over. Not steps: looks get rarer.
-        calm: looks since the last one that found it, which was at step `found_at`.
+        patience: samples without it after which it is over. Not steps: samples get rarer.
+        calm: samples since the last one that found it, which was at step `found_at`.
         period: steps from one burst to the next; NaN where they come at no equal distances.
     """
 
@@ -86,13 +86,13 @@ class _Outlier(Incident):
     factor: float
     z: float
     others: float
-    looks: int
+    samples: int
     bursts: int = 0
     period: float = math.nan
     from_start: bool = False
 
-    def looked(self, step: int) -> None:
-        """Counts a look that has been made, whether or not it found it."""
+    def observed(self, step: int) -> None:
+        """Counts a sample that has been made, whether or not it found it."""
         if self.found_at == step:
             self.calm = 0
             return
@@ -108,21 +108,21 @@ class GradientOutlierState:
 
     Attributes:
         norms: logarithms of the ranks' local norms.
-        apart: the same, minus the median of the other ranks'.
+        deviations: the same, minus the median of the other ranks'.
         arithmetic: laws that gradients keep, and ranks that broke one.
-        first: medians over the ranks at the first looks.
-        events: look, step, rank and factor of each burst.
-        usual, limit: of `apart` by rank, as they were some looks ago; NaN for too few.
-        far: number of the last look at which any rank was further from the others than an outlier
-            has to be; most runs have none, and are to cost next to nothing.
+        first: medians over the ranks at the first samples.
+        events: sample, step, rank and factor of each burst.
+        usual, limit: of `deviations` by rank, as they were some samples ago; NaN for too few.
+        far: number of the last sample of which any rank was further from the others than an outlier
+            has to be; most runs have none, and are to cost almost nothing.
         firing: consecutive windows in which a rank stood out.
-        offset: what is wrong at present at nearly every look.
+        offset: what is wrong at present at nearly every sample.
         bursting: rank -> what is wrong with it now and then.
         members: ranks that are compared: the largest class of replicas.
     """
 
     norms: RankHistory
-    apart: RankHistory
+    deviations: RankHistory
     arithmetic: Arithmetic
     events: deque[tuple[int, int, int, float]] = field(default_factory=deque)
     usual: Float64 = field(default_factory=lambda: np.empty(0))
@@ -146,7 +146,7 @@ class GradientOutlierState:
 
     def forget(self, policy: GradientOutlierPolicy) -> None:
         """Other ranks are replicas of each other now."""
-        self.norms, self.apart = RankHistory(policy.size), RankHistory(policy.memory)
+        self.norms, self.deviations = RankHistory(policy.size), RankHistory(policy.memory)
         self.events.clear()
         self.usual = self.limit = np.empty(0)
         self.firing = 0
@@ -162,21 +162,21 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
 
     Statistic:
         d = logarithm of `grad_norm_local` minus the median of the other ranks' at the same step.
-        Offset: over N = 8 to 30 looks, the mean of d is more than 6 (1 + 10 / N) standard errors
+        Offset: over N = 8 to 30 samples, the mean of d is more than 6 (1 + 10 / N) standard errors
         from 0, a factor of more than 2, and more than 3 times the range of the norms of the ranks
         that do not stand out; at two consecutive samples. The onset is the change point of d in the
-        last 256 looks. Bursts: looks at which d lies more than a factor of 5 and 4 standard
-        deviations above the rank's own median; a rank has 4 or more of the last 1,024 looks'
+        last 256 samples. Bursts: samples at which d lies more than a factor of 5 and 4 standard
+        deviations above the rank's own median; a rank has 4 or more of the last 1,024 samples'
         bursts and more than its share by chance (binomial, 1e-5), or 5 or more of its own at equal
-        distances of 8 looks or more, at half of such looks or more, while what it has at other
-        looks makes that as improbable. Not judged where the norms have fallen below a fifth of
-        those of the first looks. Over after 30 looks without, or 3 times the longest gap, or 5 of
-        the equal distances.
-        Laws: a tensor whose local gradient sums to zero, to 1e-5 of its norm times the root of its
-        size, on all ranks at 8 looks or more (that of a bias before a softmax does), and at a later
-        one does not on one rank, by 30 times what any rank has left over at the last 64 such looks;
-        where that rank alone looked, it counts once the law is seen to be kept again.
-        Known of tensors with as many elements as a sketch has buckets, 64, or fewer.
+        distances of 8 samples or more, at half of such samples or more, while what it has at other
+        samples makes that as improbable. Not judged where the norms have fallen below a fifth of
+        those of the first samples. Over after 30 samples without, or 3 times the longest gap, or 5
+        of the equal distances. Laws: a tensor whose local gradient sums to zero, to 1e-5 of its
+        norm times the root of its size, on all ranks at 8 samples or more (that of a bias before a
+        softmax does), and at a later one does not on one rank, by 30 times what any rank has left
+        over at the last 64 such samples; where that rank alone looked, it counts once the law is
+        seen to be kept again. Known of tensors with as many elements as a sketch has buckets, 64,
+        or fewer.
 
     Severity:
         Warning; info where nothing indicates which of the ranks is wrong and it was so from the
@@ -192,7 +192,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         Paired comparison against the median of the peers, as `rank.loss_outlier` does it on the
         loss; on recorded trainings an offset of 6 was reported within 100 steps, and a gradient
         that is 50 times as large every 37th step after 180 to 340. What a device does wrong by less
-        than batches differ (silent data corruption of 1e-3, arXiv 2502.12340) norms cannot tell,
+        than batches differ (silent data corruption of 1e-3, arXiv 2502.12340) norms cannot show,
         and the laws can: what rounding leaves over is a ten-millionth.
     """
 
@@ -204,10 +204,10 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
     policy: GradientOutlierPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
-        """A window of looks at a rank that stands out, and another one; and a beat."""
+        """A window of samples at a rank that stands out, and another one; and a beat."""
         policy, seen = self.policy, ("grad_norm_local",)
         # Bursts that lie twice the shortest distance apart; of those that lie further apart, or are
-        # few, nothing tells how many looks they need.
+        # few, nothing shows how many samples they need.
         beats = 2 * policy.beats * policy.shortest_beat
         return (
             Reach(seen, policy.size + policy.windows - 1, LASTS_SAMPLED, moves="from zero"),
@@ -222,11 +222,11 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         )
 
     def advance(self, window: Window, state: GradientOutlierState) -> Outcome:
-        """Looks at every step at which all ranks tell their norm."""
+        """Looks at every step at which all ranks report their norm."""
         findings: list[Finding] = []
         state.steps += len(window.steps)
         for made in window.element_sums:
-            state.arithmetic.look(made)
+            state.arithmetic.observe(made)
         steps, rows = rank_rows(window, "grad_norm_local")
         # Ranks that hold different tensors (pipelines, tensor parallelism) have norms of their own.
         chosen = np.flatnonzero(np.isin(window.ranks, max(window.replicas, key=len)))
@@ -239,8 +239,8 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         judged = (there > 1) & (2 * there >= norms.shape[1])
         steps, norms = steps[judged], norms[judged]
         logs = np.log(norms)
-        apart = logs - others_median(logs)
-        furthest = np.nan_to_num(np.abs(apart)).max(axis=1, initial=0.0).tolist()
+        deviations = logs - others_median(logs)
+        furthest = np.nan_to_num(np.abs(deviations)).max(axis=1, initial=0.0).tolist()
         for index, step in enumerate(steps.tolist()):
             if state.offset is not None and state.offset.calm >= state.offset.patience:
                 findings.append(_finding(state.offset, ""))
@@ -252,25 +252,30 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
             state.judged += 1
             state.spacing.push(step)
             state.norms.push(step, members, logs[index].copy())
-            state.apart.push(step, members, apart[index].copy())
+            state.deviations.push(step, members, deviations[index].copy())
             if len(state.first) < self.policy.size:
                 state.first.append(float(np.nanmedian(norms[index])))
             if furthest[index] > math.log(self.policy.min_factor):
                 state.far = state.judged
             if state.judged >= self.policy.least:
-                self._look(state, step, members, logs[index], apart[index])
+                self._judge(state, step, members, logs[index], deviations[index])
             for _, known in state.present():
-                known.looked(step)
+                known.observed(step)
         for key, known in state.present():
             if not known.calm:
-                # Until a look shows otherwise.
+                # Until a sample shows otherwise.
                 known.last_step = max(known.last_step, window.last_step)
             findings.append(_finding(known, key))
         findings += state.arithmetic.take()
         return Outcome({"rank.gradient_outlier": _check(state, self.policy)}, tuple(findings))
 
-    def _look(
-        self, state: GradientOutlierState, step: int, members: Int64, logs: Float64, apart: Float64
+    def _judge(
+        self,
+        state: GradientOutlierState,
+        step: int,
+        members: Int64,
+        logs: Float64,
+        deviations: Float64,
     ) -> None:
         policy, near = self.policy, state.judged - state.far
         material = math.log(policy.least_level * median(state.first))
@@ -281,7 +286,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
             state.firing = 0
         # Nor is one of them far from their median.
         if near < policy.memory or policy.min_factor**2 >= policy.burst_factor:
-            self._burst(state, step, members, logs, apart, material)
+            self._burst(state, step, members, logs, deviations, material)
         else:
             state.usual = state.limit = np.empty(0)
 
@@ -290,22 +295,22 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
     ) -> None:
         policy, known = self.policy, members
         norms = state.norms.matrix(known)
-        recent = state.apart.matrix(known, last=policy.size)
-        looks = np.isfinite(recent).sum(axis=0)
-        usable = looks >= policy.least
-        norms, recent, looks = norms[:, usable], recent[:, usable], looks[usable]
+        recent = state.deviations.matrix(known, last=policy.size)
+        samples = np.isfinite(recent).sum(axis=0)
+        usable = samples >= policy.least
+        norms, recent, samples = norms[:, usable], recent[:, usable], samples[usable]
         known = known[usable]
         if len(known) < 2:
             return  # ranks have joined, or look at other steps
         mean = np.nanmean(recent, axis=0)
-        error = np.nanstd(recent, axis=0, ddof=1) / np.sqrt(looks)
+        error = np.nanstd(recent, axis=0, ddof=1) / np.sqrt(samples)
         size = np.abs(mean)
-        least = policy.min_z * (1 + 10 / looks) * error
+        least = policy.min_z * (1 + 10 / samples) * error
         fires = (size > math.log(policy.min_factor)) & (size > least)
         top = int(np.argmax(size))
         own = np.nanmedian(norms, axis=0)
         same = fires & (np.sign(mean) == np.sign(mean[top]))
-        # Of four ranks two above and two below: nothing tells which are wrong.
+        # Of four ranks two above and two below: nothing shows which are wrong.
         decided = len(known) > 2 and 2 * int(same.sum()) < len(known)
         sides = (own[~same],) if decided else (own[mean < 0], own[mean >= 0])
         spread = max(float(np.ptp(side)) for side in sides if len(side))
@@ -318,7 +323,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         suspects = same if decided else fires
         if state.offset is None:
             state.offset = _Outlier(
-                first_step=_onset(state.apart, members, members.searchsorted(known[top])),
+                first_step=_onset(state.deviations, members, members.searchsorted(known[top])),
                 seen_step=step,
                 last_step=step,
                 clear_after=0,
@@ -327,7 +332,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
                 factor=1.0,
                 z=0.0,
                 others=0.0,
-                looks=0,
+                samples=0,
             )
             state.offset.from_start = state.offset.first_step == state.spacing.first
         incident = state.offset
@@ -339,7 +344,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         incident.factor = float(np.exp(mean[top] if decided else size[top]))
         incident.z = float(size[top] / error[top]) if error[top] > 0 else math.inf
         incident.others = float(np.exp(np.median(own[~suspects] if not suspects.all() else own)))
-        incident.looks = int(looks[top])
+        incident.samples = int(samples[top])
 
     def _burst(
         self,
@@ -347,7 +352,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         step: int,
         known: Int64,
         norms: Float64,
-        apart: Float64,
+        deviations: Float64,
         material: float,
     ) -> None:
         policy = self.policy
@@ -356,10 +361,10 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         while state.events and state.events[0][0] <= state.judged - policy.burst_memory:
             state.events.popleft()
         with np.errstate(invalid="ignore"):
-            burst = (apart - state.usual > state.limit) & (norms > material)
+            burst = (deviations - state.usual > state.limit) & (norms > material)
         for index in np.flatnonzero(burst).tolist():
             rank = int(known[index])
-            state.events.append((state.judged, step, rank, float(apart[index])))
+            state.events.append((state.judged, step, rank, float(deviations[index])))
             self._recurring(state, step, rank, known, float(np.nanmedian(np.delete(norms, index))))
 
     def _recurring(
@@ -370,13 +375,13 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         Args:
             others: logarithm of the other ranks' norm.
         """
-        policy, looks = self.policy, min(state.judged, self.policy.burst_memory)
+        policy, samples = self.policy, min(state.judged, self.policy.burst_memory)
         mine = [event for event in state.events if event[2] == rank]
         period = math.nan
         at = np.array([event[0] for event in mine])
-        regular = beat(at, looks, least=policy.beats, shortest=policy.shortest_beat)
+        regular = beat(at, samples, least=policy.beats, shortest=policy.shortest_beat)
         if regular is not None and len(known) * regular.chance <= policy.burst_chance:
-            mine = [event for event in mine if event[0] in regular.looks]
+            mine = [event for event in mine if event[0] in regular.samples]
             gaps = (mine[-1][0] - mine[0][0]) // regular.period
             period = (mine[-1][1] - mine[0][1]) / gaps
         else:
@@ -395,7 +400,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
                 factor=1.0,
                 z=0.0,
                 others=0.0,
-                looks=0,
+                samples=0,
             )
         longest = max(later[0] - earlier[0] for earlier, later in pairwise(mine))
         incident.last_step = incident.found_at = step
@@ -405,26 +410,26 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         incident.clear_after = state.spacing.steps(incident.patience)
         incident.factor = float(np.exp(median([event[3] for event in mine])))
         incident.others = float(np.exp(others))
-        incident.looks, incident.bursts, incident.period = looks, len(mine), period
+        incident.samples, incident.bursts, incident.period = samples, len(mine), period
 
     def _renew(self, state: GradientOutlierState, known: Int64) -> None:
         """What is usual for each rank, from time to time."""
-        apart = state.apart.matrix(known)
-        usable = np.isfinite(apart).sum(axis=0) >= self.policy.least
+        deviations = state.deviations.matrix(known)
+        usable = np.isfinite(deviations).sum(axis=0) >= self.policy.least
         state.usual, state.limit = np.full((2, len(known)), np.nan)
-        apart = apart[:, usable]
-        state.usual[usable] = usual = np.nanmedian(apart, axis=0)
-        spread = 1.4826 * np.nanmedian(np.abs(apart - usual), axis=0)
+        deviations = deviations[:, usable]
+        state.usual[usable] = usual = np.nanmedian(deviations, axis=0)
+        spread = 1.4826 * np.nanmedian(np.abs(deviations - usual), axis=0)
         state.limit[usable] = np.maximum(
             self.policy.burst_deviations * spread, math.log(self.policy.burst_factor)
         )
 
 
 def _onset(history: RankHistory, known: Int64, column: int) -> int:
-    """Since which look a rank stands apart; the first one known where no change is seen."""
-    apart, steps = history.matrix(known)[:, column], history.steps()
-    there = np.isfinite(apart)
-    at, before, after = change_point(apart[there])
+    """Since which sample a rank stands out; the first one known where no change is seen."""
+    deviations, steps = history.matrix(known)[:, column], history.steps()
+    there = np.isfinite(deviations)
+    at, before, after = change_point(deviations[there])
     return int(steps[there][0] if abs(before) >= 0.5 * abs(after) else steps[there][at])
 
 
@@ -437,9 +442,9 @@ def _finding(incident: _Outlier, key: str) -> Finding:
         often = f"every {number(incident.period)} steps" if regular else "now and then"
         title = f"Gradients of {who} are {factor} times the others' {often} since step {step}"
         cause = (
-            f"At {count(incident.bursts, 'look')} of {incident.looks:,} the gradient that {who} "
-            f"computed was some {factor} times as large as the others', and as its own at other "
-            "looks"
+            f"At {count(incident.bursts, 'sample')} of {incident.samples:,} the gradient that "
+            f"{who} computed was some {factor} times as large as the others', and as its own at "
+            "other samples"
         )
         if regular:
             cause = (
@@ -458,23 +463,23 @@ def _finding(incident: _Outlier, key: str) -> Finding:
         )
         if regular:
             remedy = (
-                f"Compare {number(incident.period)} with the steps of an epoch and with what "
-                f"{who} does every so many steps (logging, evaluation, checkpoints, an extra "
+                f"Compare {number(incident.period)} with the steps of an epoch and with what {who} "
+                "does at that interval (logging, evaluation, checkpoints, an extra "
                 f"micro-batch). {remedy}"
             )
     elif not incident.decided:
         title = f"Gradients of {who} differ {factor} times in size since step {step}"
         cause = (
             f"The norms of the gradients that {who} compute differ {factor} times at nearly every "
-            f"look (z = {number(incident.z)}), and nothing in this tells which one is wrong: a sum "
-            "taken for a mean, another number of micro-batches, inputs of another scale."
+            f"sample (z = {number(incident.z)}), and nothing in this shows which one is wrong: a "
+            "sum taken for a mean, another number of micro-batches, inputs of another scale."
         )
         remedy = f"Compare the loss, the batch and the preprocessing of {who}."
     else:
         title = f"Gradients of {who} are {factor} times {side} than the others' since step {step}"
         cause = (
             f"The others' are around {number(incident.others)}; those that {who} computes lie on "
-            f"the same side at nearly every look (z = {number(incident.z)}): a sum taken for a "
+            f"the same side at nearly every sample (z = {number(incident.z)}): a sum taken for a "
             "mean, another number of micro-batches, a loss weight, inputs of another scale, or a "
             "faulty device. The reduction mixes it into every copy."
         )
@@ -499,7 +504,7 @@ def _finding(incident: _Outlier, key: str) -> Finding:
             "factor": incident.factor,
             "z": incident.z,
             "others": incident.others,
-            "looks": incident.looks,
+            "looks": incident.samples,
             "bursts": incident.bursts,
             **({"period": incident.period} if math.isfinite(incident.period) else {}),
         },
@@ -514,7 +519,7 @@ def _check(state: GradientOutlierState, policy: GradientOutlierPolicy) -> Check:
     if state.judged < policy.least:
         return Check(
             Status.INSUFFICIENT_DATA,
-            f"{count(state.judged, 'look')} of {policy.least} at all ranks' local gradients.",
+            f"{count(state.judged, 'sample')} of {policy.least} at all ranks' local gradients.",
         )
     return Check(
         Status.OK, f"Norms of the ranks' own gradients compared at {count(state.judged, 'step')}."

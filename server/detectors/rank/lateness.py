@@ -1,4 +1,4 @@
-"""A rank that takes longer than its peers, look after look: what slow ranks of all sorts share."""
+"""A rank that takes longer than its peers at one sample after another: shared by slow ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rankscope.server.window import Float64, Int64, Window
 
 # A rise of the step time by less does not date anything.
 _LEAST_JUMP = math.log(1.2)
-# Steps among which the rise is looked for, and more where the looks lie further apart.
+# Steps among which the rise is looked for, and more where the samples lie further apart.
 _BACK = 64
 
-# What tells of ranks that had to wait for a processor, and for how long they had one.
+# What reports ranks that had to wait for a processor, and for how long they had one.
 QUEUEING = ("queued_seconds", "processor_seconds")
 
 
@@ -33,11 +33,11 @@ class LatenessPolicy(Policy):
             back after some milliseconds, and where cores are shared the same one may come last
             step after step.
         least_share: and by this share of the step.
-        looks: at so many looks,
+        looks: at this many samples,
         share: of which it was late at this share,
         still: or at this one, once it is known to be late,
-        steps: and over so many steps.
-        calm: looks without it after which it is over.
+        steps: and over this many steps.
+        calm: samples without it after which it is over.
         memory: step times remembered, to date it.
     """
 
@@ -52,7 +52,7 @@ class LatenessPolicy(Policy):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TimingSample:
     """One step at which it is known what every rank took.
 
     Attributes:
@@ -104,7 +104,7 @@ class Late(Incident):
         others: median seconds that the others take.
         step_seconds: median length of a step.
         before: median length of a step before it began; NaN where that is not known.
-        looks: so many found it.
+        samples: this many found it.
     """
 
     ranks: tuple[int, ...]
@@ -112,7 +112,7 @@ class Late(Incident):
     others: float
     step_seconds: float
     before: float
-    looks: int = 0
+    samples: int = 0
 
     @property
     def lost(self) -> float:
@@ -126,13 +126,13 @@ class Late(Incident):
             "step_seconds": self.step_seconds,
             **known,
             "lost_share": self.lost,
-            "looks": self.looks,
+            "looks": self.samples,
         }
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """Lengths of the steps, to date what a look found later.
+    """Lengths of the steps, to date what a sample found later.
 
     Args:
         size: number remembered.
@@ -173,7 +173,7 @@ class StepTimes:
 
 
 class Lateness:
-    """Follows who is late, look by look.
+    """Follows who is late, sample by sample.
 
     Args:
         policy: thresholds.
@@ -186,7 +186,7 @@ class Lateness:
         self.spacing = Spacing()
         self.current: Late | None = None
         # Enough that `steps` of them, one a step, are there.
-        self._looks: deque[Look] = deque(maxlen=max(policy.looks, policy.steps) + 1)
+        self._samples: deque[TimingSample] = deque(maxlen=max(policy.looks, policy.steps) + 1)
         self._previous = -1
         self._ended: list[Late] = []
 
@@ -221,31 +221,31 @@ class Lateness:
             found[n] = frozenset(ranks[over[n]].tolist())
         return found
 
-    def look(self, look: Look) -> None:
-        """Takes the next look."""
+    def observe(self, sample: TimingSample) -> None:
+        """Takes the next sample."""
         policy = self.policy
         self.judged += 1
-        self.spacing.push(look.step)
+        self.spacing.push(sample.step)
         current = self.current
-        if current is not None and current.over(look.step):
+        if current is not None and current.over(sample.step):
             self._ended.append(current)
             self.current = current = None
-        self._looks.append(look)
+        self._samples.append(sample)
         who = self._persistent()
         if not who:
             return
         recent = [known for known in self._within() if known.late & who]
         if current is None:
             first = recent[0]
-            before = max((k.step for k in self._looks if k.step < first.step), default=-1)
-            # Where it is late by little, the first looks need not have found it.
-            since = min(before, look.step - _BACK)
-            rise = self.times.rise(since, look.step)
+            before = max((k.step for k in self._samples if k.step < first.step), default=-1)
+            # Where it is late by little, the first samples need not have found it.
+            since = min(before, sample.step - _BACK)
+            rise = self.times.rise(since, sample.step)
             onset = first.step if rise is None else rise
             self.current = current = Late(
                 first_step=onset,
-                seen_step=look.step,
-                last_step=look.step,
+                seen_step=sample.step,
+                last_step=sample.step,
                 clear_after=0,
                 ranks=(),
                 own=0.0,
@@ -253,7 +253,7 @@ class Lateness:
                 step_seconds=0.0,
                 before=self.times.usual(onset),
             )
-        current.last_step = look.step
+        current.last_step = sample.step
         current.clear_after = max(self.spacing.steps(policy.calm), policy.steps)
         current.ranks = tuple(sorted(who))
         current.own = median(
@@ -263,39 +263,39 @@ class Lateness:
             [took for known in recent for r, took in known.seconds().items() if r not in who]
         )
         current.step_seconds = median([known.step_seconds for known in recent])
-        current.looks += 1
+        current.samples += 1
 
     def take(self) -> Iterator[Late]:
-        """What is to be told of after a window: what ended in it, and what has not."""
+        """What is to be reported after a window: what ended in it, and what has not."""
         yield from self._ended
         self._ended = []
         if self.current is not None:
             yield self.current
 
-    def _within(self) -> list[Look]:
-        """The looks that count: the last `looks`; those of the last `steps` if these are more."""
+    def _within(self) -> list[TimingSample]:
+        """The samples that count: the last `looks`; those of the last `steps` if these are more."""
         policy = self.policy
-        last = self._looks[-1].step
-        inside = [look for look in self._looks if look.step > last - policy.steps]
-        return inside if len(inside) > policy.looks else list(self._looks)[-policy.looks :]
+        last = self._samples[-1].step
+        inside = [sample for sample in self._samples if sample.step > last - policy.steps]
+        return inside if len(inside) > policy.looks else list(self._samples)[-policy.looks :]
 
     def _persistent(self) -> frozenset[int]:
         """Ranks that were late at nearly all of them."""
         policy = self.policy
-        looks = self._within()
-        if len(looks) < policy.looks or looks[-1].step - looks[0].step < policy.steps - 1:
+        samples = self._within()
+        if len(samples) < policy.looks or samples[-1].step - samples[0].step < policy.steps - 1:
             return frozenset()
         share = policy.share if self.current is None else policy.still
-        needed = math.floor(share * len(looks))
-        times = Counter(rank for look in looks for rank in look.late)
+        needed = math.floor(share * len(samples))
+        times = Counter(rank for sample in samples for rank in sample.late)
         often = [rank for rank, count in times.items() if count >= needed]
-        return frozenset(looks[-1].ranks.tolist()).intersection(often) if often else frozenset()
+        return frozenset(samples[-1].ranks.tolist()).intersection(often) if often else frozenset()
 
 
 def rows_of_hosts(window: Window) -> tuple[Int64, ...]:
-    """For each machine the rows of its ranks, as far as these have told where they run."""
+    """For each machine the rows of its ranks, as far as these have reported where they run."""
     hosts: dict[str, list[int]] = defaultdict(list)
-    for row, life in enumerate(window.lives):
+    for row, life in enumerate(window.liveness):
         if life.host:
             hosts[life.host].append(row)
     return tuple(np.array(rows, np.int64) for rows in hosts.values())
@@ -332,9 +332,9 @@ def without_queueing(hosts: Sequence[Int64], seconds: Float64, queued: Float64) 
 
 def medians(rows: Float64) -> Float64:
     """Median of the finite values of each row, float64 [N] of [N, R]; NaN where there is none."""
-    told = np.isfinite(rows)
-    counts = told.sum(axis=1)
-    ordered = np.sort(np.where(told, rows, np.nan), axis=1)
+    reported = np.isfinite(rows)
+    counts = reported.sum(axis=1)
+    ordered = np.sort(np.where(reported, rows, np.nan), axis=1)
     if not rows.shape[1]:
         return np.full(len(rows), np.nan)
     return median_of_sorted(ordered, np.maximum(counts, 1))
@@ -352,9 +352,9 @@ def timed(window: Window, names: Sequence[str]) -> Timed:
     nothing = np.full((len(columns), len(window.ranks)), np.nan)
     series = {
         name: nothing
-        if told is None
-        else np.where(told.present[:, columns], told.values[:, columns], np.nan).T
-        for name, told in found.items()
+        if reported is None
+        else np.where(reported.present[:, columns], reported.values[:, columns], np.nan).T
+        for name, reported in found.items()
     }
     seconds, (queued, ran) = series["step_seconds"], (series[name] for name in QUEUEING)
     return Timed(

@@ -38,13 +38,13 @@ class LossOutlierPolicy(Policy):
         min_progress: mean difference as a share of the progress made.
         min_spread: mean difference as a multiple of the range of the ranks' own that do not stand
             out with it: shards that are unlike differ all, and one that lies a little further out
-            is no outlier. Where nothing tells which side is wrong, of the range on either side.
-        windows: so many in a row open an incident.
+            is no outlier. Where nothing shows which side is wrong, of the range on either side.
+        windows: this many in a row open an incident.
         critical_level: share of the level, with `critical_progress`, that is critical.
         critical_progress: share of the progress made.
         same_side: share of the largest difference from which another rank is suspect with it.
         undecided: share of the largest difference at which a rank on the other side makes it
-            impossible to tell who is wrong.
+            impossible to say who is wrong.
         memory: observations among which the onset is looked for.
         established: share of the difference, relative to the level, that was there in the windows
             before the onset: then it is none, and the difference as old as the run.
@@ -145,7 +145,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
     policy: LossOutlierPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
-        """Windows in a row, of a rank whose loss stays apart."""
+        """Windows in a row, of a rank whose loss stays an outlier."""
         policy = self.policy
         return (
             Reach(
@@ -185,12 +185,12 @@ class RankLossOutlier(Detector[LossOutlierState]):
             state.since += 1
             if len(state.losses) >= self.policy.size and state.since >= self.policy.stride:
                 state.since = 0
-                self._look(state, step, window.ranks)
+                self._judge(state, step, window.ranks)
         if state.incident is not None:
             findings.append(self._finding(state.incident))
         return Outcome({"rank.loss_outlier": self._check(state)}, tuple(findings))
 
-    def _look(self, state: LossOutlierState, step: int, known: Int64) -> None:
+    def _judge(self, state: LossOutlierState, step: int, known: Int64) -> None:
         policy = self.policy
         state.windows += 1
         losses = state.losses.matrix(known, last=policy.size)
@@ -207,8 +207,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
         scale = state.progress.scale
         size = np.abs(mean)
         if level and (state.windows - 1) % max(policy.size // policy.stride, 1) == 0:
-            told = dict(zip(rank_numbers.tolist(), (mean / abs(level)).tolist(), strict=True))
-            state.earlier.append((step, told))
+            reported = dict(zip(rank_numbers.tolist(), (mean / abs(level)).tolist(), strict=True))
+            state.earlier.append((step, reported))
             if len(state.earlier) > _MAX_EARLIER:
                 del state.earlier[1::2]
         fires = (
@@ -223,7 +223,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
         same = fires & (np.sign(mean) == np.sign(mean[top]))
         other = fires & ~same & (size >= policy.undecided * size[top])
         side = same & (size >= policy.same_side * size[top])
-        # Of two halves neither is the rule, also where the scatter of one hides that it is apart.
+        # Of two halves neither is the rule, also where the scatter of one hides that it differs.
         halves = 2 * side.sum() >= len(side)
         decided = not other.any() and not halves
         # Without all that stand out with it, since a second rank at fault, less so, must not hide
@@ -282,7 +282,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
     def _onset(
         self, state: LossOutlierState, known: Int64, rank: int, relative: float, *, decided: bool
     ) -> tuple[int, bool, Mapping[int, float]]:
-        """Since which step a rank lies apart, whether perhaps always, and who moved then.
+        """Since which step a rank is an outlier, whether perhaps always, and who moved then.
 
         Args:
             relative: how far it does, over the level.
@@ -296,7 +296,9 @@ class RankLossOutlier(Detector[LossOutlierState]):
         at, before, after = change_point(difference[there])
         changed = abs(before) < 0.5 * abs(after)
         first = int(steps[there][at if changed else 0])
-        before_it = [told[rank] for last, told in state.earlier if last < first and rank in told]
+        before_it = [
+            reported[rank] for last, reported in state.earlier if last < first and rank in reported
+        ]
         if before_it:
             share = median(before_it) / relative if relative else 0.0
             if share >= (policy.established if decided else policy.begun):
@@ -339,7 +341,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
         return Check(
             Status.OK,
             f"{count(state.windows, 'window')} of {self.policy.size} steps: no rank's loss lies "
-            "apart from the others'.",
+            "off the others'.",
         )
 
     def _finding(self, incident: _Outlier) -> Finding:
@@ -348,11 +350,11 @@ class RankLossOutlier(Detector[LossOutlierState]):
         by = number(abs(incident.difference))
         accuracy, accuracy_others = incident.accuracies
         if not incident.decided:
-            title = f"The losses of {ranks(who)} lie {by} apart since step {step}"
+            title = f"The losses of {ranks(who)} differ by {by} since step {step}"
             cause = sentences(
-                f"{ranks(who).capitalize()} differ by {by} at a level of "
-                f"{number(incident.level)}, always to the same side. As many ranks are on one side "
-                "as on the other, so nothing in this tells which one is wrong.",
+                f"{ranks(who).capitalize()} differ by {by} at a level of {number(incident.level)}, "
+                "always to the same side. As many ranks are on one side as on the other, so "
+                "nothing in this shows which one is wrong.",
                 "It was so from the first steps on: their data may be unlike on purpose."
                 if incident.from_start
                 else "",

@@ -13,7 +13,7 @@ from rankscope.server.window import Occurrence
 # Certain waits: the agent saw the call.
 _CERTAIN = ("collective", "device")
 # What a step goes through, in this order. A data-parallel wrapper waits inside of these in C++, so
-# that no frame of Python's tells it: DDP reduces gradients in the backward pass and broadcasts
+# that no Python frame shows it: DDP reduces gradients in the backward pass and broadcasts
 # buffers in the forward pass, sharded optimizers gather parameters in their step.
 _POSSIBLE = ("forward", "backward", "step")
 # Of a rank's threads as the agent sends them: threads, frames of each, letters of one.
@@ -60,7 +60,7 @@ class Place:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for others, as far as its stack tells."""
+        """Whether it waits for others, as far as its stack shows."""
         return self.certain or self.phase in _POSSIBLE
 
     @property
@@ -85,7 +85,7 @@ class Blame:
     Attributes:
         suspects: ranks that the others wait for; empty where all wait in one place.
         waiting: ranks that wait.
-        decided: whether the suspects are told from the others.
+        decided: whether the suspects are distinguished from the others.
         deadlock: all wait in collectives: none can come back from it.
     """
 
@@ -103,7 +103,7 @@ def place_of_event(event: Occurrence, now: float, attempt: int) -> Place:
     """The place that a rank has reported with `stalled`.
 
     Args:
-        now: when it did, where the event does not tell.
+        now: when it did, where the event does not show.
         attempt: number of the rank's process.
     """
     step, seconds = event.data.get("step", event.step + 1), event.data.get("seconds", 0.0)
@@ -140,12 +140,12 @@ def blame(places: Mapping[int, Place], finished: Sequence[int] = ()) -> Blame:
     # Whoever is in a later step than a rank that does something else has passed what that one has
     # not come to yet: what is only possibly a wait is one for ranks that are not ahead of it.
     lead = max((places[rank].step for rank in elsewhere), default=-1)
-    behind = min((places[rank].step for rank in elsewhere), default=0)
+    lowest = min((places[rank].step for rank in elsewhere), default=0)
     waiting = tuple(
         sorted(
             rank
             for rank, place in places.items()
-            if place.certain or (place.waits and (not elsewhere or place.step >= behind))
+            if place.certain or (place.waits and (not elsewhere or place.step >= lowest))
         )
     )
     if not waiting:
@@ -178,9 +178,9 @@ def described(places: Mapping[int, Place]) -> str:
     together: dict[tuple[int, str, str], list[int]] = defaultdict(list)
     for rank, place in sorted(places.items()):
         together[place.step, place.does, place.text].append(rank)
-    told = []
+    reported = []
     for (step, does, text), held in sorted(together.items(), key=lambda item: -len(item[1])):
         at = f" at {text}" if text else ""
         verb = agree(len(held), "is")
-        told.append(f"{ranks(held)} {verb} {does}{at}, step {step}")
-    return listing(told, most=4) if told else count(len(places), "rank")
+        reported.append(f"{ranks(held)} {verb} {does}{at}, step {step}")
+    return listing(reported, most=4) if reported else count(len(places), "rank")

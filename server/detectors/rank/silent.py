@@ -11,9 +11,9 @@ from typing import ClassVar
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.wording import agree, count, listing, ranks
-from rankscope.server.window import Check, RankLife, Status, Window
+from rankscope.server.window import Check, RankLiveness, Status, Window
 
-# Of the ranks that never came, so many are named.
+# Of the ranks that never came, this many are named.
 _MOST_NAMED = 1024
 
 
@@ -23,11 +23,11 @@ class SilentPolicy(Policy):
 
     Attributes:
         min_silence: shortest silence that counts.
-        typical_gaps: so many times a rank's usual time between two posts.
-        longest_gaps: so many times its longest time between two posts.
+        typical_gaps: this many times a rank's usual time between two posts.
+        longest_gaps: this many times its longest time between two posts.
         heartbeats: missed heartbeats below which nothing counts.
         failed_min: shortest silence that counts then.
-        failed_longest_gaps: so many times the longest gap then, up to `min_silence`.
+        failed_longest_gaps: this many times the longest gap then, up to `min_silence`.
         unseen: time in which every rank has to be heard of for the first time.
         critical_after: silence that is critical, as a multiple of that which counts.
         listening: longest time between two evaluations that counts as listening.
@@ -104,17 +104,17 @@ class RankSilent(Detector[SilentState]):
     def advance(self, window: Window, state: SilentState) -> Outcome:
         """Looks at when each rank was last heard of."""
         # Started again with fewer ranks, a job goes on without those that it had before.
-        there = tuple(life for life in window.lives if life.rank < window.world_size)
-        window = replace(window, lives=there)
+        there = tuple(life for life in window.liveness if life.rank < window.world_size)
+        window = replace(window, liveness=there)
         self._listen(window, state)
-        silent = self._silent(window.lives, state)
+        silent = self._silent(window.liveness, state)
         findings = []
-        by_host: dict[str, list[RankLife]] = defaultdict(list)
+        by_host: dict[str, list[RankLiveness]] = defaultdict(list)
         for life in silent:
             by_host[life.host].append(life)
-        for host, lives in by_host.items():
-            findings.append(self._finding(host, lives, window, state))
-        job = () if silent else self._job(window.lives, state)
+        for host, liveness in by_host.items():
+            findings.append(self._finding(host, liveness, window, state))
+        job = () if silent else self._job(window.liveness, state)
         if job:
             findings.append(_job_finding(job, window, state))
         unseen = self._unseen(window, state)
@@ -131,7 +131,7 @@ class RankSilent(Detector[SilentState]):
         elapsed = min(max(elapsed, 0.0), self.policy.listening)
         state.now = window.now
         state.waited_for_all += elapsed
-        for life in window.lives:
+        for life in window.liveness:
             last_seen, waited = state.waited.get(life.rank, (life.last_seen, 0.0))
             if life.last_seen > last_seen:
                 waited = min(max(window.now - life.last_seen, 0.0), elapsed)
@@ -139,7 +139,7 @@ class RankSilent(Detector[SilentState]):
                 waited += elapsed
             state.waited[life.rank] = life.last_seen, waited
 
-    def _allowed(self, life: RankLife, *, failed: bool) -> float:
+    def _allowed(self, life: RankLiveness, *, failed: bool) -> float:
         policy = self.policy
         if failed:
             return max(
@@ -154,10 +154,10 @@ class RankSilent(Detector[SilentState]):
             policy.longest_gaps * life.longest_gap,
         )
 
-    def _silent(self, lives: Sequence[RankLife], state: SilentState) -> list[RankLife]:
-        failures = [life.last_seen for life in lives if life.state == "failed"]
+    def _silent(self, liveness: Sequence[RankLiveness], state: SilentState) -> list[RankLiveness]:
+        failures = [life.last_seen for life in liveness if life.state == "failed"]
         failed, first_failure = bool(failures), min(failures, default=math.inf)
-        running = [life for life in lives if life.state == "running"]
+        running = [life for life in liveness if life.state == "running"]
         silent = [
             life
             for life in running
@@ -174,15 +174,17 @@ class RankSilent(Detector[SilentState]):
             life for life in silent if newest - life.last_seen > self._allowed(life, failed=True)
         ]
 
-    def _job(self, lives: Sequence[RankLife], state: SilentState) -> tuple[RankLife, ...]:
+    def _job(
+        self, liveness: Sequence[RankLiveness], state: SilentState
+    ) -> tuple[RankLiveness, ...]:
         """All ranks that have not ended, where they have fallen silent together."""
-        if any(life.state == "failed" for life in lives):
-            return ()  # the failure is what there is to tell
-        running = tuple(life for life in lives if life.state == "running")
+        if any(life.state == "failed" for life in liveness):
+            return ()  # the failure is what there is to show
+        running = tuple(life for life in liveness if life.state == "running")
         gone = (state.waited[r.rank][1] > self._allowed(r, failed=False) for r in running)
         return running if all(gone) else ()
 
-    def _heard(self, life: RankLife, state: SilentState) -> bool:
+    def _heard(self, life: RankLiveness, state: SilentState) -> bool:
         """Whether a rank is heard of as regularly as it should be."""
         allowed = self._allowed(life, failed=True)
         return life.state == "running" and state.waited[life.rank][1] <= allowed
@@ -190,32 +192,32 @@ class RankSilent(Detector[SilentState]):
     def _unseen(self, window: Window, state: SilentState) -> tuple[int, ...]:
         if state.waited_for_all <= self.policy.unseen:
             return ()
-        if not any(self._heard(life, state) for life in window.lives):
+        if not any(self._heard(life, state) for life in window.liveness):
             return ()
-        seen = {life.rank for life in window.lives}
+        seen = {life.rank for life in window.liveness}
         # A number of ranks is quickly said: not all that never came are made up to be named.
-        looked_at = range(min(window.world_size, _MOST_NAMED + len(seen)))
-        return tuple(rank for rank in looked_at if rank not in seen)[:_MOST_NAMED]
+        numbers = range(min(window.world_size, _MOST_NAMED + len(seen)))
+        return tuple(rank for rank in numbers if rank not in seen)[:_MOST_NAMED]
 
     def _check(self, window: Window, gone: Sequence[int]) -> Check:
         if gone:
             return Check(Status.OPEN, f"Nothing is heard of {ranks(gone)}.")
-        if not window.lives:
+        if not window.liveness:
             return Check(Status.INSUFFICIENT_DATA, "No rank has been heard of yet.")
-        missing = window.world_size - len(window.lives)
+        missing = window.world_size - len(window.liveness)
         if missing > 0:
             return Check(
                 Status.INSUFFICIENT_DATA,
-                f"{count(len(window.lives), 'rank')} of {window.world_size} have been heard of.",
+                f"{count(len(window.liveness), 'rank')} of {window.world_size} have been heard of.",
             )
         quiet = [
             life.rank
-            for life in window.lives
+            for life in window.liveness
             if life.state == "running"
             and window.now - life.last_seen > self._allowed(life, failed=True)
         ]
         if quiet:
-            after = " after another rank failed" * any(c.state == "failed" for c in window.lives)
+            after = " after another rank failed" * any(c.state == "failed" for c in window.liveness)
             return Check(
                 Status.INSUFFICIENT_DATA,
                 f"Nothing is heard of {ranks(quiet)}{after} at the moment, and "
@@ -225,23 +227,23 @@ class RankSilent(Detector[SilentState]):
         return Check(Status.OK, f"{who} is heard of, or has said itself that it ended.")
 
     def _finding(
-        self, host: str, lives: Sequence[RankLife], window: Window, state: SilentState
+        self, host: str, liveness: Sequence[RankLiveness], window: Window, state: SilentState
     ) -> Finding:
-        who = tuple(life.rank for life in lives)
-        failed = [life for life in window.lives if life.state == "failed"]
-        heard = [life.rank for life in window.lives if self._heard(life, state)]
-        allowed = {life.rank: self._allowed(life, failed=bool(failed)) for life in lives}
-        silence = {life.rank: state.waited[life.rank][1] for life in lives}
+        who = tuple(life.rank for life in liveness)
+        failed = [life for life in window.liveness if life.state == "failed"]
+        heard = [life.rank for life in window.liveness if self._heard(life, state)]
+        allowed = {life.rank: self._allowed(life, failed=bool(failed)) for life in liveness}
+        silence = {life.rank: state.waited[life.rank][1] for life in liveness}
         longest = max(silence[rank] / allowed[rank] for rank in who)
         # Its peers cannot have completed a step without it: where one broke, the silent rank had
         # done every step that the broken one had, even if its last report did not get through.
         broke_at = min((life.last_step for life in failed), default=-1)
-        first = min(max(life.last_step, broke_at) + 1 for life in lives)
+        first = min(max(life.last_step, broke_at) + 1 for life in liveness)
         named = ranks(who)
         has, it = ("has", "it") if len(who) == 1 else ("have", "they")
         on = f" (host {host})" if host else ""
-        phases = sorted({life.phase for life in lives if life.phase})
-        last_words = f" Last seen in phase {listing(phases)}." if phases else ""
+        phases = sorted({life.phase for life in liveness if life.phase})
+        last_seen_in = f" Last seen in phase {listing(phases)}." if phases else ""
         seconds = f"{max(silence.values()):.0f} s"
         if failed:
             errors = sorted({life.error for life in failed if life.error})
@@ -250,22 +252,22 @@ class RankSilent(Detector[SilentState]):
                 f"{ranks([life.rank for life in failed]).capitalize()} failed{said}. "
                 f"{named.capitalize()}{on} {has} said nothing for {seconds}, not even that {it} "
                 f"failed: killed (out of memory, by the scheduler), or the machine is "
-                f"gone.{last_words}"
+                f"gone.{last_seen_in}"
             )
         elif not heard:
-            newest = max(life.last_seen for life in window.lives if life.state == "running")
-            ahead = newest - max(life.last_seen for life in lives)
+            newest = max(life.last_seen for life in window.liveness if life.state == "running")
+            ahead = newest - max(life.last_seen for life in liveness)
             cause = (
                 f"{named.capitalize()}{on} fell silent {ahead:.0f} s before the last of the "
                 f"others did, and no rank that runs is heard of now: killed first, and the job was "
-                f"stopped or hung after it.{last_words}"
+                f"stopped or hung after it.{last_seen_in}"
             )
         else:
             cause = (
                 f"{named.capitalize()}{on} {has} said nothing for {seconds}, while "
                 f"{ranks(heard)} {agree(len(heard), 'is')} still heard of. The process "
                 "was killed or stopped, or its machine or network is gone; in synchronous training "
-                f"the others wait for it in their next collective.{last_words}"
+                f"the others wait for it in their next collective.{last_seen_in}"
             )
         remedy = (
             f"Look at the exit code and the kernel log of {named}{on} (out of memory, device "
@@ -286,8 +288,8 @@ class RankSilent(Detector[SilentState]):
             evidence={
                 "silent_seconds": {str(rank): round(silence[rank], 1) for rank in who},
                 "allowed_seconds": {str(rank): round(allowed[rank], 1) for rank in who},
-                "last_reported_step": {str(life.rank): life.last_step for life in lives},
-                "phase": {str(life.rank): life.phase for life in lives},
+                "last_reported_step": {str(life.rank): life.last_step for life in liveness},
+                "phase": {str(life.rank): life.phase for life in liveness},
                 "host": host,
                 "failed_ranks": [life.rank for life in failed],
                 "errors": sorted({life.error for life in failed if life.error})[:3],
@@ -296,9 +298,9 @@ class RankSilent(Detector[SilentState]):
         )
 
     def _never_seen(self, unseen: tuple[int, ...], window: Window, state: SilentState) -> Finding:
-        missing = window.world_size - len(window.lives)
+        missing = window.world_size - len(window.liveness)
         named = ranks(unseen) if missing <= len(unseen) else f"{missing:,} ranks"
-        seen = [life.rank for life in window.lives]
+        seen = [life.rank for life in window.liveness]
         return Finding(
             kind="rank.silent",
             key="unseen",
@@ -328,15 +330,15 @@ class RankSilent(Detector[SilentState]):
         )
 
 
-def _job_finding(lives: Sequence[RankLife], window: Window, state: SilentState) -> Finding:
+def _job_finding(liveness: Sequence[RankLiveness], window: Window, state: SilentState) -> Finding:
     """All ranks that had not ended are gone together."""
-    who = tuple(life.rank for life in lives)
-    first = min(life.last_step for life in lives) + 1
-    silence = {life.rank: state.waited[life.rank][1] for life in lives}
-    seen = [life.last_seen for life in lives]
-    phases = sorted({life.phase for life in lives if life.phase})
+    who = tuple(life.rank for life in liveness)
+    first = min(life.last_step for life in liveness) + 1
+    silence = {life.rank: state.waited[life.rank][1] for life in liveness}
+    seen = [life.last_seen for life in liveness]
+    phases = sorted({life.phase for life in liveness if life.phase})
     last_phase = f" Last seen in phase {listing(phases)}." if phases else ""
-    done = [life.rank for life in window.lives if life.state == "finished"]
+    done = [life.rank for life in window.liveness if life.state == "finished"]
     one, named = len(who) == 1, ranks(who)
     if done:
         whole = (
@@ -346,7 +348,7 @@ def _job_finding(lives: Sequence[RankLife], window: Window, state: SilentState) 
         whole = "It is the only rank of this job"
     else:
         whole = (
-            f"All ranks fell silent within {max(seen) - min(seen):.0f} s, so that nothing tells "
+            f"All ranks fell silent within {max(seen) - min(seen):.0f} s, so that nothing shows "
             "which one was first"
         )
     return Finding(
@@ -375,8 +377,8 @@ def _job_finding(lives: Sequence[RankLife], window: Window, state: SilentState) 
         clear_after=0,
         evidence={
             "silent_seconds": {str(rank): round(s, 1) for rank, s in silence.items()},
-            "last_reported_step": {str(life.rank): life.last_step for life in lives},
-            "phase": {str(life.rank): life.phase for life in lives},
+            "last_reported_step": {str(life.rank): life.last_step for life in liveness},
+            "phase": {str(life.rank): life.phase for life in liveness},
             "finished_ranks": done,
         },
     )

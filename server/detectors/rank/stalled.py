@@ -18,7 +18,7 @@ from rankscope.server.detectors.rank.places import (
     place_of_event,
 )
 from rankscope.server.detectors.wording import agree, ranks, sentences
-from rankscope.server.window import Check, RankLife, Status, Window
+from rankscope.server.window import Check, RankLiveness, Status, Window
 
 _DURATION = "step_seconds"
 # The estimate of a median moves by this share of itself towards each new step.
@@ -37,7 +37,7 @@ class StalledPolicy(Policy):
         deadlock: where every rank waits in a collective, and not all in the same.
         elsewhere: where a rank does something else: it may well come back from it.
         together: where all wait in one place: no rank of this run keeps them waiting.
-        typical_steps: so many times what a step usually takes, where that is longer.
+        typical_steps: this many times what a step usually takes, where that is longer.
         critical_after: times as long, after which it is critical.
     """
 
@@ -97,7 +97,7 @@ class RankStalled(Detector[StalledState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.stalled",)
-    lasting: ClassVar[str] = "each rank tells for itself where it waits, until it goes on"
+    lasting: ClassVar[str] = "each rank reports for itself where it waits, until it goes on"
     wants: ClassVar[tuple[str, ...]] = (_DURATION,)
     min_ranks: ClassVar[int] = 2
 
@@ -113,9 +113,9 @@ class RankStalled(Detector[StalledState]):
         _learn_duration(window, state)
         # The last block of a run may hold no steps.
         state.begun = state.begun or window.last_step >= 0
-        lives = {life.rank: life for life in window.lives}
+        liveness = {life.rank: life for life in window.liveness}
         for event in window.events:
-            life = lives.get(event.rank)
+            life = liveness.get(event.rank)
             # What an earlier process of the rank reported went with it.
             if event.kind == "stalled" and life is not None and not event.at < life.first_seen:
                 place = place_of_event(event, window.now, life.attempt)
@@ -126,7 +126,7 @@ class RankStalled(Detector[StalledState]):
                 state.places[event.rank] = place
         # Who has ended a step since goes on.
         for rank, place in tuple(state.places.items()):
-            life = lives.get(rank)
+            life = liveness.get(rank)
             if life is None or life.attempt != place.attempt or life.last_step >= place.step:
                 del state.places[rank]
         finding, check = self._judge(window, state)
@@ -134,16 +134,16 @@ class RankStalled(Detector[StalledState]):
         return Outcome({"rank.stalled": check}, findings)
 
     def _judge(self, window: Window, state: StalledState) -> tuple[Finding | None, Check]:
-        lives = [life for life in window.lives if life.rank < window.world_size]
-        if not lives:
+        liveness = [life for life in window.liveness if life.rank < window.world_size]
+        if not liveness:
             return None, _unknown("No rank has been heard of yet.")
-        alive = [life for life in lives if life.state != "finished"]
+        alive = [life for life in liveness if life.state != "finished"]
         standing = {one.rank: state.places[one.rank] for one in alive if one.rank in state.places}
         if not standing:
             return None, self._nobody_stands(window, state, alive)
-        if len(lives) < 2:
+        if len(liveness) < 2:
             return None, _unknown(f"Only one rank has been heard of: {described(standing)}.")
-        others = [life for life in lives if life.rank not in standing]
+        others = [life for life in liveness if life.rank not in standing]
         if any(life.state == "running" for life in others):
             return None, self._some_go_on(window, standing, others)
         found = blame(standing, tuple(life.rank for life in others))
@@ -173,7 +173,7 @@ class RankStalled(Detector[StalledState]):
         return max(least, policy.typical_steps * state.typical)
 
     def _nobody_stands(
-        self, window: Window, state: StalledState, alive: Sequence[RankLife]
+        self, window: Window, state: StalledState, alive: Sequence[RankLiveness]
     ) -> Check:
         if silent := self._silent(window, alive):
             return _unknown(f"Nothing is heard of {ranks(silent)}.")
@@ -182,7 +182,7 @@ class RankStalled(Detector[StalledState]):
         return Check(Status.OK, "No rank keeps the others waiting: their steps end.")
 
     def _some_go_on(
-        self, window: Window, standing: Mapping[int, Place], others: Sequence[RankLife]
+        self, window: Window, standing: Mapping[int, Place], others: Sequence[RankLiveness]
     ) -> Check:
         """Where some ranks stand and others do not: these end steps, or are not heard of."""
         if silent := self._silent(window, others):
@@ -192,11 +192,11 @@ class RankStalled(Detector[StalledState]):
             )
         return Check(Status.OK, "No rank keeps all others waiting: some ranks' steps end.")
 
-    def _silent(self, window: Window, lives: Sequence[RankLife]) -> list[int]:
+    def _silent(self, window: Window, liveness: Sequence[RankLiveness]) -> list[int]:
         """Ranks of which nothing is known because they are not heard of."""
         return [
             life.rank
-            for life in lives
+            for life in liveness
             if life.state == "running" and window.now - life.last_seen > self.policy.deadlock
         ]
 
@@ -219,7 +219,7 @@ def _finding(
     window: Window,
     places: Mapping[int, Place],
     found: Blame,
-    failed: Sequence[RankLife],
+    failed: Sequence[RankLiveness],
     seconds: float,
     serious: bool,
     together: bool,
@@ -227,7 +227,7 @@ def _finding(
     step = min(place.step for place in places.values())
     errors = sorted({life.error for life in failed if life.error})
     suspects, rest = found.suspects, found.others(places)
-    ended = {life.rank: life for life in window.lives if life.rank not in places}
+    ended = {life.rank: life for life in window.liveness if life.rank not in places}
     done = tuple(rank for rank in suspects if rank in ended and ended[rank].state == "finished")
     gone = tuple(rank for rank in suspects if rank in ended and ended[rank].state == "failed")
     if together:
@@ -267,7 +267,7 @@ def _finding(
             f"No rank ended step {step}, and all were alive: {described(places)}. {broken} {why}",
             f"{ranks(done).capitalize()} said to be done before." if done else "",
             f"{ranks(gone).capitalize()} had failed before." if gone else "",
-            "" if found.decided or together else "Nothing tells which one is wrong.",
+            "" if found.decided or together else "Nothing shows which one is wrong.",
         ),
         remedy=(
             "Look at the places above: every rank has to come to the same collectives in the same "

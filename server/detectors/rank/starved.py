@@ -14,7 +14,7 @@ from rankscope.server.detectors.rank.lateness import (
     Late,
     Lateness,
     LatenessPolicy,
-    Look,
+    TimingSample,
     rows_of_hosts,
     timed,
     without_queueing,
@@ -37,12 +37,12 @@ class RankStarved(Detector[StarvedState]):
 
     Statistic:
         `data_seconds`, the time from the end of a step to the next forward pass, at steps at which
-        at least two ranks tell it. A rank is starved where it comes more than 5 ms and 20 % of the
-        step behind the median of the ranks (of two in the middle the faster one) at 90 % of the
-        steps of the last 20, or of the last 8 that tell it where these are more; what it waited for
+        at least two ranks report it. A rank is starved where it comes more than 5 ms and 20 % of
+        the step behind the median of the ranks (of two in the middle the faster one) at 90 % of the
+        steps of the last 20, or of the last 8 that show it where these are more; what it waited for
         a processor longer than the median of the ranks on its machine (`queued_seconds`) does not
-        count, nor do steps at which half of the others were not idle for as long. 8 without, and
-        20 steps, and it is over. The onset is where the steps became longer (change point of the
+        count, nor do steps at which half of the others were not idle for as long. 8 without, and 20
+        steps, and it is over. The onset is where the steps became longer (change point of the
         logarithm, least squares).
 
     Severity:
@@ -78,17 +78,21 @@ class RankStarved(Detector[StarvedState]):
         hosts = rows_of_hosts(window)
         block = timed(window, _NAMES)
         took = without_queueing(hosts, block.series["data_seconds"], block.series["queued_seconds"])
-        told = np.isfinite(block.series["data_seconds"])
-        late = lateness.late(window.ranks, np.where(told, took, np.nan), block.lengths, block.idle)
-        judged = (told.sum(axis=1) > 1) & (block.lengths > 0)
+        reported = np.isfinite(block.series["data_seconds"])
+        late = lateness.late(
+            window.ranks, np.where(reported, took, np.nan), block.lengths, block.idle
+        )
+        judged = (reported.sum(axis=1) > 1) & (block.lengths > 0)
         columns = (block.steps, block.lengths, block.lengths_alone, judged)
         for n, (step, length, alone, usable) in enumerate(
             zip(*(c.tolist() for c in columns), strict=True)
         ):
             lateness.times.push(step, alone)
             if usable:
-                there = told[n]
-                lateness.look(Look(step, window.ranks[there], took[n][there], late[n], length))
+                there = reported[n]
+                lateness.observe(
+                    TimingSample(step, window.ranks[there], took[n][there], late[n], length)
+                )
         findings = tuple(_finding(late) for late in lateness.take())
         return Outcome({"rank.starved": _check(state, window)}, findings)
 

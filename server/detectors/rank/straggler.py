@@ -26,7 +26,7 @@ from rankscope.server.detectors.rank.lateness import (
     Late,
     Lateness,
     LatenessPolicy,
-    Look,
+    TimingSample,
     medians,
     rows_of_hosts,
     timed,
@@ -46,17 +46,17 @@ class StragglerPolicy(LatenessPolicy):
     """When a rank is late, and when the collectives themselves are slow.
 
     Attributes:
-        collective_skipped: looks at the beginning that count for nothing: connections are made
+        collective_skipped: samples at the beginning that count for nothing: connections are made
             there.
-        collective_usual: so many looks at least say what is usual.
+        collective_usual: this many samples at least say what is usual.
         collective_factor: times what is usual.
         collective_own: times that what the ranks take for themselves may have grown meanwhile:
             where that grows, too, it is the machine that is busy.
         collective_least_seconds: by so much more than usual.
         collective_least_share: and by this share of the step.
-        collective_looks: at each of so many consecutive samples,
-        collective_steps: and over so many steps.
-        collective_calm: looks without it after which it is over.
+        collective_looks: at each of this many consecutive samples,
+        collective_steps: and over this many steps.
+        collective_calm: samples without it after which it is over.
     """
 
     collective_skipped: Count = 2
@@ -86,9 +86,9 @@ class _Slow(Incident):
 
 @dataclass(slots=True)
 class _Collectives:
-    """How long the reduction takes once all ranks are there, look by look."""
+    """How long the reduction takes once all ranks are there, sample by sample."""
 
-    looks: int = 0
+    samples: int = 0
     usual: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
     slow: list[tuple[int, float, float, float]] = field(default_factory=list)
     quiet: int = -1
@@ -116,19 +116,19 @@ class RankStraggler(Detector[StragglerState]):
 
     Statistic:
         What a rank takes for itself: `compute_seconds` minus `wait_seconds`, at steps at which all
-        replicas of a class tell both. A rank is late by more than 5 ms and 20 % of the step behind
-        the median of its class (of two in the middle the faster one). What it waited for a
+        replicas of a class report both. A rank is late by more than 5 ms and 20 % of the step
+        behind the median of its class (of two in the middle the faster one). What it waited for a
         processor (`queued_seconds`) longer than the median of the ranks on its machine does not
-        count: a machine that has too much to do makes now this one late and now that one. Nor is
-        it late where half of the others were not idle for as long (`step_seconds` minus
+        count: a machine that has too much to do makes now this one late and now that one. Nor is it
+        late where half of the others were not idle for as long (`step_seconds` minus
         `processor_seconds` minus `queued_seconds`): nobody waited for it. It is a straggler where
-        it was late at 90 % of 8 looks or more, over 20 steps or more, 8 looks without and it is
+        it was late at 90 % of 8 samples or more, over 20 steps or more, 8 samples without and it is
         over. The onset is where the steps became longer (change point of the logarithm, least
-        squares).
-        Collectives: the shortest wait of any rank of the class, that of the last to arrive. They
-        are slow at more than twice their lower quartile so far, 10 ms and 30 % of the step more
-        than that, at each of 8 consecutive samples over 20 steps or more (a busy machine lets some
-        through), while what the ranks take for themselves is less than 1.5 times what it was.
+        squares). Collectives: the shortest wait of any rank of the class, that of the last to
+        arrive. They are slow at more than twice their lower quartile so far, 10 ms and 30 % of the
+        step more than that, at each of 8 consecutive samples over 20 steps or more (a busy machine
+        lets some through), while what the ranks take for themselves is less than 1.5 times what it
+        was.
 
     Severity:
         Warning; a straggler for which more than half of the step is waited is critical.
@@ -184,15 +184,15 @@ class RankStraggler(Detector[StragglerState]):
             shortest = np.where(whole, np.fmax(shortest, waits), shortest)
         there, took = np.isfinite(known), medians(known)
         judged = there.any(axis=1) & (block.lengths > 0)
-        told = (block.steps, block.lengths, block.lengths_alone, shortest, took, judged)
+        reported = (block.steps, block.lengths, block.lengths_alone, shortest, took, judged)
         for n, (step, length, alone, least, middle, usable) in enumerate(
-            zip(*(c.tolist() for c in told), strict=True)
+            zip(*(c.tolist() for c in reported), strict=True)
         ):
             state.timed += 1
             state.lateness.times.push(step, alone)
             if usable:
                 who = window.ranks[there[n]]
-                state.lateness.look(Look(step, who, fair[n][there[n]], late[n], length))
+                state.lateness.observe(TimingSample(step, who, fair[n][there[n]], late[n], length))
                 self._reduced(state, step, least, middle, length)
         findings = [_straggling(late) for late in state.lateness.take()]
         slow = state.collectives
@@ -203,12 +203,12 @@ class RankStraggler(Detector[StragglerState]):
         return Outcome(self._checks(state, window), tuple(findings))
 
     def _reduced(
-        self, told: StragglerState, step: int, seconds: float, own: float, length: float
+        self, reported: StragglerState, step: int, seconds: float, own: float, length: float
     ) -> None:
-        policy, state = self.policy, told.collectives
-        state.looks += 1
+        policy, state = self.policy, reported.collectives
+        state.samples += 1
         state.spacing.push(step)
-        if state.looks <= policy.collective_skipped:
+        if state.samples <= policy.collective_skipped:
             return
         current = state.current
         if current is not None and current.over(step):
@@ -238,8 +238,8 @@ class RankStraggler(Detector[StragglerState]):
                 [o for _, o in state.usual]
             ):
                 return
-            # A look alone may have been slow long before.
-            onset = told.lateness.times.rise(state.quiet, step)
+            # A sample alone may have been slow long before.
+            onset = reported.lateness.times.rise(state.quiet, step)
             current = state.current = _Slow(
                 first_step=first if onset is None else onset,
                 seen_step=step,
@@ -358,6 +358,6 @@ def _check(
         )
     return Check(
         Status.MISSING_INPUT,
-        "No two replicas tell how long they wait for the others (`wait_seconds`): it is known on "
+        "No two replicas report how long they wait for the others (`wait_seconds`): it is known on "
         "CPUs, between the last gradient and the optimizer's step.",
     )

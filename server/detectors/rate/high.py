@@ -62,7 +62,7 @@ class HighState:
     Attributes:
         total: finite losses; `normed`: whether gradients have norms.
         judged: kind and `seen_step` of their findings -> the second sign, None without it.
-        current: that which is told of, and until when it held.
+        current: that which is reported, and until when it held.
     """
 
     parts: list[tuple[Detector[Any], Any]]
@@ -136,7 +136,7 @@ class RateTooHigh(Detector[HighState]):
                 state.updates.append((step, row["update_ratio"]))
         findings: list[Finding] = []
         answers = [detector.advance(window, memory) for detector, memory in state.parts]
-        told = [
+        reported = [
             finding
             for answer in answers
             for finding in answer.findings
@@ -146,7 +146,7 @@ class RateTooHigh(Detector[HighState]):
         if not state.normed:
             # A run without norms is judged by its loss.
             del asked["gradient.exploding"]
-        for sign in sorted(told, key=lambda f: (f.seen_step, f.kind)):
+        for sign in sorted(reported, key=lambda f: (f.seen_step, f.kind)):
             identity = sign.kind, sign.seen_step
             if identity not in state.judged:
                 state.judged[identity] = _second_sign(sign, state, self.policy)

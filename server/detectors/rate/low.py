@@ -17,7 +17,7 @@ from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, if_several, number, percent
 from rankscope.server.window import Check, Status, Window
 
-# Losses from one look to the next.
+# Losses from one sample to the next.
 _STRIDE = 10
 
 
@@ -35,7 +35,7 @@ class LowPolicy(Policy):
         learned: accuracy above which something was learned, if not in this run.
         collapsed: share of the peak to which a rate that collapses falls.
         wait: losses after the fall before it is judged.
-        before: losses before it that tell whether the loss was falling, and within which the rate
+        before: losses before it that show whether the loss was falling, and within which the rate
             has to fall.
         falling: fall of the loss over these, as a share of the progress made, that is one.
         level: loss then, as a share of its start, below which there is nothing left to learn.
@@ -164,7 +164,7 @@ class RateTooLow(Detector[LowState]):
             else:
                 state.before.append(loss)
             if state.progress.count % _STRIDE == 0:
-                self._look(step, state)
+                self._judge(step, state)
         findings = tuple(
             _finding(e, state, self.policy, window) for e in state.watch.take(window.last_step)
         )
@@ -189,7 +189,7 @@ class RateTooLow(Detector[LowState]):
             state.drop = -1
             state.before.clear()
 
-    def _look(self, step: int, state: LowState) -> None:
+    def _judge(self, step: int, state: LowState) -> None:
         found = self._collapsed(state) or self._from_the_start(state)
         if found is None:
             state.watch.good(step)
@@ -282,11 +282,11 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window:
             f"{facts.collapse_step}, and the loss stopped falling at {number(facts.last)}"
         )
         cause = (
-            f"In the {policy.before} steps before, the loss fell by "
-            f"{number(facts.gained_before)}, in the {policy.wait} after, by "
-            f"{number(facts.gained_after)}. Most likely the schedule counts something else than it "
-            "is told: steps for epochs, micro-batches"
-            f"{if_several(window.world_size, 'or ranks')} for steps, or a total that is too small."
+            f"In the {policy.before} steps before, the loss fell by {number(facts.gained_before)}, "
+            f"in the {policy.wait} after, by {number(facts.gained_after)}. Most likely the "
+            "schedule counts something else than it is reported: steps for epochs, "
+            f"micro-batches{if_several(window.world_size, 'or ranks')} for steps, or a total that "
+            "is too small."
         )
         remedy = (
             f"The schedule ended after {count(facts.collapse_step, 'call')} or so: compare that "

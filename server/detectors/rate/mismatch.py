@@ -19,7 +19,7 @@ from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, number, sentences
 from rankscope.server.window import Check, Status, Window
 
-# Observations from one look to the next.
+# Observations from one sample to the next.
 _STRIDE = 10
 # By the name of its class: optimizers that divide by the size of the gradient, and others.
 _ADAPTIVE = (
@@ -41,7 +41,7 @@ class MismatchPolicy(Policy):
         apart: factor by which the learning rate is off what the rule says.
         settle: learning rates after the change before they are judged, and of which the largest
             counts.
-        rising: share by which the rate grows over so many that it is still warmed up.
+        rising: share by which the rate grows over this many that it is still warmed up.
         recent: learning rates and losses before and after the change that are compared.
         watched: losses among which one that is worse is the change's consequence.
         min_z: how far the mean loss has risen, or how many of the losses are above what was usual
@@ -118,7 +118,7 @@ class MismatchState:
         after: the last learning rates since, of `made`; `losses_after` likewise.
         settled_at: how many had been made when the rate ceased to rise; -1 before.
         waited: losses since.
-        told: what is known of the last change, when nothing is judged any more.
+        last_change: what is known of the last change, when nothing is judged any more.
         unjudged: why it was not.
     """
 
@@ -138,7 +138,7 @@ class MismatchState:
     made: int = 0
     settled_at: int = -1
     waited: int = 0
-    told: str = ""
+    last_change: str = ""
     unjudged: str = ""
     watch: Watch[Mismatch] = field(default_factory=lambda: Watch(clear_after=_STRIDE))
 
@@ -157,7 +157,7 @@ class RateMismatch(Detector[MismatchState]):
         its kin); where the optimizer is not known, anything in between will do, and so will what it
         was where the batch goes back to the size before. What it is after the change is the largest
         of the last 50, once these rise no more (by 1 %), so that a warm-up is over. It is off where
-        it is twice as large, or half as large, or more. Looked at for 300 losses from then on. Not
+        it is twice as large, or half as large, or more. Examined for 300 losses from then on. Not
         judged where the rate was being warmed up when the batch changed.
 
     Severity:
@@ -230,7 +230,7 @@ class RateMismatch(Detector[MismatchState]):
     def _usual(self, state: MismatchState) -> bool:
         """Whether the last batch is of the size that is known."""
         last = state.sizes[-1][1] if state.sizes else math.nan
-        return _alike(last, state.size, self.policy.stable)
+        return _similar(last, state.size, self.policy.stable)
 
     def _size(self, step: int, optimizer: str, state: MismatchState) -> None:
         """Takes note of batches that are all of another size now."""
@@ -239,11 +239,11 @@ class RateMismatch(Detector[MismatchState]):
         if (
             self._usual(state)
             or len(sizes) < policy.in_a_row
-            or not _alike(max(sizes), min(sizes), policy.stable)
+            or not _similar(max(sizes), min(sizes), policy.stable)
         ):
             return
         size, (since, _, world) = median(sizes), state.sizes[0]
-        if not _alike(size, state.size, policy.change) and math.isfinite(state.size):
+        if not _similar(size, state.size, policy.change) and math.isfinite(state.size):
             state.watch.good(step)  # what was said of the change before it
             self._changed(since, size, world, optimizer, state)
         state.size, state.world = size, world
@@ -255,7 +255,7 @@ class RateMismatch(Detector[MismatchState]):
         rate = median(rates[-policy.in_a_row :])
         origin, state.origin = state.origin, (state.size, rate)
         losses = tuple(state.losses)
-        state.change, state.changed, state.told, state.unjudged = None, since, "", ""
+        state.change, state.changed, state.last_change, state.unjudged = None, since, "", ""
         state.made, state.settled_at, state.waited = 0, -1, 0
         for series in (state.rates, state.losses, state.after, state.losses_after):
             series.clear()
@@ -265,7 +265,7 @@ class RateMismatch(Detector[MismatchState]):
             state.unjudged = "the learning rate was being warmed up"
         else:
             expected = [rate * factor**exponent for exponent in _exponents(optimizer)]
-            if origin is not None and _alike(size, origin[0], policy.stable) and origin[1] > 0:
+            if origin is not None and _similar(size, origin[0], policy.stable) and origin[1] > 0:
                 expected.append(origin[1])
             state.change = Mismatch(
                 before=state.size,
@@ -291,7 +291,7 @@ class RateMismatch(Detector[MismatchState]):
                 return  # a warm-up
             state.settled_at = state.made
         change.rate_after = max(state.after)
-        # Of a rate of 0 other kinds tell.
+        # Other kinds report a rate of 0.
         large = not exceeds(policy.apart * change.most, change.rate_after)
         small = change.rate_after > 0 and not exceeds(
             policy.apart * change.rate_after, change.least
@@ -305,21 +305,21 @@ class RateMismatch(Detector[MismatchState]):
         waited = state.waited if state.progress.count else state.made - state.settled_at
         within = waited <= policy.watched
         if (large or small) and (within or change.worse):
-            # A copy: what is told of a mismatch that is over is what it was while there was one.
+            # A copy: a mismatch that is over is reported as it was while it lasted.
             seen = replace(change)
             state.watch.bad(step, seen, first_step=state.changed).facts = seen
         else:
             state.watch.good(step)
         if not within and not change.worse:
             state.change = None
-            state.told = (
+            state.last_change = (
                 f"The batch went from {number(change.before)} to {number(change.after)} samples at "
                 f"step {state.changed}, and the learning rate went "
                 + ("with it." if not (large or small) else "another way; no harm was seen of it.")
             )
 
 
-def _alike(one: float, other: float, factor: float) -> bool:
+def _similar(one: float, other: float, factor: float) -> bool:
     """Whether two numbers are at most a factor apart; no if one is not known."""
     return one <= factor * other and other <= factor * one
 
@@ -327,7 +327,7 @@ def _alike(one: float, other: float, factor: float) -> bool:
 def _steps(window: Window) -> Iterator[tuple[int, float, int, float, float]]:
     """Steps with the samples of all ranks, the number of these, the learning rate and the loss.
 
-    NaN for what is not told; of the samples, where one of the ranks does not tell its own.
+    NaN for what is not reported; of the samples, where one of the ranks does not report its own.
     """
     columns = np.full((4, len(window.steps)), np.nan)
     columns[:2] = whole_batches(window)
@@ -341,7 +341,7 @@ def _steps(window: Window) -> Iterator[tuple[int, float, int, float, float]]:
 
 
 def _risen(before: Sequence[float], after: Sequence[float]) -> float:
-    """How far losses lie above earlier ones, in standard errors, by the test that tells more."""
+    """How far losses lie above earlier ones, in standard errors, by the test that says more."""
     error = math.sqrt(np.var(before) / len(before) + np.var(after) / len(after))
     means = float(np.mean(after) - np.mean(before))
     usual = median(before)
@@ -448,7 +448,7 @@ def _check(window: Window, state: MismatchState, policy: MismatchPolicy) -> Chec
     if state.unjudged:
         return Check(Status.INSUFFICIENT_DATA, f"{changed}; {state.unjudged}.")
     if state.change is None:
-        known = state.told or f"The batch has {number(state.size)} samples all along."
+        known = state.last_change or f"The batch has {number(state.size)} samples all along."
         return Check(Status.OK, known)
     if state.settled_at < 0:
         why = (

@@ -1,4 +1,4 @@
-"""What a person is told of a reduction that gave something else than the mean."""
+"""What an alert says of a reduction that gave something other than the mean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START_AGAIN = "All ranks have taken the same wrong steps from the first one on:
 
 
 @dataclass(slots=True)
-class Trouble:
+class Fault:
     """What was found at the first observation of an episode.
 
     Attributes:
@@ -41,58 +41,58 @@ class Trouble:
     observed: int = 1
 
 
-def finding_of(episode: Episode[Trouble]) -> Finding:
+def finding_of(episode: Episode[Fault]) -> Finding:
     """The finding of an episode as it stands."""
-    trouble = episode.facts
-    made, step = trouble.reduction, episode.first_step
+    fault = episode.facts
+    made, step = fault.reduction, episode.first_step
     everyone = tuple(int(r) for r in made.ranks)
-    cause, remedy = _explain(trouble, step)
-    mild = trouble.pattern in ("nothing", "other")
-    suspects = tuple(sorted({*trouble.lost, *(r for t in trouble.tensors for r in t.ranks)}))
+    cause, remedy = _explain(fault, step)
+    mild = fault.pattern in ("nothing", "other")
+    suspects = tuple(sorted({*fault.lost, *(r for t in fault.tensors for r in t.ranks)}))
     return Finding(
         kind="reduction.wrong",
         severity="warning" if mild else "critical",
-        title=_title(trouble, step),
+        title=_title(fault, step),
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
         # One and the same factor is what all ranks did.
         ranks=suspects or everyone,
-        tensors=tuple(t.name for t in trouble.tensors),
+        tensors=tuple(t.name for t in fault.tensors),
         stage="reduced_gradient",
-        cause=sentences(cause, _where(trouble), _often(episode)),
+        cause=sentences(cause, _where(fault), _often(episode)),
         remedy=sentences(remedy, _RESTORE.format(step=step) if step > 0 else _START_AGAIN),
         clear_after=episode.clear_after,
         evidence={
-            "pattern": trouble.pattern,
-            "factor": trouble.factor,
+            "pattern": fault.pattern,
+            "factor": fault.factor,
             "ratio": made.ratio,
-            "expected_ratio": trouble.expected,
-            "observed": trouble.observed,
+            "expected_ratio": fault.expected,
+            "observed": fault.observed,
             "ranks_in_it": len(everyone),
-            "wrong_count": made.wrong_count if trouble.tensors else made.known,
+            "wrong_count": made.wrong_count if fault.tensors else made.known,
             "tensor_count": made.tensor_count,
             "weights": list(made.weights),
             AGREED_UNTIL: episode.agreed_until,
-            "tensor_details": [_detail(t) for t in trouble.tensors[:_MAX_DETAILS]],
+            "tensor_details": [_detail(t) for t in fault.tensors[:_MAX_DETAILS]],
         },
     )
 
 
-def _title(trouble: Trouble, step: int) -> str:
+def _title(fault: Fault, step: int) -> str:
     since = f"since step {step}"
-    if trouble.pattern == "factor":
-        return f"The reduced gradient is {number(trouble.factor)} times the mean {since}"
-    if trouble.pattern == "ranks" and trouble.lost:
-        return f"The reduced gradient lacks what {ranks(trouble.lost)} put in {since}"
-    which = _named(trouble.tensors)
+    if fault.pattern == "factor":
+        return f"The reduced gradient is {number(fault.factor)} times the mean {since}"
+    if fault.pattern == "ranks" and fault.lost:
+        return f"The reduced gradient lacks what {ranks(fault.lost)} put in {since}"
+    which = _named(fault.tensors)
     what = {
         "stale": "is that of the step before",
         "nothing": "is zero although gradients went in",
         "swapped": "holds that of another tensor",
         "ranks": "lacks the part of some ranks",
-        "factor": "has another factor than the rest",
-    }.get(trouble.pattern, "is not the mean of what went in")
+        "factor": "differs from the rest in its factor",
+    }.get(fault.pattern, "is not the mean of what went in")
     return f"The reduced gradient{which} {what} {since}"
 
 
@@ -107,22 +107,22 @@ def _shortened(name: str) -> str:
     return name if len(name) <= 40 else f"...{name[-37:]}"
 
 
-def _explain(trouble: Trouble, step: int) -> tuple[str, str]:
-    made = trouble.reduction
+def _explain(fault: Fault, step: int) -> tuple[str, str]:
+    made = fault.reduction
     size = len(made.ranks)
-    match trouble.pattern:
-        case "factor" if trouble.tensors:
+    match fault.pattern:
+        case "factor" if fault.tensors:
             return (
                 f"In some tensors the ranks' gradients were divided by {size} once more or once "
                 "less than in the others.",
                 "Check the code that reduces or scales these tensors' gradients by hand.",
             )
-        case "factor" if trouble.factor > 1:
+        case "factor" if fault.factor > 1:
             return (
-                f"The reduced gradient is {number(trouble.factor)} times the mean of the ranks' "
+                f"The reduced gradient is {number(fault.factor)} times the mean of the ranks' "
                 f"own gradients, in every tensor: they were added up and not divided by the "
                 f"{size} ranks, or multiplied again afterwards. With SGD that is a learning rate "
-                f"{number(trouble.factor)} times as high; Adam hides most of it, clipping all of "
+                f"{number(fault.factor)} times as high; Adam hides most of it, clipping all of "
                 "it.",
                 f"Divide by the world size after `all_reduce(SUM)`, or use `ReduceOp.AVG`. If the "
                 f"sum is meant (losses that are already divided by the samples of all {size} "
@@ -130,14 +130,14 @@ def _explain(trouble: Trouble, step: int) -> tuple[str, str]:
             )
         case "factor":
             return (
-                f"The reduced gradient is {number(trouble.factor)} times the mean of the ranks' "
+                f"The reduced gradient is {number(fault.factor)} times the mean of the ranks' "
                 f"own gradients, in every tensor: they were divided by the {size} ranks twice. "
                 f"With SGD that is one {size}th of the learning rate; Adam hides most of it.",
                 "DistributedDataParallel and `ReduceOp.AVG` divide already: remove the division "
                 "by the world size from the loss or from the gradients.",
             )
         case "ranks":
-            lost = trouble.lost or trouble.tensors[0].ranks
+            lost = fault.lost or fault.tensors[0].ranks
             return (
                 f"What {ranks(lost)} put into the reduction of step {step} is not in what came "
                 "out, although all ranks received the same: these ranks reduced zeros, something "
@@ -161,7 +161,7 @@ def _explain(trouble: Trouble, step: int) -> tuple[str, str]:
                 "`optimizer.step()`.",
             )
         case "swapped":
-            first = trouble.tensors[0]
+            first = fault.tensors[0]
             whose = f"of {ranks(first.ranks)} " if first.ranks else ""
             return (
                 f"What came out for {first.name} holds the gradient {whose}of {first.partner}, "
@@ -180,22 +180,22 @@ def _explain(trouble: Trouble, step: int) -> tuple[str, str]:
             )
 
 
-def _where(trouble: Trouble) -> str:
-    if not trouble.tensors:
-        made = trouble.reduction
-        return f"It is so in all {made.known} tensors looked at."
-    partial = [t for t in trouble.tensors if t.how == "other" and 0 < t.buckets <= 16]
+def _where(fault: Fault) -> str:
+    if not fault.tensors:
+        made = fault.reduction
+        return f"It is so in all {made.known} tensors examined."
+    partial = [t for t in fault.tensors if t.how == "other" and 0 < t.buckets <= 16]
     if partial:
         names = listing([t.name for t in partial], most=4)
         return f"In {names} only a part of the elements is wrong."
-    names = listing([t.name for t in trouble.tensors], most=4)
-    hows = Counter(t.how for t in trouble.tensors)
-    verb = agree(len(trouble.tensors), "is")
-    wrong = f"{names} {verb} wrong, of {count(trouble.reduction.known, 'tensor')}"
+    names = listing([t.name for t in fault.tensors], most=4)
+    hows = Counter(t.how for t in fault.tensors)
+    verb = agree(len(fault.tensors), "is")
+    wrong = f"{names} {verb} wrong, of {count(fault.reduction.known, 'tensor')}"
     return f"{wrong}." if len(hows) == 1 else f"{wrong}, in {len(hows)} ways."
 
 
-def _often(episode: Episode[Trouble]) -> str:
+def _often(episode: Episode[Fault]) -> str:
     return "" if episode.seen == 1 else f"It was seen at {count(episode.seen, 'checked step')}."
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Outcome, Reach
 from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
-from rankscope.server.detectors.reduction.explain import Trouble, finding_of
+from rankscope.server.detectors.reduction.explain import Fault, finding_of
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import Check, Reduction, Status, Window
 
@@ -37,17 +37,17 @@ class ReductionState:
     """What is remembered.
 
     Attributes:
-        looked: reductions looked at; `unequal` of them gave the ranks different results.
+        compared: reductions examined; `unequal` of them gave the ranks different results.
         kept: those that gave the mean, up to one factor for all.
         scaled: those of them whose factor is neither 1 nor one of the number of ranks.
         streak: how many in a row had the same factor of the number of ranks, since `since`.
         unexplained: those that were something else, from the start on.
-        tensors: most tensors looked at in one; `unknown` are those that could not be, and
+        tensors: most tensors examined in one; `unknown` are those that could not be, and
             `compressed` the number of those that need not be the mean.
     """
 
     steps: int = 0
-    looked: int = 0
+    compared: int = 0
     unequal: int = 0
     kept: int = 0
     scaled: int = 0
@@ -60,7 +60,7 @@ class ReductionState:
     compressed: int = 0
     ranks: int = 0
     unknown: tuple[str, ...] = ()
-    watch: Watch[Trouble] = field(default_factory=lambda: Watch(clear_after=8))
+    watch: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8))
 
 
 class ReductionWrong(Detector[ReductionState]):
@@ -109,14 +109,14 @@ class ReductionWrong(Detector[ReductionState]):
         return (Reach(("reductions",), self.policy.held, LASTS_SAMPLED),)
 
     def start(self) -> ReductionState:
-        """Nothing looked at yet."""
+        """Nothing examined yet."""
         return ReductionState()
 
     def advance(self, window: Window, state: ReductionState) -> Outcome:
         """Goes through the reductions whose both sides are known."""
         state.steps += len(window.steps)
         for made in window.reductions:
-            state.looked += 1
+            state.compared += 1
             state.unequal += not made.agreed
             state.ranks = max(state.ranks, len(made.ranks))
             state.tensor_count = max(state.tensor_count, made.tensor_count)
@@ -125,25 +125,25 @@ class ReductionWrong(Detector[ReductionState]):
             state.tensors = max(state.tensors, made.known - made.compressed)
             state.compressed = made.compressed
             state.unknown = made.unknown
-            self._look(window, state, made)
+            self._judge(window, state, made)
         findings = [finding_of(episode) for episode in state.watch.take(window.last_step)]
         return Outcome({"reduction.wrong": self._check(window, state)}, tuple(findings))
 
     # ---------------------------------------------------------------------------- one reduction
 
-    def _look(self, window: Window, state: ReductionState, made: Reduction) -> None:
+    def _judge(self, window: Window, state: ReductionState, made: Reduction) -> None:
         if made.known == made.compressed:
             return  # of an approximation alone nothing is known but how near it comes
         clip, scale = (_value(window, made, n) for n in ("clip_coefficient", "amp_scale"))
         expected = (1.0 if clip is None else clip) / (1.0 if scale is None else scale)
         if not (math.isfinite(expected) and expected > 0) or made.pattern == "accumulated":
             return  # another detector's matter
-        trouble = Trouble(reduction=made, expected=expected)
+        fault = Fault(reduction=made, expected=expected)
         if made.pattern:
-            self._whole(state, trouble)
+            self._whole(state, fault)
             return
         factor = made.ratio / expected
-        trouble.factor = factor
+        fault.factor = factor
         size = len(made.ranks)
         micro = _value(window, made, "micro_steps") or 1.0
         by_ranks = next((f for f in (float(size), 1.0 / size) if _is(factor, f, self.policy)), None)
@@ -154,24 +154,24 @@ class ReductionWrong(Detector[ReductionState]):
             state.last_factor = by_ranks
             # Where nothing was ever scaled by hand, a factor is no coincidence.
             if state.streak > 1 or not state.scaled:
-                trouble.pattern = "factor"
-                self._found(state, trouble, first_step=state.since)
+                fault.pattern = "factor"
+                self._found(state, fault, first_step=state.since)
             return
         state.streak = 0
         wrong = [
             t for t in made.wrong if t.how in _TELLING or _by_ranks(t.factor, size, self.policy)
         ]
         if wrong:
-            trouble.pattern, trouble.tensors = wrong[0].how, tuple(wrong)
-            self._found(state, trouble)
+            fault.pattern, fault.tensors = wrong[0].how, tuple(wrong)
+            self._found(state, fault)
         elif any(t.how == "other" for t in made.wrong):
-            trouble.pattern, trouble.tensors = "other", made.wrong
-            self._unexplained(state, trouble)
+            fault.pattern, fault.tensors = "other", made.wrong
+            self._unexplained(state, fault)
         else:
             self._kept(state, made.step, usual=_is(factor, 1.0, self.policy))
 
-    def _whole(self, state: ReductionState, trouble: Trouble) -> None:
-        made = trouble.reduction
+    def _whole(self, state: ReductionState, fault: Fault) -> None:
+        made = fault.reduction
         state.streak = 0
         if made.pattern == "weights":
             largest = max(abs(w) for w in made.weights)
@@ -180,18 +180,18 @@ class ReductionWrong(Detector[ReductionState]):
             if not lost:
                 self._kept(state, made.step, usual=False)  # a weighted mean
                 return
-            trouble.pattern, trouble.lost = "ranks", tuple(lost)
-            self._found(state, trouble)
+            fault.pattern, fault.lost = "ranks", tuple(lost)
+            self._found(state, fault)
         elif made.pattern == "stale":
-            trouble.pattern = "stale"
-            self._found(state, trouble)
+            fault.pattern = "stale"
+            self._found(state, fault)
         else:
-            trouble.pattern = "other"
-            self._unexplained(state, trouble)
+            fault.pattern = "other"
+            self._unexplained(state, fault)
 
-    def _unexplained(self, state: ReductionState, trouble: Trouble) -> None:
+    def _unexplained(self, state: ReductionState, fault: Fault) -> None:
         if state.kept >= self.policy.held and not state.unexplained:
-            self._found(state, trouble)
+            self._found(state, fault)
         else:
             state.unexplained += 1
 
@@ -200,11 +200,9 @@ class ReductionWrong(Detector[ReductionState]):
         state.scaled += not usual
         state.watch.good(step)
 
-    def _found(
-        self, state: ReductionState, trouble: Trouble, *, first_step: int | None = None
-    ) -> None:
-        step = trouble.reduction.step
-        episode = state.watch.bad(step, trouble, first_step=first_step)
+    def _found(self, state: ReductionState, fault: Fault, *, first_step: int | None = None) -> None:
+        step = fault.reduction.step
+        episode = state.watch.bad(step, fault, first_step=first_step)
         episode.facts.observed = episode.seen
 
     # -------------------------------------------------------------------------------- the answer
@@ -214,20 +212,20 @@ class ReductionWrong(Detector[ReductionState]):
         if episode is not None:
             return Check(Status.OPEN, f"{finding_of(episode).title}.")
         hooks = _hooks(window)
-        if not state.looked:
+        if not state.compared:
             if state.steps < _GRACE:
-                return Check(Status.INSUFFICIENT_DATA, "No reduction has been looked at yet.")
+                return Check(Status.INSUFFICIENT_DATA, "No reduction has been examined yet.")
             return Check(
                 Status.MISSING_INPUT,
                 "No step has the gradients of all ranks before the reduction and after it: they "
                 "are seen at sampled steps, and not under FSDP.",
             )
-        if state.looked == state.unequal:
+        if state.compared == state.unequal:
             why = "The ranks never agreed on what came out: that is desync.gradients."
             return Check(Status.SUSPENDED, why)
         if state.compressed and not state.tensors:
             why = (
-                f"{listing(hooks)} sends approximations of all tensors looked at: how near they "
+                f"{listing(hooks)} sends approximations of all tensors examined: how near they "
                 "come is `compression.error`."
             )
             return Check(Status.NOT_APPLICABLE, why)
@@ -241,10 +239,10 @@ class ReductionWrong(Detector[ReductionState]):
         if not state.kept:
             why = "All gradients that were reduced were zero: any reduction of them is right."
             return Check(Status.INSUFFICIENT_DATA, why)
-        where = count(state.looked - state.unequal, "checked step")
+        where = count(state.compared - state.unequal, "checked step")
         left = ""
         if state.unknown:
-            left = f" {listing(state.unknown, most=3)} could not be looked at."
+            left = f" {listing(state.unknown, most=3)} could not be examined."
         if state.compressed:
             left += (
                 f" Of {count(state.compressed, 'other')}, {listing(hooks)} sends an approximation: "

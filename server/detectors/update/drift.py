@@ -59,7 +59,7 @@ class DriftState:
 
     Attributes:
         steps, norms: of those remembered, ascending.
-        every: one of so many is.
+        every: one of this many is.
         count: norms so far.
         newest: the last ones.
         worst: largest median of them.
@@ -143,11 +143,11 @@ class UpdateDrift(Detector[DriftState]):
             if math.isfinite(norm) and norm > 0:
                 state.push(step, norm)
                 if state.count >= self.policy.evidence:
-                    self._look(step, state)
+                    self._judge(step, state)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
         return Outcome({"update.drift": _check(window, state, self.policy)}, findings)
 
-    def _look(self, step: int, state: DriftState) -> None:
+    def _judge(self, step: int, state: DriftState) -> None:
         policy, now, first_step = self.policy, median(state.newest), state.steps[0]
         powers = []
         # Between these points each, so that a single jump is no growth.

@@ -57,10 +57,10 @@ class Still:
         whole: whether nothing moves at all.
         names: of the tensors, where they are known.
         held_elsewhere: whether the optimizer was known to hold other tensors from the start.
-        never: looks at which they had a gradient and were as at first, from `never_since` on;
-            0 where one of them was seen to move, or too few were looked at.
+        never: samples at which they had a gradient and were as at first, from `never_since` on; 0
+            where one of them was seen to move, or too few were examined.
         forgotten: they are few beside those that the optimizer holds.
-        adds_up: their gradients were never set to zero, at every look.
+        adds_up: their gradients were never set to zero, at every sample.
     """
 
     ranks: tuple[int, ...]
@@ -98,8 +98,8 @@ class MissingState:
     """What is remembered.
 
     Attributes:
-        judged: steps at which an update was due and could be looked at.
-        words: whole-model word of each rank, and its step.
+        judged: steps at which an update was due and could be examined.
+        digests: model digest of each rank, and its step.
         without: steps at which all gradients were exactly zero.
         still: consecutive steps at which a rank's whole model did not move, and the first of them.
         some: the same for single tensors, all ranks together.
@@ -108,16 +108,16 @@ class MissingState:
         skipped: skipped steps so far, by rank.
         uncovered: what the optimizer leaves out of the model; None where it covers it.
         elsewhere: that it holds none of the model.
-        never: looks at which the tensors outside the optimizer were as at first, since
+        never: samples at which the tensors outside the optimizer were as at first, since
             `never_since`; `moved` once one of them was not.
-        carried: looks at which their gradients were not set to zero; -1 once they were.
+        carried: samples at which their gradients were not set to zero; -1 once they were.
         frozen: what was trained at first and is no longer.
     """
 
     steps: int = 0
     judged: int = 0
     without: int = 0
-    words: dict[int, tuple[int, int]] = field(default_factory=dict)
+    digests: dict[int, tuple[int, int]] = field(default_factory=dict)
     still: dict[int, tuple[int, int]] = field(default_factory=dict)
     some: int = 0
     some_since: int = 0
@@ -154,11 +154,11 @@ class UpdateMissing(Detector[MissingState]):
         where the optimizer leaves out a part of the model from the start, or where it is frozen
         before the first step (which may be meant). Warning where it leaves out less than half of
         the trained tensors, and these were seen to get gradients and to stay as they were at 8
-        looks: no optimizer holds them.
+        samples: no optimizer holds them.
 
     Evidence:
-        `tensors` (that did not move) `of` so many, `whole`, `missing` (names that the optimizer
-        does not hold), `observed`; of what it leaves out also `never_updated` (looks at which it
+        `tensors` (that did not move) `of` this many, `whole`, `missing` (names that the optimizer
+        does not hold), `observed`; of what it leaves out also `never_updated` (samples at which it
         had gradients and was as at first) and `adds_up` (its gradients are never set to zero).
 
     Source:
@@ -191,7 +191,7 @@ class UpdateMissing(Detector[MissingState]):
         """Looks at what the optimizer holds, and at each step's parameters."""
         state.steps += len(window.steps)
         self._coverage(window, state)
-        words = window.words.get("parameters")
+        digest_series = window.digests.get("parameters")
         rows = {name: dict(_by_step(window, name)) for name in self.wants}
         for column, step in enumerate(window.steps.tolist()):
             rates = rows["lr"].get(step)
@@ -219,8 +219,12 @@ class UpdateMissing(Detector[MissingState]):
                         due[row] &= value <= state.skipped.get(int(rank), 0.0)
                         state.skipped[int(rank)] = float(value)
             left = rows["tensors_unchanged"].get(step)
-            present = words.present[:, column] if words is not None else due & False
-            values = words.values[:, column] if words is not None else np.zeros(len(due), np.uint64)
+            present = digest_series.present[:, column] if digest_series is not None else due & False
+            values = (
+                digest_series.values[:, column]
+                if digest_series is not None
+                else np.zeros(len(due), np.uint64)
+            )
             self._step(window, state, step, due, left, present, values)
             self._outside(
                 state,
@@ -282,14 +286,14 @@ class UpdateMissing(Detector[MissingState]):
         present: np.ndarray[Any, np.dtype[np.bool_]],
         values: np.ndarray[Any, np.dtype[np.uint64]],
     ) -> None:
-        looked, whole = False, []
+        sampled, whole = False, []
         for row in np.flatnonzero(present).tolist():
-            rank, word = int(window.ranks[row]), int(values[row])
-            before, state.words[rank] = state.words.get(rank), (step, word)
+            rank, digest = int(window.ranks[row]), int(values[row])
+            before, state.digests[rank] = state.digests.get(rank), (step, digest)
             if before is None or before[0] != step - 1 or not due[row]:
                 continue
-            looked = True
-            if before[1] == word:
+            sampled = True
+            if before[1] == digest:
                 times, since = state.still.get(rank, (0, step))
                 state.still[rank] = (times + 1, since)
                 if times + 1 >= self.policy.everything:
@@ -303,16 +307,16 @@ class UpdateMissing(Detector[MissingState]):
             # next to no gradient.
             known = state.uncovered.tensors if state.uncovered is not None else 0
             left = left - known - window.negligible.get(step, 0)
-            told = ~np.isnan(left) & due
-            looked |= bool(told.any())
-            some = [int(r) for r in window.ranks[told & (left > 0)]]
+            reported = ~np.isnan(left) & due
+            sampled |= bool(reported.any())
+            some = [int(r) for r in window.ranks[reported & (left > 0)]]
             if some:
                 stuck = int(np.nanmax(left))
                 state.some_since = step if not state.some else state.some_since
                 state.some += 1
-            elif told.any():
+            elif reported.any():
                 state.some = 0
-        if not looked:
+        if not sampled:
             return
         state.judged += 1
         of = int(window.config.get("parameter_tensors") or 0)
@@ -329,7 +333,7 @@ class UpdateMissing(Detector[MissingState]):
                 state.watch.good(step)
 
     def _frozen(self, window: Window, state: MissingState) -> None:
-        """What ranks have told of parameters that are trained no longer."""
+        """What ranks have reported parameters that are trained no longer."""
         for event in window.events:
             if event.kind != _FROZEN:
                 continue
@@ -342,14 +346,14 @@ class UpdateMissing(Detector[MissingState]):
                         known.facts.by_rank[event.rank] = len(known.facts.names)
                         state.frozen.good(event.step)
                 continue
-            told = tuple(str(n) for n in names)
-            facts = state.frozen.bad(event.step, Frozen(told, {})).facts
+            reported = tuple(str(n) for n in names)
+            facts = state.frozen.bad(event.step, Frozen(reported, {})).facts
             facts.by_rank[event.rank] = count_
-            facts.names = tuple(dict.fromkeys((*facts.names, *told)))[:_MAX_NAMES]
+            facts.names = tuple(dict.fromkeys((*facts.names, *reported)))[:_MAX_NAMES]
 
     def _coverage(self, window: Window, state: MissingState) -> None:
         """What the optimizer holds, as the ranks said at attach."""
-        configs = window.told
+        configs = window.complete_configs
         if not configs or not len(window.steps) or configs == state.known:
             return
         state.known = configs
@@ -556,7 +560,7 @@ def _check(window: Window, state: MissingState) -> Check:
         return Check(Status.OPEN, f"{_stopped(stopped, window).title}.")
     if not state.judged:
         if state.steps < _GRACE:
-            return Check(Status.INSUFFICIENT_DATA, "No update has been looked at yet.")
+            return Check(Status.INSUFFICIENT_DATA, "No update has been examined yet.")
         if state.without:
             why = (
                 f"The gradient was exactly zero at all {count(state.without, 'checked step')}: "

@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Policy, Share, Times
-from rankscope.server.detectors.samples import Look, looks
+from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import (
     agree,
@@ -25,8 +25,8 @@ from rankscope.server.detectors.wording import (
 )
 from rankscope.server.window import Check, Status, Window
 
-# Looks that a median is of.
-_LOOKS = 32
+# Samples that a median is of.
+_SAMPLES = 32
 # What a rate is advised for.
 _AIM = 3e-3
 _MAX_NAMES = 64
@@ -84,7 +84,7 @@ class RatioState:
 
     Attributes:
         norms: of the first gradients.
-        updates: update over parameters, of steps whose rate was not next to nothing.
+        updates: update over parameters, of steps whose rate was not almost nothing.
         of_tensors: the same of each matrix.
     """
 
@@ -93,9 +93,9 @@ class RatioState:
     rate: float = math.nan
     peak: float = 0.0
     norms: list[float] = field(default_factory=list)
-    updates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOOKS))
+    updates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
     of_tensors: dict[str, deque[float]] = field(default_factory=dict)
-    explained: deque[float] = field(default_factory=lambda: deque(maxlen=_LOOKS))
+    explained: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
     whole: Watch[Large] = field(default_factory=lambda: Watch(clear_after=50))
     single: Watch[Large] = field(default_factory=lambda: Watch(clear_after=50))
 
@@ -136,7 +136,7 @@ class UpdateRatio(Detector[RatioState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """Large updates that outweigh the others among those that the median is of."""
-        return (Reach(self.needs, _LOOKS // 2, LASTS_SAMPLED, moves="from zero"),)
+        return (Reach(self.needs, _SAMPLES // 2, LASTS_SAMPLED, moves="from zero"),)
 
     def start(self) -> RatioState:
         """Nothing seen yet."""
@@ -145,7 +145,7 @@ class UpdateRatio(Detector[RatioState]):
     def advance(self, window: Window, state: RatioState) -> Outcome:
         """Takes the updates with the rates they were made with."""
         rows = dict(together(window, "update_ratio", *self.wants))
-        seen = dict(looks(window, "update_ratio"))
+        seen = dict(layer_samples(window, "update_ratio"))
         for step in sorted({*rows, *seen}):
             row = rows.get(step, {})
             if math.isfinite(row.get("lr", math.nan)):
@@ -168,33 +168,33 @@ class UpdateRatio(Detector[RatioState]):
                 state.seen += 1
                 state.begun = step if state.begun < 0 else state.begun
                 state.updates.append((step, update))
-                self._look(step, state)
+                self._judge(step, state)
         findings = [_finding(e, self.policy, window) for e in state.whole.take(window.last_step)]
         findings += [_single(e) for e in state.single.take(window.last_step)]
         return Outcome({"update.ratio": _check(window, state, self.policy)}, tuple(findings))
 
     def _converged(self, norm: float, state: RatioState) -> bool:
-        """Whether the gradient is next to nothing beside the first ones."""
+        """Whether the gradient is negligible beside the first ones."""
         if not (math.isfinite(norm) and norm > 0):
             return False
-        if len(state.norms) < _LOOKS:
+        if len(state.norms) < _SAMPLES:
             state.norms.append(norm)
         return norm < self.policy.converged * median(state.norms)
 
-    def _tensors(self, look: Look, state: RatioState) -> None:
-        known = np.where(np.isnan(look.values), -1.0, look.values).max(axis=0)
+    def _tensors(self, sample: LayerSample, state: RatioState) -> None:
+        known = np.where(np.isnan(sample.values), -1.0, sample.values).max(axis=0)
         ratios = {
             name: float(value)
-            for name, shape, value in zip(look.names, look.shapes, known, strict=True)
-            # Biases and scales begin at 0 or 1, and their size tells nothing.
+            for name, shape, value in zip(sample.names, sample.shapes, known, strict=True)
+            # Biases and scales begin at 0 or 1, and their size shows nothing.
             if len(shape) > 1 and math.isfinite(value) and value > 0
         }
-        for gone in set(state.of_tensors) - set(look.names):
+        for gone in set(state.of_tensors) - set(sample.names):
             del state.of_tensors[gone]
         for name, value in ratios.items():
-            state.of_tensors.setdefault(name, deque(maxlen=_LOOKS)).append(value)
+            state.of_tensors.setdefault(name, deque(maxlen=_SAMPLES)).append(value)
 
-    def _look(self, step: int, state: RatioState) -> None:
+    def _judge(self, step: int, state: RatioState) -> None:
         policy = self.policy
         if len(state.updates) < policy.evidence:
             return

@@ -70,8 +70,8 @@ class ScheduleState:
     """What is remembered of the learning rate, the largest of all groups and ranks.
 
     Attributes:
-        counts: rank -> step and `scheduler_steps` when it was looked at last.
-        times: how often the schedule has advanced a step since `times_since`, at `looks` looks.
+        counts: rank -> step and `scheduler_steps` when it was examined last.
+        times: how often the schedule has advanced a step since `times_since`, at `samples` samples.
         micro: newest number of passes backward a step.
     """
 
@@ -84,8 +84,8 @@ class ScheduleState:
     counts: dict[int, tuple[int, float]] = field(default_factory=dict)
     times: int = 0
     times_since: int = 0
-    looks: int = 0
-    looked: int = 0
+    samples: int = 0
+    steps_seen: int = 0
     micro: int = 0
     wrapped: bool = False
     fast: Watch[Fast] = field(default_factory=lambda: Watch(clear_after=8))
@@ -98,9 +98,9 @@ class ScheduleMismatch(Detector[ScheduleState]):
     micro-batch, or was given the length of one epoch.
 
     Statistic:
-        `scheduler_steps` over optimizer steps between two looks: the same whole number above 1 on
-        every rank at 3 looks in a row and over 4 steps. Or a learning rate below a millionth of its
-        largest for 10 steps and a twentieth of the steps before them, on every rank. A schedule
+        `scheduler_steps` over optimizer steps between two samples: the same whole number above 1 on
+        every rank at 3 samples in a row and over 4 steps. Or a learning rate below a millionth of
+        its largest for 10 steps and a twentieth of the steps before them, on every rank. A schedule
         that is no scheduler of torch is not counted: it is found when it has come to its end.
 
     Severity:
@@ -155,8 +155,10 @@ class ScheduleMismatch(Detector[ScheduleState]):
             passes = micro[1][: int(np.searchsorted(micro[0], step, side="right"))]
             if len(passes) and not np.isnan(passes[-1]).all():
                 state.micro = int(np.nanmax(passes[-1]))
-            told = {int(r): float(c) for r, c in zip(window.ranks, counts, strict=True) if c == c}
-            self._count(window, state, int(step), told)
+            reported = {
+                int(r): float(c) for r, c in zip(window.ranks, counts, strict=True) if c == c
+            }
+            self._count(window, state, int(step), reported)
         fast = [_too_fast(e, window) for e in state.fast.take(window.last_step)]
         ended = [_finding(e, window) for e in state.watch.take(window.last_step)]
         # That it has ended follows from it.
@@ -165,12 +167,12 @@ class ScheduleMismatch(Detector[ScheduleState]):
         return Outcome({"schedule.mismatch": _check(window, state)}, findings)
 
     def _count(
-        self, window: Window, state: ScheduleState, step: int, told: dict[int, float]
+        self, window: Window, state: ScheduleState, step: int, reported: dict[int, float]
     ) -> None:
-        """Compares how often the schedule has advanced with the steps since the last look."""
+        """Compares how often the schedule has advanced with the steps since the last sample."""
         times: set[float] = set()
         earliest = step
-        for rank, advanced in told.items():
+        for rank, advanced in reported.items():
             before, state.counts[rank] = state.counts.get(rank), (step, advanced)
             if before is not None and before[0] < step and before[1] <= advanced:
                 times.add((advanced - before[1]) / (step - before[0]))
@@ -179,17 +181,17 @@ class ScheduleMismatch(Detector[ScheduleState]):
             return
         number = times.pop()
         if times or number < 2 or number != int(number):
-            state.looks = 0
+            state.samples = 0
             state.fast.good(step)
             return
-        if not state.looks or state.times != number:
-            state.times, state.looks, state.looked = int(number), 0, 0
-            # From the first step on, where it adds up: counting began before the first look.
+        if not state.samples or state.times != number:
+            state.times, state.samples, state.steps_seen = int(number), 0, 0
+            # From the first step on, where it adds up: counting began before the first sample.
             first = min(c for _, c in state.counts.values()) - number * (step - earliest)
             state.times_since = earliest if first != number * earliest else 0
-        state.looks += 1
-        state.looked += step - earliest
-        if state.looks >= self.policy.looks and state.looked >= self.policy.looked:
+        state.samples += 1
+        state.steps_seen += step - earliest
+        if state.samples >= self.policy.looks and state.steps_seen >= self.policy.looked:
             facts = Fast(int(number), state.micro, state.wrapped)
             state.fast.bad(step, facts, first_step=state.times_since)
 

@@ -152,13 +152,13 @@ def test_columns_stay_where_they_are_as_steps_are_appended():
 
 def distances(points):
     points = np.asarray(points, np.float64)
-    apart = np.abs(points[:, None] - points[None])
-    return apart, apart == 0
+    distance = np.abs(points[:, None] - points[None])
+    return distance, distance == 0
 
 
 def test_the_matrix_shows_groups_and_writes_distances_of_four_ranks():
-    apart, equal = distances([0, 0, 2, 0])
-    figure = distance_matrix([0, 1, 2, 3], apart, equal, step=137)
+    distance, equal = distances([0, 0, 2, 0])
+    figure = distance_matrix([0, 1, 2, 3], distance, equal, step=137)
     texts = {(a.y, a.x): a.text for a in figure.layout.annotations}
     assert texts[0, 1] == "="
     assert texts[0, 2] == texts[2, 3] == "2.0e0"
@@ -170,15 +170,15 @@ def test_the_matrix_shows_groups_and_writes_distances_of_four_ranks():
 
 def test_bits_that_differ_by_an_unknown_amount_are_not_equal():
     equal = np.eye(2, dtype=np.bool_)
-    apart = np.where(equal, 0.0, np.nan)
-    figure = distance_matrix([0, 1], apart, equal, step=3)
+    distance = np.where(equal, 0.0, np.nan)
+    figure = distance_matrix([0, 1], distance, equal, step=3)
     assert np.isfinite(layer(figure, "unsized").z).sum() == 2
     assert {a.text for a in figure.layout.annotations} == {"\u2260"}
     assert "distances not sampled" in figure.layout.meta["summary"]
 
 
 def test_256_ranks_have_no_text_in_the_cells_and_few_ticks():
-    apart, equal = distances([0] * 255 + [1])
-    figure = distance_matrix(list(range(256)), apart, equal, step=3)
+    distance, equal = distances([0] * 255 + [1])
+    figure = distance_matrix(list(range(256)), distance, equal, step=3)
     assert not figure.layout.annotations
     assert len(figure.layout.xaxis.ticktext) <= 9

@@ -212,7 +212,7 @@ def test_a_label_fits_beside_the_chart(ranks, text):
     assert [a.text for a in figure.layout.annotations] == [text]
 
 
-def test_one_suspect_rank_is_red_and_several_can_be_told_apart():
+def test_one_suspect_rank_is_red_and_several_can_be_distinguished():
     data = curves(4)
     colors = {
         named: {

@@ -111,12 +111,12 @@ CASES = {
         alert("loss.plateau", 0, seen_step=199),
         True,
     ),
-    "a loss that rose between two looks at what made it rise": (
+    "a loss that rose between two samples of what made it rise": (
         forever("desync.parameters", 64, ranks=(1,), evidence={"agreed_until": 32}),
         alert("rank.loss_outlier", 50, seen_step=79, ranks=(1,)),
         True,
     ),
-    "a loss that rose before the last look that found nothing": (
+    "a loss that rose before the last sample that found nothing": (
         forever("desync.parameters", 64, ranks=(1,), evidence={"agreed_until": 55}),
         alert("rank.loss_outlier", 50, seen_step=79, ranks=(1,)),
         False,
@@ -146,7 +146,7 @@ CASES = {
         alert("loss.nonfinite", 50),
         True,
     ),
-    "NaN, and gradients that are apart for it": (
+    "NaN, and gradients that differ for it": (
         alert("loss.nonfinite", 50, clear_after=50),
         forever("desync.gradients", 50, stage="reduced_gradient"),
         True,
@@ -262,7 +262,7 @@ def test_the_same_ranks_in_two_links_of_the_chain():
     assert roots == ["desync.gradients", "desync.optimizer"]
 
 
-def test_the_reason_is_told():
+def test_the_reason_is_reported():
     root, consequence = forever("desync.parameters", 10), alert("loss.diverging", 40)
     assert causes.explain(root, consequence) == (
         "It follows from desync.parameters since step 10: "
@@ -270,9 +270,14 @@ def test_the_reason_is_told():
     )
     before = (root, consequence)
     changed = causes.link(before)
-    (told,) = causes.transitions(before, changed, through_step=41, now=7.0)
-    assert (told.alert_id, told.step, told.at, told.what) == (consequence.id, 41, 7.0, "linked")
-    assert told.reason == causes.explain(root, consequence)
+    (reported,) = causes.transitions(before, changed, through_step=41, now=7.0)
+    assert (reported.alert_id, reported.step, reported.at, reported.what) == (
+        consequence.id,
+        41,
+        7.0,
+        "linked",
+    )
+    assert reported.reason == causes.explain(root, consequence)
 
 
 def test_what_no_longer_follows_stands_alone_again():
@@ -281,8 +286,8 @@ def test_what_no_longer_follows_stands_alone_again():
     spike = found[consequence.id]
     changed = causes.link((spike,))
     assert changed[0].parent is None
-    (told,) = causes.transitions((spike,), changed, through_step=50, now=0.0)
-    assert told.reason == "It no longer counts as a consequence of another alert."
+    (reported,) = causes.transitions((spike,), changed, through_step=50, now=0.0)
+    assert reported.reason == "It no longer counts as a consequence of another alert."
 
 
 def test_every_rule_has_a_sentence_and_known_kinds():

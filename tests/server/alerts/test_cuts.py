@@ -58,10 +58,12 @@ def held(drawn: Iterable[tuple]) -> list[Finding]:
 def merged(findings: Iterable[Finding]) -> Iterator[Finding]:
     """As a detector gives them: what does not change from step to step is one finding."""
 
-    def told(f: Finding) -> tuple:
+    def reported(f: Finding) -> tuple:
         return f.kind, f.key, f.title, f.severity, f.first_step
 
-    for _, group in groupby(sorted(findings, key=lambda f: (told(f), f.seen_step)), key=told):
+    for _, group in groupby(
+        sorted(findings, key=lambda f: (reported(f), f.seen_step)), key=reported
+    ):
         run: Finding | None = None
         for f in group:
             if run is not None and f.seen_step == run.last_step + 1:
@@ -77,7 +79,7 @@ def merged(findings: Iterable[Finding]) -> Iterator[Finding]:
 def incidents(findings: Iterable[Finding], *, after: int) -> Iterator[Finding]:
     """As a detector with a memory gives them: a whole incident each time, as it has become.
 
-    The latest is told again and again, as by a detector that sees nothing of its end.
+    The latest is reported again and again, as by a detector that sees nothing of its end.
     """
     ordered = sorted(findings, key=lambda f: (f.kind, f.key, f.seen_step))
     for _, group in groupby(ordered, key=lambda f: (f.kind, f.key)):
@@ -93,7 +95,7 @@ def incidents(findings: Iterable[Finding], *, after: int) -> Iterator[Finding]:
 
 
 def cut(findings: list[Finding], after: int, end: int, how: str) -> list[Finding]:
-    """What is told of the steps after `after` up to `end`."""
+    """What is reported of the steps after `after` up to `end`."""
     if how == "incidents":
         return list(incidents([f for f in findings if f.seen_step <= end], after=after))
     block = [f for f in findings if after < f.seen_step <= end]
@@ -115,7 +117,7 @@ def test_alerts_do_not_depend_on_how_the_steps_are_cut(drawn, cuts, how):
         parts.through(end, *cut(found, after, end, how))
         after = end
     assert timeless(parts.alerts.values()) == timeless(whole.alerts.values())
-    # When a severity rises within one finding, nobody was told in between.
+    # When a severity rises within one finding, nobody was notified in between.
     for what in ("opened", "resolved"):
         assert sorted(t for t in parts.told if what in t) == sorted(
             t for t in whole.told if what in t

@@ -117,7 +117,7 @@ TABLE = {
         GOOD | {"loss.spike": SELDOM, "loss.diverging": OK},
         {},
     ),
-    "... and nobody has looked whether they have": (
+    "... and nobody has compared whether they have": (
         "pending",
         "finished",
         4,
@@ -215,7 +215,7 @@ def test_table(expected, state, ranks, alerts, checks, more):
     assert bool(failed) is (expected == "fail" and state not in ("failed", "lost"))
 
 
-def test_reasons_tell_what_is_the_matter():
+def test_reasons_say_what_is_the_matter():
     short = GOOD | {"loss.spike": SHORT}
     assert judge("running", 4, [], short).reasons == (
         "the run is still running",
@@ -302,10 +302,12 @@ def test_what_one_launch_found_in_any_of_its_trainings_counts():
 
 def test_a_pass_names_what_could_not_have_been_seen():
     checks = judge("finished", 4, [], GOOD | {"gradient.nonfinite": OK, "desync.rng": SHORT}).checks
-    told = not_seen(checks, sampled=0.125, interval=64)
-    assert told.startswith("In the 88 % of the steps that were not sampled in full (one step in 64")
+    reported = not_seen(checks, sampled=0.125, interval=64)
+    assert reported.startswith(
+        "In the 88 % of the steps that were not sampled in full (one step in 64"
+    )
     # Losses are known of other steps, too, and what was not judged has not passed.
-    assert told.endswith("could not have been seen: desync.parameters, gradient.nonfinite.")
+    assert reported.endswith("could not have been seen: desync.parameters, gradient.nonfinite.")
     assert "0.4 %" in not_seen(checks, sampled=0.996, interval=1)
     assert not_seen(checks, sampled=1.0, interval=1) is None
     assert not_seen(checks, sampled=None, interval=1) is None

@@ -140,14 +140,14 @@ def test_what_differs_by_design_is_stored_and_no_desync(client):
             digests=np.array([rank], np.uint64),
             sketches=np.array([[3.0 * rank, 4.0 * rank]]),
         )
-        words = {name: column(range(8), [rank] * 8, np.uint64) for name in names}
+        digests = {name: column(range(8), [rank] * 8, np.uint64) for name in names}
         sent = batch(
             rank,
             world_size=2,
             state="finished",
             through_step=7,
             hello=wire.Hello(started_at=1000.0, tables={"parameters": table}),
-            words=words | {"parameters": column(range(8), [5] * 8, np.uint64)},
+            words=digests | {"parameters": column(range(8), [5] * 8, np.uint64)},
             prints=(local,),
         )
         assert post(client, sent).json()["accepted"] == 57
@@ -188,7 +188,7 @@ def test_the_run_says_what_its_agents_do_and_could_not(client):
                 world_size=3,
             ),
         )
-    agent = get_agent(client, batch(1, seq=1, events=(fault(9, "words: never"),)))
+    agent = get_agent(client, batch(1, seq=1, events=(fault(9, "digests: never"),)))
     assert agent["sampling"] == [
         {"rank": 1, "overhead": 0.006, "sampled": None, "intervals": {"full": 32, "word": 4}},
         {"rank": 2, "overhead": None, "sampled": 0.25, "intervals": {}},
@@ -230,7 +230,7 @@ def test_lists_are_paged_by_an_opaque_cursor(client):
     assert get(client, "/runs", q="100%")["items"] == []
 
 
-def prints(step, wrong):
+def fingerprints(step, wrong):
     digests = np.array([11, 22 + wrong], np.uint64)
     sketches = np.ones((2, 8))
     sketches[1] += 0.5 * wrong
@@ -246,7 +246,7 @@ def desynced(client, ranks=4, since=30, steps=60, suspects=2):
     """A run one rank of which leaves the others."""
     for rank in range(ranks):
         wrong = np.array([rank == suspects and s >= since for s in range(steps)])
-        words = np.where(wrong, 7, 5).astype(np.uint64)
+        digests = np.where(wrong, 7, 5).astype(np.uint64)
         sent = batch(
             rank,
             world_size=ranks,
@@ -257,8 +257,8 @@ def desynced(client, ranks=4, since=30, steps=60, suspects=2):
                 "loss": column(range(steps), np.linspace(2, 1, steps) + 0.01 * rank),
                 "grad_norm": column(range(steps), np.full(steps, 3.0)),
             },
-            words={"parameters": column(range(steps), words, np.uint64)},
-            prints=tuple(prints(s, int(wrong[s])) for s in range(0, steps, 4)),
+            words={"parameters": column(range(steps), digests, np.uint64)},
+            prints=tuple(fingerprints(s, int(wrong[s])) for s in range(0, steps, 4)),
         )
         assert post(client, sent).status_code == 200
 
@@ -273,7 +273,7 @@ def evaluated(client, run="otter"):
     raise AssertionError("the run was not evaluated")
 
 
-def test_divergence_tells_who_since_when_and_which_tensor(client):
+def test_divergence_shows_who_since_when_and_which_tensor(client):
     desynced(client)
     evaluated(client)
     items = get(client, "/runs/otter/divergence", stage="parameters")["items"]
@@ -339,7 +339,7 @@ def test_a_run_that_goes_on_is_judged_as_if_it_ended_now(client):
     assert (verdict["verdict"], verdict["so_far"]) == ("pass", "pass")
 
 
-def test_data_that_nobody_looks_at_are_told(database_url):
+def test_data_that_nobody_reads_are_reported(database_url):
     """An evaluation that stands still must not read as one that will be there in a second."""
     app = create_app(Settings(database=database_url, evaluate=False))
     with serve_app(app) as client:
@@ -370,9 +370,9 @@ def test_the_same_data_evaluated_again_make_the_same_alerts(database_url):
 def test_ranks_that_do_not_know_how_many_they_are_are_compared(client):
     for rank in (2, 0, 1):
         losses = {"steps": list(range(8)), "values": [1.0 - 0.1 * step for step in range(8)]}
-        words = {"steps": list(range(8)), "values": [f"{7 if rank == 1 else 5:016x}"] * 8}
+        digests = {"steps": list(range(8)), "values": [f"{7 if rank == 1 else 5:016x}"] * 8}
         sent = {"run": "otter", "rank": rank, "seq": 0, "session": f"s{rank}", "through_step": 7}
-        sent |= {"columns": {"loss": losses}, "words": {"parameters": words}, "state": "finished"}
+        sent |= {"columns": {"loss": losses}, "words": {"parameters": digests}, "state": "finished"}
         assert client.post("/api/v1/ingest", json=sent).status_code == 200
     run = evaluated(client)
     assert (run["world_size"], run["ranks"], run["state"]) == (3, [0, 1, 2], "finished")
@@ -383,9 +383,9 @@ def test_ranks_that_do_not_know_how_many_they_are_are_compared(client):
 def test_what_is_sampled_began_at_some_step_since_the_sample_before(client):
     steps = [0, 16, 32, 48, 64]
     for rank in range(4):
-        words = [step + 1 + 1000 * (rank == 1 and step >= 48) for step in steps]
+        digests = [step + 1 + 1000 * (rank == 1 and step >= 48) for step in steps]
         loss = {"steps": list(range(65)), "values": [1.0 - 0.01 * step for step in range(65)]}
-        parameters = {"steps": steps, "values": [f"{word:016x}" for word in words]}
+        parameters = {"steps": steps, "values": [f"{digest:016x}" for digest in digests]}
         sent = {"run": "otter", "rank": rank, "seq": 0, "session": f"s{rank}", "through_step": 64}
         sent |= {"columns": {"loss": loss}, "words": {"parameters": parameters}}
         sent |= {"world_size": 4, "state": "finished"}

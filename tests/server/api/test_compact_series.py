@@ -42,9 +42,9 @@ def test_points_come_as_arrays(client):
     post(client, [0, 1, 7], [1e300, 1.0, 2.0], rank=1)
     answer = client.get(PATH, params={"metric": "loss"}, headers=BINARY)
     assert answer.headers["content-type"] == "application/msgpack"
-    told = msgpack.unpackb(answer.content)
-    first, second = told["series"]
-    assert (told["metric"], first["rank"], first["width"]) == ("loss", 0, 1)
+    reported = msgpack.unpackb(answer.content)
+    first, second = reported["series"]
+    assert (reported["metric"], first["rank"], first["width"]) == ("loss", 0, 1)
     assert first["steps"] == [0, 2, 5]
     assert first["dtype"] == "<f4"
     np.testing.assert_array_equal(array(first, "values"), values)

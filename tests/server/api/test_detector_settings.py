@@ -138,7 +138,7 @@ def test_projects_have_all_sorts_of_names(client, project):
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [
         ({"detectors": {"loss.spik": False}}, "did you mean loss.spike?"),
         ({"detectors": {SPIKE: {"z": 1}}}, "there are min_z, min_ratio,"),
@@ -147,13 +147,13 @@ def test_projects_have_all_sorts_of_names(client, project):
         ({"detector": {}}, "detector"),
     ],
 )
-def test_what_is_wrong_is_a_problem_and_changes_nothing(client, body, told):
+def test_what_is_wrong_is_a_problem_and_changes_nothing(client, body, reported):
     path = "/api/v1/projects/vision/detectors"
     client.put(path, json={"detectors": {SPIKE: {"min_z": 9}}})
     for answer in (client.put(path, json=body), client.patch(path, json=body)):
         assert answer.status_code == 422
         assert answer.headers["content-type"].startswith("application/problem+json")
-        assert told in answer.json()["detail"]
+        assert reported in answer.json()["detail"]
     assert client.get(path).json()["overrides"] == {"detectors": {SPIKE: {"min_z": 9.0}}}
 
 
@@ -194,7 +194,7 @@ def test_a_run_that_is_evaluated_again_is_judged_as_before(database_url, tmp_pat
 
 
 def forget_snapshots(database_url):
-    """As a new version of the server does: all of the run's data are news to it."""
+    """As a new version of the server does: all of the run's data are new to it."""
     engine = open_engine(database_url)
     with writing(engine) as connection:
         connection.execute(delete(schema.snapshot))
@@ -237,7 +237,7 @@ def test_the_api_counts_more_than_the_file_and_the_project_more_than_all(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("[detectors", "is no TOML"),
         ('[detectors."loss.spike"]\nmin_zz = 1\n', "min_zz is no threshold of it; there are min_z"),
@@ -246,16 +246,16 @@ def test_the_api_counts_more_than_the_file_and_the_project_more_than_all(tmp_pat
         ("projects = 3\n", "projects must be a map"),
     ],
 )
-def test_a_server_does_not_start_on_a_wrong_file(tmp_path, capsys, text, told):
+def test_a_server_does_not_start_on_a_wrong_file(tmp_path, capsys, text, reported):
     path = file(tmp_path, text)
     arguments = ["--db", f"sqlite:///{tmp_path / 'a.db'}", "--detectors", str(path), "--port", "0"]
     assert serve(arguments) == 2
     written = capsys.readouterr().err
     assert str(path) in written
-    assert told in written
+    assert reported in written
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path, capsys):
+def test_a_file_that_is_not_there_is_reported(tmp_path, capsys):
     assert serve(["--detectors", str(tmp_path / "none.toml"), "--port", "0"]) == 2
     assert "none.toml" in capsys.readouterr().err
 

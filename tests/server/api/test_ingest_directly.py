@@ -80,5 +80,5 @@ def test_what_the_server_fails_at_is_a_problem_and_the_next_batch_is_taken(app, 
     assert (again.status_code, again.json()["accepted"]) == (200, 1)
 
 
-def test_other_methods_are_told_which_there_is(client):
+def test_other_methods_are_answered_with_which_there_is(client):
     assert client.get(PATH).status_code == httpx.codes.METHOD_NOT_ALLOWED

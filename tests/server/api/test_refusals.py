@@ -29,7 +29,7 @@ def test_every_error_is_a_problem(client, method, path, status):
 
 
 @pytest.mark.parametrize(
-    ("body", "headers", "status", "words"),
+    ("body", "headers", "status", "phrase"),
     [
         (b"garbage", MSGPACK, 422, "msgpack"),
         (b"{", {"Content-Type": "application/json"}, 422, "JSON"),
@@ -40,13 +40,13 @@ def test_every_error_is_a_problem(client, method, path, status):
         (b"x" * (wire.MAX_BODY_BYTES + 1), MSGPACK, 413, "larger"),
     ],
 )
-def test_what_cannot_be_taken_says_why(client, body, headers, status, words):
+def test_what_cannot_be_taken_says_why(client, body, headers, status, phrase):
     answer = client.post("/api/v1/ingest", content=body, headers=headers)
-    assert words in check_problem(answer, status)["detail"]
+    assert phrase in check_problem(answer, status)["detail"]
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "phrase"),
     [
         ({"run": " "}, "run: has spaces at its begin or end"),
         ({"project": "digits "}, "project: has spaces at its begin or end"),
@@ -54,10 +54,10 @@ def test_what_cannot_be_taken_says_why(client, body, headers, status, words):
         ({"run": "a/b"}, "run: stands in addresses, so it cannot have a slash"),
     ],
 )
-def test_a_name_that_nobody_could_call_up_is_refused_with_the_reason(client, fields, words):
+def test_a_name_that_nobody_could_call_up_is_refused_with_the_reason(client, fields, phrase):
     sent = {"run": "otter", "rank": 0, "seq": 0, **fields}
     body = check_problem(client.post("/api/v1/ingest", json=sent), 422)
-    assert words in body["detail"]
+    assert phrase in body["detail"]
     assert body["errors"][0]["where"] in fields
     assert get(client, "/runs")["items"] == []
 
@@ -71,7 +71,7 @@ def test_a_small_body_cannot_fill_the_memory(client):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "phrase"),
     [
         (lambda packed: packed[: len(packed) // 2], "breaks off before its end"),
         # All data are there, but what they were checked with is not.
@@ -80,11 +80,11 @@ def test_a_small_body_cannot_fill_the_memory(client):
         (lambda packed: packed + b"more", "goes on behind its end"),
     ],
 )
-def test_a_gzip_that_is_not_whole_is_not_taken(client, spoil, words):
+def test_a_gzip_that_is_not_whole_is_not_taken(client, spoil, phrase):
     packed = gzip.compress(wire.encode(batch(columns={"loss": column([0], [1.0])})))
     headers = MSGPACK | {"Content-Encoding": "gzip"}
     answer = client.post("/api/v1/ingest", content=spoil(packed), headers=headers)
-    assert words in check_problem(answer, 422)["detail"]
+    assert phrase in check_problem(answer, 422)["detail"]
     assert get(client, "/runs")["items"] == []
     assert client.post("/api/v1/ingest", content=packed, headers=headers).status_code == 200
 

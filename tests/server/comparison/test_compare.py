@@ -18,7 +18,7 @@ def ranks(count):
     return np.arange(count, dtype=np.int64)
 
 
-def prints(contents):
+def fingerprints(contents):
     """Fingerprints of ranks that hold `contents` [R, T, K]; equal contents have equal digests."""
     found = []
     for held in contents:
@@ -30,29 +30,31 @@ def prints(contents):
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=12))
-def test_clusters_are_those_of_equal_words(words):
-    found = compare.compare_words(1, "parameters", ranks(len(words)), np.array(words, np.uint64))
-    for i in range(len(words)):
-        for j in range(len(words)):
-            assert (found.clusters[i] == found.clusters[j]) == (words[i] == words[j])
+def test_clusters_are_those_of_equal_digests(digests):
+    found = compare.compare_digests(
+        1, "parameters", ranks(len(digests)), np.array(digests, np.uint64)
+    )
+    for i in range(len(digests)):
+        for j in range(len(digests)):
+            assert (found.clusters[i] == found.clusters[j]) == (digests[i] == digests[j])
     sizes = [int((found.clusters == c).sum()) for c in range(found.clusters.max() + 1)]
     assert sizes == sorted(sizes, reverse=True)
     assert found.decided == (len(sizes) < 2 or sizes[0] > sizes[1])
-    assert found.equal == (len(set(words)) == 1)
+    assert found.equal == (len(set(digests)) == 1)
     if not found.equal and not found.decided:
-        assert found.deviating == tuple(range(len(words)))
+        assert found.deviating == tuple(range(len(digests)))
 
 
 def test_two_ranks_never_decide():
-    found = compare.compare_words(1, "parameters", ranks(2), np.array([1, 2], np.uint64))
+    found = compare.compare_digests(1, "parameters", ranks(2), np.array([1, 2], np.uint64))
     assert not found.decided
     assert found.deviating == (0, 1)
 
 
-def test_prints_name_the_tensor_the_rank_and_the_distance():
+def test_fingerprints_name_the_tensor_the_rank_and_the_distance():
     held = np.ones((4, TENSORS, 8))
     held[2, 3, 5] += 0.5
-    found = compare.compare_prints(7, "parameters", ranks(4), prints(held), TABLE)
+    found = compare.compare_fingerprints(7, "parameters", ranks(4), fingerprints(held), TABLE)
     assert found.deviating == (2,)
     assert found.distance.tolist() == [0.0, 0.0, 0.5, 0.0]
     assert found.relative[2] == pytest.approx(0.5 / np.sqrt(8 * TENSORS))
@@ -63,13 +65,13 @@ def test_prints_name_the_tensor_the_rank_and_the_distance():
 
 def test_a_difference_of_no_size_is_still_a_difference():
     held = np.ones((3, TENSORS, 8))
-    made = prints(held)
+    made = fingerprints(held)
     digests = made[1].digests.copy()
     digests[0] ^= np.uint64(1)  # minus zero, say: other bits, the same values
     made[1] = wire.Print(
         step=7, stage="parameters", table="p", digests=digests, sketches=made[1].sketches
     )
-    found = compare.compare_prints(7, "parameters", ranks(3), made, TABLE)
+    found = compare.compare_fingerprints(7, "parameters", ranks(3), made, TABLE)
     assert found.deviating == (1,)
     assert 0.0 < found.distance[1] < 1e-300
     assert found.tensors[0].name == "t0"
@@ -79,7 +81,7 @@ def test_a_difference_of_no_size_is_still_a_difference():
 def test_what_is_no_number_differs_by_an_unknown_amount(bad):
     held = np.ones((3, TENSORS, 8))
     held[1, 2, :] = bad
-    found = compare.compare_prints(7, "parameters", ranks(3), prints(held), TABLE)
+    found = compare.compare_fingerprints(7, "parameters", ranks(3), fingerprints(held), TABLE)
     assert found.deviating == (1,)
     assert not np.isfinite(found.distance[1])
     assert found.tensors[0].name == "t2"
@@ -94,8 +96,12 @@ def test_renumbering_the_ranks_renumbers_the_answer(seed, count, kinds, data):
     pool = generator.normal(size=(kinds, TENSORS, 6))
     held = pool[generator.integers(0, kinds, count)]
     order = np.array(data.draw(st.permutations(range(count))))
-    straight = compare.compare_prints(7, "parameters", ranks(count), prints(held), TABLE)
-    turned = compare.compare_prints(7, "parameters", ranks(count), prints(held[order]), TABLE)
+    straight = compare.compare_fingerprints(
+        7, "parameters", ranks(count), fingerprints(held), TABLE
+    )
+    turned = compare.compare_fingerprints(
+        7, "parameters", ranks(count), fingerprints(held[order]), TABLE
+    )
     together = straight.clusters[:, None] == straight.clusters[None, :]
     assert (
         (turned.clusters[:, None] == turned.clusters[None, :]) == together[np.ix_(order, order)]
@@ -159,14 +165,14 @@ def test_two_ranks_have_a_distance():
     assert found.tolist() == [[0.0, np.sqrt(3)], [np.sqrt(3), 0.0]]
 
 
-def test_a_multiple_and_a_zero_are_told_from_another_tensor():
+def test_a_multiple_and_a_zero_are_distinguished_from_another_tensor():
     random = np.random.default_rng(1)
     held = np.repeat(random.standard_normal((1, TENSORS, 8)), 4, axis=0)
     held[2, 0] *= 0.25
     held[2, 1] = 0.0
     held[2, 2] += 0.01 * random.standard_normal(8)
     held[2, 3], held[2, 4] = held[2, 4].copy(), held[2, 3].copy()
-    found = compare.compare_prints(7, "reduced_gradient", ranks(4), prints(held), TABLE)
+    found = compare.compare_fingerprints(7, "reduced_gradient", ranks(4), fingerprints(held), TABLE)
     quarter, zero, other, first, second = found.tensors
     assert quarter.factor == pytest.approx(0.25)
     assert zero.factor == 0

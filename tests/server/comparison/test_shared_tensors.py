@@ -4,7 +4,7 @@ import numpy as np
 
 from rankscope.agent import wire
 from rankscope.server.evaluation.align import Aligner
-from rankscope.server.window import Life, NewData, PrintPart, RankLife
+from rankscope.server.window import FingerprintPart, LivenessPart, NewData, RankLiveness
 from tests.support.columns import of_rank
 
 GRADIENT = "reduced_gradient"
@@ -29,9 +29,9 @@ STAGES = {
 }
 
 
-def print_of(rank, step, digests, stage=GRADIENT, size=1.0):
+def fingerprint_of(rank, step, digests, stage=GRADIENT, size=1.0):
     digests = np.array(digests, np.uint64)
-    return PrintPart(
+    return FingerprintPart(
         rank,
         0,
         wire.Print(
@@ -44,16 +44,18 @@ def print_of(rank, step, digests, stage=GRADIENT, size=1.0):
     )
 
 
-def compared(aligner, tables, step, prints=(), words=()):
-    lives = tuple(Life(RankLife(r, 95.0, 100.0, step), 0, step, 0.0) for r in range(4))
+def compared(aligner, tables, step, fingerprints=(), digests=()):
+    liveness = tuple(
+        LivenessPart(RankLiveness(r, 95.0, 100.0, step), 0, step, 0.0) for r in range(4)
+    )
     aligner.add(
         NewData(
             arrival=step + 1,
             more=False,
             columns=(),
-            words=tuple(words),
-            prints=tuple(prints),
-            lives=lives,
+            digests=tuple(digests),
+            fingerprints=tuple(fingerprints),
+            liveness=liveness,
             tables=tables,
             world_size=4,
             config={},
@@ -64,10 +66,10 @@ def compared(aligner, tables, step, prints=(), words=()):
 
 def pairs(step, *, apart, stage=GRADIENT):
     """`norm` differs between the halves, or does not."""
-    return [print_of(r, step, [7 + (apart and r % 2), 20 + r % 2], stage) for r in range(4)]
+    return [fingerprint_of(r, step, [7 + (apart and r % 2), 20 + r % 2], stage) for r in range(4)]
 
 
-def words(step):
+def digests(step):
     return [
         of_rank(r, 0, "parameters", np.array([step]), np.array([r % 2], np.uint64))
         for r in range(4)
@@ -85,20 +87,22 @@ def test_what_all_hold_is_compared_between_ranks_that_hold_different_halves():
     assert found.tensor_count == 2
 
 
-def test_ranks_that_share_nothing_else_are_told_to_agree_in_what_they_do():
+def test_ranks_that_share_nothing_else_are_said_to_agree_in_what_they_do():
     tables = {rank: PAIRS[rank] for rank in (0, 1)}
     aligner = Aligner(())
     for step, apart in ((0, False), (1, True), (2, False)):
-        prints = pairs(step, apart=apart)[:2]
-        lives = tuple(Life(RankLife(r, 95.0, 100.0, step), 0, step, 0.0) for r in (0, 1))
+        fingerprints = pairs(step, apart=apart)[:2]
+        liveness = tuple(
+            LivenessPart(RankLiveness(r, 95.0, 100.0, step), 0, step, 0.0) for r in (0, 1)
+        )
         aligner.add(
             NewData(
                 arrival=step + 1,
                 more=False,
                 columns=(),
-                words=(),
-                prints=tuple(prints),
-                lives=lives,
+                digests=(),
+                fingerprints=tuple(fingerprints),
+                liveness=liveness,
                 tables=tables,
                 world_size=2,
                 config={},
@@ -115,26 +119,26 @@ def test_halves_are_not_compared_with_each_other():
 
 
 def test_a_rank_that_leaves_its_class_is_that_and_no_more():
-    prints = pairs(0, apart=False)
-    prints[2] = print_of(2, 0, [8, 99])
-    [found] = compared(Aligner({"loss"}), PAIRS, 0, prints)
+    fingerprints = pairs(0, apart=False)
+    fingerprints[2] = fingerprint_of(2, 0, [8, 99])
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, fingerprints)
     assert found.ranks.tolist() == [0, 2]
 
 
-def test_who_is_wrong_in_what_more_ranks_hold_is_told_by_all_of_them():
-    prints = pairs(0, apart=False)
-    prints[2] = print_of(2, 0, [8, 20])
-    [found] = compared(Aligner({"loss"}), PAIRS, 0, prints)
+def test_who_is_wrong_in_what_more_ranks_hold_is_reported_by_all_of_them():
+    fingerprints = pairs(0, apart=False)
+    fingerprints[2] = fingerprint_of(2, 0, [8, 20])
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, fingerprints)
     assert found.ranks.tolist() == [0, 1, 2, 3]
     assert (found.deviating, found.decided) == ((2,), True)
     assert [t.name for t in found.tensors] == ["norm"]
 
 
-def test_what_has_spread_over_a_class_is_told_of_the_class():
-    prints = pairs(0, apart=False)
-    prints[0] = print_of(0, 0, [8, 20])
-    prints[2] = print_of(2, 0, [9, 20])
-    [found] = compared(Aligner({"loss"}), PAIRS, 0, prints)
+def test_what_has_spread_over_a_class_is_reported_of_the_class():
+    fingerprints = pairs(0, apart=False)
+    fingerprints[0] = fingerprint_of(0, 0, [8, 20])
+    fingerprints[2] = fingerprint_of(2, 0, [9, 20])
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, fingerprints)
     assert found.ranks.tolist() == [0, 2]
 
 
@@ -146,14 +150,14 @@ def wrote(*values):
 
 
 def test_who_wrote_parameters_is_asked_of_all_parts_of_the_model():
-    [found] = compared(Aligner({"loss"}), PAIRS, 0, words=wrote(0, 0, 0, 5))
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, digests=wrote(0, 0, 0, 5))
     assert (found.deviating, found.decided) == ((3,), True)
 
 
-def test_where_most_wrote_replicas_tell():
-    [found] = compared(Aligner({"loss"}), PAIRS, 0, words=wrote(6, 5, 6, 0))
+def test_where_most_wrote_replicas_show():
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, digests=wrote(6, 5, 6, 0))
     assert (found.ranks.tolist(), found.decided) == ([1, 3], False)
-    [found] = compared(Aligner({"loss"}), PAIRS, 0, words=wrote(6, 5, 6, 5))
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, digests=wrote(6, 5, 6, 5))
     assert found.equal
 
 
@@ -162,7 +166,7 @@ def test_settings_are_compared_between_ranks_that_hold_different_halves():
         of_rank(r, 0, "hyperparameters", np.array([0]), np.array([r == 1], np.uint64))
         for r in range(4)
     ]
-    [found] = compared(Aligner({"loss"}), PAIRS, 0, words=rates)
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, digests=rates)
     assert (found.deviating, found.decided) == ((1,), True)
 
 
@@ -171,38 +175,42 @@ def test_stages_of_a_pipeline_may_have_settings_of_their_own():
         of_rank(r, 0, "hyperparameters", np.array([0]), np.array([r // 2], np.uint64))
         for r in range(4)
     ]
-    [found] = compared(Aligner({"loss"}), STAGES, 0, words=rates)
+    [found] = compared(Aligner({"loss"}), STAGES, 0, digests=rates)
     assert found.equal
 
 
 def test_classes_that_agree_do_not_show_that_it_is_over():
     aligner = Aligner({"loss"})
     compared(aligner, PAIRS, 0, pairs(0, apart=True, stage="parameters"))
-    assert compared(aligner, {}, 1, words=words(1)) == []
+    assert compared(aligner, {}, 1, digests=digests(1)) == []
     [over] = compared(aligner, {}, 2, pairs(2, apart=False, stage="parameters"))
     assert over.equal
-    [after] = compared(aligner, {}, 3, words=words(3))
+    [after] = compared(aligner, {}, 3, digests=digests(3))
     assert after.equal
 
 
 def test_layers_of_one_name_in_different_models_are_strangers():
-    strangers = [print_of(r, 0, [r // 2, 5 + r // 2]) for r in range(4)]
+    strangers = [fingerprint_of(r, 0, [r // 2, 5 + r // 2]) for r in range(4)]
     [found] = compared(Aligner({"loss"}), STAGES, 0, strangers)
     assert found.equal
 
 
 def test_until_they_have_had_one_gradient():
     aligner = Aligner({"loss"})
-    compared(aligner, STAGES, 0, [print_of(r, 0, [9, 5 + r // 2]) for r in range(4)])
-    [found] = compared(aligner, {}, 1, [print_of(r, 1, [r // 2, 5 + r // 2]) for r in range(4)])
+    compared(aligner, STAGES, 0, [fingerprint_of(r, 0, [9, 5 + r // 2]) for r in range(4)])
+    [found] = compared(
+        aligner, {}, 1, [fingerprint_of(r, 1, [r // 2, 5 + r // 2]) for r in range(4)]
+    )
     assert found.deviating == (0, 1, 2, 3)
     assert [t.name for t in found.tensors] == ["layer.0"]
 
 
 def test_a_gradient_of_zeros_proves_nothing():
     aligner = Aligner({"loss"})
-    compared(aligner, STAGES, 0, [print_of(r, 0, [0, 5 + r // 2]) for r in range(4)])
-    [found] = compared(aligner, {}, 1, [print_of(r, 1, [r // 2, 5 + r // 2]) for r in range(4)])
+    compared(aligner, STAGES, 0, [fingerprint_of(r, 0, [0, 5 + r // 2]) for r in range(4)])
+    [found] = compared(
+        aligner, {}, 1, [fingerprint_of(r, 1, [r // 2, 5 + r // 2]) for r in range(4)]
+    )
     assert found.equal
 
 
@@ -216,6 +224,6 @@ def test_what_the_user_says_needs_no_proof():
         for rank in range(4)
     }
     [found] = compared(
-        Aligner({"loss"}), tied, 0, [print_of(r, 0, [r // 2, 5 + r // 2]) for r in range(4)]
+        Aligner({"loss"}), tied, 0, [fingerprint_of(r, 0, [r // 2, 5 + r // 2]) for r in range(4)]
     )
     assert [t.name for t in found.tensors] == ["words"]

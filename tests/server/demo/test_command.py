@@ -21,9 +21,9 @@ from rankscope.server.demo.faults import FAULTS
 )
 def test_what_cannot_work_is_refused_with_the_reason(argv, words, capsys):
     assert main(argv) == 2
-    told = capsys.readouterr()
-    assert all(word in told.err for word in words)
-    assert told.out == ""
+    reported = capsys.readouterr()
+    assert all(word in reported.err for word in words)
+    assert reported.out == ""
 
 
 @pytest.mark.parametrize("argv", [["--steps", "many"], ["--faults", "none"], ["extra"]])

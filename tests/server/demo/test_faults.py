@@ -60,7 +60,7 @@ def test_no_fault_decides_nothing():
     assert (injection.rank, injection.step, injection.tensor) == (None, None, None)
 
 
-def test_two_ranks_are_both_named_where_nothing_tells_them_apart():
+def test_two_ranks_are_both_named_where_nothing_distinguishes_them():
     flip = decide(FAULTS["bitflip"], ranks=2, steps=600, seed=0)
     assert flip.expected_ranks(2) == (0, 1)
     dead = decide(FAULTS["dead-rank"], ranks=2, steps=600, seed=0)

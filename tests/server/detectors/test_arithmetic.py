@@ -36,7 +36,7 @@ def sums(step, gradients):
     )
 
 
-def told(
+def reported(
     steps,
     wrong,
     *,
@@ -79,7 +79,7 @@ def test_a_thousandth_of_noise_now_and_then_is_seen(ranks):
     def wrong(step, rank, made, generator):
         return noisy(made, generator) if rank == 1 and step % 20 == 13 else made
 
-    (finding,) = told(100, wrong, ranks=ranks)
+    (finding,) = reported(100, wrong, ranks=ranks)
     assert finding.kind == "rank.gradient_outlier"
     assert (finding.ranks, finding.tensors) == ((1,), ("head.bias",))
     assert (finding.first_step, finding.severity) == (13, "warning")
@@ -87,30 +87,30 @@ def test_a_thousandth_of_noise_now_and_then_is_seen(ranks):
 
 
 def alternating(step, rank):
-    """Eight looks of all ranks, then of one after the other."""
+    """Eight samples of all ranks, then of one after the other."""
     return step < 8 or step % 2 == rank
 
 
-def test_looks_of_one_rank_alone_count_once_the_law_is_seen_to_be_kept_again():
+def test_samples_of_one_rank_alone_count_once_the_law_is_seen_to_be_kept_again():
     def wrong(step, rank, made, generator):
         return noisy(made, generator) if rank == 1 and step % 20 == 13 else made
 
-    (finding,) = told(100, wrong, ranks=2, looks=alternating)
+    (finding,) = reported(100, wrong, ranks=2, looks=alternating)
     assert (finding.ranks, finding.first_step, finding.severity) == ((1,), 13, "warning")
 
 
-def test_another_loss_is_no_fault_of_the_rank_that_looks_first():
+def test_another_loss_is_no_fault_of_the_rank_that_is_sampled_first():
     def wrong(step, rank, made, generator):
         return made + np.float32(0.01) * made.max() if step >= 50 else made
 
-    assert not told(200, wrong, ranks=2, looks=alternating)
+    assert not reported(200, wrong, ranks=2, looks=alternating)
 
 
-def test_one_look_is_no_proof():
+def test_one_sample_is_no_proof():
     def wrong(step, rank, made, generator):
         return noisy(made, generator) if rank == 1 and step == 30 else made
 
-    (finding,) = told(100, wrong)
+    (finding,) = reported(100, wrong)
     assert finding.severity == "info"
     assert "not proven" in finding.cause
 
@@ -119,13 +119,13 @@ def test_several_ranks_that_break_it_are_no_fault_of_one():
     def wrong(step, rank, made, generator):
         return made + np.float32(1e-3) if step % 10 == 5 + rank and step > 20 else made
 
-    assert {finding.severity for finding in told(100, wrong)} == {"info"}
+    assert {finding.severity for finding in reported(100, wrong)} == {"info"}
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_model_that_learns_to_the_end_keeps_it(seed):
     """Its gradients become as small as what rounding leaves of 1."""
-    assert not told(300, healthy, sharp=lambda step: 1.0 + step / 10, seed=seed)
+    assert not reported(300, healthy, sharp=lambda step: 1.0 + step / 10, seed=seed)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -133,18 +133,18 @@ def test_scaled_losses_keep_it(seed):
     def scale(step, rank):
         return 2.0 ** (step // 20) * (100.0 if rank == 2 and step > 50 else 1.0)
 
-    assert not told(200, healthy, scale=scale, seed=seed)
+    assert not reported(200, healthy, scale=scale, seed=seed)
 
 
 def test_another_loss_from_some_step_on_ends_it():
     def wrong(step, rank, made, generator):
         return made + np.float32(0.01) * made.max() if step >= 50 else made
 
-    assert not told(200, wrong)
+    assert not reported(200, wrong)
 
 
 def test_what_never_summed_to_zero_is_no_law():
     def wrong(step, rank, made, generator):
         return generator.normal(size=made.shape).astype(np.float32)
 
-    assert not told(100, wrong)
+    assert not reported(100, wrong)

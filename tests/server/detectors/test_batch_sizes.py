@@ -26,7 +26,7 @@ def test_rate_times_seconds_is_the_number_of_samples_at_every_step():
     assert effective_sizes(made, "loss").tolist() == [16, 16, 16]
 
 
-def test_what_is_told_counts_for_more_than_what_is_computed():
+def test_what_is_reported_counts_for_more_than_what_is_computed():
     made = window(
         loss=np.ones((1, 2)),
         samples=[[8, math.nan]],

@@ -1,4 +1,4 @@
-"""How ranks that were started differently are told apart in words."""
+"""How ranks that were started differently are distinguished in words."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from rankscope.server.detectors.desync.config import Config
 from rankscope.server.window import Window
 
 
-def told(configs):
+def reported(configs):
     ranks = np.arange(len(configs))
     window = Window(
         world_size=len(configs),
@@ -67,6 +67,6 @@ def started(*, frozen=None, trained=None):
     ],
 )
 def test_which_ranks_do_not_train_what(configs, suspects, says):
-    finding = told(configs)
+    finding = reported(configs)
     assert finding.ranks == suspects
     assert says in finding.cause

@@ -26,11 +26,11 @@ class SampledSeldom:
         for window in self._scenario.windows(cuts):
             between = (window.steps >= self._dense) & (window.steps % SELDOM != 0)
             seldom = np.isin(window.ranks, self._ranks)[:, None] & between
-            words = {
-                name: Series(words.values, words.present & ~seldom)
-                for name, words in window.words.items()
+            digests = {
+                name: Series(series.values, series.present & ~seldom)
+                for name, series in window.digests.items()
             }
-            yield replace(window, words=words)
+            yield replace(window, digests=digests)
 
 
 @pytest.mark.parametrize("dense", [0, 40])

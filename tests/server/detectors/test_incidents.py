@@ -1,4 +1,4 @@
-"""What happens after an incident has begun: it ends, comes back, grows, and is told in time."""
+"""What happens after an incident has begun: it ends, comes back, grows, and is reported in time."""
 
 import pickle
 from dataclasses import replace
@@ -325,7 +325,7 @@ def test_a_recorded_run_is_what_was_recorded(tmp_path):
         assert np.array_equal(values, again.series[name], equal_nan=True)
 
 
-def test_without_trouble_nothing_piles_up():
+def test_without_a_fault_nothing_piles_up():
     detector = LossNonFinite()
     state = detector.start()
     course = 1.0 + 0.1 * np.random.default_rng(0).random((2, 2000))

@@ -110,7 +110,7 @@ def test_logging_every_fifth_step_adds_no_warning(name):
     assert {alert.kind for alert in thin.alerts if alert.severity != "info"} <= known
 
 
-def test_what_was_lost_by_logging_less_is_told():
+def test_what_was_lost_by_logging_less_is_reported():
     thin = judge(run("large").thinned(20), ours())
     assert thin.checks["update.ratio"].status == "insufficient_data"
     assert "of 16 needed" in thin.checks["update.ratio"].why
@@ -123,7 +123,7 @@ def test_a_detached_layer_is_one_alert_of_all_detectors():
     assert alert.tensors == NAMES[:4]
 
 
-def test_parts_that_are_trained_in_turn_are_told_of_once():
+def test_parts_that_are_trained_in_turn_are_reported_once():
     trace = run("cut for a while")
     counts = trace.series["tensors_without_gradient"].copy()
     counts[:, 220:260] = 4

@@ -79,7 +79,7 @@ def test_a_zero_is_called_one():
     ("factor", "who"),
     [(0.0425, "it alone clipped, or to a smaller norm"), (4.0, "it clipped less")],
 )
-def test_who_clipped_is_told_by_the_factor(factor, who):
+def test_who_clipped_is_reported_by_the_factor(factor, who):
     tensors = tuple(tensor(f"w{i}", factor=factor) for i in range(8))
     text = said(incident("clipped_gradient", tensors=tensors))
     assert "another gradient after clipping" in text

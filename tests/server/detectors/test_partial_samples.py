@@ -1,4 +1,4 @@
-"""Ranks look at steps of their own choice: what the looks of some of them show, and what not."""
+"""Ranks sample steps of their own choice: what the samples of some of them show, and what not."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from tests.support.traces import Trace
 
 
 def of_ranks(comparison, *ranks):
-    """The same look, of which these ranks alone have told."""
+    """The same sample, which these ranks alone have reported."""
     rows = np.flatnonzero(np.isin(comparison.ranks, ranks))
     labels, decided = compare.labels_of(comparison.clusters[rows])
     if not labels.any():
@@ -69,7 +69,7 @@ def buffer(name, distance, relative=0.02):
 # ------------------------------------------------------------------------------------- the chain
 
 
-def test_ranks_that_agree_without_the_one_that_was_apart_show_nothing():
+def test_ranks_that_agree_without_the_one_that_differed_show_nothing():
     made = apart(0, fault="step-skipped", at=40)
     looks = tuple(
         of_ranks(c, 0, 1, 3) if c.step > 40 and c.step % 3 else c for c in made.comparisons
@@ -79,7 +79,7 @@ def test_ranks_that_agree_without_the_one_that_was_apart_show_nothing():
     assert alert.tensors
 
 
-def test_who_is_apart_is_told_anew_once_all_have_looked():
+def test_who_differs_is_reported_again_once_all_have_sampled():
     made = apart(0, fault="subgroups", at=40)
     looks = tuple(of_ranks(c, 0, 1, 2) if 40 <= c.step < 48 else c for c in made.comparisons)
     early = judge(replace(made, comparisons=tuple(c for c in looks if c.step < 48)), [Desync()])
@@ -91,7 +91,7 @@ def test_who_is_apart_is_told_anew_once_all_have_looked():
     assert not after.evidence["decided"]
 
 
-def test_of_two_that_looked_first_the_parameters_tell_which_one_is_wrong():
+def test_of_two_that_sampled_first_the_parameters_show_which_one_is_wrong():
     made = apart(0, fault="skipped", at=40)
     looks = [
         of_ranks(c, 0, 2) if c.stage == "reduced_gradient" else c
@@ -109,7 +109,7 @@ def test_of_two_that_looked_first_the_parameters_tell_which_one_is_wrong():
 
 @pytest.mark.parametrize("gradients_at", [1, 8])
 def test_a_state_is_said_to_be_first_only_where_gradients_were_watched(gradients_at):
-    """A gradient that is wrong at one step between two looks leaves a state that differs."""
+    """A gradient that is wrong at one step between two samples leaves a state that differs."""
     stages = ("reduced_gradient", "optimizer_state", "parameters")
     looks = [
         differing(step, stage, [0, 0, 1, 0])
@@ -212,7 +212,7 @@ def parted(since, *, ranks=2, every=8):
             yield equal(step, stage, ranks) if step < since else differing(step, stage, clusters)
 
 
-def test_a_gradient_thrown_away_on_one_rank_tells_the_step_that_it_left_out():
+def test_a_gradient_thrown_away_on_one_rank_shows_the_step_that_it_left_out():
     made = run(parted(30), ranks=2, passes_discarded=discarding(29, 1))
     for cuts in ((), range(60)):
         (alert,) = judge(made, [Progress()], cuts).alerts
@@ -252,7 +252,7 @@ def test_nor_is_one_that_all_ranks_threw_away():
     assert not judge(run(parted(30), passes_discarded=thrown, ranks=2), [Progress()]).alerts
 
 
-def test_nor_one_of_ranks_that_were_apart_before():
+def test_nor_one_of_ranks_that_differed_before():
     assert not judge(
         run(parted(20), passes_discarded=discarding(29, 1), ranks=2), [Progress()]
     ).alerts
@@ -319,11 +319,11 @@ def test_statistics_that_one_rank_has_overwritten_are_dated_and_placed(jumped):
     assert "written, restored or reset" in jump.cause
 
 
-def test_of_two_ranks_nothing_tells_whose_statistics_jumped():
+def test_of_two_ranks_nothing_shows_whose_statistics_jumped():
     looks = [own_statistics(step, 2, 1) for step in range(80)]
     jump = max(judge(run(looks, ranks=2, steps=80), [Buffers()]).alerts, key=lambda a: a.first_step)
     assert (jump.first_step, jump.ranks) == (40, (0, 1))
-    assert "nothing tells which one" in jump.cause
+    assert "nothing shows which one" in jump.cause
 
 
 def test_statistics_that_move_within_what_batches_do_are_no_jump():
@@ -418,7 +418,7 @@ def test_a_setting_of_a_further_group_is_named():
     )
 
 
-def test_of_two_ranks_with_different_betas_both_values_are_told():
+def test_of_two_ranks_with_different_betas_both_values_are_reported():
     looks = [differing(step, "hyperparameters", [0, 1]) for step in range(30, 60)]
     given = np.full((2, 60), np.nan)
     given[:, 0], given[1, 30] = 0.9, 0.8

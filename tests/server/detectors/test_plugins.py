@@ -17,7 +17,7 @@ from tests.support.service import Service, eventually
 
 DOCS = Path(__file__).parents[3] / "docs" / "detector-settings.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", DOCS.read_text(encoding="utf-8"), flags=re.M | re.S)
-# The one that the documentation shows, word by word.
+# The one that the documentation shows, word for word.
 SHOWN = next(block for block in BLOCKS if "class TokensPerSecond" in block)
 
 RAISES = """
@@ -180,11 +180,11 @@ class D(Detector):
         timeout=60,
     ).stdout
     failures, origins, _ = json.loads(printed)
-    told = dict(failures)
+    reported = dict(failures)
     assert origins == ["acme.good"]
-    assert "is no subclass" in told["nodetector"]
-    assert "loss.spike is taken" in told["ours"]
-    assert "declares no kind" in told["nokind"]
-    assert "'spike' is no name like group.what" in told["plain"]
-    assert "__init__() takes 1 positional argument" in told["stubborn"]
-    assert "abstract" in told["abstract"]
+    assert "is no subclass" in reported["nodetector"]
+    assert "loss.spike is taken" in reported["ours"]
+    assert "declares no kind" in reported["nokind"]
+    assert "'spike' is no name like group.what" in reported["plain"]
+    assert "__init__() takes 1 positional argument" in reported["stubborn"]
+    assert "abstract" in reported["abstract"]

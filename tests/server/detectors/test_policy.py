@@ -24,9 +24,8 @@ class Some(Policy):
     What it says here is no threshold: not even this.
 
     Attributes:
-        share: of what there is, told in a sentence that
-            goes on in the next line.
-        many, few: so many.
+        share: of what there is, reported in a sentence that goes on in the next line.
+        many, few: this many.
         trend: it may fall.
     """
 
@@ -39,7 +38,7 @@ class Some(Policy):
 def test_name_default_unit_and_meaning_are_those_of_the_class():
     share, many, few, trend = thresholds(Some)
     assert (share.name, share.default, share.unit) == ("share", 0.5, "share")
-    assert share.meaning == "of what there is, told in a sentence that goes on in the next line"
+    assert share.meaning == "of what there is, reported in a sentence that goes on in the next line"
     assert (many.default, many.unit, many.meaning) == (8, "observations", "so many")
     assert few.meaning == "so many"
     assert (share.least, share.most) == (0.0, 1.0)
@@ -54,7 +53,7 @@ def test_values_have_the_type_of_the_default():
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reported"),
     [
         ({"shrae": 1}, "shrae is no threshold of it; there are share, many, few, trend"),
         ({"share": 1.5}, "share must be a finite number of at least 0 and at most 1, not 1.5"),
@@ -67,8 +66,8 @@ def test_values_have_the_type_of_the_default():
         ({"many": 0}, "many must be a finite number of at least 1, not 0"),
     ],
 )
-def test_what_is_refused(values, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_is_refused(values, reported):
+    with pytest.raises(ValueError, match=reported):
         made(Some, values)
 
 

@@ -83,8 +83,8 @@ def seen_at(steps, *, until, reach):
     for window in run.windows(range(0, until, 37)):
         at = np.searchsorted(np.arange(until), window.steps)
         found = {"batch": Series(words[:, at], present[:, at])}
-        recorded.take(replace(window, words=found))
-    return recorded.told("data.unshuffled", Check(Status.OK, "Nothing came again."), [reach])
+        recorded.take(replace(window, digests=found))
+    return recorded.qualified("data.unshuffled", Check(Status.OK, "Nothing came again."), [reach])
 
 
 POWERS = [*range(8), *(2**k for k in range(3, 10))]
@@ -118,7 +118,7 @@ def test_why_an_order_may_have_passed_unseen():
     )
 
 
-def test_one_step_does_not_tell_whether_gradients_are_carried_on():
+def test_one_step_does_not_show_whether_gradients_are_carried_on():
     steps = 60
     carried = np.zeros((1, steps))
     there = np.zeros((1, steps), dtype=bool)

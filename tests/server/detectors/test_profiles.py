@@ -1,4 +1,4 @@
-"""Losses that do not have to fall: declared, set for a project, or told by their names."""
+"""Losses that do not have to fall: declared, set for a project, or reported by their names."""
 
 from dataclasses import replace
 
@@ -78,7 +78,7 @@ def test_without_a_profile_a_loss_has_to_fall():
         (
             Evaluation([Alarmed()]),
             window(0, 1, logged=("loss_g", "loss_d")),
-            "the names of its series tell it",
+            "the names of its series show it",
         ),
     ],
 )
@@ -103,7 +103,7 @@ def test_optimizers_in_turns_are_players_until_a_profile_is_declared():
     assert set(severities(findings).values()) == {"critical"}
 
 
-def test_the_run_s_word_counts_more_than_the_project_s_and_the_names():
+def test_the_run_s_setting_counts_more_than_the_project_s_and_the_names():
     evaluation = Evaluation([Alarmed()], settings=of_project("adversarial"))
     shown = window(0, 1, config={"profile": "descent"}, logged=("loss_g", "loss_d"))
     assert severities(evaluation.advance(shown)[0])["loss.diverging"] == "critical"
@@ -115,7 +115,7 @@ def test_a_profile_that_nobody_knows_changes_nothing():
 
 
 @pytest.mark.parametrize("cut", [1, 3, 8])
-def test_what_names_tell_counts_from_the_step_at_which_they_are_told(cut):
+def test_what_names_indicate_counts_from_the_step_at_which_they_are_reported(cut):
     """However the steps are cut into blocks."""
     present = np.zeros((2, 8), bool)
     present[:, 5:] = True
@@ -151,7 +151,7 @@ def test_what_names_tell_counts_from_the_step_at_which_they_are_told(cut):
         (set(), None),
     ],
 )
-def test_names_that_tell(names, profile):
+def test_names_that_indicate_a_profile(names, profile):
     assert recognised(names) == profile
 
 
@@ -174,7 +174,7 @@ def test_a_ring_gan_that_learns_well_raises_nothing_once_it_says_what_it_is():
     assert judged.checks["loss.nonfinite"].status == "ok"
 
 
-def test_a_policy_s_loss_that_rises_is_told_how_to_say_so():
+def test_a_policy_s_loss_that_rises_is_advised_how_to_declare_it():
     rng = np.random.default_rng(0)
     values = np.concatenate([np.linspace(20, 9, 150), np.linspace(9, 45, 150)])
     losses = np.tile(values * np.exp(0.05 * rng.standard_normal(300)), (2, 1))

@@ -14,7 +14,7 @@ from tests.support.chain import chain
 from tests.support.judging import judge, verdict
 from tests.support.scenarios import GENERATORS, TRACES, apart, recorded
 
-# Training that went well, and of every sort of trouble one.
+# Training that went well, and one training for every sort of fault.
 RECORDED = [path.stem for path in sorted(TRACES.glob("*.npz"))]
 FAULTY = [name for name in RECORDED if name.startswith("F")]
 # What the losses of recorded trainings are, where they need not fall.
@@ -50,7 +50,7 @@ slow = settings(
 
 @cache
 def scenario(name):
-    """A recorded training, or ranks that come apart."""
+    """A recorded training, or ranks that diverge."""
     if name in RECORDED:
         return recorded(0, trace=name)
     if name.startswith("pushes "):
@@ -72,8 +72,8 @@ def scenario(name):
 
 def judged(name, scenario, cuts=()):
     """A run under the profile of its loss."""
-    told = effective([Overrides("the tests", PROFILES.get(name))], DETECTORS)
-    return judge(scenario, build(), cuts, settings=told)
+    reported = effective([Overrides("the tests", PROFILES.get(name))], DETECTORS)
+    return judge(scenario, build(), cuts, settings=reported)
 
 
 @cache
@@ -152,7 +152,7 @@ def test_healthy_training_raises_nothing(name):
 
 
 @pytest.mark.parametrize("name", ["F07-bad-batch", "H01-sgd"])
-def test_what_is_not_present_is_not_looked_at(name):
+def test_what_is_not_present_is_not_examined(name):
     """A metric that a rank did not post has 0 in its place, and 0 is a value, too."""
     trace = scenario(name)
     loss = trace.series["loss"].copy()

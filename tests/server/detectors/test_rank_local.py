@@ -22,7 +22,7 @@ class Copies(Trace):
 
     def windows(self, cuts=()):
         for window in super().windows(cuts):
-            yield replace(window, own_copies=frozenset(range(4)))
+            yield replace(window, rank_local=frozenset(range(4)))
 
 
 def equal(stages, steps=80):
@@ -43,38 +43,38 @@ def test_the_rank_that_missed_an_average_of_the_copies_is_named(cuts):
     assert (alert.ranks, alert.first_step) == ((1,), 24)
 
 
-def test_looks_at_other_tensors_do_not_show_who_holds_what():
+def test_samples_of_other_tensors_do_not_show_who_holds_what():
     stages = ("outside_optimizer", "parameters")
     [alert] = judge(run("once", stages=stages), [Desync()]).alerts
     assert alert.ranks == (1,)
-    # Without copies of their own it is what was written that was looked at.
+    # Without copies of their own it is what was written that was examined.
     assert judge(run("once", stages=stages, kind=Trace), [Desync()]).alerts == ()
 
 
 def test_averages_of_all_are_no_alert_and_what_was_left_out_is_said():
     found = judge(run("none"), [Desync()])
     assert found.alerts == ()
-    told = found.checks["desync.parameters"].why
-    assert told.endswith("Not compared: tensors of which each rank trains a copy of its own.")
+    reported = found.checks["desync.parameters"].why
+    assert reported.endswith("Not compared: tensors of which each rank trains a copy of its own.")
     plain = judge(run("none", kind=Trace), [Desync()]).checks["desync.parameters"].why
     assert "copy" not in plain
 
 
-def test_words_of_models_with_copies_are_no_versions_of_one_model():
-    words = Series(np.arange(4, dtype=np.uint64)[:, None], np.ones((4, 1), bool))
+def test_digests_of_models_with_copies_are_no_versions_of_one_model():
+    digests = Series(np.arange(4, dtype=np.uint64)[:, None], np.ones((4, 1), bool))
     window = Window(
         world_size=4,
         ranks=EVERYONE,
         steps=np.array([0]),
         series={},
-        words={"start": words, "parameters": words},
-        own_copies=frozenset(range(4)),
+        digests={"start": digests, "parameters": digests},
+        rank_local=frozenset(range(4)),
     )
     assert Versions().take(window, 0, range(4)) == Look()
 
 
-def test_ranks_that_read_the_same_batches_are_told():
+def test_ranks_that_read_the_same_batches_are_reported():
     same = np.tile(np.arange(1, 41, dtype=np.uint64), (4, 1))
-    run = Copies("same", 0, np.arange(40), {"loss": np.ones((4, 40))}, words={"batch": same})
+    run = Copies("same", 0, np.arange(40), {"loss": np.ones((4, 40))}, digests={"batch": same})
     [alert] = judge(run, [Duplicated()]).alerts
     assert alert.kind == "data.duplicated"

@@ -28,7 +28,7 @@ def falling(steps, *, bend=None):
     return Trace("falling", 0, np.arange(steps), series)
 
 
-def told(run, detector):
+def reported(run, detector):
     found = judge(run, [detector])
     (check,) = found.checks.values()
     return [alert.kind for alert in found.alerts], check
@@ -41,8 +41,8 @@ def test_an_explosion_between_two_logged_steps_is_not_said_to_have_been_looked_f
         loss[:, 302:310] *= 3
 
     run = falling(600, bend=explodes)
-    assert told(run, GradientExploding())[0] == ["gradient.exploding"]
-    alerts, check = told(run.thinned(10), GradientExploding())
+    assert reported(run, GradientExploding())[0] == ["gradient.exploding"]
+    alerts, check = reported(run.thinned(10), GradientExploding())
     assert alerts == []
     assert check.status == Status.INSUFFICIENT_DATA
     assert "`grad_norm` is recorded at one of 10 steps" in check.why
@@ -50,7 +50,7 @@ def test_an_explosion_between_two_logged_steps_is_not_said_to_have_been_looked_f
 
 @pytest.mark.parametrize("detector", [LossSpike, LossDiverging, GradientExploding, RateTooHigh])
 def test_where_every_step_is_logged_a_healthy_run_is_judged(detector):
-    alerts, check = told(falling(400), detector())
+    alerts, check = reported(falling(400), detector())
     assert alerts == []
     assert check.status == Status.OK
     assert "recorded at one of" not in check.why
@@ -61,29 +61,29 @@ def test_single_steps_that_are_missing_make_no_log_sparse():
     present = np.ones((RANKS, 400), dtype=bool)
     present[:, ::10] = False
     gaps = Trace("gaps", 0, run.steps, run.series, dict.fromkeys(run.series, present))
-    assert told(gaps, LossSpike())[1].status == Status.OK
+    assert reported(gaps, LossSpike())[1].status == Status.OK
 
 
-def test_a_long_sparse_log_tells_of_what_lasts_and_says_what_it_cannot_tell():
+def test_a_long_sparse_log_reports_what_lasts_and_says_what_it_cannot_show():
     # 120 observations, of which a divergence needs 30: a quarter of the run.
-    alerts, check = told(falling(600).thinned(5), LossDiverging())
+    alerts, check = reported(falling(600).thinned(5), LossDiverging())
     assert (alerts, check.status) == ([], Status.INSUFFICIENT_DATA)
     # 1,200 of them: a fortieth.
-    alerts, check = told(falling(6000).thinned(5), LossDiverging())
+    alerts, check = reported(falling(6000).thinned(5), LossDiverging())
     assert (alerts, check.status) == ([], Status.OK)
     assert "what lasts less than 150 steps may pass unseen" in check.why
 
 
 def test_what_a_rate_follows_from_limits_what_can_be_said_of_it():
-    check = told(falling(6000).thinned(5), RateTooHigh())[1]
+    check = reported(falling(6000).thinned(5), RateTooHigh())[1]
     assert check.status == Status.INSUFFICIENT_DATA
 
 
-def test_values_that_are_not_finite_tell_nothing_of_a_step():
+def test_values_that_are_not_finite_show_nothing_of_a_step():
     def overflows(loss, norms):
         norms[:, np.arange(600) % 4 != 0] = np.inf
 
-    check = told(falling(600, bend=overflows), GradientExploding())[1]
+    check = reported(falling(600, bend=overflows), GradientExploding())[1]
     assert check.status == Status.INSUFFICIENT_DATA
 
 
@@ -94,15 +94,15 @@ def test_a_loss_that_begins_to_scatter_and_rises_makes_no_jump_of_a_sparse_log()
         loss[:, 300:] = 0.2 * grown
 
     run = falling(600, bend=scatters)
-    assert told(run.thinned(5), LossSpike())[0] == []
+    assert reported(run.thinned(5), LossSpike())[0] == []
     # By the 64 values alone, which reach back to before it, it would be one.
-    assert told(run.thinned(5), LossSpike(SpikePolicy(recent_z=0.0)))[0] == ["loss.spike"]
+    assert reported(run.thinned(5), LossSpike(SpikePolicy(recent_z=0.0)))[0] == ["loss.spike"]
 
 
 def test_a_jump_in_a_sparse_log_is_found():
     def jumps(loss, norms):
         loss[:, 400:] *= 30
 
-    alerts, check = told(falling(600, bend=jumps).thinned(5), LossSpike())
+    alerts, check = reported(falling(600, bend=jumps).thinned(5), LossSpike())
     assert alerts == ["loss.spike"]
     assert check.status == Status.OPEN

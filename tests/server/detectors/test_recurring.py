@@ -14,8 +14,10 @@ SPAN = 600
 def found(looks):
     """What a rank's events, taken one after the other, say at their most improbable."""
     looks = np.array(looks)
-    told = [beat(looks[: n + 1], last + 1, least=5, shortest=8) for n, last in enumerate(looks)]
-    return min((one for one in told if one is not None), key=lambda one: one.chance, default=None)
+    reported = [beat(looks[: n + 1], last + 1, least=5, shortest=8) for n, last in enumerate(looks)]
+    return min(
+        (one for one in reported if one is not None), key=lambda one: one.chance, default=None
+    )
 
 
 def test_a_distance_is_found_among_other_events():
@@ -45,7 +47,7 @@ def test_less_than_half_of_them_make_no_beat():
 
 
 def test_chance_is_no_smaller_than_it_should_be():
-    """Of events at random, at their most improbable of dozens of looks back, few come near 1e-5."""
+    """Of events at random, at the most improbable of dozens of distances, few come near 1e-5."""
     random = np.random.default_rng(1)
     chances = []
     for _ in range(400):

@@ -87,7 +87,7 @@ def made(name, *kinds, doc=DOCUMENTED):
 
 
 @pytest.mark.parametrize(
-    ("classes", "told"),
+    ("classes", "reported"),
     [
         ([made("One")], "One declares no kind"),
         ([made("One", "loss.bad")], "One declares loss.bad, which the registry does not have"),
@@ -101,8 +101,8 @@ def made(name, *kinds, doc=DOCUMENTED):
         ),
     ],
 )
-def test_what_is_refused(classes, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_is_refused(classes, reported):
+    with pytest.raises(ValueError, match=reported):
         detectors.validate(classes)
 
 

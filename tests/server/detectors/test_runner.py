@@ -105,7 +105,7 @@ def test_missing_input(absent):
         (("loss", "lr", "x"), 2, "loss, lr and x have not been posted in the first 2 steps."),
     ],
 )
-def test_how_missing_series_are_told(needs, steps, why):
+def test_how_missing_series_are_reported(needs, steps, why):
     class Needs(Tells):
         pass
 
@@ -121,7 +121,7 @@ def test_a_series_that_was_there_once_is_not_missing():
     assert checks["loss.spike"] is OK
 
 
-def test_a_fault_of_one_detector_is_contained_and_told_once(caplog):
+def test_a_fault_of_one_detector_is_contained_and_reported_once(caplog):
     evaluation = Evaluation([Fails(), Tells()])
     with caplog.at_level(logging.ERROR):
         for first in range(0, 40, 5):
@@ -149,9 +149,9 @@ class Silent(Tells):
         return Outcome({})
 
 
-@pytest.mark.parametrize(("wrong", "told"), [(Foreign, "it finds"), (Silent, "it answers for")])
-def test_an_answer_that_would_be_lost_is_a_fault(wrong, told):
-    with pytest.raises(ValueError, match=told):
+@pytest.mark.parametrize(("wrong", "reported"), [(Foreign, "it finds"), (Silent, "it answers for")])
+def test_an_answer_that_would_be_lost_is_a_fault(wrong, reported):
+    with pytest.raises(ValueError, match=reported):
         Evaluation([wrong()], strict=True).advance(window(0, 10))
 
 

@@ -54,7 +54,7 @@ def test_the_later_layer_counts_and_both_are_named():
     assert both.profile == "contrastive"
 
 
-def test_a_detector_is_switched_off_in_one_word_and_on_again():
+def test_a_detector_is_switched_off_in_one_entry_and_on_again():
     off = layer({"detectors": {"loss.spike": False, "desync.gradients": {"enabled": False}}})
     assert settings(off).off == {"loss.spike", "desync.gradients"}
     on = layer({"detectors": {"loss.spike": True}})
@@ -81,7 +81,7 @@ def test_what_another_version_kept_is_taken_as_far_as_it_goes():
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "reported"),
     [
         ([], "settings must be a map of profile and detectors"),
         ({"detector": {}}, "'detector' is none of profile, detectors"),
@@ -99,13 +99,13 @@ def test_what_another_version_kept_is_taken_as_far_as_it_goes():
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_what_there_is(data, told):
+def test_what_is_wrong_is_reported_with_what_there_is(data, reported):
     with pytest.raises(SettingsError) as caught:
         layer(data)
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
 
 
-def test_everything_that_is_wrong_is_told_at_once():
+def test_everything_that_is_wrong_is_reported_at_once():
     with pytest.raises(SettingsError) as caught:
         layer({"profile": "gan", "detectors": {"loss.spike": {"z": 1}, "nonsense": False}})
     assert len(caught.value.problems) == 3

@@ -151,7 +151,7 @@ def test_blocks_are_handed_out_as_they_are_complete():
     assert [b for b in blocks if b] == [(0, 18, 9.0), (20, 38, 29.0), (40, 58, 49.0)]
 
 
-def test_spacing_tells_observations_in_steps():
+def test_spacing_gives_observations_in_steps():
     spacing = Spacing()
     assert spacing.steps(10) == 10
     for step in range(0, 50, 5):

@@ -17,14 +17,14 @@ CUTS = ((), range(0, STEPS, 7), range(STEPS))
 
 @dataclass
 class Words:
-    """A job of which only whole-model words are known: what each rank held after each step."""
+    """A job of which only model digests are known: what each rank held after each step."""
 
     ranks: int
     after: np.ndarray = field(init=False)
     before: np.ndarray = field(init=False)
     start: int = 1
     unseen: set[int] = field(default_factory=set)
-    # Whether what was written after a sampled step is told where the next one is not sampled.
+    # Whether what was written after a sampled step is reported where the next one is not sampled.
     alone: bool = False
 
     def __post_init__(self):
@@ -39,13 +39,13 @@ class Words:
         for low, high in zip(edges, edges[1:], strict=False):
             found = []
             for step in range(low, high):
-                for stage, words in (("outside_optimizer", changed), ("parameters", self.after)):
+                for stage, digests in (("outside_optimizer", changed), ("parameters", self.after)):
                     outside = stage == "outside_optimizer"
                     if outside and (step - 1 in self.unseen or step == 0):
                         continue
                     if step in self.unseen and not (outside and self.alone):
                         continue
-                    found.append(compare.compare_words(step, stage, everyone, words[:, step]))
+                    found.append(compare.compare_digests(step, stage, everyone, digests[:, step]))
             first = np.full((self.ranks, high - low), self.start, np.uint64)
             there = np.zeros(first.shape, bool)
             there[:, 0] = low == 0
@@ -62,7 +62,7 @@ class Words:
                 last_step=high - 1,
                 config={"data_parallel": ""},
                 begins=dict.fromkeys(range(self.ranks), (0,)),
-                words={
+                digests={
                     "start": Series(first, there),
                     "outside_optimizer": Series(changed[:, low:high], since),
                     "parameters": Series(self.after[:, low:high], after),
@@ -71,7 +71,7 @@ class Words:
 
 
 def averaged(ranks, *, every=8, absent=None, at=23):
-    """Local SGD: each rank by itself, and after every so many steps all take the mean."""
+    """Local SGD: each rank by itself, and after every N steps all take the mean."""
     job = Words(ranks)
     random = np.random.default_rng(3)
     held = np.full(ranks, job.start, np.uint64)
@@ -126,10 +126,10 @@ def test_the_one_that_misses_an_average_is_named(cuts):
 
 
 @pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
-def test_of_two_ranks_nobody_can_tell_which_one_missed_it(cuts):
+def test_of_two_ranks_nobody_can_say_which_one_missed_it(cuts):
     [alert], _ = serious(averaged(2, absent=1), cuts)
     assert (alert.ranks, alert.first_step) == ((0, 1), 24)
-    assert "nothing tells which one is wrong" in alert.cause
+    assert "nothing shows which one is wrong" in alert.cause
 
 
 def test_the_first_average_of_all_is_none_that_can_be_missed():
@@ -162,7 +162,7 @@ def test_a_worker_that_makes_versions_of_its_own_is_no_worker(cuts):
 
 def test_where_the_averaging_is_not_seen_nobody_is_said_to_have_missed_it():
     job = averaged(4)
-    # From step 60 on every fourth step is looked at alone: nothing tells what was before it.
+    # From step 60 on every fourth step is sampled alone: nothing shows what was before it.
     job.unseen = {step for step in range(60, STEPS) if step % 4}
     alerts, _ = serious(job, ())
     assert alerts == []
@@ -210,7 +210,7 @@ def test_averages_that_end_for_all_are_none_that_one_missed():
 
 def test_a_zero_of_another_sign_is_no_desync():
     zeros = np.zeros((1, 4))
-    prints = [
+    fingerprints = [
         wire.Print(
             step=0,
             stage="start",
@@ -222,7 +222,7 @@ def test_a_zero_of_another_sign_is_no_desync():
     ]
     everyone = np.arange(4, dtype=np.int64)
     table = compare.LabelledTable(("bias", "weight"), ((3,), (4,)), ("parameters",) * 2)
-    made = compare.compare_prints(0, "start", everyone, prints, table)
+    made = compare.compare_fingerprints(0, "start", everyone, fingerprints, table)
     window = Window(
         world_size=4,
         ranks=everyone,

@@ -9,7 +9,7 @@ from rankscope import server
 from rankscope.server.detectors import wording
 
 SOURCES = sorted(Path(inspect.getfile(server)).parent.rglob("*.py"))
-# Words that do not end on a plain s with many; of all others the plural is the word and an s.
+# Words whose plural is not the word and an s.
 PLURALS = {
     "batch": "batches",
     "odd batch": "odd batches",

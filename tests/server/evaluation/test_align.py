@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankscope.agent import wire
 from rankscope.server.evaluation.align import MAX_LAG, SILENT_SECONDS, UNSEEN_SECONDS, Aligner
-from rankscope.server.window import Life, NewData, PrintPart, RankLife
+from rankscope.server.window import FingerprintPart, LivenessPart, NewData, RankLiveness
 from tests.support.columns import of_rank
 
 TABLES = {"parameters": wire.TensorTable(("w",), ((1,),), ("float32",), ("",))}
@@ -22,23 +22,25 @@ def part(rank, steps, values=None, attempt=0, metric="loss", dtype=np.float64):
 
 
 def life(rank, through, state="running", last_seen=0.0, attempt=0):
-    return Life(
-        life=RankLife(rank, first_seen=0.0, last_seen=last_seen, last_step=through, state=state),
+    return LivenessPart(
+        liveness=RankLiveness(
+            rank, first_seen=0.0, last_seen=last_seen, last_step=through, state=state
+        ),
         attempt=attempt,
         through_step=through,
         started_at=0.0,
     )
 
 
-def data(columns=(), lives=(), words=(), world_size=2, more=False):
+def data(columns=(), liveness=(), digests=(), world_size=2, more=False):
     return NewData(
         arrival=1,
         more=more,
         columns=tuple(columns),
-        words=tuple(words),
-        prints=(),
-        lives=tuple(lives),
-        tables={entry.life.rank: TABLES for entry in lives},
+        digests=tuple(digests),
+        fingerprints=(),
+        liveness=tuple(liveness),
+        tables={entry.liveness.rank: TABLES for entry in liveness},
         world_size=world_size,
         config={},
     )
@@ -71,11 +73,11 @@ def test_a_value_that_a_rank_did_not_post_is_not_present():
 def test_a_rank_that_fell_silent_holds_the_others_up_for_a_while_only():
     aligner = Aligner({"loss"})
     parts = [part(0, range(10)), part(1, range(3))]
-    lives = [life(0, 9, last_seen=99.0 + SILENT_SECONDS), life(1, 2, last_seen=100.0)]
-    aligner.add(data(parts, lives))
+    liveness = [life(0, 9, last_seen=99.0 + SILENT_SECONDS), life(1, 2, last_seen=100.0)]
+    aligner.add(data(parts, liveness))
     assert steps_of(aligner, 99.0 + SILENT_SECONDS) == [0, 1, 2]
-    lives = [life(0, 9, last_seen=101.0 + SILENT_SECONDS), life(1, 2, last_seen=100.0)]
-    aligner.add(data([], lives))
+    liveness = [life(0, 9, last_seen=101.0 + SILENT_SECONDS), life(1, 2, last_seen=100.0)]
+    aligner.add(data([], liveness))
     assert steps_of(aligner, 101.0 + SILENT_SECONDS) == list(range(3, 10))
 
 
@@ -88,20 +90,20 @@ def test_a_rank_that_was_never_seen_too():
 
 def test_a_rank_that_has_finished_holds_nobody_up():
     aligner = Aligner({"loss"})
-    lives = [life(0, 5), life(1, 2, state="finished")]
-    aligner.add(data([part(0, range(6)), part(1, range(3))], lives))
+    liveness = [life(0, 5), life(1, 2, state="finished")]
+    aligner.add(data([part(0, range(6)), part(1, range(3))], liveness))
     assert steps_of(aligner) == list(range(6))
 
 
 def test_memory_is_bounded_when_a_rank_lags():
     aligner = Aligner({"loss"})
     steps = range(MAX_LAG + 11)
-    lives = [life(0, MAX_LAG + 10), life(1, 4)]
-    aligner.add(data([part(0, steps), part(1, range(5))], lives))
+    liveness = [life(0, MAX_LAG + 10), life(1, 4)]
+    aligner.add(data([part(0, steps), part(1, range(5))], liveness))
     assert steps_of(aligner)[-1] == MAX_LAG + 10
 
 
-def test_what_comes_too_late_is_counted_and_not_looked_at():
+def test_what_comes_too_late_is_counted_and_not_examined():
     aligner = Aligner({"loss"})
     aligner.add(data([part(0, range(3))], [life(0, 2)], world_size=1))
     assert steps_of(aligner) == [0, 1, 2]
@@ -119,31 +121,37 @@ def test_the_later_attempt_of_a_rank_stands_from_its_first_step_on():
     assert window.series["loss"].present.tolist() == [[True, True, False][: len(window.steps)]]
 
 
-def start_print(rank, step, word, attempt):
+def start_fingerprint(rank, step, digest, attempt):
     made = wire.Print(
-        step=step, stage="start", table="parameters", digests=np.array([word], np.uint64)
+        step=step, stage="start", table="parameters", digests=np.array([digest], np.uint64)
     )
-    return PrintPart(rank=rank, attempt=attempt, print=made)
+    return FingerprintPart(rank=rank, attempt=attempt, fingerprint=made)
 
 
 def test_what_was_loaded_at_a_restart_is_compared_although_its_steps_were():
     """Steps between the checkpoint and the restart are trained again, and judged once."""
     aligner = Aligner({"loss"})
     first = data([part(0, range(37)), part(1, range(37))], [life(0, 36), life(1, 36)])
-    aligner.add(replace(first, prints=tuple(start_print(r, 0, 5, 0) for r in (0, 1))))
+    aligner.add(replace(first, fingerprints=tuple(start_fingerprint(r, 0, 5, 0) for r in (0, 1))))
     assert steps_of(aligner) == list(range(37))
     again = data(
         [part(0, range(32, 37), attempt=1), part(1, range(32, 37), attempt=1)],
         [life(0, 36, attempt=1), life(1, 36, attempt=1)],
     )
-    aligner.add(replace(again, prints=tuple(start_print(r, 32, 5 + r, 1) for r in (0, 1))))
+    aligner.add(
+        replace(again, fingerprints=tuple(start_fingerprint(r, 32, 5 + r, 1) for r in (0, 1)))
+    )
     assert [c for w in aligner.windows(0.0) for c in w.comparisons] == []
     late = aligner.late
-    lives = [life(0, 39, attempt=1), life(1, 39, attempt=1)]
-    more = data([part(r, range(37, 40), attempt=1) for r in (0, 1)], lives)
+    liveness = [life(0, 39, attempt=1), life(1, 39, attempt=1)]
+    more = data([part(r, range(37, 40), attempt=1) for r in (0, 1)], liveness)
     # Of an attempt that is not the newest, and of one that goes on, nothing is begun.
-    old = (start_print(0, 0, 9, 0), start_print(1, 0, 8, 0), start_print(0, 33, 9, 1))
-    aligner.add(replace(more, prints=old))
+    old = (
+        start_fingerprint(0, 0, 9, 0),
+        start_fingerprint(1, 0, 8, 0),
+        start_fingerprint(0, 33, 9, 1),
+    )
+    aligner.add(replace(more, fingerprints=old))
     [window] = aligner.windows(0.0)
     assert window.steps.tolist() == [37, 38, 39]
     [apart] = window.comparisons
@@ -158,35 +166,40 @@ def test_what_was_loaded_at_a_restart_is_compared_although_its_steps_were():
 
 def test_in_the_middle_of_a_replay_only_what_was_read_whole_counts():
     aligner = Aligner({"loss"})
-    lives = [life(0, 99, "finished"), life(1, 99, "finished")]
+    liveness = [life(0, 99, "finished"), life(1, 99, "finished")]
     # A page may end before the later half of a batch, or before a value that came late: only
     # what the next page but one cannot touch any more is whole.
-    aligner.add(data([part(0, range(50)), part(1, range(30))], lives, more=True))
+    aligner.add(data([part(0, range(50)), part(1, range(30))], liveness, more=True))
     assert steps_of(aligner) == []
-    aligner.add(data([part(0, range(48, 70)), part(1, range(29, 60))], lives, more=True))
+    aligner.add(data([part(0, range(48, 70)), part(1, range(29, 60))], liveness, more=True))
     assert steps_of(aligner) == list(range(29))
-    aligner.add(data([part(0, range(70, 100)), part(1, range(60, 100))], lives))
+    aligner.add(data([part(0, range(70, 100)), part(1, range(60, 100))], liveness))
     assert steps_of(aligner) == list(range(29, 100))
 
 
-def test_words_are_compared_step_by_step():
+def test_digests_are_compared_step_by_step():
     aligner = Aligner(())
-    words = [
+    digests = [
         part(0, range(4), [5, 5, 5, 5], metric="parameters", dtype=np.uint64),
         part(1, range(4), [5, 5, 6, 6], metric="parameters", dtype=np.uint64),
         part(2, [0, 2], [5, 5], metric="parameters", dtype=np.uint64),
     ]
-    lives = [life(r, 3) for r in range(3)]
-    aligner.add(data(words=words, lives=lives, world_size=3))
+    liveness = [life(r, 3) for r in range(3)]
+    aligner.add(data(digests=digests, liveness=liveness, world_size=3))
     [window] = aligner.windows(0.0)
-    told = [(c.step, c.ranks.tolist(), c.deviating) for c in window.comparisons]
-    assert told == [(0, [0, 1, 2], ()), (1, [0, 1], ()), (2, [0, 1, 2], (1,)), (3, [0, 1], (0, 1))]
+    reported = [(c.step, c.ranks.tolist(), c.deviating) for c in window.comparisons]
+    assert reported == [
+        (0, [0, 1, 2], ()),
+        (1, [0, 1], ()),
+        (2, [0, 1, 2], (1,)),
+        (3, [0, 1], (0, 1)),
+    ]
 
 
 def test_ranks_that_hold_different_shards_are_not_compared():
     aligner = Aligner(())
-    words = [part(r, [0], [r], metric="parameters", dtype=np.uint64) for r in range(2)]
-    sharded = data(words=words, lives=[life(0, 0), life(1, 0)])
+    digests = [part(r, [0], [r], metric="parameters", dtype=np.uint64) for r in range(2)]
+    sharded = data(digests=digests, liveness=[life(0, 0), life(1, 0)])
     tables = {
         r: {"parameters": wire.TensorTable(("w",), ((1,),), ("float32",), (f"{r}/2",))}
         for r in range(2)
@@ -202,8 +215,8 @@ def clipping(first, second, *, clip):
     aligner = Aligner(())
     columns = [
         part(rank, [0], [value], metric=name)
-        for rank, told in enumerate((first, second))
-        for name, value in zip(names, told, strict=False)
+        for rank, reported in enumerate((first, second))
+        for name, value in zip(names, reported, strict=False)
     ]
     aligner.add(data(columns, [life(0, 0), life(1, 0)]))
     [window] = aligner.windows(0.0)
@@ -229,10 +242,12 @@ def test_of_the_settings_that_are_numbers_one_that_differs_counts():
     for scales in ([8.0, 4.0], [8.0, 8.0]):
         for rates in ([0.1, 0.1], [0.1, 0.2]):
             aligner = Aligner(())
-            told = {"lr": rates, "amp_scale": scales}
-            columns = [part(r, [0], [told[n][r]], metric=n) for n in told for r in range(2)]
-            words = [part(r, [0], [7], metric="hyperparameters", dtype=np.uint64) for r in range(2)]
-            aligner.add(data(columns, [life(0, 0), life(1, 0)], words))
+            reported = {"lr": rates, "amp_scale": scales}
+            columns = [part(r, [0], [reported[n][r]], metric=n) for n in reported for r in range(2)]
+            digests = [
+                part(r, [0], [7], metric="hyperparameters", dtype=np.uint64) for r in range(2)
+            ]
+            aligner.add(data(columns, [life(0, 0), life(1, 0)], digests))
             [window] = aligner.windows(0.0)
             (comparison,) = window.comparisons
             assert comparison.equal == (scales[0] == scales[1] and rates[0] == rates[1])

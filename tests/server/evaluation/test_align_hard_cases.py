@@ -5,7 +5,7 @@ import numpy as np
 from rankscope.agent import wire
 from rankscope.server.comparison import compare
 from rankscope.server.evaluation.align import Aligner
-from rankscope.server.window import Life, NewData, PrintPart, RankLife
+from rankscope.server.window import FingerprintPart, LivenessPart, NewData, RankLiveness
 from tests.support.columns import of_rank
 
 TABLE = wire.TensorTable(("a", "b"), ((4,), (4,)), ("f", "f"), ("", ""))
@@ -13,29 +13,29 @@ JOINED = compare.joined_table({"parameters": TABLE})
 
 
 def life(rank, through, *, state="running", last_seen=100.0, attempt=0, heartbeat=5.0):
-    return Life(
-        RankLife(rank, 95.0, last_seen, through, state, heartbeat_seconds=heartbeat),
+    return LivenessPart(
+        RankLiveness(rank, 95.0, last_seen, through, state, heartbeat_seconds=heartbeat),
         attempt,
         through,
         0.0,
     )
 
 
-def data(lives, columns=(), words=(), prints=(), more=False):
+def data(liveness, columns=(), digests=(), fingerprints=(), more=False):
     return NewData(
         1,
         more,
         tuple(columns),
-        tuple(words),
-        tuple(prints),
-        tuple(lives),
-        {life_.life.rank: {"parameters": TABLE} for life_ in lives},
-        len(lives),
+        tuple(digests),
+        tuple(fingerprints),
+        tuple(liveness),
+        {life_.liveness.rank: {"parameters": TABLE} for life_ in liveness},
+        len(liveness),
         {},
     )
 
 
-def word(rank, steps, values, attempt=0):
+def digest(rank, steps, values, attempt=0):
     return of_rank(rank, attempt, "parameters", np.array(steps), np.array(values, np.uint64))
 
 
@@ -56,13 +56,15 @@ def test_a_client_that_never_says_through_step_is_evaluated_once_it_has_finished
 def test_a_quiet_server_side_outage_of_all_ranks_excuses_nobody():
     a = Aligner({"loss"})
     # both were cut off together 15 s ago; rank 1's last batch has not come through
-    lives = [life(0, 155, last_seen=85.0), life(1, 150, last_seen=84.5)]
-    a.add(data(lives, words=[word(0, range(156), [7] * 156), word(1, range(151), [7] * 151)]))
+    liveness = [life(0, 155, last_seen=85.0), life(1, 150, last_seen=84.5)]
+    a.add(
+        data(liveness, digests=[digest(0, range(156), [7] * 156), digest(1, range(151), [7] * 151)])
+    )
     run(a)
     a.add(
         data(
             [life(0, 160), life(1, 160)],
-            words=[word(0, range(156, 161), [7] * 5), word(1, range(151, 161), [9] * 10)],
+            digests=[digest(0, range(156, 161), [7] * 5), digest(1, range(151, 161), [9] * 10)],
         )
     )
     found = [c for w in run(a, 101.0) for c in w.comparisons if not c.equal]
@@ -72,28 +74,29 @@ def test_a_quiet_server_side_outage_of_all_ranks_excuses_nobody():
 
 def test_a_rank_within_its_own_heartbeat_holds():
     a = Aligner({"loss"})
-    lives = [life(0, 20, last_seen=100.0), life(1, 10, last_seen=85.0, heartbeat=30.0)]
-    a.add(data(lives, words=[word(0, range(21), [7] * 21), word(1, range(11), [7] * 11)]))
+    liveness = [life(0, 20, last_seen=100.0), life(1, 10, last_seen=85.0, heartbeat=30.0)]
+    a.add(data(liveness, digests=[digest(0, range(21), [7] * 21), digest(1, range(11), [7] * 11)]))
     run(a)
     assert a.last_step == 10
 
 
-def test_words_of_a_dead_attempt_are_not_compared_with_those_of_the_new_one():
+def test_digests_of_a_dead_attempt_are_not_compared_with_those_of_the_new_one():
     a = Aligner({"loss"})
-    old = [word(0, range(156), [7] * 156), word(1, range(151), [7] * 151)]
-    a.add(data([life(0, 155), life(1, 150)], words=old))
+    old = [digest(0, range(156), [7] * 156), digest(1, range(151), [7] * 151)]
+    a.add(data([life(0, 155), life(1, 150)], digests=old))
     run(a)
     assert a.last_step == 150
-    # restart from step 100; the trajectory is another one (other hardware); rank 0 thins its words
+    # restart from step 100; the trajectory is another one (other hardware); rank 0 thins its
+    # digests
     even = range(100, 201, 2)
-    new = [word(0, even, [8] * len(even), 1), word(1, range(100, 201), [8] * 101, 1)]
-    a.add(data([life(0, 200, attempt=1), life(1, 200, attempt=1)], words=new))
+    new = [digest(0, even, [8] * len(even), 1), digest(1, range(100, 201), [8] * 101, 1)]
+    a.add(data([life(0, 200, attempt=1), life(1, 200, attempt=1)], digests=new))
     assert [c.step for w in run(a) for c in w.comparisons if not c.equal] == []
 
 
 def test_minus_zero_stays_a_difference_of_tiny_size():
     s = np.ones((2, 4))
-    prints = [
+    fingerprints = [
         wire.Print(
             step=1,
             stage="parameters",
@@ -103,7 +106,7 @@ def test_minus_zero_stays_a_difference_of_tiny_size():
         )
         for d in ([1, 2], [1, 2], [1, 3])
     ]
-    c = compare.compare_prints(1, "parameters", np.arange(3), prints, JOINED)
+    c = compare.compare_fingerprints(1, "parameters", np.arange(3), fingerprints, JOINED)
     assert c.deviating == (2,)
     assert c.tensors[0].name == "b"
     assert 0 < c.distance[2] < 1e-300
@@ -115,7 +118,7 @@ def test_sketches_that_differ_by_summation_order_only_make_no_distance():
     other = base.copy()
     other[0] += 1e-9
     other[1] += 0.5
-    prints = [
+    fingerprints = [
         wire.Print(
             step=1,
             stage="parameters",
@@ -125,17 +128,17 @@ def test_sketches_that_differ_by_summation_order_only_make_no_distance():
         )
         for d, k in (([1, 2], base), ([1, 2], base), ([1, 2], base + 1e-9), ([1, 3], other))
     ]
-    c = compare.compare_prints(1, "parameters", np.arange(4), prints, JOINED)
+    c = compare.compare_fingerprints(1, "parameters", np.arange(4), fingerprints, JOINED)
     assert c.distance[2] == 0.0, c.distance
 
 
-def test_prints_of_some_ranks_still_name_the_tensor():
+def test_fingerprints_of_some_ranks_still_name_the_tensor():
     a = Aligner({"loss"})
     s = np.ones((2, 4))
     t = s.copy()
     t[1, 0] = 5
-    prints = [
-        PrintPart(
+    fingerprints = [
+        FingerprintPart(
             r,
             0,
             wire.Print(
@@ -148,8 +151,8 @@ def test_prints_of_some_ranks_still_name_the_tensor():
         )
         for r in (0, 2, 3)
     ]
-    words = [word(r, [8], [9 if r == 2 else 7]) for r in range(4)]
-    a.add(data([life(r, 8) for r in range(4)], words=words, prints=prints))
+    digests = [digest(r, [8], [9 if r == 2 else 7]) for r in range(4)]
+    a.add(data([life(r, 8) for r in range(4)], digests=digests, fingerprints=fingerprints))
     (c,) = [c for w in run(a) for c in w.comparisons]
     assert c.deviating == (2,)
     assert [d.name for d in c.tensors] == ["b"]
@@ -158,14 +161,14 @@ def test_prints_of_some_ranks_still_name_the_tensor():
 
 def test_missing_is_filled():
     a = Aligner({"loss"})
-    lives = [life(0, 20), life(1, 20), life(2, 10, last_seen=50.0)]
+    liveness = [life(0, 20), life(1, 20), life(2, 10, last_seen=50.0)]
     a.add(
         data(
-            lives,
-            words=[
-                word(0, range(21), [7] * 21),
-                word(1, range(21), [7] * 21),
-                word(2, range(11), [7] * 11),
+            liveness,
+            digests=[
+                digest(0, range(21), [7] * 21),
+                digest(1, range(21), [7] * 21),
+                digest(2, range(11), [7] * 11),
             ],
         )
     )
@@ -183,10 +186,10 @@ def test_replay_in_pages_gives_what_live_gave_with_late_readouts():
     for k in range(steps + 2):
         for r in range(ranks):
             cols = [col(r, [k - 2], value=k)] if k >= 2 else []
-            ws = [word(r, [k], [7])] if k < steps else []
+            ws = [digest(r, [k], [7])] if k < steps else []
             batches.append((r, k - 2, cols, ws))
 
-    def lives_at(n):
+    def liveness_at(n):
         t = {0: -1, 1: -1}
         for r, through, *_ in batches[:n]:
             t[r] = max(t[r], through)
@@ -200,7 +203,7 @@ def test_replay_in_pages_gives_what_live_gave_with_late_readouts():
             replay = size > 1
             a.add(
                 data(
-                    lives_at(len(batches)) if replay else lives_at(i + size),
+                    liveness_at(len(batches)) if replay else liveness_at(i + size),
                     chain.from_iterable(b[2] for b in part),
                     chain.from_iterable(b[3] for b in part),
                     more=more and replay,

@@ -44,7 +44,7 @@ def store(engine, run, steps=(0, 1, 2), *, rank=0, seq=0, world_size=1, config=N
 
 
 def evaluated(engine):
-    """Runs whose news have all been looked at."""
+    """Runs whose new data have all been evaluated."""
     r = schema.run.c
     with reading(engine) as connection:
         return {*connection.scalars(select(r.id).where(r.arrivals == r.evaluated))}
@@ -61,22 +61,22 @@ class Served:
     def __init__(self, engine, **options):
         self.health = Health()
         self.wake = threading.Event()
-        self.told = threading.Condition()
-        self.worker = Worker(engine, self.wake, health=self.health, tell=self._tell, **options)
-        self.health.changed = self._tell
+        self.reported = threading.Condition()
+        self.worker = Worker(engine, self.wake, health=self.health, notify=self._notify, **options)
+        self.health.changed = self._notify
         self.engine = engine
 
-    def _tell(self, run=""):
-        with self.told:
-            self.told.notify_all()
+    def _notify(self, run=""):
+        with self.reported:
+            self.reported.notify_all()
 
     def until(self, what, seconds=60):
-        with self.told:
-            # Not every step of it is told of.
+        with self.reported:
+            # Not every step of it is reported.
             for _ in range(10 * seconds):
                 if what():
                     return
-                self.told.wait(0.1)
+                self.reported.wait(0.1)
         raise AssertionError("it did not come to that")
 
     def __enter__(self):
@@ -137,11 +137,11 @@ def test_a_run_that_has_much_to_catch_up_with_takes_turns(engine, monkeypatch):
         store(engine, "long", range(20 * seq, 20 * seq + 20), seq=seq)
     store(engine, "short")
     worker = Worker(engine, threading.Event(), strict=True)
-    assert worker.look(slice_s=0.0)
+    assert worker.sweep(slice_s=0.0)
     # The long one came first.
     assert evaluated(engine) == {"short"}
-    assert worker.look(slice_s=0.0)
-    while worker.look(slice_s=0.0):
+    assert worker.sweep(slice_s=0.0)
+    while worker.sweep(slice_s=0.0):
         pass
     assert evaluated(engine) == {"long", "short"}
     worker.stop()
@@ -158,14 +158,14 @@ class Compacted:
         self.health = Health()
         self.done = threading.Condition()
 
-        def told(engine, run):
+        def reported(engine, run):
             spoil(run)
             more = compact(engine, run)
             with self.done:
                 self.done.notify_all()
             return more
 
-        monkeypatch.setattr(compactor, "compact", told)
+        monkeypatch.setattr(compactor, "compact", reported)
         self.compactor = compactor.Compactor(engine, health=self.health, period=0.01, share=1.0)
 
     def until_left(self, left):

@@ -9,14 +9,16 @@ from rankscope.server.evaluation.align import WATCHED_LAYERS, Aligner
 from rankscope.server.storage import evaluation, layers, runs
 from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.ingest import store_batch
-from rankscope.server.window import LayerPart, Life, NewData, RankLife
+from rankscope.server.window import LayerPart, LivenessPart, NewData, RankLiveness
 from tests.support.columns import of_rank
 
 TABLE = wire.TensorTable(("a", "b"), ((2, 2), (2,)), ("float32",) * 2, ("",) * 2)
 
 
-def post(engine, seq, *made, rank=0, session="s", table=TABLE, told=True, **fields):
-    hello = wire.Hello(started_at=1.0, tables={"parameters": table}) if told and seq == 0 else None
+def post(engine, seq, *made, rank=0, session="s", table=TABLE, described=True, **fields):
+    hello = (
+        wire.Hello(started_at=1.0, tables={"parameters": table}) if described and seq == 0 else None
+    )
     batch = wire.Batch(
         run="r", rank=rank, seq=seq, session=session, layers=made, hello=hello, **fields
     )
@@ -56,7 +58,7 @@ def test_what_is_new_of_the_first_ranks_is_read(engine):
 
 
 def test_numbers_that_came_before_their_table(engine):
-    post(engine, 0, norms(0, 1, 2), told=False)
+    post(engine, 0, norms(0, 1, 2), described=False)
     assert load(engine)[0] == []
     batch = wire.Batch(
         run="r",
@@ -110,8 +112,8 @@ def part(rank, steps, values, attempt=0, metric="grad_norm"):
 
 
 def data(parts, through, *, attempts=(0, 0), first=0):
-    lives = [
-        Life(RankLife(r, 0.0, 0.0, through, attempt=a), a, through, 0.0)
+    liveness = [
+        LivenessPart(RankLiveness(r, 0.0, 0.0, through, attempt=a), a, through, 0.0)
         for r, a in enumerate(attempts)
     ]
     columns = [
@@ -122,9 +124,9 @@ def data(parts, through, *, attempts=(0, 0), first=0):
         arrival=1,
         more=False,
         columns=tuple(columns),
-        words=(),
-        prints=(),
-        lives=tuple(lives),
+        digests=(),
+        fingerprints=(),
+        liveness=tuple(liveness),
         tables={r: {"parameters": TABLE} for r in range(len(attempts))},
         world_size=len(attempts),
         config={},
@@ -132,7 +134,7 @@ def data(parts, through, *, attempts=(0, 0), first=0):
     )
 
 
-def told(windows):
+def reported(windows):
     return [
         (made.step, made.metric, made.rank, made.values.tolist())
         for window in windows
@@ -145,19 +147,19 @@ def test_a_window_has_the_numbers_of_its_steps_in_order():
     parts = [part(1, [0, 4], [[5, 7], [6, 8]]), part(0, [0, 4], [[1, 3], [2, 4]])]
     parts += [part(0, [0], [[9], [9]], metric="weight_norm")]
     aligner.add(data(parts, through=2))
-    assert told(aligner.windows(0.0)) == [
+    assert reported(aligner.windows(0.0)) == [
         (0, "grad_norm", 0, [1, 2]),
         (0, "grad_norm", 1, [5, 6]),
         (0, "weight_norm", 0, [9, 9]),
     ]
     aligner.add(data([], through=5, first=3))
-    assert told(aligner.windows(0.0)) == [
+    assert reported(aligner.windows(0.0)) == [
         (4, "grad_norm", 0, [3, 4]),
         (4, "grad_norm", 1, [7, 8]),
     ]
-    # What comes after its step was evaluated is not looked at.
+    # What comes after its step was evaluated is not examined.
     aligner.add(data([part(0, [4], [[0], [0]])], through=6, first=6))
-    assert told(aligner.windows(0.0)) == []
+    assert reported(aligner.windows(0.0)) == []
 
 
 def test_what_a_restarted_rank_says_anew_counts():
@@ -171,7 +173,7 @@ def test_what_a_restarted_rank_says_anew_counts():
         of_rank(1, 0, "loss", range(21), np.ones(21)),
     )
     aligner.add(replace(made, columns=columns))
-    assert told(aligner.windows(0.0)) == [
+    assert reported(aligner.windows(0.0)) == [
         (0, "grad_norm", 0, [1, 1]),
         (8, "grad_norm", 0, [20, 20]),
     ]

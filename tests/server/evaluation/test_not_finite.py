@@ -135,9 +135,9 @@ def test_parameters_that_are_written_over_between_two_steps(tmp_path):
 
     found = trained(tmp_path, spoil, 10)
     (root,) = (a for a in found.roots if a.severity == "critical")
-    told = found.one("loss.nonfinite")
+    reported = found.one("loss.nonfinite")
     assert "when the loss of step 10 was computed, before its update, on rank 0: 2.weight" in (
-        told.cause
+        reported.cause
     )
     assert root.kind in ("loss.nonfinite", "desync.parameters")
 

@@ -97,7 +97,7 @@ def test_training_a_small_part_of_a_model_may_be_meant(tmp_path):
 
 
 @pytest.mark.parametrize("held", [lambda m: m.parameters(), headless], ids=["whole", "headless"])
-def test_zero_grad_that_is_not_called_is_told_as_such(tmp_path, held):
+def test_zero_grad_that_is_not_called_is_reported_as_such(tmp_path, held):
     found = trained(tmp_path, held, zero=lambda m, o: None)
     alert = found.one("gradient.accumulating")
     assert alert.severity == "critical"

@@ -1,4 +1,4 @@
-"""What waits is told as if each value were put in its place one by one."""
+"""What waits is returned as if each value were put in its place one by one."""
 
 import numpy as np
 from hypothesis import given
@@ -72,7 +72,7 @@ def test_the_newest_attempts_last_value_of_a_step_stands(posted, cuts, first):
     assert pending.steps() == []
 
 
-def test_words_keep_every_bit():
+def test_digests_keep_every_bit():
     pending = Pending(np.uint64)
     pending.add(of_rank(5, 0, "parameters", [3], np.array([2**64 - 1], np.uint64)))
     found = pending.take(RANKS, np.array([3, 4]), 4)

@@ -109,7 +109,7 @@ def evaluated(engine, runs, ends):
             with writing(engine) as connection:
                 store_batch(connection, batch, received_at=time[0])
         time[0] += 0.5
-        worker.look()
+        worker.sweep()
         if ends.get(n) == "stopped":
             worker.stop()
             worker = start()

@@ -26,7 +26,7 @@ def clean(rank, step):
 
 
 def faulty(rank, step):
-    """Rank 2 is apart since step 20."""
+    """Rank 2 differs since step 20."""
     return 7 + step + 1000 * (rank == 2 and step >= 20)
 
 
@@ -48,12 +48,12 @@ class Job:
                 connection.execute(delete(schema.snapshot))
         self.worker = Worker(self.engine, threading.Event(), now=lambda: self.time, strict=True)
 
-    def post(self, rank, session, steps, word=clean, *, state="running", made_at=None):
+    def post(self, rank, session, steps, digest=clean, *, state="running", made_at=None):
         steps = np.array(list(steps), dtype=np.int64)
         seq = self.seq[rank, session] = self.seq.get((rank, session), -1) + 1
         made_at = self.time if made_at is None else made_at
         hello = wire.Hello(started_at=made_at, host="h", tables={"parameters": TABLE})
-        words = np.array([word(rank, int(s)) for s in steps], dtype=np.uint64)
+        digests = np.array([digest(rank, int(s)) for s in steps], dtype=np.uint64)
         batch = wire.Batch(
             run="r",
             rank=rank,
@@ -68,30 +68,30 @@ class Job:
                 "loss": wire.Column(steps, 2.0 / (1.0 + 0.01 * steps)),
                 "lr": wire.Column(steps, np.full(len(steps), 0.1)),
             },
-            words={"parameters": wire.Column(steps, words)},
+            words={"parameters": wire.Column(steps, digests)},
         )
         with writing(self.engine) as connection:
             store_batch(connection, batch, received_at=self.time)
 
-    def train(self, session, word=clean, *, first=0, last=STEPS, state="finished", evaluate=True):
+    def train(self, session, digest=clean, *, first=0, last=STEPS, state="finished", evaluate=True):
         """One launch of all ranks, from its first step to its end."""
         self.time += 20.0
         for low in range(first, last, 16):
             self.time += 1.0
             for rank in range(RANKS):
-                self.post(rank, session, range(low, min(low + 16, last)), word)
+                self.post(rank, session, range(low, min(low + 16, last)), digest)
             if evaluate:
-                self.worker.look()
+                self.worker.sweep()
         self.time += 1.0
         for rank in range(RANKS):
             self.post(rank, session, [], state=state)
         if evaluate:
-            self.look()
+            self.sweep()
 
-    def look(self):
+    def sweep(self):
         for _ in range(3):
             self.time += 1.0
-            while self.worker.look():
+            while self.worker.sweep():
                 pass
 
     @property
@@ -148,7 +148,7 @@ def test_a_start_is_no_pass_before_it_is_evaluated_nor_a_fail_by_the_one_before(
     job.train("a", faulty)
     job.train("b", evaluate=False)
     assert (job.verdict.verdict, job.verdict.evaluated) == ("pending", False)
-    job.look()
+    job.sweep()
     assert job.verdict.verdict == "pass"
 
 
@@ -157,7 +157,7 @@ def test_a_start_that_has_just_begun_has_not_passed(job):
     job.time += 20
     for rank in range(RANKS):
         job.post(rank, "b", range(4))
-    job.look()
+    job.sweep()
     assert (job.verdict.verdict, job.verdict.so_far) == ("pending", "pending")
     with reading(job.engine) as connection:
         run = runs.find_run(connection, "r")
@@ -187,11 +187,11 @@ def test_processes_that_were_killed_are_replaced_one_after_the_other(job):
         job.time += 1
         for rank in range(RANKS):
             job.post(rank, "a", range(low, low + 16), faulty)
-        job.look()
+        job.sweep()
     for rank in range(RANKS):  # within the time that a rank is waited for
         job.time += 2
         job.post(rank, "b", range(4))
-        job.look()
+        job.sweep()
     job.train("b", first=4)
     assert (job.verdict.verdict, job.verdict.reasons) == ("pass", [])
     assert job.compared() == [(0, STEPS - 1, True)]
@@ -203,7 +203,7 @@ def test_what_the_start_before_left_on_disk_changes_nothing(job):
     job.train("b", last=48, state="running")
     for rank in range(RANKS):
         job.post(rank, "a", range(48, STEPS), faulty, made_at=made_at)
-    job.look()
+    job.sweep()
     job.train("b", first=48)
     assert (job.verdict.verdict, job.verdict.reasons) == ("pass", [])
     assert job.compared() == [(0, STEPS - 1, True)]
@@ -221,7 +221,7 @@ def test_a_server_that_restarts_comes_to_the_same(job, when, kept):
     job.train("b", faulty, first=32)
     if when == "after":
         job.restart_server(kept=kept)
-        job.look()
+        job.sweep()
     assert job.alerts() == [("resolved", 0, 20, STEPS - 1), ("open", 1, 20, STEPS - 1)]
     assert job.verdict.verdict == "fail"
     job.train("c")
@@ -235,7 +235,7 @@ def test_a_rank_that_is_replaced_alone_goes_on_with_the_run(job):
         job.time += 1
         for rank in range(RANKS):
             job.post(rank, sessions[rank], range(low, low + 16), faulty)
-        job.look()
+        job.sweep()
         if low == 16:
             job.post(1, "a", [], state="failed")
             sessions[1] = "b"
@@ -243,7 +243,7 @@ def test_a_rank_that_is_replaced_alone_goes_on_with_the_run(job):
             job.post(1, "b", range(4), faulty)  # as one that counts its own steps
     for rank in range(RANKS):
         job.post(rank, sessions[rank], [], state="finished")
-    job.look()
+    job.sweep()
     assert job.alerts() == [("open", 0, 20, STEPS - 1)]
     assert (job.verdict.verdict, job.verdict.start) == ("fail", 0)
 
@@ -261,10 +261,10 @@ def test_a_job_that_goes_on_from_a_checkpoint_is_the_same_run(job):
 
 
 def test_what_was_over_before_the_checkpoint_does_not_count(job):
-    def apart(rank, step):
+    def diverged(rank, step):
         return 7 + step + 1000 * (rank == 2 and 8 <= step < 12)
 
-    job.train("a", apart, last=40)
+    job.train("a", diverged, last=40)
     assert job.verdict.verdict == "fail"
     job.train("b", first=32, last=90)
     assert [state for state, *_ in job.alerts()] == ["resolved"]
@@ -272,10 +272,10 @@ def test_what_was_over_before_the_checkpoint_does_not_count(job):
 
 
 def test_what_was_seen_after_the_checkpoint_does(job):
-    def apart(rank, step):
+    def diverged(rank, step):
         return 7 + step + 1000 * (rank == 2 and 34 <= step < 38)
 
-    job.train("a", apart, last=60)
+    job.train("a", diverged, last=60)
     job.train("b", first=32, last=120)
     assert job.verdict.verdict == "fail"
 

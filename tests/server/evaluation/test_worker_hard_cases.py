@@ -33,7 +33,7 @@ class Job:
         self,
         rank,
         steps,
-        word=lambda step: 7,
+        digest=lambda step: 7,
         *,
         session="a",
         state="running",
@@ -44,7 +44,7 @@ class Job:
     ):
         steps = np.array(list(steps), dtype=np.int64)
         seq = self.sent[rank, session] = self.sent.get((rank, session), -1) + 1
-        words = np.array([word(int(step)) for step in steps], dtype=np.uint64)
+        digests = np.array([digest(int(step)) for step in steps], dtype=np.uint64)
         if through is None:
             through = int(steps[-1])
         batch = wire.Batch(
@@ -61,14 +61,14 @@ class Job:
                 name: wire.Column(steps, np.full(len(steps), value))
                 for name, value in {"lr": 0.1, **series}.items()
             },
-            words={"parameters": wire.Column(steps, words)},
+            words={"parameters": wire.Column(steps, digests)},
         )
         with writing(self.engine) as connection:
             return store_batch(connection, batch, received_at=self.time)
 
     def evaluate(self, seconds=0.5):
         self.time += seconds
-        self.worker.look()
+        self.worker.sweep()
 
     def alerts(self, kind):
         with self.engine.connect() as connection, connection.begin():
@@ -120,52 +120,53 @@ def test_a_suspect_rank_that_is_missing_resolves_nothing(engine):
     assert job.alerts("desync.parameters") == [("open", (2,), 150, 249)]
 
 
-def test_a_closer_look_is_asked_for_ahead_of_a_fast_trainer(engine):
+def test_dense_sampling_is_asked_for_ahead_of_a_fast_trainer(engine):
     job = Job(engine, 4)
-    wishes = []
+    requests = []
     for first in range(0, 1500, 300):
         for rank in range(4):
             answer = job.post(rank, range(first, first + 300), parted(rank, 450))
             if answer.dense_until is not None:
-                wishes.append((first, answer.dense_until))
+                requests.append((first, answer.dense_until))
         job.evaluate()
-    # Found with the batch that ends at step 599; the next one ends at 899, and tells the ranks.
-    assert {first for first, _ in wishes} == {600}
-    assert min(until for _, until in wishes) >= 920
+    # Found with the batch that ends at step 599; the next one ends at 899, and its answer asks the
+    # ranks.
+    assert {first for first, _ in requests} == {600}
+    assert min(until for _, until in requests) >= 920
 
 
 @pytest.mark.parametrize("steps", [25, 50, 100])
-def test_a_closer_look_reaches_ranks_that_post_once_a_second(engine, steps):
+def test_dense_sampling_reaches_ranks_that_post_once_a_second(engine, steps):
     job = Job(engine, 4)
-    wishes = []
+    requests = []
     # Evaluated after each round of posts, so that no rank is ahead of what was found.
     for first in range(0, 12 * steps, steps):
         for rank in range(4):
             # Apart from the last step of a batch on.
             answer = job.post(rank, range(first, first + steps), parted(rank, 7 * steps - 1))
             if answer.dense_until is not None:
-                wishes.append((first, answer.dense_until))
+                requests.append((first, answer.dense_until))
         job.evaluate(1.0)
     # The next batch ends before step 8 * steps.
-    assert min(first for first, _ in wishes) == 7 * steps
-    assert min(until for _, until in wishes) >= 8 * steps + 10
+    assert min(first for first, _ in requests) == 7 * steps
+    assert min(until for _, until in requests) >= 8 * steps + 10
 
 
-def test_gradients_that_stand_out_are_looked_at_closely(engine):
+def test_gradients_that_stand_out_are_sampled_densely(engine):
     job = Job(engine, 4)
-    wishes = []
+    requests = []
     for first in range(0, 60, 10):
         for rank in range(4):
             # Norms that differ a little from batch to batch, and one rank's by a lot.
             norm = (1.0 + 0.01 * (first % 3)) * (4.0 if rank == 2 else 1.0)
             answer = job.post(rank, range(first, first + 10), grad_norm_local=norm)
             if answer.dense_until is not None:
-                wishes.append((first, answer.dense_until))
+                requests.append((first, answer.dense_until))
         job.evaluate()
     assert [found[1] for found in job.alerts("rank.gradient_outlier")] == [(2,)]
-    # Found with the first ten steps; the next post of each rank is told, and asked for once.
-    assert min(first for first, _ in wishes) == 10
-    assert len({until for _, until in wishes}) == 1
+    # Found with the first ten steps; the answer to each rank's next post asks for it, once.
+    assert min(first for first, _ in requests) == 10
+    assert len({until for _, until in requests}) == 1
 
 
 def test_a_client_that_never_says_which_steps_are_complete(engine):
@@ -181,12 +182,12 @@ def test_a_client_that_never_says_which_steps_are_complete(engine):
 
 
 def test_what_an_earlier_process_left_on_disk_is_sorted_in_before_the_later_one(engine):
-    """The later process is attempt 0 until the words of the earlier one arrive."""
+    """The later process is attempt 0 until the digests of the earlier one arrive."""
     job = Job(engine, 3)
 
-    def post(rank, steps, word, session, began):
+    def post(rank, steps, digest, session, began):
         hello = wire.Hello(started_at=began, host="here", tables={"parameters": TABLE})
-        job.post(rank, steps, lambda step: word, session=session, hello=hello)
+        job.post(rank, steps, lambda step: digest, session=session, hello=hello)
 
     for rank in range(3):
         post(rank, range(50, 60), 8, "late", 200.0)

@@ -180,7 +180,7 @@ def test_no_server(nobody, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "output"),
     [
         ([], "RUN"),
         (["digits", "--kind", "loss.spikes"], "did you mean 'loss.spike'?"),
@@ -192,11 +192,11 @@ def test_no_server(nobody, capsys):
         (["digits", "--server", "localhost:8642"], "http://"),
     ],
 )
-def test_usage(capsys, arguments, told):
+def test_usage(capsys, arguments, reported):
     with pytest.raises(SystemExit) as ended:
         gate(arguments)
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
 def test_what_is_asked(server):
@@ -240,7 +240,7 @@ def test_waits_for_the_run_and_for_its_end(server, capsys, monkeypatch):
     assert printed.out.startswith("PASS")
 
 
-def test_waits_no_longer_than_told(server, monkeypatch):
+def test_waits_no_longer_than_allowed(server, monkeypatch):
     monkeypatch.setattr("rankscope.server.gate.gate._POLL_SECONDS", 0.01)
     server.verdicts = [(200, PENDING)]
     assert gate(["digits", "--server", server.url, "--wait", "0.1"]) == 4
@@ -250,8 +250,8 @@ def test_waits_no_longer_than_told(server, monkeypatch):
 def test_the_evaluation_of_a_run_that_has_ended_is_waited_for_anyway(server, monkeypatch):
     # How long the server takes for it is a matter of the machine's load.
     monkeypatch.setattr("rankscope.server.gate.gate._POLL_SECONDS", 0.01)
-    behind = PENDING | {"state": "finished", "evaluated": False}
-    server.verdicts = [*[(200, behind)] * 5, (200, PASS)]
+    not_evaluated = PENDING | {"state": "finished", "evaluated": False}
+    server.verdicts = [*[(200, not_evaluated)] * 5, (200, PASS)]
     assert gate(["digits", "--server", server.url]) == 0
 
 
@@ -306,7 +306,7 @@ def test_text_of_a_run_that_cannot_be_judged_yet(server, capsys):
     assert lines[1] == "  - the run is still running"
 
 
-def test_a_server_that_does_not_tell_what_it_requires(server, capsys):
+def test_a_server_that_does_not_show_what_it_requires(server, capsys):
     server.verdicts = [(200, {k: v for k, v in PASS.items() if k != "required"})]
     server.pages = [[]]
     assert "Required" not in printed(server, capsys, "text")
@@ -316,14 +316,14 @@ def test_a_server_that_does_not_tell_what_it_requires(server, capsys):
 @pytest.mark.parametrize("answer", [PASS, PENDING, FAIL])
 def test_every_format_says_what_was_required_and_what_was_not_checked(server, capsys, form, answer):
     server.verdicts, server.pages = [(200, answer)], [[]]
-    told = " ".join(printed(server, capsys, form).split())
-    assert "Not checked: 1 of " in told
-    assert "rank.loss_outlier" in told
-    assert "2 ranks" in told
+    reported = " ".join(printed(server, capsys, form).split())
+    assert "Not checked: 1 of " in reported
+    assert "rank.loss_outlier" in reported
+    assert "2 ranks" in reported
     if answer is PENDING:
-        assert "1 of 2 not judged: loss.nonfinite, loss.spike (not judged)." in told
+        assert "1 of 2 not judged: loss.nonfinite, loss.spike (not judged)." in reported
     else:
-        assert "loss.spike (judged by loss.diverging in its place)." in told
+        assert "loss.spike (judged by loss.diverging in its place)." in reported
 
 
 @pytest.mark.parametrize("form", ["text", "json", "junit", "sarif", "github"])
@@ -333,14 +333,14 @@ def test_every_format_says_what_share_of_the_steps_was_sampled(server, capsys, f
     )
     server.pages = [[]]
     server.verdicts = [(200, PASS | {"sampled": 0.25, "not_seen": unseen})]
-    told = " ".join(printed(server, capsys, form).replace("%25", "%").split())
-    assert "Steps sampled in full on every rank: 25 %." in told
-    assert unseen in told
+    reported = " ".join(printed(server, capsys, form).replace("%25", "%").split())
+    assert "Steps sampled in full on every rank: 25 %." in reported
+    assert unseen in reported
     server.verdicts = [(200, PASS | {"sampled": 0.9999, "not_seen": None})]
     assert "on every rank: 99.9 %" in printed(server, capsys, form).replace("%25", "%")
 
 
-def test_text_tells_of_a_failed_run_besides_its_alerts(server, capsys):
+def test_text_reports_a_failed_run_besides_its_alerts(server, capsys):
     server.verdicts = [(200, FAIL | {"reasons": ["the run failed", *FAIL["reasons"]]})]
     out = printed(server, capsys, "text")
     assert "  - the run failed\n" in out
@@ -364,17 +364,19 @@ def test_alerts_come_in_pages(server, capsys):
     ],
 )
 def test_which_alerts_are_shown(server, capsys, arguments, kinds):
-    told = json.loads(printed(server, capsys, "json", *arguments))
-    assert [a["kind"] for a in told["alerts"]] == kinds
+    reported = json.loads(printed(server, capsys, "json", *arguments))
+    assert [a["kind"] for a in reported["alerts"]] == kinds
 
 
 def test_json(server, capsys):
-    told = json.loads(printed(server, capsys, "json"))
-    assert told["run"] == "digits"
-    assert told["address"] == f"{server.url}/runs/digits"
-    assert {k: told[k] for k in FAIL} == FAIL
-    assert told["not_checked"] == [{"name": "rank.loss_outlier", "why": "does not apply: 2 ranks"}]
-    assert told["alerts"] == [DESYNC]
+    reported = json.loads(printed(server, capsys, "json"))
+    assert reported["run"] == "digits"
+    assert reported["address"] == f"{server.url}/runs/digits"
+    assert {k: reported[k] for k in FAIL} == FAIL
+    assert reported["not_checked"] == [
+        {"name": "rank.loss_outlier", "why": "does not apply: 2 ranks"}
+    ]
+    assert reported["alerts"] == [DESYNC]
 
 
 def test_junit(server, capsys):
@@ -413,9 +415,9 @@ def test_junit_stays_xml_whatever_a_name_holds(server, capsys):
 
 
 def test_sarif(server, capsys):
-    told = json.loads(printed(server, capsys, "sarif"))
-    assert told["version"] == "2.1.0"
-    (run,) = told["runs"]
+    reported = json.loads(printed(server, capsys, "sarif"))
+    assert reported["version"] == "2.1.0"
+    (run,) = reported["runs"]
     driver = run["tool"]["driver"]
     assert driver["name"] == "rankscope"
     (result,) = run["results"]
@@ -427,8 +429,8 @@ def test_sarif(server, capsys):
     assert [name["fullyQualifiedName"] for name in names] == ["conv2.weight"]
     (invocation,) = run["invocations"]
     assert invocation["executionSuccessful"] is True
-    told = [n["message"]["text"] for n in invocation["toolExecutionNotifications"]]
-    assert "rank.loss_outlier was not run: does not apply: 2 ranks" in told
+    reported = [n["message"]["text"] for n in invocation["toolExecutionNotifications"]]
+    assert "rank.loss_outlier was not run: does not apply: 2 ranks" in reported
     assert run["properties"]["required"] == REQUIRED
     assert run["properties"]["notChecked"] == ["rank.loss_outlier"]
 
@@ -448,7 +450,7 @@ def test_github(server, capsys):
     assert lines[2:] == [f"FAIL  run digits  {server.url}/runs/digits"]
 
 
-def test_github_tells_why_a_run_is_pending(server, capsys):
+def test_github_says_why_a_run_is_pending(server, capsys):
     server.verdicts, server.pages = [(200, PENDING)], [[]]
     first = printed(server, capsys, "github").splitlines()[0]
     assert first == "::warning title=run digits%3A pending::the run is still running"

@@ -15,13 +15,13 @@ def test_what_comes_is_rolled_up_by_itself(sqlite, monkeypatch):
     done = threading.Event()
     compact = compactor.compact
 
-    def told(engine, run):
+    def reported(engine, run):
         more = compact(engine, run)
         if not more:
             done.set()
         return more
 
-    monkeypatch.setattr(compactor, "compact", told)
+    monkeypatch.setattr(compactor, "compact", reported)
     column = wire.Column(np.arange(5000), np.zeros(5000))
     with writing(sqlite) as connection:
         sent = wire.Batch(run="r", rank=0, seq=0, session="s", columns={"loss": column})

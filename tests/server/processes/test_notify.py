@@ -1,10 +1,10 @@
-"""News between servers on one PostgreSQL."""
+"""Run events between servers on one PostgreSQL."""
 
 from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from rankscope.server.processes.events import News
+from rankscope.server.processes.events import RunEvents
 from rankscope.server.processes.notify import Messenger
 from tests.support.collector import wait_until
 
@@ -13,14 +13,14 @@ pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=Tr
 
 @contextmanager
 def talking(engine):
-    news = News()
-    messenger = Messenger(engine, news)
+    run_events = RunEvents()
+    messenger = Messenger(engine, run_events)
     messenger.start()
     try:
-        # It has told everybody to look once by the time that it hears.
-        assert news.wake.wait(30)
-        news.wake.clear()
-        yield news
+        # It has asked everybody to check once by the time it listens.
+        assert run_events.wake.wait(30)
+        run_events.wake.clear()
+        yield run_events
     finally:
         messenger.stop()
 

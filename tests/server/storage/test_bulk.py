@@ -1,4 +1,4 @@
-"""Rows on the short way: what each database takes them for, and what it does with those it has."""
+"""Rows on the fast path: what each database takes them for, and what it does with those it has."""
 
 import pytest
 from sqlalchemy import Column, Float, Integer, MetaData, Table, select
@@ -41,7 +41,7 @@ def test_a_row_that_is_there_fails_where_none_may_be(engine):
     assert stored(engine) == []
 
 
-def test_a_column_that_has_no_binary_form_here_is_told(engine):
+def test_a_column_that_has_no_binary_form_here_is_reported(engine):
     if engine.dialect.name != "postgresql":
         pytest.skip("SQLite takes any value")
     odd = Table("odd", MetaData(), Column("a", Integer), Column("b", Float))

@@ -7,7 +7,7 @@ from rankscope.agent import wire
 from rankscope.server.storage import evaluation, migrate, runs
 from rankscope.server.storage.engine import open_engine, reading, writing
 from rankscope.server.storage.ingest import store_batch
-from rankscope.server.storage.liveness import Lives
+from rankscope.server.storage.liveness import LivenessReader
 
 
 @pytest.fixture
@@ -35,22 +35,22 @@ def store(engine, rank, seq, steps, values, at=1.0):
         store_batch(connection, batch, received_at=at)
 
 
-def read(engine, after=0, lives=None):
+def read(engine, after=0, reader=None):
     with reading(engine) as connection:
         key = runs.find_run(connection, "r").key
-        return evaluation.load_new(connection, run=key, after=after, known=lives)
+        return evaluation.load_new(connection, run=key, after=after, known=reader)
 
 
 def test_ranks_in_step_share_an_array(engine):
     store(engine, 0, 0, [4, 5], [1.0, 2.0])
     store(engine, 1, 0, [4, 5], [3.0, 4.0])
     store(engine, 2, 0, [4, 6], [5.0, 6.0])
-    together, apart = read(engine).columns
+    together, alone = read(engine).columns
     assert together.ranks.tolist() == [0, 1]
     assert together.arrivals.tolist() == [1, 2]
     assert together.names == ("loss", "lr")
     assert together.values.tolist() == [[[1, 2], [2, 3]], [[3, 4], [4, 5]]]
-    assert (apart.ranks.tolist(), apart.steps.tolist()) == ([2], [4, 6])
+    assert (alone.ranks.tolist(), alone.steps.tolist()) == ([2], [4, 6])
 
 
 def test_a_step_posted_again_by_a_rank_is_in_another_one(engine):
@@ -63,11 +63,11 @@ def test_a_step_posted_again_by_a_rank_is_in_another_one(engine):
 
 
 def test_ranks_that_have_said_nothing_new_stay_the_same_objects(engine):
-    lives = Lives()
+    reader = LivenessReader()
     store(engine, 0, 0, [4], [1.0])
     store(engine, 1, 0, [4], [1.0])
-    before = read(engine, lives=lives).lives
+    before = read(engine, reader=reader).liveness
     store(engine, 1, 1, [5], [1.0], at=7.0)
-    after = read(engine, after=2, lives=lives).lives
+    after = read(engine, after=2, reader=reader).liveness
     assert after[0] is before[0]
     assert (after[1].through_step, after[1].life.last_seen, after[1].attempt) == (5, 7.0, 0)

@@ -1,4 +1,4 @@
-"""What each database is told when a connection opens."""
+"""What each database is set to when a connection opens."""
 
 import subprocess
 import sys

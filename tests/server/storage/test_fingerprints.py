@@ -25,8 +25,8 @@ def store(engine, *batches):
         return store_batches(connection, [(batch, 1000.0) for batch in batches], Dictionaries())
 
 
-def batch(rank, *prints, seq=0):
-    return wire.Batch(run="r", rank=rank, seq=seq, session="s", prints=prints, world_size=4)
+def batch(rank, *fingerprints, seq=0):
+    return wire.Batch(run="r", rank=rank, seq=seq, session="s", prints=fingerprints, world_size=4)
 
 
 def contents(engine):
@@ -43,18 +43,18 @@ def test_ranks_that_say_the_same_share_one_content_across_transactions(engine):
     store(engine, *(batch(rank, made(), made(stage="reduced_gradient")) for rank in range(3)))
     store(engine, batch(3, made()))
     assert contents(engine) == 1
-    prints = everything(engine).prints
-    assert [(p.rank, p.print.stage) for p in prints if p.print.stage == "parameters"] == [
-        (rank, "parameters") for rank in range(4)
-    ]
+    fingerprints = everything(engine).fingerprints
+    assert [
+        (p.rank, p.fingerprint.stage) for p in fingerprints if p.fingerprint.stage == "parameters"
+    ] == [(rank, "parameters") for rank in range(4)]
     # Of one load they share their memory, too.
-    assert len({id(p.print.digests) for p in prints}) == 1
+    assert len({id(p.fingerprint.digests) for p in fingerprints}) == 1
 
 
 def test_one_bit_of_a_sketch_is_another_content(engine):
     store(engine, batch(0, made()), batch(1, made(fill=np.nextafter(1.0, 2.0))))
     assert contents(engine) == 2
-    first, second = (p.print.sketches for p in everything(engine).prints)
+    first, second = (p.fingerprint.sketches for p in everything(engine).fingerprints)
     assert first[0, 0] == 1.0
     assert second[0, 0] == np.nextafter(1.0, 2.0)
     assert first.shape == (3, 4)
@@ -64,19 +64,19 @@ def test_nan_and_negative_zero_come_back_as_they_were(engine):
     odd = made(fill=np.nan)
     odd.sketches[0] = -0.0
     store(engine, batch(0, odd), batch(1, made(fill=0.0)))
-    back = everything(engine).prints[0].print.sketches
+    back = everything(engine).fingerprints[0].fingerprint.sketches
     assert back.tobytes() == odd.sketches.tobytes()
 
 
 def test_fingerprints_without_sketches_and_steps_apart(engine):
     store(engine, batch(0, made(buckets=0), made(step=1)), batch(1, made(step=1)))
     assert contents(engine) == 2
-    prints = everything(engine).prints
-    assert [p.print.step for p in prints] == [0, 1, 1]
-    assert prints[0].print.sketches is None
+    fingerprints = everything(engine).fingerprints
+    assert [p.fingerprint.step for p in fingerprints] == [0, 1, 1]
+    assert fingerprints[0].fingerprint.sketches is None
 
 
-def test_digests_are_told_from_sketches():
+def test_digests_are_distinguished_from_sketches():
     one = wire.Print(
         step=0, stage="parameters", table="p", digests=np.array([0, 0], np.uint64), sketches=None
     )
@@ -97,8 +97,8 @@ def test_a_page_ends_between_batches_where_contents_are_many(engine, monkeypatch
         run = connection.scalar(select(schema.run.c.key))
         data = load_new(connection, run=run, after=0)
         assert data.more
-        found = [p.rank for p in data.prints]
+        found = [p.rank for p in data.fingerprints]
         while data.more:
             data = load_new(connection, run=run, after=data.arrival)
-            found += [p.rank for p in data.prints]
+            found += [p.rank for p in data.fingerprints]
     assert found == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -52,7 +52,7 @@ def test_a_batch_that_comes_twice_is_stored_once(engine):
 def test_a_restarted_rank_gets_an_attempt_of_its_own_and_the_later_one_stands(engine):
     store(engine, batch(columns={"loss": column([0, 1, 2], [1.0, 2.0, 3.0])}))
     store(engine, batch(session="b", columns={"loss": column([1, 2, 3], [20.0, 30.0, 40.0])}))
-    # The first one's last words are late; they do not win.
+    # The first one's last batch comes late; it does not win.
     store(engine, batch(seq=1, columns={"loss": column([2], [99.0])}))
     found = read(engine)[0]
     assert found.steps.tolist() == [0, 1, 2, 3]
@@ -75,7 +75,7 @@ def test_the_run_ends_when_all_its_ranks_have(engine):
     assert state() == "running"
 
 
-def test_a_piece_of_an_early_batch_is_not_the_last_word(engine):
+def test_a_piece_of_an_early_batch_is_not_the_last_report(engine):
     for seq in (0, 5 << 32, 1):
         store(engine, batch(seq))
     store(engine, batch(seq=2, state="finished"))
@@ -100,24 +100,24 @@ def test_what_is_new_is_read_in_pages(engine):
             digests=np.array([seq, 2**64 - 1], np.uint64),
             sketches=np.full((2, 3), math.nan),
         )
-        words = {"parameters": column([seq], [2**63 + seq], np.uint64)}
+        digests = {"parameters": column([seq], [2**63 + seq], np.uint64)}
         columns = {"loss": column([seq], [float(seq)]), "other": column([seq], [0.0])}
-        store(engine, batch(seq, columns=columns, words=words, prints=(print_,)))
-    after, losses, words, prints = 0, [], [], []
+        store(engine, batch(seq, columns=columns, words=digests, prints=(print_,)))
+    after, losses, digests, fingerprints = 0, [], [], []
     with engine.connect() as connection:
         key = runs.find_run(connection, "r").key
         while True:
             data = evaluation.load_new(connection, run=key, after=after, limit=2, metrics={"loss"})
             losses += [(p.names, v) for p in data.columns for v in p.values.ravel().tolist()]
-            words += [v for p in data.words for v in p.values.ravel().tolist()]
-            prints += [p.print for p in data.prints]
+            digests += [v for p in data.digests for v in p.values.ravel().tolist()]
+            fingerprints += [p.fingerprint for p in data.fingerprints]
             after = data.arrival
             if not data.more:
                 break
     assert losses == [(("loss",), float(s)) for s in range(5)]
-    assert words == [2**63 + s for s in range(5)]
-    assert [p.digests.tolist() for p in prints] == [[s, 2**64 - 1] for s in range(5)]
-    assert np.isnan(prints[0].sketches).all()
+    assert digests == [2**63 + s for s in range(5)]
+    assert [p.digests.tolist() for p in fingerprints] == [[s, 2**64 - 1] for s in range(5)]
+    assert np.isnan(fingerprints[0].sketches).all()
 
 
 floats = st.floats(allow_nan=True, allow_infinity=True)

@@ -83,7 +83,7 @@ def test_numbers_keep_their_meaning_when_the_table_is_replaced(engine):
     assert family.tensors == ("new", "a", "b")
 
 
-def test_a_table_that_is_told_later_names_what_came_before(engine):
+def test_a_table_that_is_reported_later_names_what_came_before(engine):
     store(engine, 0, norms(0, [1, 2], of="watched/ema"), hello=hello(parameters=table("a")))
     assert read(engine, "grad_norm/x") == {}
     assert families(engine) == []

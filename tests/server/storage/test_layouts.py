@@ -48,16 +48,16 @@ def test_series_of_the_same_steps_share_a_row(engine):
     steps = [4, 6, 8]
     columns = {name: column(steps, np.arange(3) + n) for n, name in enumerate("cab")}
     columns["d"] = column([8], [9.0])
-    words = {"parameters": wire.Column(np.array(steps), np.array([1, 2, 2**64 - 1], np.uint64))}
-    store(engine, [batch(0, columns=columns, words=words)])
+    digests = {"parameters": wire.Column(np.array(steps), np.array([1, 2, 2**64 - 1], np.uint64))}
+    store(engine, [batch(0, columns=columns, words=digests)])
     assert rows(engine, schema.chunk) == 2
     assert read(engine, "c") == {0: {4: 0.0, 6: 1.0, 8: 2.0}}
     assert read(engine, "b") == {0: {4: 2.0, 6: 3.0, 8: 4.0}}
     assert read(engine, "d") == {0: {8: 9.0}}
     with reading(engine) as connection:
         new = evaluation.load_new(connection, run=key_of(connection), after=0)
-        (word,) = new.words
-        assert word.values.tolist() == [[[1, 2, 2**64 - 1]]]
+        (digest,) = new.digests
+        assert digest.values.tolist() == [[[1, 2, 2**64 - 1]]]
         assert series.latest_values(connection, run=key_of(connection), metrics=["a", "d"]) == {
             (0, "a"): 3.0,
             (0, "d"): 9.0,

@@ -5,7 +5,7 @@ import threading
 import pytest
 from sqlalchemy import update
 
-from rankscope.server.evaluation.leases import Holdings
+from rankscope.server.evaluation.leases import Leases
 from rankscope.server.storage import leases, schema
 from rankscope.server.storage.engine import reading, writing
 
@@ -95,8 +95,8 @@ def test_runs_are_shared_out_and_move_only_from_who_goes():
     assert all(after[run] == who for run, who in before.items() if who != "d")
 
 
-def test_holdings_leave_to_others_and_get_what_is_left(engine):
-    one, other = Holdings(engine), Holdings(engine)
+def test_leases_leave_to_others_and_get_what_is_left(engine):
+    one, other = Leases(engine), Leases(engine)
     runs = list(range(1, 21))
     assert set(one.of(runs)) == set(runs)  # nobody else is there
     assert other.of(runs) == {}

@@ -18,13 +18,13 @@ _names = itertools.count()
 
 
 def batch(run, steps, *, seq, rank=0, session="a", names=("loss", "lr"), shift=0.0, started=1.0):
-    """Values tell of rank, step, series and batch, so that none is taken for another."""
+    """Values encode rank, step, series and batch, so that none is taken for another."""
     at = np.array(steps, np.int64)
     columns = {
         name: wire.Column(at, at * 1000.0 + rank * 10 + n + seq / 1000 + shift)
         for n, name in enumerate(names)
     }
-    words = wire.Column(at, at.astype(np.uint64) + np.uint64(2**63 + seq))
+    digests = wire.Column(at, at.astype(np.uint64) + np.uint64(2**63 + seq))
     hello = None
     if seq == 0:
         hello = wire.Hello(started_at=started, pid=1, host="h")
@@ -36,7 +36,7 @@ def batch(run, steps, *, seq, rank=0, session="a", names=("loss", "lr"), shift=0
         world_size=3,
         through_step=int(at[-1]),
         columns=columns,
-        words={"parameters": words},
+        words={"parameters": digests},
         hello=hello,
     )
 
@@ -75,7 +75,7 @@ def page(engine, run, after, limit):
             *(part.ranks.tolist(), part.arrivals.tolist(), part.attempt, part.names),
             *(part.steps.tolist(), part.values.dtype, part.values.tobytes()),
         )
-        for part in (*found.columns, *found.words)
+        for part in (*found.columns, *found.digests)
     ]
     return found.arrival, found.more, parts
 
@@ -234,7 +234,7 @@ def test_who_reads_from_within_a_merged_row_gets_the_rest_of_it(engine):
     compact(engine, "within")
     arrival, more, parts = page(engine, "within", 100, 50)
     assert (arrival, more) == (150, True)
-    # The hundred and first step, and 49 more; twice, as scalars and as words.
+    # The hundred and first step, and 49 more; twice, as scalars and as digests.
     assert [part[4] for part in parts] == [[n] for n in range(100, 150)] * 2
 
 
@@ -266,13 +266,13 @@ def test_a_merge_that_is_killed_loses_nothing(engine, monkeypatch):
 
 
 def test_rows_that_were_numbered_anew_meanwhile_are_not_overwritten(engine, monkeypatch):
-    """An earlier process's words come after a later one's: attempts get other numbers."""
+    """An earlier process's digests come after a later one's: attempts get other numbers."""
     store(engine, *(batch("anew", [n], seq=n) for n in range(600)))
     make, c = merging.make, schema.chunk.c
     key = key_of(engine, "anew")
 
-    def while_numbers_change(connection, run, mark):
-        made = make(connection, run, mark)
+    def while_numbers_change(connection, run, watermark):
+        made = make(connection, run, watermark)
         assert made
         monkeypatch.undo()
         return made
@@ -308,21 +308,21 @@ def test_points_that_come_later_stand_behind_merged_ones(engine):
     assert again.values.tolist() == found.values.tolist()
 
 
-def test_rows_of_a_run_that_has_no_short_ones_are_not_looked_at(engine, monkeypatch):
+def test_rows_of_a_run_that_has_no_short_ones_are_not_examined(engine, monkeypatch):
     """But for those of a database of which nobody knows that."""
     store(engine, *(batch("seen", range(n, n + 50), seq=n // 50) for n in range(0, 4000, 50)))
-    looked, rows = [], merging._rows
+    read, rows = [], merging._rows
 
-    def look(*arguments):
-        looked.append(arguments)
+    def noted(*arguments):
+        read.append(arguments)
         return rows(*arguments)
 
-    monkeypatch.setattr(merging, "_rows", look)
+    monkeypatch.setattr(merging, "_rows", noted)
     compact(engine, "seen")
-    assert not looked
+    assert not read
     t = schema.rollup_mark
     with writing(engine) as connection:
         connection.execute(update(t).values(merges=None, pending=True))
     compact(engine, "seen")
-    assert looked
+    assert read
     assert rows_of(engine, "seen") == 80

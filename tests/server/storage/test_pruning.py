@@ -24,7 +24,7 @@ def put(engine, name, *, days_ago, steps=40):
         with writing(engine) as connection:
             store_batch(connection, batch, received_at=time.time())
     worker = Worker(engine, threading.Event(), strict=True)
-    worker.look()
+    worker.sweep()
     worker.stop()
     r = schema.run
     with writing(engine) as connection:

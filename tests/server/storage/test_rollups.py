@@ -249,10 +249,10 @@ def test_of_two_servers_one_compacts(engine, monkeypatch):
     """The slower one's work is void, and it says that there may be more to do."""
     steps = np.arange(5000)
     store(engine, batch("two", steps, np.cos(steps / 9), seq=0))
-    look = compaction._look
+    take_arrivals = compaction._take_arrivals
 
-    def while_the_other_is_faster(connection, run, mark):
-        more = look(connection, run, mark)
+    def while_the_other_is_faster(connection, run, watermark):
+        more = take_arrivals(connection, run, watermark)
         monkeypatch.undo()
         compact(engine, "two")
         return more
@@ -343,7 +343,7 @@ def test_steps_that_are_far_apart_cost_no_more_than_others(sqlite, monkeypatch, 
 
 
 def test_many_points_far_apart_are_rolled_up_in_parts(sqlite):
-    # More than are looked at at once, of series of different lengths.
+    # More than are examined at once, of series of different lengths.
     steps = [n * 2**36 for n in range(4000)]
     other = wire.Column(np.array(steps[::3]), np.arange(len(steps[::3]), dtype=float))
     store(sqlite, batch("r", steps, np.sin(steps), seq=0, other=other))

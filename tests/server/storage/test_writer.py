@@ -76,13 +76,13 @@ def test_one_that_cannot_be_stored_does_not_take_the_others_with_it(engine, writ
     assert stored(engine) == 20
 
 
-def test_numbers_that_no_database_takes_are_told_before_anything_is_written(engine, writer):
+def test_numbers_that_no_database_takes_are_reported_before_anything_is_written(engine, writer):
     answers = all_of(writer, [batch(0, rank=2**31), batch(0)])
     assert isinstance(answers[0], wire.WireError)
     assert answers[1].accepted == 1
 
 
-def test_a_database_that_is_away_is_told_to_all(engine, writer):
+def test_a_database_that_is_away_is_reported_to_all(engine, writer):
     with engine.begin() as connection:
         connection.execute(text("DROP TABLE chunk"))
     answers = all_of(writer, [batch(seq) for seq in range(5)])

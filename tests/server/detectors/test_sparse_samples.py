@@ -1,4 +1,4 @@
-"""Looks get rarer, and some are of single ranks: neither ends an incident."""
+"""Samples get rarer, and some are of single ranks: neither ends an incident."""
 
 import math
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from tests.support.judging import judge
 from tests.support.traces import Trace
 
 STEPS = 700
-# As an agent looks: at every step at first, then at ever fewer.
+# As an agent samples, at every step at first, then at ever fewer.
 LOOKS = [*range(9), 16, *range(64, STEPS, 64)]
 
 
 def sampled(values, looks, *, without=()):
-    """Which values were posted: at those looks, but for pairs of rank and step."""
+    """Which values were posted: at those samples, but for pairs of rank and step."""
     present = np.zeros_like(values, dtype=bool)
     present[:, list(looks)] = True
     for rank, step in without:
@@ -27,17 +27,17 @@ def sampled(values, looks, *, without=()):
 
 
 @pytest.mark.parametrize("cuts", [(), range(STEPS)], ids=["one", "each"])
-def test_looks_of_other_ranks_do_not_show_that_batches_are_of_one_size(cuts):
+def test_samples_of_other_ranks_do_not_show_that_batches_are_of_one_size(cuts):
     sizes = np.full((4, STEPS), 16.0)
     sizes[1] = 2.0
-    # At one look the rank whose batches are small does not tell.
+    # At one sample the rank whose batches are small reports none.
     present = sampled(sizes, [*LOOKS, 48], without=[(0, 48), (1, 48)])
     made = Trace("made", 0, np.arange(STEPS), {"samples": sizes}, present={"samples": present})
     (alert,) = judge(made, [Imbalanced()], cuts).alerts
     assert (alert.state, alert.ranks, alert.first_step) == ("open", (1,), 0)
 
 
-def test_a_look_of_the_rank_itself_does():
+def test_a_sample_of_the_rank_itself_does():
     sizes = np.full((4, STEPS), 16.0)
     sizes[1, :100] = 2.0
     present = sampled(sizes, LOOKS)
@@ -51,7 +51,7 @@ def test_a_look_of_the_rank_itself_does():
 
 @dataclass(frozen=True)
 class Pair:
-    """Two ranks that hold different parts of one model: batches at looks, a loss at every step."""
+    """Two ranks that hold different parts of one model: sampled batches, a loss at every step."""
 
     loss: np.ndarray
     batches: np.ndarray
@@ -68,7 +68,7 @@ class Pair:
                 ranks=np.arange(2),
                 steps=np.arange(first, end),
                 series={"loss": Series(self.loss[:, at], everywhere[:, at])},
-                words={"batch": Series(self.batches[:, at], looked[:, at])},
+                digests={"batch": Series(self.batches[:, at], looked[:, at])},
                 classes=((0,), (1,)),
                 last_step=end - 1,
             )
@@ -84,7 +84,7 @@ def pair(batches_apart=300, losses_apart=300):
 
 
 @pytest.mark.parametrize("cuts", [(), range(STEPS), (299, 300, 319)], ids=["one", "each", "some"])
-def test_losses_that_are_no_longer_one_tell_since_when_batches_are_not(cuts):
+def test_losses_that_are_no_longer_one_show_since_when_batches_are_not(cuts):
     (alert,) = judge(pair(), [BatchShared()], cuts).alerts
     assert (alert.first_step, alert.seen_step, alert.state) == (300, 320, "open")
     assert alert.evidence["agreed_until"] == 256
@@ -92,7 +92,7 @@ def test_losses_that_are_no_longer_one_tell_since_when_batches_are_not(cuts):
 
 
 @pytest.mark.parametrize("apart", [0, 200])
-def test_losses_that_were_different_before_tell_nothing(apart):
+def test_losses_that_were_different_before_show_nothing(apart):
     (alert,) = judge(pair(losses_apart=apart), [BatchShared()]).alerts
     assert (alert.first_step, alert.evidence["losses_apart"]) == (320, None)
 

@@ -1,4 +1,4 @@
-"""What is said of ranks that are apart, from the first difference to agreement."""
+"""What is said of ranks that differ, from the first difference to agreement."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from tests.support.traces import Trace
 
 
 def test_the_alert_says_more_once_more_is_known():
-    """Word only at step 40, tensors at step 64: one alert that is updated."""
+    """Digest only at step 40, tensors at step 64: one alert that is updated."""
     made = apart(0, fault="skipped", prints_every=64)
     early = judge(
         replace(
@@ -48,7 +48,7 @@ def test_agreement_resolves_after_eight_steps_and_the_next_desync_is_another():
     ]
 
 
-def test_ranks_that_agree_for_a_moment_only_are_still_apart():
+def test_ranks_that_agree_for_a_moment_only_still_differ():
     made = apart(0, fault="bitflip", at=40, repaired_at=50)
     again = apart(0, fault="bitflip", at=54)
     both = tuple(c for c in made.comparisons if c.step < 54) + tuple(
@@ -58,7 +58,7 @@ def test_ranks_that_agree_for_a_moment_only_are_still_apart():
     assert (alert.first_step, alert.state) == (40, "open")
 
 
-def test_without_words_of_parameters_the_broken_link_itself_is_the_witness():
+def test_without_digests_of_parameters_the_broken_link_itself_is_the_witness():
     made = apart(0, fault="skipped")
     only = tuple(c for c in made.comparisons if c.stage == "reduced_gradient")
     (alert,) = judge(replace(made, comparisons=only), [Desync()]).alerts
@@ -81,7 +81,7 @@ def test_digests_without_sketches_name_tensors_but_no_size():
     assert "nothing before them was compared there" in alert.cause
 
 
-def test_where_words_are_rare_the_onset_is_said_to_be_uncertain():
+def test_where_digests_are_rare_the_onset_is_said_to_be_uncertain():
     made = apart(0, fault="step-skipped", words_every=8, at=42)
     (alert,) = judge(made, [Desync()]).alerts
     assert alert.first_step == 48
@@ -93,7 +93,7 @@ def test_gradients_that_were_not_sampled_are_not_said_to_agree():
     only = tuple(c for c in made.comparisons if c.stage == "parameters")
     (alert,) = judge(replace(made, comparisons=only), [Desync()]).alerts
     assert "gradients were not sampled at this step" in alert.cause
-    (alert,) = judge(made, [Desync()]).alerts  # all tensors were looked at, and not the norm alone
+    (alert,) = judge(made, [Desync()]).alerts  # all tensors were examined, and not the norm alone
     assert "the gradient after the all-reduce" in alert.cause
     assert "the norm of" not in alert.cause
     assert "not sampled" not in alert.cause
@@ -134,7 +134,7 @@ class Unwrapped(Trace):
 
 @pytest.mark.parametrize(("differing", "severity"), [(8, "info"), (2, "critical")])
 def test_ranks_that_learn_for_themselves_differ_in_all_tensors(differing, severity):
-    # A distance that stays in bounds between rare looks may be that of local SGD.
+    # A distance that stays in bounds between rare samples may be that of local SGD.
     ranks, labels = np.arange(2), np.array([0, 1])
     steps = [*range(9), *range(64, 260, 4)]
     distance = [0.01 * (s + 1) if s < 9 else 0.09 + 0.0003 * s for s in steps]

@@ -1,4 +1,4 @@
-"""A rank's gradients stand out until looks show otherwise, however rare these are."""
+"""A rank's gradients stand out until samples show otherwise, however rare these are."""
 
 from dataclasses import replace
 
@@ -10,12 +10,12 @@ from tests.support.judging import judge
 from tests.support.timings import norms
 
 STEPS = 700
-# As an agent looks: at every step at first, then at ever fewer.
+# As an agent samples, at every step at first, then at ever fewer.
 LOOKS = [*range(9), 16, *range(64, STEPS, 64)]
 
 
 @pytest.mark.parametrize("cuts", [(), range(STEPS), (50, 65, 200)], ids=["one", "each", "some"])
-def test_gradients_that_are_too_large_at_every_look_are_one_incident(cuts):
+def test_gradients_that_are_too_large_at_every_sample_are_one_incident(cuts):
     made = norms(0, factor=4.2, steps=STEPS)
     name = "grad_norm_local"
     looked = np.tile(np.isin(made.steps, LOOKS), (4, 1))
@@ -25,7 +25,7 @@ def test_gradients_that_are_too_large_at_every_look_are_one_incident(cuts):
 
 
 @pytest.mark.parametrize("cuts", [(), range(STEPS)], ids=["one", "each"])
-def test_it_is_over_after_as_many_looks_without_it(cuts):
+def test_it_is_over_after_as_many_samples_without_it(cuts):
     made = norms(0, factor=6.0, steps=STEPS)
     values = made.series["grad_norm_local"]
     values[1, 100:] /= 6.0
