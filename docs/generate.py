@@ -95,13 +95,13 @@ def signals() -> str:
         "wire: the next 16 steps are sampled in full at once, at most eight times and once more",
         "each 1,024 steps, and the server passes it on to the other ranks. After 2,048 steps or",
         "20 s a run is under way: then a tier takes at most 8 % of `overhead`, or 30 % where that",
-        "is enough for every step, unless it is due every two to six seconds only; and a look",
+        "is enough for every step, unless it is due every two to six seconds only; and a sample",
         "that takes more than 10 times `overhead` of a step by the agent's own measure (a tenth of",
         "it, by default; caches that are cold afterwards make it up to a fifth) comes at one step",
         "in 4,096, but every 48 s at least. The run's page shows the intervals in force.",
         "",
         "Losses are averaged over a step's micro-batches. Series with a tensor in their name",
-        "(`grad_norm/conv1.weight`) are one number a tensor. Words and fingerprints are not shown",
+        "(`grad_norm/conv1.weight`) are one number a tensor. Digests and fingerprints are not shown",
         "themselves: the server compares them between the ranks.",
         "",
         "On a device nothing waits: what it computes is copied beside the training and posted a",
@@ -110,8 +110,13 @@ def signals() -> str:
         "waits for their device.",
     ]
     for probe in PROBES:
-        lines += ["", f"## {probe.name}", "", *_as_markdown(inspect.getdoc(probe) or "")]
+        lines += ["", f"## {probe.name}", "", *_as_markdown(_described(probe))]
     return "\n".join(lines) + "\n"
+
+
+def _described(probe: type) -> str:
+    """The docstring of a probe without its attributes: they are of its code, and no signal."""
+    return (inspect.getdoc(probe) or "").partition("\n\nAttributes:\n")[0]
 
 
 def reference() -> str:
