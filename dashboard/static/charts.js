@@ -12,7 +12,7 @@ const FIRST = [
 // of single tensors and what the agent measures about itself.
 const MAX_FAMILY = 4;
 const FOLDED = { "rankscope/": "What the agent measured about itself" };
-// A model has a thousand tensors: charts of so many are laid out at a time, and found by the filter.
+// A model has a thousand tensors: charts of this many are laid out at a time, and found by the filter.
 const PAGE = 12;
 const MAX_FOUND = 24;
 

@@ -31,7 +31,7 @@ export function headline(node, { run, verdict, alerts, ranks }) {
     el("h1", {}, shown.title),
     ...shown.body,
   );
-  // Apart from the rest, in which numbers change at every step: nobody wants to have these read out.
+  // Separate from the rest, in which numbers change at every step: nobody wants to have these read out.
   const said = `${shown.word}. ${shown.title}`;
   if ($("said").textContent !== said) $("said").textContent = said;
   return open[0] ?? null;
@@ -66,7 +66,7 @@ function broken(open, run, ranks) {
         where(first, ranks),
         first.stage && answer("First broken link", first.stage.replaceAll("_", " ")),
         tensors && answer("Tensor", ...tensors),
-        answer("How far apart", apart(first.evidence)),
+        answer("Distance", distance(first.evidence)),
       ),
       el(
         "div",
@@ -84,8 +84,8 @@ function where(alert, ranks) {
   return rank && rank.host ? answer("Where", `${rank.host}, process ${rank.pid}`) : null;
 }
 
-/** How far replicas are apart, where the finding is of such: the newest of its sizes. */
-function apart({ sizes, growth }) {
+/** How far replicas differ, where the finding is of such: the newest of its sizes. */
+function distance({ sizes, growth }) {
   const relative = sizes?.at?.(-1)?.[2];
   if (!(relative > 0)) return null;
   const going = { growing: ", growing", exponential: ", growing exponentially", shrinking: ", shrinking" };

@@ -29,7 +29,7 @@ export class QueryState {
     return this.#values[name];
   }
 
-  /** Sets several values; a change of what is looked at can be undone with the Back button. */
+  /** Sets several values; a change of the view can be undone with the Back button. */
   set(changes, { remember = false } = {}) {
     const changed = Object.keys(changes).filter((name) => this.#values[name] !== String(changes[name] ?? ""));
     if (!changed.length) return;

@@ -1,4 +1,4 @@
-"""Short rows of points are merged; which of their steps came when is kept apart.
+"""Short rows of points are merged; which of their steps came when is kept separately.
 
 Revision ID: 0002
 Revises: 0001
@@ -36,7 +36,7 @@ def upgrade() -> None:
         unique=False,
     )
     op.add_column("rollup_mark", sa.Column("merges", sa.LargeBinary(), nullable=True))
-    # Servers look at the runs that are there once more, and merge what they find.
+    # Servers check the runs that are there once more, and merge what they find.
     op.execute("UPDATE rollup_mark SET pending = true")
 
 
