@@ -23,8 +23,8 @@ _HEAD = """# Training stacks
 <!-- Written by docs/stacks/table.py from results.json, which `make test-stacks` writes. -->
 
 Each line is a real job on a CPU, started by the stack's own launcher: once healthy, and once for
-each fault. *Faults* is how many of them were reported with the right kind, rank and step and without a
-further alarm; those that were not are named below. A signal without a mark did not arrive from that
+each fault. *Faults* is how many of them got the right kind, rank and step and no further
+alarm; those that were not are named below. A signal without a mark did not arrive from that
 stack: state that is held once, as a shard or by its owner, is compared with nothing.
 
 To add a stack: a job in `tests/stacks/jobs`, a page here, and an adapter in `agent/integrations`

@@ -219,7 +219,7 @@ class Desync(Detector[DesyncState]):
                     parameters is None or not parameters.equal
                 )
                 self._recognise(window, state, step, comparisons, findings)
-            # Made equal between two steps, they part with the next one at once.
+            # Made equal between two steps, they diverge with the next one at once.
             state.parameters_equal = parameters is not None and parameters.equal
         if state.period or self._are_workers(state, step, broken, version_facts, findings):
             return

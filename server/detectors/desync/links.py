@@ -340,7 +340,7 @@ def _hyperparameters(incident: Divergence) -> tuple[str, str]:
     if not incident.values:
         return (
             f"From step {incident.first_step} on the ranks step with different settings of the "
-            "optimizer, and their parameters part: built with other options on some ranks, "
+            "optimizer, and their parameters diverge: built with other options on some ranks, "
             "changed under a condition that differs between ranks, or restored on some ranks only.",
             "Compare the series `hyperparameters/...` of the ranks, and set and restore the "
             f"optimizer alike on every rank. {_restore(incident)}",
@@ -348,7 +348,7 @@ def _hyperparameters(incident: Divergence) -> tuple[str, str]:
     if incident.setting not in SETTINGS.values():
         return (
             f"From step {incident.first_step} on the ranks step with another "
-            f"{incident.setting} of the optimizer, and their parameters part: it was built with "
+            f"{incident.setting} of the optimizer, and their parameters diverge: it was built with "
             "other options on some ranks, changed under a condition that differs between ranks, "
             "or restored on some ranks only.",
             f"Set and restore the optimizer's {incident.setting} alike on every rank. "
@@ -358,7 +358,7 @@ def _hyperparameters(incident: Divergence) -> tuple[str, str]:
         return (
             f"From step {incident.first_step} on the ranks multiply their losses by different "
             "scales: their gradients are weighted unequally in the reduction, each takes another "
-            "scale out of the result, and their parameters part. A rank saw an overflow alone, "
+            "scale out of the result, and their parameters diverge. A rank saw an overflow alone, "
             "its scaler was restored or updated alone, or began with another value.",
             "Let all ranks agree on overflows (reduce `found_inf` before `scaler.update()`), "
             "restore the scaler's state on every rank, and start it with one value. "
@@ -366,7 +366,7 @@ def _hyperparameters(incident: Divergence) -> tuple[str, str]:
         )
     return (
         f"From step {incident.first_step} on the ranks step with different learning rates, and "
-        "their parameters part. A scheduler decided on a rank's own metric "
+        "their parameters diverge. A scheduler decided on a rank's own metric "
         "(`ReduceLROnPlateau` on its own validation loss), was advanced at another pace, or was "
         "restored on some ranks only.",
         "Average the metric over the ranks before the scheduler sees it, and restore scheduler and "
@@ -387,7 +387,7 @@ def _optimizer(incident: Divergence) -> tuple[str, str]:
             ),
             _mend_state(incident),
         )
-    state = f"{_corrupted(incident)} The parameters part with the next update."
+    state = f"{_corrupted(incident)} The parameters diverge with the next update."
     if set(incident.agreed) & {"reduced_gradient", "clipped_gradient"}:
         cause = f"At step {incident.first_step} gradients agreed and the optimizer's state differs"
         return sentences(f"{cause}: {state}", unwatched), _mend_state(incident)

@@ -284,7 +284,7 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window:
         cause = (
             f"In the {policy.before} steps before, the loss fell by {number(facts.gained_before)}, "
             f"in the {policy.wait} after, by {number(facts.gained_after)}. Most likely the "
-            "schedule counts something else than it is reported: steps for epochs, "
+            "schedule counts in another unit than the one it was given: steps for epochs, "
             f"micro-batches{if_several(window.world_size, 'or ranks')} for steps, or a total that "
             "is too small."
         )
