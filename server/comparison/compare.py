@@ -231,8 +231,8 @@ def with_fingerprints(
     held = [
         fingerprints[rank].digests for rank in comparison.ranks.tolist() if rank in fingerprints
     ]
-    whole_told = len(held) == len(comparison.ranks) > 1 and len(held[0]) == len(table.names)
-    if whole_told and all(np.array_equal(one, held[0]) for one in held[1:]):
+    all_whole = len(held) == len(comparison.ranks) > 1 and len(held[0]) == len(table.names)
+    if all_whole and all(np.array_equal(one, held[0]) for one in held[1:]):
         # These digests are of bits; of values that are not finite they mean nothing.
         return agreed(comparison.step, comparison.stage, comparison.ranks, len(held[0]))
     labels = comparison.clusters

@@ -32,7 +32,7 @@ _TRIPWIRE = "tripwire"
 _TRIP_STEPS, _MAX_AHEAD = 20, 5000
 # Ranks sample some 128 steps for one such request: not more often than this, which makes it 3 % of
 # the steps at most. A request that an alert makes is not held back.
-_TRIPS_APART = 4096
+_BETWEEN_TRIPS = 4096
 # As long as its column is.
 _MAX_KIND = 64
 
@@ -95,7 +95,7 @@ def _store_run(
     arrivals = run.arrivals
     tripped = [until for batch, _ in received if (until := _tripped(batch)) is not None]
     dense_until = run.dense_until
-    if tripped and (dense_until is None or max(tripped) > dense_until + _TRIPS_APART):
+    if tripped and (dense_until is None or max(tripped) > dense_until + _BETWEEN_TRIPS):
         dense_until = max(tripped)
     answers = []
     stored: list[tuple[wire.Batch, float]] = []

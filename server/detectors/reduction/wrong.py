@@ -16,7 +16,7 @@ from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import Check, Reduction, Status, Window
 
 _GRACE = 20
-_TELLING = frozenset(("nothing", "stale", "swapped", "ranks"))
+_SPECIFIC = frozenset(("nothing", "stale", "swapped", "ranks"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class ReductionWrong(Detector[ReductionState]):
             return
         state.streak = 0
         wrong = [
-            t for t in made.wrong if t.how in _TELLING or _by_ranks(t.factor, size, self.policy)
+            t for t in made.wrong if t.how in _SPECIFIC or _by_ranks(t.factor, size, self.policy)
         ]
         if wrong:
             fault.pattern, fault.tensors = wrong[0].how, tuple(wrong)

@@ -41,7 +41,7 @@ def reported(
     wrong,
     *,
     ranks=4,
-    looks=lambda step, rank: True,
+    is_sampled=lambda step, rank: True,
     sharp=lambda step: 1.0,
     scale=lambda step, rank: 1.0,
     seed=0,
@@ -56,12 +56,12 @@ def reported(
             for rank, made in enumerate(own)
         ]
         made = sums(step, own)
-        there = np.array([rank for rank in range(ranks) if looks(step, rank)])
+        there = np.array([rank for rank in range(ranks) if is_sampled(step, rank)])
         if len(there):
             made = replace(
                 made, ranks=made.ranks[there], sums=made.sums[there], norms=made.norms[there]
             )
-            arithmetic.look(made)
+            arithmetic.observe(made)
     return arithmetic.take()
 
 
@@ -95,7 +95,7 @@ def test_samples_of_one_rank_alone_count_once_the_law_is_seen_to_be_kept_again()
     def wrong(step, rank, made, generator):
         return noisy(made, generator) if rank == 1 and step % 20 == 13 else made
 
-    (finding,) = reported(100, wrong, ranks=2, looks=alternating)
+    (finding,) = reported(100, wrong, ranks=2, is_sampled=alternating)
     assert (finding.ranks, finding.first_step, finding.severity) == ((1,), 13, "warning")
 
 
@@ -103,7 +103,7 @@ def test_another_loss_is_no_fault_of_the_rank_that_is_sampled_first():
     def wrong(step, rank, made, generator):
         return made + np.float32(0.01) * made.max() if step >= 50 else made
 
-    assert not reported(200, wrong, ranks=2, looks=alternating)
+    assert not reported(200, wrong, ranks=2, is_sampled=alternating)
 
 
 def test_one_sample_is_no_proof():

@@ -11,15 +11,15 @@ from tests.support.timings import norms
 
 STEPS = 700
 # As an agent samples, at every step at first, then at ever fewer.
-LOOKS = [*range(9), 16, *range(64, STEPS, 64)]
+SAMPLED = [*range(9), 16, *range(64, STEPS, 64)]
 
 
 @pytest.mark.parametrize("cuts", [(), range(STEPS), (50, 65, 200)], ids=["one", "each", "some"])
 def test_gradients_that_are_too_large_at_every_sample_are_one_incident(cuts):
     made = norms(0, factor=4.2, steps=STEPS)
     name = "grad_norm_local"
-    looked = np.tile(np.isin(made.steps, LOOKS), (4, 1))
-    made = replace(made, present={name: looked})
+    sampled_at = np.tile(np.isin(made.steps, SAMPLED), (4, 1))
+    made = replace(made, present={name: sampled_at})
     (alert,) = judge(made, [RankGradientOutlier()], cuts).alerts
     assert (alert.state, alert.ranks, alert.last_step) == ("open", (1,), STEPS - 1)
 

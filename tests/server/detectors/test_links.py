@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rankscope.server.detectors.desync.explain import finding_of
-from rankscope.server.detectors.desync.incident import Apart
+from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.window import TensorDifference
 
 
@@ -17,7 +17,7 @@ def incident(stage="reduced_gradient", *, step=25, decided=True, tensors=(), **m
     own = more.pop("ranks", (3,) if decided else (0, 1, 2, 3))
     groups = ((0, 1, 2), (3,)) if decided else ((0,), (1,), (2,), (3,))
     kinds = {"start": "desync.parameters"}
-    return Apart(
+    return Divergence(
         first_step=step,
         seen_step=step,
         last_step=step + 9,

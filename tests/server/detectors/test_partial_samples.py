@@ -71,19 +71,19 @@ def buffer(name, distance, relative=0.02):
 
 def test_ranks_that_agree_without_the_one_that_differed_show_nothing():
     made = apart(0, fault="step-skipped", at=40)
-    looks = tuple(
+    samples = tuple(
         of_ranks(c, 0, 1, 3) if c.step > 40 and c.step % 3 else c for c in made.comparisons
     )
-    (alert,) = judge(replace(made, comparisons=looks), [Desync()]).alerts
+    (alert,) = judge(replace(made, comparisons=samples), [Desync()]).alerts
     assert (alert.ranks, alert.first_step, alert.state) == ((2,), 40, "open")
     assert alert.tensors
 
 
 def test_who_differs_is_reported_again_once_all_have_sampled():
     made = apart(0, fault="subgroups", at=40)
-    looks = tuple(of_ranks(c, 0, 1, 2) if 40 <= c.step < 48 else c for c in made.comparisons)
-    early = judge(replace(made, comparisons=tuple(c for c in looks if c.step < 48)), [Desync()])
-    late = judge(replace(made, comparisons=looks), [Desync()])
+    samples = tuple(of_ranks(c, 0, 1, 2) if 40 <= c.step < 48 else c for c in made.comparisons)
+    early = judge(replace(made, comparisons=tuple(c for c in samples if c.step < 48)), [Desync()])
+    late = judge(replace(made, comparisons=samples), [Desync()])
     (before,), (after,) = early.alerts, late.alerts
     assert before.id == after.id
     assert (before.ranks, after.ranks) == ((2,), (0, 1, 2, 3))
@@ -93,13 +93,13 @@ def test_who_differs_is_reported_again_once_all_have_sampled():
 
 def test_of_two_that_sampled_first_the_parameters_show_which_one_is_wrong():
     made = apart(0, fault="skipped", at=40)
-    looks = [
+    samples = [
         of_ranks(c, 0, 2) if c.stage == "reduced_gradient" else c
         for c in made.comparisons
         if c.step >= 46 or c.stage == "reduced_gradient"
     ]
-    early = judge(replace(made, comparisons=tuple(c for c in looks if c.step < 46)), [Desync()])
-    late = judge(replace(made, comparisons=tuple(looks)), [Desync()])
+    early = judge(replace(made, comparisons=tuple(c for c in samples if c.step < 46)), [Desync()])
+    late = judge(replace(made, comparisons=tuple(samples)), [Desync()])
     (before,), (after,) = early.alerts, late.alerts
     assert before.id == after.id
     assert (before.ranks, before.first_step) == ((0, 2), 40)
@@ -111,7 +111,7 @@ def test_of_two_that_sampled_first_the_parameters_show_which_one_is_wrong():
 def test_a_state_is_said_to_be_first_only_where_gradients_were_watched(gradients_at):
     """A gradient that is wrong at one step between two samples leaves a state that differs."""
     stages = ("reduced_gradient", "optimizer_state", "parameters")
-    looks = [
+    samples = [
         differing(step, stage, [0, 0, 1, 0])
         if step >= 40 and stage != "reduced_gradient"
         else equal(step, stage)
@@ -119,7 +119,7 @@ def test_a_state_is_said_to_be_first_only_where_gradients_were_watched(gradients
         for stage in stages
         if step % (gradients_at if stage == "reduced_gradient" else 8) == 0
     ]
-    (alert,) = judge(run(looks, steps=64), [Desync()]).alerts
+    (alert,) = judge(run(samples, steps=64), [Desync()]).alerts
     assert (alert.kind, alert.first_step, alert.ranks) == ("desync.optimizer", 40, (2,))
     assert "gradients agreed" in alert.cause
     said = "not compared at every step since step 32: one that was wrong" in alert.cause
@@ -131,23 +131,23 @@ def test_ranks_that_differ_in_a_few_tensors_from_the_start_do_not_go_their_own_w
     count, severity
 ):
     tensors = [TensorDifference(f"w{i}", (4, 4), (1,), 0.1, 0.1, 7) for i in range(count)]
-    looks = [
+    samples = [
         differing(step, stage, [0, 1], tensors, of=8)
         for step in range(40)
         for stage in ("reduced_gradient", "parameters")
     ]
-    (alert,) = judge(run(looks, ranks=2, kind=Unwrapped), [Desync()]).alerts
+    (alert,) = judge(run(samples, ranks=2, kind=Unwrapped), [Desync()]).alerts
     assert (alert.kind, alert.severity) == ("desync.gradients", severity)
 
 
 def test_a_loss_scale_of_its_own_is_the_cause_of_another_gradient():
-    looks = [equal(step, "hyperparameters") for step in range(30)]
+    samples = [equal(step, "hyperparameters") for step in range(30)]
     for step in range(30, 60):
         for stage in ("clipped_gradient", "hyperparameters", "parameters"):
-            looks.append(differing(step, stage, [0, 0, 1, 0]))
+            samples.append(differing(step, stage, [0, 0, 1, 0]))
     scales = np.full((4, 60), 65536.0)
     scales[2, 30:] /= 2
-    (alert,) = judge(run(looks, amp_scale=scales), [Desync()]).alerts
+    (alert,) = judge(run(samples, amp_scale=scales), [Desync()]).alerts
     assert (alert.kind, alert.stage) == ("desync.hyperparameters", "hyperparameters")
     assert (alert.ranks, alert.first_step, alert.severity) == ((2,), 30, "critical")
     assert "another loss scale" in alert.title
@@ -157,18 +157,18 @@ def test_a_loss_scale_of_its_own_is_the_cause_of_another_gradient():
 
 def test_a_learning_rate_of_its_own_comes_after_the_gradient_in_the_chain():
     stages = ("clipped_gradient", "hyperparameters", "parameters")
-    looks = [differing(step, s, [0, 0, 1, 0]) for step in range(30, 60) for s in stages]
+    samples = [differing(step, s, [0, 0, 1, 0]) for step in range(30, 60) for s in stages]
     rates = np.full((4, 60), 0.1)
     rates[2, 30:] /= 2
-    (alert,) = judge(run(looks, lr=rates, amp_scale=np.full((4, 60), 8.0)), [Desync()]).alerts
+    (alert,) = judge(run(samples, lr=rates, amp_scale=np.full((4, 60), 8.0)), [Desync()]).alerts
     assert (alert.kind, alert.stage) == ("desync.gradients", "clipped_gradient")
 
 
 def test_what_a_rank_loads_at_a_restart_is_dated_by_the_checkpoint():
     """Steps 32 to 36 are trained again after it, and were judged before."""
-    looks = [equal(step, "parameters") for step in range(37)]
-    looks += [differing(step, "parameters", [0, 0, 1, 0]) for step in range(37, 60)]
-    before, after = run(looks).windows((37,))
+    samples = [equal(step, "parameters") for step in range(37)]
+    samples += [differing(step, "parameters", [0, 0, 1, 0]) for step in range(37, 60)]
+    before, after = run(samples).windows((37,))
     after = replace(
         after,
         comparisons=(differing(32, "start", [0, 0, 1, 0]), *after.comparisons),
@@ -225,12 +225,12 @@ def test_what_shows_it_first_opens_the_alert_however_the_steps_are_cut():
     norms = np.tile(1.0 + 0.01 * np.arange(61), (4, 1))
     applied = norms[:, :60].copy()
     applied[1, 29:] = norms[1, 30:]  # a step ahead of what it has not taken
-    looks = [
+    samples = [
         c if c.step < 29 else differing(c.step, c.stage, [0, 1, 0, 0])
         for c in parted(30, ranks=4, every=1)
     ]
     thrown = discarding(29, 1, ranks=4)
-    made = run(looks, ranks=4, grad_norm=applied, passes_discarded=thrown)
+    made = run(samples, ranks=4, grad_norm=applied, passes_discarded=thrown)
     found = {
         (a.id, a.ranks, a.first_step, a.seen_step)
         for cuts in ((), range(60), (30,), (31,))
@@ -266,19 +266,19 @@ def statistics(step, clusters, distance, variance=0.02):
     return differing(step, "buffers", clusters, tensors, of=3)
 
 
-def severity_of(looks):
-    (alert,) = judge(run(looks, ranks=len(looks[0].ranks)), [Buffers()]).alerts
+def severity_of(samples):
+    (alert,) = judge(run(samples, ranks=len(samples[0].ranks)), [Buffers()]).alerts
     return alert.severity, alert.evidence["harm"]
 
 
 def test_statistics_of_each_ranks_own_batches_are_worth_a_note():
-    looks = [statistics(step, [0, 1, 2, 3], 0.1 + 0.01 * step) for step in range(40)]
-    assert severity_of(looks) == ("info", "")
+    samples = [statistics(step, [0, 1, 2, 3], 0.1 + 0.01 * step) for step in range(40)]
+    assert severity_of(samples) == ("info", "")
 
 
 def test_statistics_that_most_ranks_share_are_not_of_own_batches():
-    looks = [equal(20, "buffers"), statistics(30, [0, 0, 1, 0], 0.1)]
-    assert severity_of(looks) == ("warning", "minority")
+    samples = [equal(20, "buffers"), statistics(30, [0, 0, 1, 0], 0.1)]
+    assert severity_of(samples) == ("warning", "minority")
 
 
 def test_other_buffers_may_be_one_ranks_own():
@@ -287,13 +287,13 @@ def test_other_buffers_may_be_one_ranks_own():
 
 
 def test_statistics_that_differ_and_stay_as_they_are():
-    looks = [equal(20, "buffers", 2), *(statistics(step, [0, 1], 0.1) for step in (30, 34))]
-    assert severity_of(looks) == ("warning", "still")
+    samples = [equal(20, "buffers", 2), *(statistics(step, [0, 1], 0.1) for step in (30, 34))]
+    assert severity_of(samples) == ("warning", "still")
 
 
 def test_statistics_of_very_different_data():
-    looks = [statistics(s, [0, 1, 2, 3], 0.1 + s, variance=0.1 * s) for s in range(1, 9)]
-    assert severity_of(looks) == ("warning", "far")
+    samples = [statistics(s, [0, 1, 2, 3], 0.1 + s, variance=0.1 * s) for s in range(1, 9)]
+    assert severity_of(samples) == ("warning", "far")
 
 
 def own_statistics(step, ranks, jumped=None, *, since=40, size=6.0):
@@ -310,8 +310,8 @@ def own_statistics(step, ranks, jumped=None, *, since=40, size=6.0):
 
 @pytest.mark.parametrize("jumped", [0, 2])
 def test_statistics_that_one_rank_has_overwritten_are_dated_and_placed(jumped):
-    looks = [own_statistics(step, 4, jumped) for step in range(80)]
-    found = judge(run(looks, steps=80), [Buffers()]).alerts
+    samples = [own_statistics(step, 4, jumped) for step in range(80)]
+    found = judge(run(samples, steps=80), [Buffers()]).alerts
     own, jump = sorted(found, key=lambda alert: alert.first_step)
     assert (own.severity, own.first_step, own.evidence["harm"]) == ("info", 0, "")
     assert (jump.severity, jump.first_step, jump.ranks) == ("warning", 40, (jumped,))
@@ -320,36 +320,38 @@ def test_statistics_that_one_rank_has_overwritten_are_dated_and_placed(jumped):
 
 
 def test_of_two_ranks_nothing_shows_whose_statistics_jumped():
-    looks = [own_statistics(step, 2, 1) for step in range(80)]
-    jump = max(judge(run(looks, ranks=2, steps=80), [Buffers()]).alerts, key=lambda a: a.first_step)
+    samples = [own_statistics(step, 2, 1) for step in range(80)]
+    jump = max(
+        judge(run(samples, ranks=2, steps=80), [Buffers()]).alerts, key=lambda a: a.first_step
+    )
     assert (jump.first_step, jump.ranks) == (40, (0, 1))
     assert "nothing shows which one" in jump.cause
 
 
 def test_statistics_that_move_within_what_batches_do_are_no_jump():
-    looks = [own_statistics(step, 4, 2, size=0.3) for step in range(80)]
-    assert severity_of(looks) == ("info", "")
+    samples = [own_statistics(step, 4, 2, size=0.3) for step in range(80)]
+    assert severity_of(samples) == ("info", "")
 
 
 def test_statistics_of_different_models_say_nothing_of_the_data():
     moved = [TensorDifference("w", (4, 4), (1, 2, 3), 0.3, 0.3, 9)]
-    looks = [
-        look
+    samples = [
+        sample
         for s in range(1, 9)
-        for look in (
+        for sample in (
             statistics(s, [0, 1, 2, 3], 0.1 + s, variance=0.1 * s),
             differing(s, "parameters", [0, 1, 2, 3], moved, of=1),
         )
     ]
-    assert severity_of(looks) == ("info", "")
+    assert severity_of(samples) == ("info", "")
 
 
 def test_buffers_of_the_others_that_agree_show_nothing():
-    looks = [
+    samples = [
         of_ranks(c, 0, 1, 3) if c.step % 3 == 1 else c
         for c in (statistics(step, [0, 0, 1, 0], 0.1 + step) for step in range(30, 60))
     ]
-    (alert,) = judge(run(looks), [Buffers()]).alerts
+    (alert,) = judge(run(samples), [Buffers()]).alerts
     assert (alert.first_step, alert.state) == (30, "open")
 
 
@@ -378,11 +380,11 @@ def test_what_ranks_with_different_parts_both_hold_is_said_to_be_compared():
 def test_a_momentum_of_its_own_comes_before_the_state_that_it_makes():
     """A setting other than the rate goes into the state of the same step."""
     stages = ("optimizer_state", "hyperparameters", "parameters")
-    looks = [equal(step, stage) for step in range(30) for stage in stages]
-    looks += [differing(step, s, [0, 0, 1, 0]) for step in range(30, 60) for s in stages]
+    samples = [equal(step, stage) for step in range(30) for stage in stages]
+    samples += [differing(step, s, [0, 0, 1, 0]) for step in range(30, 60) for s in stages]
     given = np.full((4, 60), np.nan)
     given[:, 0], given[2, 30] = 0.9, 0.5
-    made = run(looks, lr=np.full((4, 60), 0.1), **{"hyperparameters/0/momentum": given})
+    made = run(samples, lr=np.full((4, 60), 0.1), **{"hyperparameters/0/momentum": given})
     (alert,) = judge(made, [Desync()]).alerts
     assert (alert.kind, alert.stage) == ("desync.hyperparameters", "hyperparameters")
     assert (alert.ranks, alert.first_step) == ((2,), 30)
@@ -395,20 +397,20 @@ def test_a_momentum_of_its_own_comes_before_the_state_that_it_makes():
 
 def test_a_state_that_was_restored_with_its_rate_is_a_matter_of_the_state():
     stages = ("optimizer_state", "hyperparameters", "parameters")
-    looks = [differing(step, s, [0, 0, 1, 0]) for step in range(30, 60) for s in stages]
+    samples = [differing(step, s, [0, 0, 1, 0]) for step in range(30, 60) for s in stages]
     rates = np.full((4, 60), 0.1)
     rates[2, 30:] = 0.2
-    (alert,) = judge(run(looks, lr=rates), [Desync()]).alerts
+    (alert,) = judge(run(samples, lr=rates), [Desync()]).alerts
     assert (alert.kind, alert.stage) == ("desync.optimizer", "optimizer_state")
 
 
 def test_a_setting_of_a_further_group_is_named():
     """Of further groups, only what differs from the first is posted when the run begins."""
-    looks = [differing(step, "hyperparameters", [0, 1, 0]) for step in range(30, 60)]
+    samples = [differing(step, "hyperparameters", [0, 1, 0]) for step in range(30, 60)]
     first, second = np.full((3, 60), np.nan), np.full((3, 60), np.nan)
     first[:, 0], second[1, 30] = 0.1, 0.4
     made = run(
-        looks,
+        samples,
         ranks=3,
         **{"hyperparameters/0/weight_decay": first, "hyperparameters/1/weight_decay": second},
     )
@@ -419,10 +421,10 @@ def test_a_setting_of_a_further_group_is_named():
 
 
 def test_of_two_ranks_with_different_betas_both_values_are_reported():
-    looks = [differing(step, "hyperparameters", [0, 1]) for step in range(30, 60)]
+    samples = [differing(step, "hyperparameters", [0, 1]) for step in range(30, 60)]
     given = np.full((2, 60), np.nan)
     given[:, 0], given[1, 30] = 0.9, 0.8
-    made = run(looks, ranks=2, **{"hyperparameters/0/betas.0": given})
+    made = run(samples, ranks=2, **{"hyperparameters/0/betas.0": given})
     (alert,) = judge(made, [Desync()]).alerts
     assert alert.title == (
         "Ranks 0 and 1 have different values of beta1 since step 30 (0.8 and 0.9)"

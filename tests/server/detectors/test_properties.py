@@ -19,8 +19,8 @@ RECORDED = [path.stem for path in sorted(TRACES.glob("*.npz"))]
 FAULTY = [name for name in RECORDED if name.startswith("F")]
 # What the losses of recorded trainings are, where they need not fall.
 PROFILES = {"H18-ring-gan": "adversarial"}
-APART = ["none", "start", "bitflip", "skipped", "bypassed", "rate", "drift", "step-skipped"]
-APART += ["none+own", "skipped+own", "none+one"]
+DIVERGENT = ["none", "start", "bitflip", "skipped", "bypassed", "rate", "drift", "step-skipped"]
+DIVERGENT += ["none+own", "skipped+own", "none+one"]
 # Every link posted, through the aligner.
 CHAIN = ["none", "sum", "swapped", "mixed", "lost-rank", "accumulating", "noise-added", "one-clips"]
 CHAIN += ["pair-duplicated", "same-order", "restart-replays", "overlap", "frozen", "one-frozen"]
@@ -91,7 +91,7 @@ def exact(judgement):
     return [repr(alert) for alert in judgement.alerts], judgement.checks
 
 
-names = st.sampled_from(RECORDED + APART + LATE + [f"chain {fault}" for fault in CHAIN])
+names = st.sampled_from(RECORDED + DIVERGENT + LATE + [f"chain {fault}" for fault in CHAIN])
 
 
 @given(name=names, cuts=st.lists(st.integers(0, 700), max_size=12))

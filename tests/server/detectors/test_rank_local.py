@@ -8,7 +8,7 @@ import pytest
 from rankscope.server.comparison import compare
 from rankscope.server.detectors.data.duplicated import Duplicated
 from rankscope.server.detectors.desync import Desync
-from rankscope.server.detectors.desync.versions import Look, Versions
+from rankscope.server.detectors.desync.versions import VersionFacts, Versions
 from rankscope.server.window import Series, Window
 from tests.support.judging import judge
 from tests.support.timings import averages
@@ -70,7 +70,7 @@ def test_digests_of_models_with_copies_are_no_versions_of_one_model():
         digests={"start": digests, "parameters": digests},
         rank_local=frozenset(range(4)),
     )
-    assert Versions().take(window, 0, range(4)) == Look()
+    assert Versions().take(window, 0, range(4)) == VersionFacts()
 
 
 def test_ranks_that_read_the_same_batches_are_reported():

@@ -8,13 +8,15 @@ from rankscope.server.detectors.rank.recurring import beat, tail
 from tests.support.judging import judge
 from tests.support.traces import Trace
 
-SPAN = 600
+SAMPLES = 600
 
 
-def found(looks):
+def found(samples):
     """What a rank's events, taken one after the other, say at their most improbable."""
-    looks = np.array(looks)
-    reported = [beat(looks[: n + 1], last + 1, least=5, shortest=8) for n, last in enumerate(looks)]
+    samples = np.array(samples)
+    reported = [
+        beat(samples[: n + 1], last + 1, least=5, shortest=8) for n, last in enumerate(samples)
+    ]
     return min(
         (one for one in reported if one is not None), key=lambda one: one.chance, default=None
     )
@@ -22,28 +24,28 @@ def found(looks):
 
 def test_a_distance_is_found_among_other_events():
     random = np.random.default_rng(0)
-    other = random.choice(SPAN, 12, replace=False)
-    one = found(sorted({*range(36, SPAN, 37), *other.tolist()}))
+    other = random.choice(SAMPLES, 12, replace=False)
+    one = found(sorted({*range(36, SAMPLES, 37), *other.tolist()}))
     assert one.period == 37
-    assert set(one.looks) >= set(range(one.looks[0], SPAN, 37))
+    assert set(one.samples) >= set(range(one.samples[0], SAMPLES, 37))
     assert one.chance < 1e-9
 
 
 def test_some_may_be_missing():
-    looks = [36, 73, 110, 184, 221, 332, 369, 480]
-    one = found(looks)
+    samples = [36, 73, 110, 184, 221, 332, 369, 480]
+    one = found(samples)
     assert one.period == 37
-    assert one.looks == tuple(looks)
+    assert one.samples == tuple(samples)
 
 
-@pytest.mark.parametrize("looks", [[], [10], [10, 20, 30, 40], [10, 13, 16, 19, 22]])
-def test_too_few_or_too_close(looks):
-    assert found(looks) is None
+@pytest.mark.parametrize("samples", [[], [10], [10, 20, 30, 40], [10, 13, 16, 19, 22]])
+def test_too_few_or_too_close(samples):
+    assert found(samples) is None
 
 
 def test_less_than_half_of_them_make_no_beat():
     assert found([10, 110, 210, 310, 410, 421]).period == 100
-    assert beat(np.array([10, 40, 120, 200, 310]), SPAN, least=5, shortest=8) is None
+    assert beat(np.array([10, 40, 120, 200, 310]), SAMPLES, least=5, shortest=8) is None
 
 
 def test_chance_is_no_smaller_than_it_should_be():
@@ -51,8 +53,8 @@ def test_chance_is_no_smaller_than_it_should_be():
     random = np.random.default_rng(1)
     chances = []
     for _ in range(400):
-        looks = np.flatnonzero(random.random(SPAN) < random.uniform(0.01, 0.3))
-        one = found(looks.tolist())
+        samples = np.flatnonzero(random.random(SAMPLES) < random.uniform(0.01, 0.3))
+        one = found(samples.tolist())
         chances.append(1.0 if one is None else one.chance)
     assert np.mean(np.array(chances) < 1e-3) < 0.02
     assert min(chances) > 1e-5

@@ -27,7 +27,7 @@ def window(first, count, *, world_size=2, metrics=("loss",), absent=()):
     )
 
 
-class Tells(Detector[list]):
+class Reports(Detector[list]):
     kinds = ("loss.spike",)
     needs = ("loss",)
     wants = ("lr",)
@@ -67,11 +67,11 @@ class Fails(Detector[None]):
 
 def test_what_is_read_of_a_run():
     read = {"loss", "lr", "accuracy"}
-    assert Evaluation([Tells(), Compares(), Fails()]).needs == read | LOGGED
+    assert Evaluation([Reports(), Compares(), Fails()]).needs == read | LOGGED
 
 
 def test_every_kind_has_an_answer_and_findings_come_by_steps():
-    evaluation = Evaluation([Tells(), Compares()])
+    evaluation = Evaluation([Reports(), Compares()])
     findings, checks = evaluation.advance(window(0, 5, world_size=3))
     assert checks == dict.fromkeys(("loss.spike", "rank.loss_outlier", "rank.silent"), OK)
     assert [(f.kind, f.seen_step) for f in findings] == [("rank.silent", 1), ("loss.spike", 3)]
@@ -86,7 +86,7 @@ def test_too_few_ranks_are_no_reason_to_pass():
 
 @pytest.mark.parametrize("absent", [(), ("loss",)])
 def test_missing_input(absent):
-    evaluation = Evaluation([Tells()])
+    evaluation = Evaluation([Reports()])
     _, checks = evaluation.advance(window(0, GRACE - 1, metrics=("lr",), absent=absent))
     assert checks["loss.spike"].status is Status.INSUFFICIENT_DATA
     _, checks = evaluation.advance(window(GRACE - 1, 1, metrics=("lr",), absent=absent))
@@ -106,7 +106,7 @@ def test_missing_input(absent):
     ],
 )
 def test_how_missing_series_are_reported(needs, steps, why):
-    class Needs(Tells):
+    class Needs(Reports):
         pass
 
     Needs.needs = needs
@@ -115,14 +115,14 @@ def test_how_missing_series_are_reported(needs, steps, why):
 
 
 def test_a_series_that_was_there_once_is_not_missing():
-    evaluation = Evaluation([Tells()])
+    evaluation = Evaluation([Reports()])
     evaluation.advance(window(0, 1))
     _, checks = evaluation.advance(window(1, 100, metrics=()))
     assert checks["loss.spike"] is OK
 
 
 def test_a_fault_of_one_detector_is_contained_and_reported_once(caplog):
-    evaluation = Evaluation([Fails(), Tells()])
+    evaluation = Evaluation([Fails(), Reports()])
     with caplog.at_level(logging.ERROR):
         for first in range(0, 40, 5):
             findings, checks = evaluation.advance(window(first, 5, metrics=("loss", "accuracy")))
@@ -144,7 +144,7 @@ class Foreign(Compares):
     kinds = ("loss.plateau",)
 
 
-class Silent(Tells):
+class Silent(Reports):
     def advance(self, window, state):
         return Outcome({})
 
@@ -157,7 +157,7 @@ def test_an_answer_that_would_be_lost_is_a_fault(wrong, reported):
 
 def test_time_is_measured_by_a_clock_that_is_handed_in():
     ticks = iter(range(100))
-    evaluation = Evaluation([Tells(), Compares()], clock=lambda: float(next(ticks)))
+    evaluation = Evaluation([Reports(), Compares()], clock=lambda: float(next(ticks)))
     evaluation.advance(window(0, 5))
     evaluation.advance(window(5, 5))
-    assert evaluation.seconds == {"Tells": 2.0, "Compares": 0.0}
+    assert evaluation.seconds == {"Reports": 2.0, "Compares": 0.0}

@@ -14,13 +14,13 @@ from tests.support.traces import Trace
 
 STEPS = 700
 # As an agent samples, at every step at first, then at ever fewer.
-LOOKS = [*range(9), 16, *range(64, STEPS, 64)]
+SAMPLED = [*range(9), 16, *range(64, STEPS, 64)]
 
 
-def sampled(values, looks, *, without=()):
+def sampled(values, at, *, without=()):
     """Which values were posted: at those samples, but for pairs of rank and step."""
     present = np.zeros_like(values, dtype=bool)
-    present[:, list(looks)] = True
+    present[:, list(at)] = True
     for rank, step in without:
         present[rank, step] = False
     return present
@@ -31,7 +31,7 @@ def test_samples_of_other_ranks_do_not_show_that_batches_are_of_one_size(cuts):
     sizes = np.full((4, STEPS), 16.0)
     sizes[1] = 2.0
     # At one sample the rank whose batches are small reports none.
-    present = sampled(sizes, [*LOOKS, 48], without=[(0, 48), (1, 48)])
+    present = sampled(sizes, [*SAMPLED, 48], without=[(0, 48), (1, 48)])
     made = Trace("made", 0, np.arange(STEPS), {"samples": sizes}, present={"samples": present})
     (alert,) = judge(made, [Imbalanced()], cuts).alerts
     assert (alert.state, alert.ranks, alert.first_step) == ("open", (1,), 0)
@@ -40,7 +40,7 @@ def test_samples_of_other_ranks_do_not_show_that_batches_are_of_one_size(cuts):
 def test_a_sample_of_the_rank_itself_does():
     sizes = np.full((4, STEPS), 16.0)
     sizes[1, :100] = 2.0
-    present = sampled(sizes, LOOKS)
+    present = sampled(sizes, SAMPLED)
     made = Trace("made", 0, np.arange(STEPS), {"samples": sizes}, present={"samples": present})
     (alert,) = judge(made, [Imbalanced()]).alerts
     assert (alert.state, alert.last_step) == ("resolved", 127)
@@ -55,12 +55,12 @@ class Pair:
 
     loss: np.ndarray
     batches: np.ndarray
-    looks: tuple[int, ...] = tuple(LOOKS)
+    sampled_at: tuple[int, ...] = tuple(SAMPLED)
 
     def windows(self, cuts=()):
         edges = [0, *sorted({cut + 1 for cut in cuts if cut < STEPS - 1}), STEPS]
-        looked = sampled(self.batches, self.looks)
-        everywhere = np.ones_like(looked)
+        present = sampled(self.batches, self.sampled_at)
+        everywhere = np.ones_like(present)
         for first, end in pairwise(edges):
             at = slice(first, end)
             yield Window(
@@ -68,18 +68,18 @@ class Pair:
                 ranks=np.arange(2),
                 steps=np.arange(first, end),
                 series={"loss": Series(self.loss[:, at], everywhere[:, at])},
-                digests={"batch": Series(self.batches[:, at], looked[:, at])},
+                digests={"batch": Series(self.batches[:, at], present[:, at])},
                 classes=((0,), (1,)),
                 last_step=end - 1,
             )
 
 
-def pair(batches_apart=300, losses_apart=300):
+def pair(batches_differ=300, losses_differ=300):
     """Batches and losses of which rank 1 has others from some step on."""
     loss = np.tile(np.random.default_rng(0).lognormal(size=STEPS), (2, 1))
-    loss[1, losses_apart:] *= 1.01
+    loss[1, losses_differ:] *= 1.01
     batches = np.tile(np.arange(1, STEPS + 1, dtype=np.uint64), (2, 1))
-    batches[1, batches_apart:] += np.uint64(STEPS)
+    batches[1, batches_differ:] += np.uint64(STEPS)
     return Pair(loss, batches)
 
 
@@ -91,9 +91,9 @@ def test_losses_that_are_no_longer_one_show_since_when_batches_are_not(cuts):
     assert "Since step 300 they no longer have one and the same loss." in alert.cause
 
 
-@pytest.mark.parametrize("apart", [0, 200])
-def test_losses_that_were_different_before_show_nothing(apart):
-    (alert,) = judge(pair(losses_apart=apart), [BatchShared()]).alerts
+@pytest.mark.parametrize("since", [0, 200])
+def test_losses_that_were_different_before_show_nothing(since):
+    (alert,) = judge(pair(losses_differ=since), [BatchShared()]).alerts
     assert (alert.first_step, alert.evidence["losses_apart"]) == (320, None)
 
 
@@ -105,4 +105,4 @@ def test_losses_that_are_no_numbers_are_not_different_ones():
 
 
 def test_other_losses_with_one_batch_are_no_other_batches():
-    assert not judge(pair(batches_apart=STEPS), [BatchShared()]).alerts
+    assert not judge(pair(batches_differ=STEPS), [BatchShared()]).alerts

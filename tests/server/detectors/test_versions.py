@@ -16,7 +16,7 @@ CUTS = ((), range(0, STEPS, 7), range(STEPS))
 
 
 @dataclass
-class Words:
+class Digests:
     """A job of which only model digests are known: what each rank held after each step."""
 
     ranks: int
@@ -72,7 +72,7 @@ class Words:
 
 def averaged(ranks, *, every=8, absent=None, at=23):
     """Local SGD: each rank by itself, and after every N steps all take the mean."""
-    job = Words(ranks)
+    job = Digests(ranks)
     random = np.random.default_rng(3)
     held = np.full(ranks, job.start, np.uint64)
     for step in range(STEPS):
@@ -89,7 +89,7 @@ def averaged(ranks, *, every=8, absent=None, at=23):
 
 def served(ranks, *, every=3, late=None, at=40, own=None):
     """A parameter server: rank 0 makes versions, each worker pulls now and then."""
-    job = Words(ranks)
+    job = Digests(ranks)
     held = np.full(ranks, job.start, np.uint64)
     for step in range(STEPS):
         job.before[:, step] = held

@@ -19,7 +19,7 @@ PLURALS = {
 VERBS = {"is": "are", "was": "were", "has": "have", "does": "do"}
 
 
-def words_given_to(name):
+def arguments_of(name):
     """The last argument of each call of a function of that name, where it is a literal."""
     return sorted(
         {
@@ -80,7 +80,7 @@ def test_counts_and_sentences():
     assert wording.sentences("One.", "", "Two.") == "One. Two."
 
 
-@pytest.mark.parametrize("thing", words_given_to("count"))
+@pytest.mark.parametrize("thing", arguments_of("count"))
 def test_every_noun_that_is_counted_has_its_plural(thing):
     many = PLURALS.get(thing, f"{thing}s")
     assert thing in PLURALS or not thing.endswith(("s", "x", "z", "ch", "sh", "y")), "name it"
@@ -90,7 +90,7 @@ def test_every_noun_that_is_counted_has_its_plural(thing):
 
 
 def test_nouns_are_found_in_the_source():
-    assert {"step", "odd batch", "matrix", "trained tensor"} <= set(words_given_to("count"))
+    assert {"step", "odd batch", "matrix", "trained tensor"} <= set(arguments_of("count"))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_plurals_by_the_ending(thing, many):
     assert wording.plural(thing) == many
 
 
-@pytest.mark.parametrize("verb", words_given_to("agree"))
+@pytest.mark.parametrize("verb", arguments_of("agree"))
 def test_every_verb_agrees_with_its_number(verb):
     assert verb in VERBS or verb.endswith(("es", "s"))
     assert wording.agree(1, verb) == verb

@@ -256,17 +256,17 @@ def test_of_the_settings_that_are_numbers_one_that_differs_counts():
 @settings(deadline=None)
 @given(
     posts=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 7)), min_size=1, max_size=40),
-    looks=st.lists(st.booleans(), min_size=40, max_size=40),
+    evaluations=st.lists(st.booleans(), min_size=40, max_size=40),
 )
-def test_how_it_comes_does_not_matter(posts, looks):
+def test_how_it_comes_does_not_matter(posts, evaluations):
     aligner = Aligner({"loss"})
     done = [0, 0, 0]
     seen, values = [], []
-    for (rank, count), look in zip(posts, looks, strict=False):
+    for (rank, count), evaluate in zip(posts, evaluations, strict=False):
         columns = [part(rank, range(done[rank], done[rank] + count))]
         done[rank] += count
         aligner.add(data(columns, [life(r, done[r] - 1) for r in range(3)], world_size=3))
-        if look:
+        if evaluate:
             for window in aligner.windows(0.0):
                 seen += window.steps.tolist()
                 if len(window.steps):

@@ -27,7 +27,7 @@ from tests.support.judging import judge
 from tests.support.scenarios import TRACES, apart, recorded
 
 RECORDED = [path.stem for path in sorted(TRACES.glob("*.npz"))]
-APART = ["none", "start", "bitflip", "skipped", "rate", "drift", "step-skipped", "none+own"]
+DIVERGENT = ["none", "start", "bitflip", "skipped", "rate", "drift", "step-skipped", "none+own"]
 CHAIN = ["none", "sum", "swapped", "accumulating", "one-clips", "pair-duplicated", "same-order"]
 CHAIN += ["restart-replays", "overlap", "frozen", "skips", "nonfinite", "other-commit"]
 CHAIN += ["holds-others", "same-rng", "ended-schedule"]
@@ -55,7 +55,7 @@ def whole(name):
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(
-    name=st.sampled_from(RECORDED + APART + [f"chain {fault}" for fault in CHAIN]),
+    name=st.sampled_from(RECORDED + DIVERGENT + [f"chain {fault}" for fault in CHAIN]),
     cuts=st.lists(st.integers(0, 700), max_size=6),
 )
 def test_detectors_go_on_from_a_snapshot(name, cuts):

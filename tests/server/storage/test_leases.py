@@ -101,7 +101,7 @@ def test_leases_leave_to_others_and_get_what_is_left(engine):
     assert set(one.of(runs)) == set(runs)  # nobody else is there
     assert other.of(runs) == {}
     one.stop()
-    other._looked_at = 0.0
+    other._checked_at = 0.0
     assert set(other.of(runs)) == set(runs)
     other.stop()
     with reading(engine) as connection:
