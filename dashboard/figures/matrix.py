@@ -178,5 +178,5 @@ def _summary(
     if groups <= 1:
         return f"{head}: all equal to the last bit"
     known = distances[np.isfinite(distances)]
-    size = f", at most {known.max():.3g} apart (L2)" if known.size else ", distances not sampled"
+    size = f", distance at most {known.max():.3g} (L2)" if known.size else ", distances not sampled"
     return f"{head}: {groups} groups that differ{size}"

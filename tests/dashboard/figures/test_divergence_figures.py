@@ -163,7 +163,7 @@ def test_the_matrix_shows_groups_and_writes_distances_of_four_ranks():
     assert texts[0, 1] == "="
     assert texts[0, 2] == texts[2, 3] == "2.0e0"
     assert figure.layout.meta["summary"] == (
-        "parameters of 4 ranks at step 137: 2 groups that differ, at most 2 apart (L2)"
+        "parameters of 4 ranks at step 137: 2 groups that differ, distance at most 2 (L2)"
     )
     assert layer(figure, "distance").colorbar.title.text == "L2 distance"
 

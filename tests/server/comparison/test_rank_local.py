@@ -31,7 +31,7 @@ HYBRID = {rank: hybrid(rank) for rank in range(4)}
 
 
 def made(rank, stage, digests, of="parameters", step=5):
-    """A fingerprint whose sketches are as far apart as its digests."""
+    """A fingerprint whose sketches differ as much as its digests."""
     digests = np.array(digests, np.uint64)
     sketches = np.full((len(digests), 4), 1.0) * digests[:, None]
     reported = wire.Print(step=step, stage=stage, table=of, digests=digests, sketches=sketches)

@@ -64,9 +64,9 @@ def compared(aligner, tables, step, fingerprints=(), digests=()):
     return [c for window in aligner.windows(100.0) for c in window.comparisons]
 
 
-def pairs(step, *, apart, stage=GRADIENT):
+def pairs(step, *, differ, stage=GRADIENT):
     """`norm` differs between the halves, or does not."""
-    return [fingerprint_of(r, step, [7 + (apart and r % 2), 20 + r % 2], stage) for r in range(4)]
+    return [fingerprint_of(r, step, [7 + (differ and r % 2), 20 + r % 2], stage) for r in range(4)]
 
 
 def digests(step):
@@ -78,8 +78,8 @@ def digests(step):
 
 def test_what_all_hold_is_compared_between_ranks_that_hold_different_halves():
     aligner = Aligner({"loss"})
-    [good] = compared(aligner, PAIRS, 0, pairs(0, apart=False))
-    [found] = compared(aligner, {}, 1, pairs(1, apart=True))
+    [good] = compared(aligner, PAIRS, 0, pairs(0, differ=False))
+    [found] = compared(aligner, {}, 1, pairs(1, differ=True))
     assert good.equal
     assert found.deviating == (0, 1, 2, 3)
     assert not found.decided
@@ -90,8 +90,8 @@ def test_what_all_hold_is_compared_between_ranks_that_hold_different_halves():
 def test_ranks_that_share_nothing_else_are_said_to_agree_in_what_they_do():
     tables = {rank: PAIRS[rank] for rank in (0, 1)}
     aligner = Aligner(())
-    for step, apart in ((0, False), (1, True), (2, False)):
-        fingerprints = pairs(step, apart=apart)[:2]
+    for step, differ in ((0, False), (1, True), (2, False)):
+        fingerprints = pairs(step, differ=differ)[:2]
         liveness = tuple(
             LivenessPart(RankLiveness(r, 95.0, 100.0, step), 0, step, 0.0) for r in (0, 1)
         )
@@ -109,24 +109,24 @@ def test_ranks_that_share_nothing_else_are_said_to_agree_in_what_they_do():
             )
         )
         [found] = [c for window in aligner.windows(100.0) for c in window.comparisons]
-        assert (found.ranks.tolist(), found.equal) == ([0, 1], not apart)
+        assert (found.ranks.tolist(), found.equal) == ([0, 1], not differ)
 
 
 def test_halves_are_not_compared_with_each_other():
-    [found] = compared(Aligner({"loss"}), PAIRS, 0, pairs(0, apart=False))
+    [found] = compared(Aligner({"loss"}), PAIRS, 0, pairs(0, differ=False))
     assert found.equal
     assert found.ranks.tolist() == [0, 1, 2, 3]
 
 
 def test_a_rank_that_leaves_its_class_is_that_and_no_more():
-    fingerprints = pairs(0, apart=False)
+    fingerprints = pairs(0, differ=False)
     fingerprints[2] = fingerprint_of(2, 0, [8, 99])
     [found] = compared(Aligner({"loss"}), PAIRS, 0, fingerprints)
     assert found.ranks.tolist() == [0, 2]
 
 
 def test_who_is_wrong_in_what_more_ranks_hold_is_reported_by_all_of_them():
-    fingerprints = pairs(0, apart=False)
+    fingerprints = pairs(0, differ=False)
     fingerprints[2] = fingerprint_of(2, 0, [8, 20])
     [found] = compared(Aligner({"loss"}), PAIRS, 0, fingerprints)
     assert found.ranks.tolist() == [0, 1, 2, 3]
@@ -135,7 +135,7 @@ def test_who_is_wrong_in_what_more_ranks_hold_is_reported_by_all_of_them():
 
 
 def test_what_has_spread_over_a_class_is_reported_of_the_class():
-    fingerprints = pairs(0, apart=False)
+    fingerprints = pairs(0, differ=False)
     fingerprints[0] = fingerprint_of(0, 0, [8, 20])
     fingerprints[2] = fingerprint_of(2, 0, [9, 20])
     [found] = compared(Aligner({"loss"}), PAIRS, 0, fingerprints)
@@ -181,9 +181,9 @@ def test_stages_of_a_pipeline_may_have_settings_of_their_own():
 
 def test_classes_that_agree_do_not_show_that_it_is_over():
     aligner = Aligner({"loss"})
-    compared(aligner, PAIRS, 0, pairs(0, apart=True, stage="parameters"))
+    compared(aligner, PAIRS, 0, pairs(0, differ=True, stage="parameters"))
     assert compared(aligner, {}, 1, digests=digests(1)) == []
-    [over] = compared(aligner, {}, 2, pairs(2, apart=False, stage="parameters"))
+    [over] = compared(aligner, {}, 2, pairs(2, differ=False, stage="parameters"))
     assert over.equal
     [after] = compared(aligner, {}, 3, digests=digests(3))
     assert after.equal

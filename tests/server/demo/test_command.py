@@ -9,7 +9,7 @@ from rankscope.server.demo.faults import FAULTS
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "phrases"),
     [
         (["--fault", "bitflop"], ["bitflop", "bitflip", "skipped-allreduce"]),
         (["--ranks", "1"], ["--ranks 1", "2 to 64"]),
@@ -19,10 +19,10 @@ from rankscope.server.demo.faults import FAULTS
         (["--port", "70000"], ["--port 70000"]),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_reason(argv, words, capsys):
+def test_what_cannot_work_is_refused_with_the_reason(argv, phrases, capsys):
     assert main(argv) == 2
     reported = capsys.readouterr()
-    assert all(word in reported.err for word in words)
+    assert all(phrase in reported.err for phrase in phrases)
     assert reported.out == ""
 
 

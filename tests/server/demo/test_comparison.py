@@ -30,7 +30,7 @@ def test_the_right_alert_is_as_injected():
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    ("changes", "phrase"),
     [
         ({"kind": "desync.gradients"}, "kind"),
         ({"ranks": [3]}, "ranks"),
@@ -43,11 +43,11 @@ def test_the_right_alert_is_as_injected():
         ({"severity": "info"}, "no alert"),
     ],
 )
-def test_anything_else_about_it_is_wrong(changes, word):
+def test_anything_else_about_it_is_wrong(changes, phrase):
     comparison = compare(FLIP, [alert(**changes)], world_size=4)
     assert not comparison.as_injected
     assert len(comparison.wrong) == 1
-    assert word in comparison.wrong[0]
+    assert phrase in comparison.wrong[0]
 
 
 def test_a_second_root_alert_is_wrong_and_an_info_beside_it_is_not():

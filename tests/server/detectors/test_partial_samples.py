@@ -299,13 +299,15 @@ def test_statistics_of_very_different_data():
 def own_statistics(step, ranks, jumped=None, *, since=40, size=6.0):
     """Each rank follows its own batches; `distance` is from the first rank's."""
     random = np.random.default_rng(step)
-    apart = 0.05 * (1 + 0.3 * random.random(ranks))
-    apart[0] = 0.0
+    distance = 0.05 * (1 + 0.3 * random.random(ranks))
+    distance[0] = 0.0
     far = jumped is not None and step >= since
     if far:
-        apart[slice(1, None) if jumped == 0 else jumped] = size * (1 + 0.01 * random.random())
-    made = statistics(step, list(range(ranks)), float(apart.max()), variance=float(apart.max()))
-    return replace(made, distance=apart, relative=apart)
+        distance[slice(1, None) if jumped == 0 else jumped] = size * (1 + 0.01 * random.random())
+    made = statistics(
+        step, list(range(ranks)), float(distance.max()), variance=float(distance.max())
+    )
+    return replace(made, distance=distance, relative=distance)
 
 
 @pytest.mark.parametrize("jumped", [0, 2])

@@ -39,8 +39,8 @@ def test_name_default_unit_and_meaning_are_those_of_the_class():
     share, many, few, trend = thresholds(Some)
     assert (share.name, share.default, share.unit) == ("share", 0.5, "share")
     assert share.meaning == "of what there is, reported in a sentence that goes on in the next line"
-    assert (many.default, many.unit, many.meaning) == (8, "observations", "so many")
-    assert few.meaning == "so many"
+    assert (many.default, many.unit, many.meaning) == (8, "observations", "this many")
+    assert few.meaning == "this many"
     assert (share.least, share.most) == (0.0, 1.0)
     assert trend.least == float("-inf")
 

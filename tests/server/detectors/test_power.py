@@ -71,10 +71,10 @@ def test_a_loss_that_has_fallen_to_zero_is_healthy():
 
 def seen_at(steps, *, until, reach):
     """The answer where one digest is recorded at each of some steps of a run."""
-    words = np.zeros((1, until), dtype=np.uint64)
+    digests = np.zeros((1, until), dtype=np.uint64)
     present = np.zeros((1, until), dtype=bool)
     present[:, list(steps)] = True
-    run = Trace("words", 0, np.arange(until), {"loss": np.ones((1, until))})
+    run = Trace("digests", 0, np.arange(until), {"loss": np.ones((1, until))})
     recorded = Recorded(frozenset(reach.series))
     from dataclasses import replace
 
@@ -82,7 +82,7 @@ def seen_at(steps, *, until, reach):
 
     for window in run.windows(range(0, until, 37)):
         at = np.searchsorted(np.arange(until), window.steps)
-        found = {"batch": Series(words[:, at], present[:, at])}
+        found = {"batch": Series(digests[:, at], present[:, at])}
         recorded.take(replace(window, digests=found))
     return recorded.qualified("data.unshuffled", Check(Status.OK, "Nothing came again."), [reach])
 

@@ -154,8 +154,8 @@ def test_what_was_loaded_at_a_restart_is_compared_although_its_steps_were():
     aligner.add(replace(more, fingerprints=old))
     [window] = aligner.windows(0.0)
     assert window.steps.tolist() == [37, 38, 39]
-    [apart] = window.comparisons
-    assert (apart.step, apart.stage, apart.ranks.tolist(), apart.equal) == (
+    [found] = window.comparisons
+    assert (found.step, found.stage, found.ranks.tolist(), found.equal) == (
         32,
         "start",
         [0, 1],

@@ -1,4 +1,4 @@
-"""Alignment and comparison where ranks restart, fall silent, sample apart or are read in pages."""
+"""Alignment and comparison where ranks restart, fall silent, or sample other steps; in pages."""
 
 import numpy as np
 

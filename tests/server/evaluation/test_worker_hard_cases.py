@@ -142,7 +142,7 @@ def test_dense_sampling_reaches_ranks_that_post_once_a_second(engine, steps):
     # Evaluated after each round of posts, so that no rank is ahead of what was found.
     for first in range(0, 12 * steps, steps):
         for rank in range(4):
-            # Apart from the last step of a batch on.
+            # They differ from the last step of a batch on.
             answer = job.post(rank, range(first, first + steps), parted(rank, 7 * steps - 1))
             if answer.dense_until is not None:
                 requests.append((first, answer.dense_until))

@@ -1,4 +1,4 @@
-"""Ranks in step come back in one array, and whatever is different about one apart from it."""
+"""Ranks in step come back in one array, and whatever differs about one rank separately."""
 
 import numpy as np
 import pytest
