@@ -130,8 +130,8 @@ def _listen(settings: Settings, listener: socket.socket, started: Callable[[], N
 
 
 def db(argv: Sequence[str]) -> int:
-    """`rankscope db upgrade|current|prune|partition|distribute`: looks after a database."""
-    parser = argparse.ArgumentParser(prog="rankscope db", description="Look after the database.")
+    """`rankscope db upgrade|current|prune|partition|distribute`: maintains a database."""
+    parser = argparse.ArgumentParser(prog="rankscope db", description="Maintain the database.")
     parser.add_argument(
         "action",
         choices=("upgrade", "current", "prune", "partition", "distribute"),
@@ -143,7 +143,7 @@ def db(argv: Sequence[str]) -> int:
         "--older-than",
         metavar="AGE",
         type=_age,
-        help="with prune: runs that nothing was heard of for so long, for example 90d or 36h",
+        help="with prune: runs that nothing was heard of for this long, for example 90d or 36h",
     )
     options = parser.parse_args(argv)
     if (options.action == "prune") != (options.older_than is not None):

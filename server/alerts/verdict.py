@@ -123,7 +123,7 @@ def judge(
         silenced: kinds that somebody silenced in this run.
         fail_on: lowest severity that fails.
         kinds: if any, these alone are examined, and each of them has to be judged.
-        ignored: kinds not to look at.
+        ignored: kinds that do not count.
 
     Raises:
         ValueError: `fail_on` is no severity.
@@ -171,7 +171,7 @@ def counts(
 def counted(
     alerts: Sequence[Alert], *, first: int, last: int, resumed_step: int | None
 ) -> list[Alert]:
-    """The alerts that a verdict looks at, in their order; see `counts`.
+    """The alerts that count for a verdict, in their order; see `counts`.
 
     A root counts where anything that follows from it does.
     """

@@ -119,7 +119,7 @@ class AgentEvent(BaseModel):
 
 
 class Sampling(BaseModel):
-    """What the agent of a rank looks at how often (steps, by tier), and what share that costs.
+    """What the agent of a rank samples how often (steps, by tier), and what share that costs.
 
     `sampled` is the share of the steps so far that were sampled in full.
     """
@@ -345,7 +345,7 @@ class DetectorThreshold(BaseModel):
 
 
 class DetectorAbout(BaseModel):
-    """A detector: what it finds, what it looks at, what can be set of it."""
+    """A detector: what it finds, what it reads, what can be set of it."""
 
     kinds: list[str]
     summary: str

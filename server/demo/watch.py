@@ -76,7 +76,7 @@ class Watch:
         """The alerts of the run, once the server has judged all of it.
 
         An alert may still come after the last step: a dead rank is distinguished from a slow one by
-            waiting.
+        waiting.
 
         Raises:
             DemoFailed: the server has not judged the run in time; "not checked" is no success.

@@ -35,7 +35,7 @@ class Reach:
     """What a detector has to see of what it looks for, so that it would have found it.
 
     Attributes:
-        series: what it looks at, or patterns of it as in `needs`; of several that stand for each
+        series: what it reads, or patterns of it as in `needs`; of several that stand for each
             other all of them. `words/<name>`, `layers/<metric>` and `reductions` for what are no
             scalars.
         observations: how many, from the first one that shows it, that it needs.
@@ -119,7 +119,7 @@ class Detector(ABC, Generic[State]):
         policies: the class of its thresholds.
         needs: series it cannot do without; the runner answers MISSING_INPUT for it where no rank
             has posted one of them by the time `grace` observations have passed.
-        wants: series it looks at too where there are any.
+        wants: series it reads, too, where there are any.
         min_ranks: the runner answers NOT_APPLICABLE for a smaller world.
         effects: what its kinds do to others, and others to its kinds; where a line of
             `alerts.rules` fits as well, that one holds.

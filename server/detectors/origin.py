@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
 from rankscope.server.window import Occurrence
 
-# How long after the step what the ranks examined afterwards belongs to it.
+# How long after the step what the ranks checked afterwards belongs to it.
 FOLLOWS = 8
 _KIND = "nonfinite"
 

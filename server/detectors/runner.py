@@ -89,7 +89,7 @@ class Evaluation:
 
     @property
     def needs(self) -> frozenset[str]:
-        """All series that any of the detectors looks at, and those that report the profile."""
+        """All series that any of the detectors reads, and those that report the profile."""
         return LOGGED.union(
             name
             for running in self._running

@@ -251,7 +251,7 @@ class Unmeasured:
 
     @property
     def lasting(self) -> bool:
-        """Whether there are this many that there is nothing to judge."""
+        """Whether there are too many for anything to be judged."""
         return self.count >= BLOCK
 
 

@@ -60,7 +60,7 @@ def plural(thing: str) -> str:
 
 
 def agree(amount: int, verb: str) -> str:
-    """The verb, given as it goes with one (`is`, `takes`), as it goes with this many."""
+    """The verb, given as it goes with one (`is`, `takes`), as it goes with a number."""
     return verb if amount == 1 else _OF_MANY.get(verb) or verb.removesuffix("s")
 
 

@@ -44,7 +44,7 @@ from rankscope.server.window import (
     is_wanted,
 )
 
-# What detectors look at as it is: what goes into a step, and what changes in it or before it.
+# What detectors read as it is: what goes into a step, and what changes in it or before it.
 WATCHED_DIGESTS = (
     "batch",
     BATCH_PART,
@@ -59,7 +59,7 @@ WATCHED_DIGESTS = (
     "rng/python",
 )
 
-# Numbers of single tensors that detectors look at.
+# Numbers of single tensors that detectors read.
 WATCHED_LAYERS = (
     "grad_norm",
     "weight_norm",
@@ -94,7 +94,7 @@ class Aligner:
         metrics: series that detectors want.
 
     Attributes:
-        metrics, stages: scalars, and digests and fingerprints, that it looks at.
+        metrics, stages: scalars, and digests and fingerprints, that it reads.
         last_step: last step that is in a window; -1 before the first.
         late: points and fingerprints that came after their step had been evaluated.
         given_up: fingerprints that there was no room for.

@@ -36,13 +36,13 @@ _QUIET_S = 0.5
 _PAUSE_S = 5.0
 # Runs kept in memory; one more goes on from its snapshot when it has new data.
 _MAX_RUNS = 256
-# Of a run that has much to catch up with, so much is done before it is the others' turn; and a run
-# that has not got through the next part of it after so much of the processor's time never will.
+# Of a run that has much to catch up with, this much is done before it is the others' turn; a run
+# that has not got through the next part of it after this much processor time never will.
 _SLICE_S = 2.0
 _BUDGET_S = 60.0
 # How often partitions are made for the runs to come, where tables have any.
 _EXTEND_S = 3600.0
-# At the end, snapshots are made for so long; the runs that are left are replayed.
+# At the end, snapshots are made for this long; the runs that are left are replayed.
 _SAVE_S = 3.0
 
 
@@ -83,7 +83,7 @@ class Worker:
         self._runs: OrderedDict[int, RunEvaluation] = OrderedDict()
         self._failures = Failures("evaluation", health, clock=now)
         self._budget = Budget(budget)
-        # When each run was last examined, and since when it is this server's.
+        # When each run was last evaluated, and since when it is this server's.
         self._seen_at: dict[int, float] = {}
         self._taken_at: dict[int, float] = {}
         self._stopping = threading.Event()

@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_kind,
         action="append",
         default=[],
-        help="look at this kind of alert alone, which then has to be judged; may be repeated",
+        help="judge by this kind of alert alone, which is then required; may be repeated",
     )
     parser.add_argument(
         "--ignore",
@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KIND",
-        help="do not look at this kind; may be repeated",
+        help="ignore this kind of alert; may be repeated",
     )
     parser.add_argument(
         "--wait",

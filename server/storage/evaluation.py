@@ -28,7 +28,7 @@ from rankscope.server.window import (
 
 # A run that says nothing for this long is evaluated no more, until a rank posts again.
 _FORGET_SECONDS = 24 * 3600.0
-# Events that detectors look at.
+# Events that detectors read.
 _EVENTS = (
     "amp.skipping",
     "buffers.nonfinite",

@@ -75,7 +75,7 @@ run = Table(
     Column("first_start", Integer, nullable=False, server_default="0"),
     Column("resumed_step", BigInteger, nullable=True),
     Column("dense_until", BigInteger, nullable=True),
-    # What the evaluation did not look at: it came after its step had been evaluated, or there was
+    # What was not evaluated: it came after its step had been evaluated, or there was
     # no room for it.
     Column("late", BigInteger, nullable=False, server_default="0"),
     Column("given_up", BigInteger, nullable=False, server_default="0"),
@@ -211,7 +211,7 @@ chunk = Table(
     Column("steps", LargeBinary, nullable=True),
     # float64, or uint64 for digests, [M, S]: each series of the layout in its order.
     Column("values", LargeBinary, nullable=False),
-    # The evaluator reads what has come since it last looked.
+    # The evaluator reads what has come since it last read.
     Index(None, "run", "arrival"),
 )
 

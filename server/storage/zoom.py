@@ -21,7 +21,7 @@ _MAX_BUCKETS = 1_000_000
 _FEW_POINTS = 50_000
 # Ranks are read together as far as their roll-ups go equally far, give or take this many steps.
 _TOGETHER = 1024
-# What is computed for this many ranks stays in the processor's caches, mostly.
+# What is computed for this many ranks at a time stays in the processor's caches, mostly.
 _AT_ONCE = 128
 _INDEX_BITS = 40
 # Values that are put in between others piece by piece.

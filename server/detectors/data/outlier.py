@@ -160,7 +160,7 @@ class DataOutlier(Detector[OutlierState]):
         most one of the 4 after it: what stays is `rank.loss_outlier`. They recur where the same
         batch is odd twice, where a sample was in two odd batches and in no other that was reported,
         where three come at the same distance (of 8 steps or more; up to 3 in between need not stand
-        out), or where this many are of one rank alone as chance gives in fewer than 1 of 100 cases.
+        out), or where as many are of one rank alone as chance gives in fewer than 1 of 100 cases.
         Inputs: the logarithm of `input_rms`, of which 4 consecutive observations of a rank lie on
         one side of its median in the last 64 (16 at least), by a factor of 2 and by 8 robust
         standard deviations (0.02 at least), while the others moved less than a third as far.

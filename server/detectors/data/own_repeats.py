@@ -25,7 +25,7 @@ _TIMES = 8
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Ranks that read this many batches (one, or a few in turn) over and over."""
+    """Ranks that read the same few batches (one, or some in turn) over and over."""
 
     ranks: tuple[int, ...]
     length: int

@@ -286,7 +286,7 @@ class Replayed(Detector[ReplayedState]):
             state.stuck.bad(step, facts, first_step=state.alike_since).facts.length = state.alike
 
     def _repeats(self, state: Order, step: int) -> bool:
-        """Whether this many repeat that it is no chance."""
+        """Whether enough batches repeat that it is no chance."""
         if state.labels is not None:
             return len(state.distinct) >= state.labels.needed()
         return state.run >= self.policy.run or (

@@ -212,7 +212,7 @@ class Buffers(Detector[BuffersState]):
         incident.agreeing = False
         incident.last_step = max(incident.last_step, step)
         if len(comparison.ranks) > len(incident.widest.ranks):
-            # Ranks look at intervals of their own: at the first step some may not have sampled.
+            # Ranks sample at intervals of their own: some may not have a sample of the first step.
             incident.widest = comparison
         if comparison.tensors and not incident.tensors:
             incident.tensors = comparison.tensors

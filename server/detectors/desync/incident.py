@@ -106,7 +106,7 @@ class Divergence(Incident):
     def covers(self, comparison: Comparison) -> bool:
         """Whether ranks that agree with each other show that it is over.
 
-        Ranks look at steps of their own: those that agreed all the time agree still.
+        Ranks sample steps of their own: those that agreed all the time agree still.
         """
         present = set(comparison.ranks.tolist())
         if not present.issuperset(self.ranks):

@@ -35,7 +35,7 @@ class ClippingPolicy(Policy):
 
 @dataclass(slots=True)
 class Saturated:
-    """What was seen: the factor's median and the share of clipped steps, of this many.
+    """What was seen: the factor's median and the share of clipped steps, of how many.
 
     Attributes:
         scale: the loss scale at that time, or NaN.

@@ -190,7 +190,7 @@ def _finding(episode: Episode[Old]) -> Finding:
         ),
         remedy=(
             "Pull before every batch, and look at whether the pull fails in silence; bound the "
-            "staleness (the server lets nobody run ahead by more than this many versions), drop "
+            "staleness (the server lets nobody run ahead by more than N versions), drop "
             "gradients that are older, or divide their learning rate by their staleness."
         ),
         clear_after=episode.clear_after,

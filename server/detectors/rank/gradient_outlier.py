@@ -301,7 +301,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         norms, recent, samples = norms[:, usable], recent[:, usable], samples[usable]
         known = known[usable]
         if len(known) < 2:
-            return  # ranks have joined, or look at other steps
+            return  # ranks have joined, or sample other steps
         mean = np.nanmean(recent, axis=0)
         error = np.nanstd(recent, axis=0, ddof=1) / np.sqrt(samples)
         size = np.abs(mean)
