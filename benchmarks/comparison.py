@@ -79,7 +79,7 @@ class _Job:
                     through_step=step,
                     hello=self._hello if step == 0 else None,
                     prints=tuple(
-                        wire.Print(
+                        wire.Fingerprint(
                             step=step,
                             stage=stage,
                             table="parameters",

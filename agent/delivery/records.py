@@ -37,7 +37,7 @@ class Drained:
 
     rows: tuple[wire.Row, ...] = ()
     word_rows: tuple[wire.Row, ...] = ()
-    fingerprints: tuple[wire.Print, ...] = ()
+    fingerprints: tuple[wire.Fingerprint, ...] = ()
     layers: tuple[wire.Layers, ...] = ()
     events: tuple[wire.Event, ...] = ()
     through_step: int = -1
@@ -70,7 +70,7 @@ class Records:
         self._entries: deque[_Entry] = deque()
         # A fingerprint waits in a cell, and whoever takes it out of the cell owns it: the sender,
         # or the training thread that has to make room. Both may try at the same time.
-        self._cells: deque[deque[wire.Print]] = deque()
+        self._cells: deque[deque[wire.Fingerprint]] = deque()
         # Each thread counts on its own, because `+=` on a shared number loses counts and a lock
         # would make the training thread wait.
         self._published: dict[int, int] = {}
@@ -110,7 +110,7 @@ class Records:
         """
         self._publish(("digests", step, digests), len(digests))
 
-    def fingerprint(self, fingerprint: wire.Print) -> None:
+    def fingerprint(self, fingerprint: wire.Fingerprint) -> None:
         """Digests and sketches of one link of the chain at one step."""
         cell = deque((fingerprint,))
         self._cells.append(cell)
@@ -176,7 +176,7 @@ class Records:
         """
         rows, word_rows = _Steps(), _Steps()
         names: set[str] = set()
-        fingerprints: list[wire.Print] = []
+        fingerprints: list[wire.Fingerprint] = []
         layers: list[wire.Layers] = []
         events: list[wire.Event] = []
         if not self._target:
@@ -342,5 +342,5 @@ def _is_name(name: str) -> bool:
     return 0 < len(name) <= wire.MAX_NAME_LENGTH and name.isprintable()
 
 
-def _bytes_of(one: wire.Print) -> int:
+def _bytes_of(one: wire.Fingerprint) -> int:
     return one.digests.nbytes + (0 if one.sketches is None else one.sketches.nbytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.agent.wire import OWN_COPY
+from rankscope.agent.wire import RANK_LOCAL
 
 _ESCAPE = "="
 
@@ -18,7 +18,7 @@ def part_of(key: str | None, rank: int) -> str:
         rank: that says so.
     """
     if key is None:
-        return f"{OWN_COPY}{rank}"
-    if isinstance(key, str) and key.lstrip(_ESCAPE).startswith(OWN_COPY):
+        return f"{RANK_LOCAL}{rank}"
+    if isinstance(key, str) and key.lstrip(_ESCAPE).startswith(RANK_LOCAL):
         return _ESCAPE + key
     return key

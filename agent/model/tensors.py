@@ -9,7 +9,7 @@ import torch
 
 from rankscope.agent.fingerprint import FingerprintPlan, FingerprintValues
 from rankscope.agent.model import facts
-from rankscope.agent.wire import OWN_COPY, Print, TensorTable
+from rankscope.agent.wire import RANK_LOCAL, Fingerprint, TensorTable
 
 
 class TensorGroup:
@@ -36,7 +36,7 @@ class TensorGroup:
         self._parts = tuple(parts)
         self.names = tuple(names)
         self.tensors = tuple(tensors)
-        own = (place for place, part in enumerate(self._parts) if str(part).startswith(OWN_COPY))
+        own = (place for place, part in enumerate(self._parts) if str(part).startswith(RANK_LOCAL))
         self.foremost = next(own, 0)
         self._plan: FingerprintPlan | None = None
 
@@ -52,9 +52,9 @@ class TensorGroup:
         """What this rank holds of each tensor."""
         return facts.all_held(self.tensors)
 
-    def fingerprints(self, step: int, stage: str, fingerprints: FingerprintValues) -> Print:
+    def fingerprints(self, step: int, stage: str, fingerprints: FingerprintValues) -> Fingerprint:
         """Fingerprints as they are sent."""
-        return Print(
+        return Fingerprint(
             step=step,
             stage=stage,
             table=self.table,

@@ -12,7 +12,7 @@ from rankscope.agent.model.modules import NamedModules
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.schedule import Schedule
 from rankscope.agent.steps.count import StepCount
-from rankscope.agent.wire import Layers, Print
+from rankscope.agent.wire import Fingerprint, Layers
 
 
 class Pending(Protocol):
@@ -73,7 +73,7 @@ class StepFacts:
         self.step = step
         self.scalars: dict[str, float | torch.Tensor] = {}
         self.digests: dict[str, int] = {}
-        self.fingerprints: list[Print] = []
+        self.fingerprints: list[Fingerprint] = []
         self.layers: list[Layers] = []
         self.later: list[tuple[Pending, Callable[[], None]]] = []
         self.tiers: dict[str, float] = {}

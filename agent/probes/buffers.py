@@ -14,7 +14,7 @@ from rankscope.agent.probes.base import Context, Probe, StepFacts, processor_tim
 from rankscope.agent.probes.tables import ChangingTable, readable
 from rankscope.agent.steps.hook_tables import HiddenHook
 from rankscope.agent.steps.hooks import RootHook
-from rankscope.agent.wire import Print
+from rankscope.agent.wire import Fingerprint
 
 _STAGE = _TABLE = "buffers"
 _MOST_NAMES = 20
@@ -85,7 +85,7 @@ class Buffers(Probe):
             self._report_nonfinite(facts, facts.step, shapes, fingerprints.sketches)
             facts.digests[_STAGE] = plan.model_digest(fingerprints.digests)
             facts.fingerprints.append(
-                Print(
+                Fingerprint(
                     step=facts.step,
                     stage=_STAGE,
                     table=table,

@@ -14,7 +14,7 @@ from rankscope.agent.model.facts import all_held, held, plain_name, wrapped_in
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.tables import ChangingTable, readable
-from rankscope.agent.wire import Print
+from rankscope.agent.wire import Fingerprint
 
 _TABLE = "optimizer"
 _STAGE = "optimizer_state"
@@ -179,9 +179,9 @@ def state_of(optimizer: Any) -> Mapping[torch.Tensor, Mapping[str, Any]]:
 
 def _fingerprint(
     step: int, fingerprints: FingerprintValues, table: str, begin: int, end: int, sketched: bool
-) -> Print:
+) -> Fingerprint:
     sketches = fingerprints.sketches
-    return Print(
+    return Fingerprint(
         step=step,
         stage=_STAGE,
         table=table,

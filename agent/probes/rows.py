@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from rankscope.agent.probes.arrival import Arrival
-from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS, SAMPLES_TOLD
+from rankscope.agent.wire import NO_SAMPLE, SAMPLE_DIGESTS, SAMPLES_REPORTED
 
 # Elements of a row that are hashed; of tokens the first ones: padding comes after them.
 _ELEMENTS = 128
@@ -51,7 +51,7 @@ class RowHashes:
             here: whether numpy does it; None: for tensors in the memory of the host.
 
         Returns:
-            int64 [at most SAMPLES_TOLD], from 0 to 2^52 - 1; None for what has no rows. Rows of
+            int64 [at most SAMPLES_REPORTED], from 0 to 2^52 - 1; None for what has no rows. Rows of
             zeros alone, which are padding, have the largest one.
         """
         whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
@@ -79,7 +79,7 @@ class RowHashes:
         if here:
             return _smallest_here(hashes)
         hashes = torch.where(hashes == 0, _LAST, (hashes >> 12) & _LAST)
-        return Arrival(torch.topk(hashes, min(SAMPLES_TOLD, len(hashes)), largest=False).values)
+        return Arrival(torch.topk(hashes, min(SAMPLES_REPORTED, len(hashes)), largest=False).values)
 
     def _prepare(self, rest: tuple[int, ...], device: torch.device, here: bool) -> None:
         size = int(np.prod(rest))
@@ -102,21 +102,21 @@ class RowHashes:
 def packed(hashes: Sequence[Hashes | Arrival]) -> dict[str, int]:
     """The digests of a step: the smallest hashes of all of its micro-batches, two in each."""
     known = [h.result().astype(np.int64) if isinstance(h, Arrival) else h for h in hashes]
-    every = known[0] if len(known) == 1 else np.sort(np.concatenate(known))[:SAMPLES_TOLD]
+    every = known[0] if len(known) == 1 else np.sort(np.concatenate(known))[:SAMPLES_REPORTED]
     # Their high bits put them in order, their low bits distinguish them.
     ids = [h & NO_SAMPLE for h in every.tolist() if h != _LAST]
-    ids += [NO_SAMPLE] * (SAMPLES_TOLD - len(ids))
-    pairs = zip(SAMPLE_WORDS, ids[::2], ids[1::2], strict=True)
+    ids += [NO_SAMPLE] * (SAMPLES_REPORTED - len(ids))
+    pairs = zip(SAMPLE_DIGESTS, ids[::2], ids[1::2], strict=True)
     return {name: one << 32 | other for name, one, other in pairs}
 
 
 def _smallest_here(hashes: Hashes) -> Hashes:
     found: Hashes = (hashes >> 12) & _LAST
     found[hashes == 0] = _LAST
-    if len(found) > 8 * SAMPLES_TOLD:
-        found = np.partition(found, SAMPLES_TOLD)[:SAMPLES_TOLD]
+    if len(found) > 8 * SAMPLES_REPORTED:
+        found = np.partition(found, SAMPLES_REPORTED)[:SAMPLES_REPORTED]
     found.sort()
-    return found[:SAMPLES_TOLD]
+    return found[:SAMPLES_REPORTED]
 
 
 def _mixed(value: Any) -> Any:

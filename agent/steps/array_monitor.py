@@ -16,7 +16,7 @@ from rankscope.agent.model.arrays import ArrayGroup, Arrays, read
 from rankscope.agent.model.parts import part_of
 from rankscope.agent.monitor import Monitor
 from rankscope.agent.schedule import TIERS
-from rankscope.agent.wire import Event, Print
+from rankscope.agent.wire import Event, Fingerprint
 
 # Kinds of arrays that one table name is used for, in turn.
 _GROUPS = 4
@@ -171,7 +171,7 @@ class ArrayMonitor(Monitor):
             if len(lost):
                 self._bad_at_start(step, [group.table.names[row] for row in lost])
         if sketches:
-            fingerprint = Print(
+            fingerprint = Fingerprint(
                 step=step, stage=stage, table=group.name, digests=digests, sketches=sketched
             )
             self._records.fingerprint(fingerprint)

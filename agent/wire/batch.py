@@ -39,7 +39,7 @@ class TensorTable:
         dtypes: for example `float32`, [T].
         shards: which part of the logical tensor this rank holds, [T]; ranks with the same name and
             the same shard hold replicas of one thing. Empty text: the whole tensor. One that begins
-            with `OWN_COPY`, followed by the rank: a copy that this rank trains for itself, beside
+            with `RANK_LOCAL`, followed by the rank: a copy that this rank trains for itself, beside
             which it is a replica of the others.
     """
 
@@ -75,7 +75,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Print:
+class Fingerprint:
     """Fingerprint, tensor by tensor, of one link of the chain at one step.
 
     Attributes:
@@ -164,7 +164,7 @@ class Batch:
     words: Mapping[str, Column] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     word_rows: tuple[Row, ...] = ()
-    prints: tuple[Print, ...] = ()
+    prints: tuple[Fingerprint, ...] = ()
     layers: tuple[Layers, ...] = ()
     events: tuple[Event, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)

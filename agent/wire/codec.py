@@ -20,10 +20,10 @@ from rankscope.agent.wire.batch import (
     Batch,
     Column,
     Event,
+    Fingerprint,
     Hello,
     Int64,
     Layers,
-    Print,
     TensorTable,
 )
 from rankscope.agent.wire.counting import check_json, check_msgpack, check_plain, check_sharding
@@ -338,7 +338,7 @@ def _rows(fields: Mapping[str, Any], key: str, dtype: type[Any]) -> dict[str, Co
     return columns
 
 
-def _fingerprint(fields: Mapping[str, Any], where: str) -> Print:
+def _fingerprint(fields: Mapping[str, Any], where: str) -> Fingerprint:
     stage = text_of(fields, "stage", where=where)
     if stage not in STAGES:
         raise WireError(f"{where}.stage", f"{stage!r} is none of {', '.join(STAGES)}")
@@ -351,7 +351,7 @@ def _fingerprint(fields: Mapping[str, Any], where: str) -> Print:
         sketches = array_of(sketches, np.float64, f"{where}.sketches")
         if sketches.ndim != 2 or len(sketches) != len(digests):
             raise WireError(f"{where}.sketches", "must be one row for each digest")
-    return Print(
+    return Fingerprint(
         step=integer_of(fields, "step", minimum=-1, limit=limits.STEP, where=where),
         stage=stage,
         table=table,

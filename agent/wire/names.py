@@ -26,12 +26,12 @@ RANK_STATES = ("running", "finished", "failed")
 
 # How the shard of a tensor begins of which each rank trains a copy of its own; the rank follows. It
 # is compared with no other rank's, and says nothing of what else the ranks hold.
-OWN_COPY = "own@"
+RANK_LOCAL = "own@"
 
 # Samples of a batch that a rank reports, the digests that hold them, two in each, and what
 # stands in place of a sample where a batch has fewer.
-SAMPLES_TOLD = 16
-SAMPLE_WORDS = tuple(f"rows/{i}" for i in range(SAMPLES_TOLD // 2))
+SAMPLES_REPORTED = 16
+SAMPLE_DIGESTS = tuple(f"rows/{i}" for i in range(SAMPLES_REPORTED // 2))
 NO_SAMPLE = 0xFFFF_FFFF
 
 # Digests of a step beside `batch`: of a part of it, where all of it would cost too much at every

@@ -160,7 +160,7 @@ class _Template:
                 for metric in LAYER_METRICS
             ),
             prints=tuple(
-                wire.Print(
+                wire.Fingerprint(
                     step=_FINGERPRINT_STEP + n,
                     stage=stage,
                     table="parameters",

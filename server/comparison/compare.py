@@ -178,7 +178,11 @@ def merged(parts: Sequence[Comparison]) -> Comparison:
 
 
 def compare_fingerprints(
-    step: int, stage: str, ranks: Int64, fingerprints: Sequence[wire.Print], table: LabelledTable
+    step: int,
+    stage: str,
+    ranks: Int64,
+    fingerprints: Sequence[wire.Fingerprint],
+    table: LabelledTable,
 ) -> Comparison:
     """Fingerprints tensor by tensor of ranks that hold replicas of the tensors of `table`."""
     fingerprints = [readable(made) for made in fingerprints]
@@ -191,7 +195,7 @@ def compare_fingerprints(
     return with_fingerprints(known, dict(zip(ranks.tolist(), fingerprints, strict=True)), table)
 
 
-def readable(made: wire.Print) -> wire.Print:
+def readable(made: wire.Fingerprint) -> wire.Fingerprint:
     """A fingerprint whose tensors that hold NaN or infinities all have one digest.
 
     NaN has many bit patterns, and which of them comes out of a sum depends on its order: two ranks
@@ -215,7 +219,7 @@ def joined_table(tables: Mapping[str, wire.TensorTable]) -> LabelledTable:
 
 
 def with_fingerprints(
-    comparison: Comparison, fingerprints: Mapping[int, wire.Print], table: LabelledTable
+    comparison: Comparison, fingerprints: Mapping[int, wire.Fingerprint], table: LabelledTable
 ) -> Comparison:
     """Adds which tensors differ and how far, where the fingerprints of some ranks report.
 
@@ -301,7 +305,7 @@ def _norms(sketches: Float64 | None, count: int) -> Float64:
 
 
 def _distances(
-    one: wire.Print, other: wire.Print, differs: npt.NDArray[np.bool_]
+    one: wire.Fingerprint, other: wire.Fingerprint, differs: npt.NDArray[np.bool_]
 ) -> tuple[Float64, Int64]:
     """Distance, [T], and number of buckets that differ, [T]; 0 where the digests are the same."""
     if one.sketches is None or other.sketches is None or one.sketches.shape != other.sketches.shape:
@@ -315,7 +319,7 @@ def _distances(
     return distance, buckets
 
 
-def _factor(one: wire.Print, other: wire.Print, index: int) -> float:
+def _factor(one: wire.Fingerprint, other: wire.Fingerprint, index: int) -> float:
     """What a tensor of `other` is multiplied by to give that of `one`; NaN where it is none."""
     if one.sketches is None or other.sketches is None or one.sketches.shape != other.sketches.shape:
         return math.nan
@@ -329,7 +333,9 @@ def _factor(one: wire.Print, other: wire.Print, index: int) -> float:
     return factor if float(rest @ rest) <= _SAME**2 * square else math.nan
 
 
-def _partner(one: wire.Print, other: wire.Print, index: int, table: LabelledTable) -> str:
+def _partner(
+    one: wire.Fingerprint, other: wire.Fingerprint, index: int, table: LabelledTable
+) -> str:
     """The tensor of `other` that `one` has in place of another one of the same shape."""
     for found in np.flatnonzero(other.digests == one.digests[index]).tolist():
         same = table.shapes[found] == table.shapes[index]
@@ -376,10 +382,10 @@ def compare_values(
 
 
 def largest_equal(
-    fingerprints: Mapping[int, Mapping[str, wire.Print]],
-) -> dict[int, Mapping[str, wire.Print]]:
+    fingerprints: Mapping[int, Mapping[str, wire.Fingerprint]],
+) -> dict[int, Mapping[str, wire.Fingerprint]]:
     """Those of the largest set of ranks that report as many tensors of the same tables."""
-    classes: dict[Any, dict[int, Mapping[str, wire.Print]]] = defaultdict(dict)
+    classes: dict[Any, dict[int, Mapping[str, wire.Fingerprint]]] = defaultdict(dict)
     for rank, of_rank in fingerprints.items():
         key = tuple(sorted((name, len(made.digests)) for name, made in of_rank.items()))
         classes[key][rank] = of_rank

@@ -47,8 +47,8 @@ class LocalGradients:
         self,
         step: int,
         ranks: Int64,
-        local: Mapping[int, Mapping[str, wire.Print]],
-        reduced: Mapping[int, wire.Print],
+        local: Mapping[int, Mapping[str, wire.Fingerprint]],
+        reduced: Mapping[int, wire.Fingerprint],
         compression: Compression,
     ) -> tuple[list[Reduction], list[ElementSums]]:
         """One step, replica class by replica class.
@@ -80,7 +80,7 @@ class LocalGradients:
         return reductions, sums
 
     def _stacked(
-        self, ranks: Sequence[int], local: Mapping[int, Mapping[str, wire.Print]]
+        self, ranks: Sequence[int], local: Mapping[int, Mapping[str, wire.Fingerprint]]
     ) -> _Stacked | None:
         if not ranks:
             return None
@@ -102,7 +102,7 @@ class LocalGradients:
         self,
         step: int,
         stacked: _Stacked,
-        reduced: Mapping[int, wire.Print],
+        reduced: Mapping[int, wire.Fingerprint],
         compression: Compression,
     ) -> Reduction | None:
         members, sketches = stacked.ranks, stacked.sketches

@@ -1,4 +1,4 @@
-"""Tensors of which each rank trains a copy of its own, as the ranks say with `wire.OWN_COPY`.
+"""Tensors of which each rank trains a copy of its own, as the ranks say with `wire.RANK_LOCAL`.
 
 Of a large table, say, that is averaged now and then, or never. They are taken out of the tables and
 the fingerprints before anything is compared: what is left decides which ranks are replicas, and is
@@ -59,7 +59,7 @@ class RankLocal:
         """Whether any of some ranks has such a tensor: digests of its whole model are its own."""
         return bool(self.ranks) and not self.ranks.isdisjoint(ranks.tolist())
 
-    def without(self, rank: int, made: wire.Print) -> wire.Print | None:
+    def without(self, rank: int, made: wire.Fingerprint) -> wire.Fingerprint | None:
         """A fingerprint without these tensors; None where nothing is left, or known of it."""
         if rank not in self.ranks:
             return made
@@ -97,7 +97,7 @@ def _declared(table: wire.TensorTable) -> frozenset[str]:
     return frozenset(
         name
         for name, shard in zip(table.names, table.shards, strict=True)
-        if shard.startswith(wire.OWN_COPY)
+        if shard.startswith(wire.RANK_LOCAL)
     )
 
 

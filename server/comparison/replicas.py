@@ -80,7 +80,7 @@ class Replicas:
         """A table of a rank; None where it has not reported it."""
         return self._tables.get(rank, {}).get(name)
 
-    def described(self, rank: int, made: wire.Print) -> wire.TensorTable:
+    def described(self, rank: int, made: wire.Fingerprint) -> wire.TensorTable:
         """The table that a rank's fingerprints speak of."""
         table = self.table(rank, made.table)
         if table is not None and len(table.names) == len(made.digests):

@@ -59,7 +59,7 @@ class SharedTensors:
     def added(
         self,
         key: tuple[int, str],
-        fingerprints: Mapping[int, Mapping[str, wire.Print]],
+        fingerprints: Mapping[int, Mapping[str, wire.Fingerprint]],
         ranks: Int64,
         made: list[Comparison],
     ) -> list[Comparison]:
@@ -156,9 +156,9 @@ class SharedTensors:
         self,
         key: tuple[int, str],
         shared: SharedSet,
-        fingerprints: Mapping[int, Mapping[str, wire.Print]],
+        fingerprints: Mapping[int, Mapping[str, wire.Fingerprint]],
     ) -> Comparison | None:
-        picked: dict[int, wire.Print] = {}
+        picked: dict[int, wire.Fingerprint] = {}
         whole = 0
         for rank in shared.ranks:
             for name, made in fingerprints.get(rank, {}).items():

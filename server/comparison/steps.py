@@ -40,7 +40,9 @@ class Comparisons:
         self,
         series: Mapping[str, Series],
         all_digests: Mapping[str, Series],
-        fingerprints: Iterable[tuple[tuple[int, str], Mapping[int, Mapping[str, wire.Print]]]],
+        fingerprints: Iterable[
+            tuple[tuple[int, str], Mapping[int, Mapping[str, wire.Fingerprint]]]
+        ],
         ranks: Int64,
         steps: Int64,
     ) -> dict[tuple[int, str], Comparison]:
@@ -211,7 +213,7 @@ class Comparisons:
         self,
         key: tuple[int, str],
         known: Comparison | None,
-        fingerprints: Mapping[int, Mapping[str, wire.Print]],
+        fingerprints: Mapping[int, Mapping[str, wire.Fingerprint]],
         *,
         exact: bool,
     ) -> Comparison | None:

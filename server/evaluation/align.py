@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.agent import wire
-from rankscope.agent.wire import BATCH_PART, LABELS, SAMPLE_WORDS, STAGES
+from rankscope.agent.wire import BATCH_PART, LABELS, SAMPLE_DIGESTS, STAGES
 from rankscope.server.comparison import compression, conservation
 from rankscope.server.comparison.local_gradients import LocalGradients
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
@@ -49,7 +49,7 @@ WATCHED_DIGESTS = (
     "batch",
     BATCH_PART,
     LABELS,
-    *SAMPLE_WORDS,
+    *SAMPLE_DIGESTS,
     "start",
     "outside_optimizer",
     "parameters",
@@ -229,11 +229,11 @@ class Aligner:
                 map(len, self._take_fingerprints(min(self._fingerprints)).values())
             )
 
-    def _take_fingerprints(self, key: tuple[int, str]) -> dict[int, dict[str, wire.Print]]:
+    def _take_fingerprints(self, key: tuple[int, str]) -> dict[int, dict[str, wire.Fingerprint]]:
         """Fingerprints of one link at one step, by rank and table."""
         taken = self._fingerprints.pop(key)
         self._fingerprint_bytes -= sum(map(_bytes_of, taken.values()))
-        fingerprints: dict[int, dict[str, wire.Print]] = defaultdict(dict)
+        fingerprints: dict[int, dict[str, wire.Fingerprint]] = defaultdict(dict)
         for (rank, table), made in taken.items():
             if key[0] < superseded_from(made.attempt, self._begins[rank]):
                 shared = self._replicas.own.without(rank, made.fingerprint)

@@ -30,7 +30,7 @@ class Content(NamedTuple):
     sketches: bytes | None
 
 
-def content_of(made: wire.Print) -> Content:
+def content_of(made: wire.Fingerprint) -> Content:
     """What a fingerprint says; equal keys mean equal bytes (BLAKE2b, 128 bits)."""
     digests = pack(made.digests)
     sketches = None if made.sketches is None else pack(made.sketches)
@@ -71,11 +71,11 @@ def load_contents(
 
 def fingerprint_of(
     row: Any, contents: Mapping[tuple[int, bytes], tuple[wire.UInt64, wire.Float64 | None]]
-) -> wire.Print:
+) -> wire.Fingerprint:
     """The fingerprint of a row of `fingerprint`; those that say the same share their arrays."""
     digests, sketches = contents[row.step, bytes(row.content)]
     if sketches is not None:
         sketches = sketches.reshape(len(digests), row.buckets)
-    return wire.Print(
+    return wire.Fingerprint(
         step=row.step, stage=row.stage, table=row.table, digests=digests, sketches=sketches
     )

@@ -73,7 +73,7 @@ class FingerprintPart:
 
     rank: int
     attempt: int
-    fingerprint: wire.Print
+    fingerprint: wire.Fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class NewData:
     start: tuple[int, int] = (0, 0)
 
 
-def joined_fingerprint(fingerprints: Mapping[str, wire.Print]) -> wire.Print:
+def joined_fingerprint(fingerprints: Mapping[str, wire.Fingerprint]) -> wire.Fingerprint:
     """One fingerprint out of those of several tables, in the order of their names."""
     ordered = [fingerprints[name] for name in sorted(fingerprints)]
     if len(ordered) == 1:

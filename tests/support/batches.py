@@ -48,10 +48,10 @@ def rows(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[wire.Row, ..
 
 
 @st.composite
-def prints(draw: st.DrawFn) -> wire.Print:
+def prints(draw: st.DrawFn) -> wire.Fingerprint:
     tensors, buckets = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
     sketches = st.none() | hnp.arrays(np.float64, (tensors, buckets), elements=floats)
-    return wire.Print(
+    return wire.Fingerprint(
         step=draw(st.integers(-1, limits.STEP.most)),
         stage=draw(st.sampled_from(wire.STAGES)),
         table=draw(names),

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 
 from rankscope.agent.wire import codec
-from rankscope.agent.wire.batch import Batch, Column, Event, Hello, Layers, Print, TensorTable
+from rankscope.agent.wire.batch import Batch, Column, Event, Fingerprint, Hello, Layers, TensorTable
 
 TENSORS = TensorTable(
     names=("conv1.weight", "conv1.bias", "fc.weight"),
@@ -225,7 +225,7 @@ class SyntheticRun:
         mine = rank if self._apart(rank, step) else 0
         return (hash((self.seed, step, mine)) * 31 + len(stage)) % 2**64
 
-    def _print(self, stage: str, rank: int, step: int) -> Print:
+    def _print(self, stage: str, rank: int, step: int) -> Fingerprint:
         rng = np.random.default_rng([self.seed, step, len(stage)])
         shape = (len(TENSORS.names), self.buckets)
         sketches = rng.standard_normal(shape) / np.sqrt(self.buckets)
@@ -235,7 +235,7 @@ class SyntheticRun:
         digests = [
             (self._word(stage, rank, step) + 7919 * t) % 2**64 for t in range(len(TENSORS.names))
         ]
-        return Print(
+        return Fingerprint(
             step=step,
             stage=stage,
             table="parameters",

@@ -76,13 +76,13 @@ class Said:
 
     scalars: dict[str, float] = field(default_factory=dict)
     words: dict[str, int] = field(default_factory=dict)
-    prints: list[wire.Print] = field(default_factory=list)
+    prints: list[wire.Fingerprint] = field(default_factory=list)
     events: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
 
     def print(self, step: int, stage: str, values: Tensors, table: str = "parameters") -> None:
         known = digests(values)
         self.prints.append(
-            wire.Print(
+            wire.Fingerprint(
                 step=step,
                 stage=stage,
                 table=table,

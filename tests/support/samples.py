@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 
-from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS
+from rankscope.agent.wire import NO_SAMPLE, SAMPLE_DIGESTS
 
 # Half of what an agent reports now: what older ones reported must be understood, too.
 _ROWS = 8
@@ -48,6 +48,6 @@ def words(samples, digest):
     ids = [h & NO_SAMPLE for h in hashes] + [NO_SAMPLE] * (_ROWS - len(hashes))
     pairs = {
         name: one << 32 | other
-        for name, one, other in zip(SAMPLE_WORDS, ids[::2], ids[1::2], strict=False)
+        for name, one, other in zip(SAMPLE_DIGESTS, ids[::2], ids[1::2], strict=False)
     }
     return {"batch": digest("batch", *(int(s) for s in samples)), **pairs}

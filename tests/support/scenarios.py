@@ -187,12 +187,12 @@ def _words_of(values: Tensors) -> np.ndarray:
     )
 
 
-def _print_of(step: int, stage: str, values: Tensors) -> wire.Print:
+def _print_of(step: int, stage: str, values: Tensors) -> wire.Fingerprint:
     sketches = np.zeros((len(values), _BUCKETS))
     for row, (tensor, signs) in enumerate(zip(values, _SIGNS, strict=True)):
         flat = tensor.astype(np.float32).astype(np.float64).ravel()
         sketches[row] = np.bincount(_PLACES[row], weights=signs * flat, minlength=_BUCKETS)
-    return wire.Print(
+    return wire.Fingerprint(
         step=step, stage=stage, table="parameters", digests=_words_of(values), sketches=sketches
     )
 

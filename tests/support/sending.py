@@ -113,7 +113,7 @@ class Rank:
             self.produced += 3
             if fingerprints:
                 self.records.fingerprint(
-                    wire.Print(
+                    wire.Fingerprint(
                         step=step,
                         stage="parameters",
                         table="parameters",

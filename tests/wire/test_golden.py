@@ -60,14 +60,14 @@ FULL = wire.Batch(
         )
     },
     prints=(
-        wire.Print(
+        wire.Fingerprint(
             step=0,
             stage="start",
             table="parameters",
             digests=np.array([1, 2**63], np.uint64),
             sketches=np.array([[0.5, -1.0, math.nan], [math.inf, 0.0, 3.0]]),
         ),
-        wire.Print(
+        wire.Fingerprint(
             step=4, stage="parameters", table="parameters", digests=np.array([3, 4], np.uint64)
         ),
     ),
@@ -91,8 +91,12 @@ LAYERS = wire.Batch(
         for name in ("local_gradient", "buffers", "rng/torch")
     },
     prints=(
-        wire.Print(step=32, stage="buffers", table="buffers", digests=np.array([9], np.uint64)),
-        wire.Print(step=32, stage="watched", table="watched/ema", digests=np.array([], np.uint64)),
+        wire.Fingerprint(
+            step=32, stage="buffers", table="buffers", digests=np.array([9], np.uint64)
+        ),
+        wire.Fingerprint(
+            step=32, stage="watched", table="watched/ema", digests=np.array([], np.uint64)
+        ),
     ),
 )
 

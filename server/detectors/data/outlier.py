@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS
+from rankscope.agent.wire import NO_SAMPLE, SAMPLE_DIGESTS
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data.input_sizes import SERIES as INPUT_SIZES
 from rankscope.server.detectors.data.input_sizes import InputSizes, title_of
@@ -329,7 +329,7 @@ class _Held:
     def __init__(self, window: Window) -> None:
         self._column = {step: n for n, step in enumerate(window.steps.tolist())}
         self._batch = window.digests.get("batch")
-        self._rows = [window.digests[name] for name in SAMPLE_WORDS if name in window.digests]
+        self._rows = [window.digests[name] for name in SAMPLE_DIGESTS if name in window.digests]
 
     def of(self, place: int, step: int) -> tuple[int | None, frozenset[int]]:
         """Digest of a rank's batch, and some of its samples."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS
+from rankscope.agent.wire import NO_SAMPLE, SAMPLE_DIGESTS
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data.batches import BATCHES, batch_digests, label_digests
 from rankscope.server.detectors.episode import Episode, Watch
@@ -167,7 +167,7 @@ class Overlap(Detector[OverlapState]):
         if series is not None and len(members) > 1:
             rows = np.flatnonzero(np.isin(window.ranks, members))
             present, values = series.present[rows], series.values[rows]
-            state.by_samples |= any(name in window.digests for name in SAMPLE_WORDS)
+            state.by_samples |= any(name in window.digests for name in SAMPLE_DIGESTS)
             samples, reported = _samples(window, rows, by_samples=state.by_samples)
             if state.by_samples:
                 state.whole = state.whole or OverlapState()
@@ -301,7 +301,7 @@ def _samples(
 
     Whole batches (K = 1) where no samples are reported in the whole run.
     """
-    series = [window.digests[name] for name in SAMPLE_WORDS if name in window.digests]
+    series = [window.digests[name] for name in SAMPLE_DIGESTS if name in window.digests]
     if by_samples and not series:
         none = np.zeros((1, len(rows), len(window.steps)))
         return none.astype(np.uint64), none.astype(np.bool_)

@@ -15,8 +15,8 @@ from rankscope.agent import wire
 from rankscope.agent.delivery.records import Drained, Records
 
 
-def a_fingerprint(step: int = 0, tensors: int = 2, buckets: int = 64) -> wire.Print:
-    return wire.Print(
+def a_fingerprint(step: int = 0, tensors: int = 2, buckets: int = 64) -> wire.Fingerprint:
+    return wire.Fingerprint(
         step=step,
         stage="parameters",
         table="parameters",

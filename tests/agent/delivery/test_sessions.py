@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from rankscope import agent
-from rankscope.agent.wire import OWN_COPY
+from rankscope.agent.wire import RANK_LOCAL
 from tests.support.watching import Diary, digests_of
 
 
@@ -228,7 +228,7 @@ def test_declared_copies_of_its_own(watching):
     table = watching.tables()["parameters"]
     own = {name for name, shard in zip(table.names, table.shards, strict=True) if shard}
     assert own == {"2.weight", "2.bias"}
-    assert set(table.shards) == {"", f"{OWN_COPY}{monitor.rank}"}
+    assert set(table.shards) == {"", f"{RANK_LOCAL}{monitor.rank}"}
 
 
 def test_two_runs_of_ids_made_up_here(watching, capfd):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rankscope.agent.model.tracked import Role, Tracked
-from rankscope.agent.wire import OWN_COPY
+from rankscope.agent.wire import RANK_LOCAL
 
 
 def net():
@@ -184,9 +184,9 @@ def test_declared_parts(model, tracked):
 
 def test_a_copy_of_a_rank_s_own_stands_for_all(model, tracked):
     assert tracked.group.foremost == 0
-    tracked.declare(f"{OWN_COPY}3", "2.*")
+    tracked.declare(f"{RANK_LOCAL}3", "2.*")
     assert tracked.group.names[tracked.group.foremost] == "2.weight"
-    assert tracked.group.described().shards == ("", "", f"{OWN_COPY}3")
+    assert tracked.group.described().shards == ("", "", f"{RANK_LOCAL}3")
     tracked.declare("stage 1", "*")
     assert tracked.group.foremost == 0
 

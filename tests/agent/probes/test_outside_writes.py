@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rankscope.agent.probes.outside_writes import OutsideWrites
-from rankscope.agent.wire import OWN_COPY
+from rankscope.agent.wire import RANK_LOCAL
 from tests.support.probe_harness import Harness
 
 
@@ -40,7 +40,7 @@ def test_a_copy_between_two_steps_is_reported_even_if_it_changes_nothing(job):
 
 
 def test_of_rank_local_tensors_the_first_is_observed(job):
-    job.tracked.declare(f"{OWN_COPY}0", "bias")
+    job.tracked.declare(f"{RANK_LOCAL}0", "bias")
     job.context.parameters = job.tracked.group
     model = job.context.model
     assert train(job, 2) == [None] * 2

@@ -7,14 +7,14 @@ from torch import nn
 
 from rankscope.agent.probes.batch import Batch
 from rankscope.agent.probes.rows import RowHashes, packed
-from rankscope.agent.wire import NO_SAMPLE, SAMPLE_WORDS, SAMPLES_TOLD
+from rankscope.agent.wire import NO_SAMPLE, SAMPLE_DIGESTS, SAMPLES_REPORTED
 from tests.support.probe_harness import Harness
 
 
 def ids(*tensors):
     hashes = RowHashes()
     digests = packed([hashes.begin(t) for t in tensors])
-    assert tuple(digests) == SAMPLE_WORDS
+    assert tuple(digests) == SAMPLE_DIGESTS
     both = [half for w in digests.values() for half in (w >> 32, w & NO_SAMPLE)]
     return [i for i in both if i != NO_SAMPLE]
 
@@ -42,7 +42,7 @@ def test_the_same_samples_in_another_order_have_the_same_hashes(kind):
     batch = samples(kind, 30)
     turned = batch[torch.randperm(30, generator=torch.Generator().manual_seed(1))]
     assert ids(batch) == ids(turned)
-    assert len(set(ids(batch))) == SAMPLES_TOLD
+    assert len(set(ids(batch))) == SAMPLES_REPORTED
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,8 +70,8 @@ def test_which_samples_are_taken_depends_on_no_place_in_the_batch():
         mine = hashes.begin(batch)
         places += [int(hashes.begin(row[None])[0] in mine) for row in batch]
     # 64 batches' rows over 64 places, give or take four standard deviations.
-    assert places.sum() == 64 * SAMPLES_TOLD
-    assert places.max() < SAMPLES_TOLD + 4 * SAMPLES_TOLD**0.5
+    assert places.sum() == 64 * SAMPLES_REPORTED
+    assert places.max() < SAMPLES_REPORTED + 4 * SAMPLES_REPORTED**0.5
 
 
 def test_memory_of_other_strides_is_the_same_sample():
@@ -119,4 +119,4 @@ def test_a_step_reports_its_samples():
     finally:
         harness.close()
     digests = harness.steps[0].digests
-    assert {name: digests[name] for name in SAMPLE_WORDS} == packed([RowHashes().begin(batch)])
+    assert {name: digests[name] for name in SAMPLE_DIGESTS} == packed([RowHashes().begin(batch)])

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from rankscope.agent.probes import rows
-from rankscope.agent.wire import SAMPLE_WORDS
+from rankscope.agent.wire import SAMPLE_DIGESTS
 from tests.lab.corpus.training import Recipe
 from tests.support.traces import Trace
 
@@ -28,7 +28,7 @@ def fed(trace: Trace, recipe: Recipe) -> Trace:
     source = recipe.batches(np.random.default_rng(trace.seed))
     hashes = rows.RowHashes()
     shape = recipe.ranks, recipe.steps
-    digests = {name: np.zeros(shape, dtype=np.uint64) for name in ("batch", *SAMPLE_WORDS)}
+    digests = {name: np.zeros(shape, dtype=np.uint64) for name in ("batch", *SAMPLE_DIGESTS)}
     for step in range(recipe.steps):
         micro = [next(source) for _ in range(recipe.micro)]
         for rank in range(recipe.ranks):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankscope.agent.wire import SAMPLE_WORDS
+from rankscope.agent.wire import SAMPLE_DIGESTS
 from rankscope.server.comparison import compare
 from rankscope.server.detectors import build
 from rankscope.server.detectors.runner import Evaluation
@@ -55,7 +55,7 @@ def run(ranks: int, steps: int) -> Trace:
         comparisons=tuple(comparisons),
         words={
             name: random.integers(0, 2**64, shape, dtype=np.uint64)
-            for name in ("batch", *SAMPLE_WORDS)
+            for name in ("batch", *SAMPLE_DIGESTS)
         },
     )
 

@@ -133,7 +133,7 @@ def test_what_differs_by_design_is_stored_and_no_desync(client):
     names = ["batch", "local_gradient", "rng/torch", "rng/numpy", "rng/python", "rng/cuda"]
     table = wire.TensorTable(("w",), ((1,),), ("float32",), ("",))
     for rank in range(2):
-        local = wire.Print(
+        local = wire.Fingerprint(
             step=4,
             stage="local_gradient",
             table="parameters",
@@ -234,7 +234,7 @@ def fingerprints(step, wrong):
     digests = np.array([11, 22 + wrong], np.uint64)
     sketches = np.ones((2, 8))
     sketches[1] += 0.5 * wrong
-    return wire.Print(
+    return wire.Fingerprint(
         step=step, stage="parameters", table="parameters", digests=digests, sketches=sketches
     )
 

@@ -24,7 +24,7 @@ def fingerprints(contents):
     for held in contents:
         digests = np.array([hash(t.tobytes()) % 2**64 for t in held], dtype=np.uint64)
         found.append(
-            wire.Print(step=7, stage="parameters", table="p", digests=digests, sketches=held)
+            wire.Fingerprint(step=7, stage="parameters", table="p", digests=digests, sketches=held)
         )
     return found
 
@@ -68,7 +68,7 @@ def test_a_difference_of_no_size_is_still_a_difference():
     made = fingerprints(held)
     digests = made[1].digests.copy()
     digests[0] ^= np.uint64(1)  # minus zero, say: other bits, the same values
-    made[1] = wire.Print(
+    made[1] = wire.Fingerprint(
         step=7, stage="parameters", table="p", digests=digests, sketches=made[1].sketches
     )
     found = compare.compare_fingerprints(7, "parameters", ranks(3), made, TABLE)

@@ -14,7 +14,7 @@ EVERYONE = np.arange(4)
 
 
 def own(rank):
-    return f"{wire.OWN_COPY}{rank}"
+    return f"{wire.RANK_LOCAL}{rank}"
 
 
 def table(*names, shards=None, shape=(4,)):
@@ -34,7 +34,9 @@ def made(rank, stage, digests, of="parameters", step=5):
     """A fingerprint whose sketches differ as much as its digests."""
     digests = np.array(digests, np.uint64)
     sketches = np.full((len(digests), 4), 1.0) * digests[:, None]
-    reported = wire.Print(step=step, stage=stage, table=of, digests=digests, sketches=sketches)
+    reported = wire.Fingerprint(
+        step=step, stage=stage, table=of, digests=digests, sketches=sketches
+    )
     return FingerprintPart(rank, 0, reported)
 
 

@@ -40,7 +40,7 @@ def made(rank, stage, step, digests, of="parameters", sketches=None):
     return FingerprintPart(
         rank,
         0,
-        wire.Print(
+        wire.Fingerprint(
             step=step,
             stage=stage,
             table=of,

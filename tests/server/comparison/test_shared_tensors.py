@@ -34,7 +34,7 @@ def fingerprint_of(rank, step, digests, stage=GRADIENT, size=1.0):
     return FingerprintPart(
         rank,
         0,
-        wire.Print(
+        wire.Fingerprint(
             step=step,
             stage=stage,
             table="parameters",

@@ -211,7 +211,7 @@ def test_averages_that_end_for_all_are_none_that_one_missed():
 def test_a_zero_of_another_sign_is_no_desync():
     zeros = np.zeros((1, 4))
     fingerprints = [
-        wire.Print(
+        wire.Fingerprint(
             step=0,
             stage="start",
             table="parameters",

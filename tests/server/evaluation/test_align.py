@@ -122,7 +122,7 @@ def test_the_later_attempt_of_a_rank_stands_from_its_first_step_on():
 
 
 def start_fingerprint(rank, step, digest, attempt):
-    made = wire.Print(
+    made = wire.Fingerprint(
         step=step, stage="start", table="parameters", digests=np.array([digest], np.uint64)
     )
     return FingerprintPart(rank=rank, attempt=attempt, fingerprint=made)

@@ -97,7 +97,7 @@ def test_digests_of_a_dead_attempt_are_not_compared_with_those_of_the_new_one():
 def test_minus_zero_stays_a_difference_of_tiny_size():
     s = np.ones((2, 4))
     fingerprints = [
-        wire.Print(
+        wire.Fingerprint(
             step=1,
             stage="parameters",
             table="parameters",
@@ -119,7 +119,7 @@ def test_sketches_that_differ_by_summation_order_only_make_no_distance():
     other[0] += 1e-9
     other[1] += 0.5
     fingerprints = [
-        wire.Print(
+        wire.Fingerprint(
             step=1,
             stage="parameters",
             table="parameters",
@@ -141,7 +141,7 @@ def test_fingerprints_of_some_ranks_still_name_the_tensor():
         FingerprintPart(
             r,
             0,
-            wire.Print(
+            wire.Fingerprint(
                 step=8,
                 stage="parameters",
                 table="parameters",

@@ -211,7 +211,7 @@ def test_a_hello_that_comes_again_adds_tables(engine):
     for rank in range(3):
         again = wire.Hello(started_at=0.0, tables={"optimizer/momentum": state})
         digests = np.array([1 + (rank == 2)], np.uint64)
-        made = wire.Print(
+        made = wire.Fingerprint(
             step=10, stage="optimizer_state", table="optimizer/momentum", digests=digests
         )
         job.post(rank, range(10, 12), hello=again, prints=(made,))

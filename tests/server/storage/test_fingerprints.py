@@ -15,7 +15,7 @@ from rankscope.server.storage.ingest import store_batches
 def made(step=0, stage="parameters", fill=1.0, tensors=3, buckets=4, **fields):
     sketches = np.full((tensors, buckets), fill) if buckets else None
     digests = np.arange(tensors, dtype=np.uint64)
-    return wire.Print(
+    return wire.Fingerprint(
         step=step, stage=stage, table="parameters", digests=digests, sketches=sketches, **fields
     )
 
@@ -77,10 +77,10 @@ def test_fingerprints_without_sketches_and_steps_apart(engine):
 
 
 def test_digests_are_distinguished_from_sketches():
-    one = wire.Print(
+    one = wire.Fingerprint(
         step=0, stage="parameters", table="p", digests=np.array([0, 0], np.uint64), sketches=None
     )
-    other = wire.Print(
+    other = wire.Fingerprint(
         step=0,
         stage="parameters",
         table="p",

@@ -93,7 +93,7 @@ def test_an_unknown_session_is_asked_for_its_hello(engine):
 
 def test_what_is_new_is_read_in_pages(engine):
     for seq in range(5):
-        print_ = wire.Print(
+        print_ = wire.Fingerprint(
             step=seq,
             stage="parameters",
             table="parameters",

@@ -149,7 +149,9 @@ def test_what_is_posted_comes_back(batches, tmp_path_factory):
 def test_names_of_tables_are_bounded(sqlite, where):
     made = {
         "layers": wire.Layers(step=0, table="t" * 65, metric="m", values=np.zeros(1)),
-        "prints": wire.Print(step=0, stage="start", table="t" * 65, digests=np.zeros(1, np.uint64)),
+        "prints": wire.Fingerprint(
+            step=0, stage="start", table="t" * 65, digests=np.zeros(1, np.uint64)
+        ),
     }
     batch = wire.Batch(run="r", rank=0, seq=0, **{where: (made[where],)})
     with (
