@@ -194,7 +194,7 @@ def _sharded_over(model: torch.nn.Module) -> dict[str, int]:
     """The ranks over which FSDP or ZeRO 3 deals the parameters out: each reads its own batches.
 
     Tensor parallelism cuts parameters, too, and its ranks share a batch: the tensors alone do not
-    tell. Ranks of a mesh lie at equal distances: `first`, `step` and `count`; empty for none.
+    show it. Ranks of a mesh lie at equal distances: `first`, `step` and `count`; empty for none.
     """
     groups = (_sharding_group(module) for module in model.modules())
     dealt = (getattr(p, "ds_process_group", None) for p in model.parameters() if is_dealt_out(p))
