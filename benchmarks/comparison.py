@@ -122,7 +122,7 @@ def measure(options: argparse.Namespace, case: str) -> dict[str, Any]:
                     received = [(batch, time.time()) for batch in batches[at : at + _TOGETHER]]
                     store_batches(connection, received, known)
             began = time.thread_time()
-            worker.look()
+            worker.sweep()
             cpu.append(time.thread_time() - began)
         with reading(engine) as connection:
             run = connection.execute(schema.run.select()).one()

@@ -288,8 +288,12 @@ def _show_alert(alert: Any, below: Sequence[Any]) -> None:
 
 
 def _since(alert: Any) -> str:
-    earliest, latest = alert.get("since") or (alert["first_step"],) * 2  # an older server's
-    return f"step {latest}" if earliest == latest else f"a step from {earliest} to {latest}"
+    step = alert["first_step"]
+    since = alert.get("since")
+    if not isinstance(since, dict):
+        return f"step {step}"  # an older server's
+    earliest = 0 if since["after"] is None else since["after"] + 1
+    return f"step {step}" if earliest == step else f"a step from {earliest} to {step}"
 
 
 def _reader(name: str, text: str) -> argparse.ArgumentParser:

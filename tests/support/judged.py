@@ -63,7 +63,7 @@ def judged(batches: Iterable[wire.Batch], folder: Path) -> Judged:
         for batch in posted:
             with writing(engine) as connection:
                 store_batch(connection, batch, received_at=1000.0)
-        worker.look()
+        worker.sweep()
         with reading(engine) as connection:
             found = runs.find_run(connection, posted[0].run)
             assert found is not None

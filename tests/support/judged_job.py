@@ -67,7 +67,7 @@ def judged_job(
             with writing(engine) as connection:
                 store_batch(connection, batch, received_at=1000.0)
         worker = Worker(engine, threading.Event(), now=lambda: 1001.0, strict=True)
-        worker.look()
+        worker.sweep()
         worker.stop()
         with reading(engine) as connection:
             alerts = connection.execute(select(schema.alert)).all()

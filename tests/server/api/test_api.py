@@ -188,7 +188,7 @@ def test_the_run_says_what_its_agents_do_and_could_not(client):
                 world_size=3,
             ),
         )
-    agent = get_agent(client, batch(1, seq=1, events=(fault(9, "digests: never"),)))
+    agent = get_agent(client, batch(1, seq=1, events=(fault(9, "words: never"),)))
     assert agent["sampling"] == [
         {"rank": 1, "overhead": 0.006, "sampled": None, "intervals": {"full": 32, "word": 4}},
         {"rank": 2, "overhead": None, "sampled": 0.25, "intervals": {}},

@@ -192,11 +192,11 @@ def test_no_server(nobody, capsys):
         (["digits", "--server", "localhost:8642"], "http://"),
     ],
 )
-def test_usage(capsys, arguments, reported):
+def test_usage(capsys, arguments, output):
     with pytest.raises(SystemExit) as ended:
         gate(arguments)
     assert ended.value.code == 2
-    assert reported in capsys.readouterr().err
+    assert output in capsys.readouterr().err
 
 
 def test_what_is_asked(server):

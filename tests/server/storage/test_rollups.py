@@ -257,7 +257,7 @@ def test_of_two_servers_one_compacts(engine, monkeypatch):
         compact(engine, "two")
         return more
 
-    monkeypatch.setattr(compaction, "_look", while_the_other_is_faster)
+    monkeypatch.setattr(compaction, "_take_arrivals", while_the_other_is_faster)
     key = key_of(engine, "two")
     assert compaction.compact(engine, key)
     with reading(engine) as connection:
