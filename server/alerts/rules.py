@@ -100,6 +100,14 @@ RULES = (
         why="gradients that add up are no longer those of their step",
     ),
     Rule(
+        root=("data.imbalanced",),
+        consequence=("reduction.wrong",),
+        key="means",
+        earliest=-10 * EPISODE,
+        same_ranks=False,
+        why="the same rank has the most, or the fewest, at each step",
+    ),
+    Rule(
         root=("reduction.wrong",),
         consequence=(
             "loss.spike",

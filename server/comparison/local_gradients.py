@@ -50,6 +50,7 @@ class LocalGradients:
         local: Mapping[int, Mapping[str, wire.Fingerprint]],
         reduced: Mapping[int, wire.Fingerprint],
         compression: Compression,
+        counts: Mapping[str, Mapping[int, float]] | None = None,
     ) -> tuple[list[Reduction], list[ElementSums]]:
         """One step, replica class by replica class.
 
@@ -57,6 +58,7 @@ class LocalGradients:
             local: by rank and table.
             reduced: by rank.
             compression: what is done to gradients on their way.
+            counts: name -> rank -> tokens or samples of the step.
         """
         reductions, sums = [], []
         for rows in self._replicas.classes("parameters", ranks):
@@ -74,7 +76,7 @@ class LocalGradients:
                 sums.append(found)
             # A sum of which a part is missing is none.
             if len(stacked.ranks) == len(members) and all(int(r) in reduced for r in members):
-                made = self._reduction(step, stacked, reduced, compression)
+                made = self._reduction(step, stacked, reduced, compression, counts or {})
                 if made is not None:
                     reductions.append(made)
         return reductions, sums
@@ -104,6 +106,7 @@ class LocalGradients:
         stacked: _Stacked,
         reduced: Mapping[int, wire.Fingerprint],
         compression: Compression,
+        counts: Mapping[str, Mapping[int, float]],
     ) -> Reduction | None:
         members, sketches = stacked.ranks, stacked.sketches
         taken = tuple(members.tolist())
@@ -113,7 +116,10 @@ class LocalGradients:
         digests = np.stack([reduced[rank].digests for rank in taken])
         if not bool((digests == digests[0]).all()):
             return Reduction(step=step, ranks=members, tensor_count=len(digests[0]), agreed=False)
-        before = self._sums.get(taken)
+        counted = {
+            name: np.array([known.get(rank, np.nan) for rank in taken])
+            for name, known in counts.items()
+        }
         made = conservation.balance(
             step,
             members,
@@ -122,9 +128,11 @@ class LocalGradients:
             compare.joined_table({stacked.name: stacked.table}),
             dtypes=stacked.table.dtypes,
             compression=compression,
-            before=before if before is not None and before.step == step - 1 else None,
+            before=self._sums.get(taken),
+            counts=counted,
         )
-        self._sums[taken] = Sums(step, sketches.mean(axis=0), came_out.sketches)
+        mean = conservation.expected_mean(sketches, made.weighted_by, counted)
+        self._sums[taken] = Sums(step, mean, came_out.sketches)
         return replace(
             made,
             cosine=conservation.cosine(sketches, came_out.sketches),

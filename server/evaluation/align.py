@@ -299,7 +299,7 @@ class Aligner:
         if len(steps):  # else nothing that waits is complete
             series = self._series.take(ranks, steps, through)
             digests = self._digests.take(ranks, steps, through)
-            reductions, sums = self._reductions(ranks, through)
+            reductions, sums = self._reductions(series, ranks, steps, through)
             negligible = conservation.negligible(
                 {
                     step: by_rank[min(by_rank)].fingerprint.sketches
@@ -347,7 +347,7 @@ class Aligner:
     # ----------------------------------------------------------------------------- the comparisons
 
     def _reductions(
-        self, ranks: Int64, through: int
+        self, series: Mapping[str, Series], ranks: Int64, steps: Int64, through: int
     ) -> tuple[tuple[Reduction, ...], tuple[ElementSums, ...]]:
         """What local gradients show, step by step."""
         reductions: list[Reduction] = []
@@ -364,7 +364,8 @@ class Aligner:
                 ).items()
                 if (shared := self._replicas.own.without(rank, made.fingerprint)) is not None
             }
-            found = self._local.observe(key[0], ranks, local, reduced, compressed)
+            counts = _counts(series, ranks, steps, key[0])
+            found = self._local.observe(key[0], ranks, local, reduced, compressed, counts)
             reductions += found[0]
             sums += found[1]
         return tuple(reductions), tuple(sums)
@@ -417,6 +418,20 @@ def _is_awaited(life: RankLiveness, heard: float, now: float) -> bool:
 def _bytes_of(made: FingerprintPart) -> int:
     sketches = made.fingerprint.sketches
     return int(made.fingerprint.digests.nbytes) + (0 if sketches is None else int(sketches.nbytes))
+
+
+def _counts(
+    series: Mapping[str, Series], ranks: Int64, steps: Int64, step: int
+) -> dict[str, dict[int, float]]:
+    """What ranks' gradients may be means of at a step: name -> rank -> number."""
+    column = int(np.searchsorted(steps, step))
+    found: dict[str, dict[int, float]] = {}
+    for name in conservation.COUNTS:
+        if name in series and column < len(steps) and steps[column] == step:
+            rows = np.flatnonzero(series[name].present[:, column])
+            values = series[name].values[rows, column]
+            found[name] = dict(zip(ranks[rows].tolist(), values.tolist(), strict=True))
+    return found
 
 
 def _is_lost(

@@ -126,11 +126,13 @@ class Misreduced:
     Attributes:
         relative: its distance from what it should be, over the size of what went in.
         how: what it is instead: `nothing`, the mean times another `factor`, the mean of the step
-            before (`stale`), that of another tensor (`swapped`), without the parts of some ranks
-            (`ranks`), with other weights of the ranks (`weights`), or something `other`.
-        factor: where `how` is so: times what the other tensors have.
+            before (`stale`), that of another tensor (`swapped`), one in which some ranks do not
+            count as in the others (`ranks`), with weights of its own (`weights`), or something
+            `other`.
+        factor: times what the other tensors have; for `ranks`, times what these count there, NaN
+            where they differ.
         partner: the other tensor.
-        ranks: whose part is missing, or whose part is that of the other tensor; empty for all.
+        ranks: who counts otherwise, or whose part is that of the other tensor; empty for all.
         buckets: number of sketch buckets that differ; few of many: a part of the tensor.
     """
 
@@ -156,11 +158,17 @@ class Reduction:
         unknown: names of tensors that could not be examined.
         ratio: times what the mean is reduced gradients are, for most tensors; clipping and loss
             scales are in it. NaN where there is no such factor.
-        wrong: tensors that do not have it, of `wrong_count`.
-        pattern: without a ratio, what the whole is: `weights` of the ranks, `accumulated` (the
-            reduced gradient of the step before and this step's mean), `stale` (the mean of the
-            step before), or `other`; empty with a ratio, and where all tensors are compressed.
-        weights: what the pattern's parts count; of `weights`, one for each rank.
+        ratio_error: how far it may be off, for rounding.
+        weighted_by: what ranks count by in that mean (`tokens`, `samples`); empty for equally.
+        wrong: tensors that do not have it, or the weights of most, of `wrong_count`.
+        pattern: what else the whole is: `weights` of the ranks, `accumulated` (the reduced gradient
+            of the step before and this step's mean), `stale` (the mean, or what came out, at the
+            step `before`), or `other`; empty where the ratio says all, and where all tensors are
+            compressed.
+        weights: what the pattern's parts count; of `weights`, one for each rank: 1/N times `ratio`
+            in a mean.
+        weight_errors: their standard errors.
+        before: the sampled step before, with which this one was compared; -1 for none.
         agreed: whether the ranks agree on what came out; nothing else is known where they do not.
         cosine: of what came out to the mean of what went in, over all tensors, from their sketches;
             free of clipping and loss scales. NaN where one of them is zero or not finite.
@@ -175,10 +183,14 @@ class Reduction:
     compressed: int = 0
     unknown: tuple[str, ...] = ()
     ratio: float = float("nan")
+    ratio_error: float = 0.0
+    weighted_by: str = ""
     wrong_count: int = 0
     wrong: tuple[Misreduced, ...] = ()
     pattern: str = ""
     weights: tuple[float, ...] = ()
+    weight_errors: tuple[float, ...] = ()
+    before: int = -1
     agreed: bool = True
     cosine: float = float("nan")
     kept: float = float("nan")

@@ -33,6 +33,7 @@ from tests.support.timings import (
     timings,
 )
 from tests.support.traces import Trace
+from tests.support.weighted import weighted
 
 TRACES = Path(__file__).parents[1] / "server" / "detectors" / "traces"
 
@@ -623,6 +624,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         pushes,
         resized,
         weights,
+        weighted,
         answers,
         constant_answers,
         thrown_away,

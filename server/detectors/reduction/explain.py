@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from rankscope.server.comparison.weights import SAME
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode
 from rankscope.server.detectors.incident import AGREED_UNTIL
@@ -19,6 +20,21 @@ _RESTORE = (
 _START_AGAIN = "All ranks have taken the same wrong steps from the first one on: start again."
 
 
+@dataclass(frozen=True, slots=True)
+class Divisor:
+    """By what it looks as if the sum over ranks had been divided.
+
+    Attributes:
+        value: 0 where it is no whole number.
+        name: what that is, as a part of a sentence.
+        known: whether it is one that gets mixed up with the number of ranks.
+    """
+
+    value: int = 0
+    name: str = ""
+    known: bool = False
+
+
 @dataclass(slots=True)
 class Fault:
     """What was found at the first observation of an episode.
@@ -26,9 +42,13 @@ class Fault:
     Attributes:
         expected: factor that clipping and loss scale leave.
         factor: times what the gradient is the mean, these taken out.
-        pattern: `factor`, `ranks`, `stale`, `nothing`, `swapped` or `other`.
-        lost: ranks whose part is missing everywhere.
+        pattern: `factor`, `ranks`, `weights`, `stale`, `nothing`, `swapped` or `other`.
+        by: what ranks count by in that mean; empty for equally.
+        divisor: of a factor.
+        changed: whether the factor was 1 before.
+        odd: of `ranks`, rank -> times what it should count in all tensors; of `weights`, all ranks.
         tensors: those that are wrong; empty for all.
+        note: whether it may well be meant.
         observed: observations that found it.
     """
 
@@ -36,8 +56,12 @@ class Fault:
     expected: float
     factor: float = 1.0
     pattern: str = ""
-    lost: tuple[int, ...] = ()
+    by: str = ""
+    divisor: Divisor = Divisor()
+    changed: bool = False
+    odd: dict[int, float] = field(default_factory=dict)
     tensors: tuple[Misreduced, ...] = ()
+    note: bool = False
     observed: int = 1
 
 
@@ -47,11 +71,12 @@ def finding_of(episode: Episode[Fault]) -> Finding:
     made, step = fault.reduction, episode.first_step
     everyone = tuple(int(r) for r in made.ranks)
     cause, remedy = _explain(fault, step)
-    mild = fault.pattern in ("nothing", "other")
-    suspects = tuple(sorted({*fault.lost, *(r for t in fault.tensors for r in t.ranks)}))
+    odd = fault.odd if fault.pattern == "ranks" else {}
+    suspects = tuple(sorted({*odd, *(r for t in fault.tensors for r in t.ranks)}))
     return Finding(
         kind="reduction.wrong",
-        severity="warning" if mild else "critical",
+        key="factor" if fault.note else "",
+        severity=_severity(fault, size=len(everyone)),
         title=_title(fault, step),
         seen_step=episode.seen_step,
         last_step=episode.last_step,
@@ -73,6 +98,10 @@ def finding_of(episode: Episode[Fault]) -> Finding:
             "wrong_count": made.wrong_count if fault.tensors else made.known,
             "tensor_count": made.tensor_count,
             "weights": list(made.weights),
+            "weight_errors": list(made.weight_errors),
+            "weighted_by": fault.by,
+            "divisor": fault.divisor.value,
+            "odd": {str(rank): times for rank, times in sorted(fault.odd.items())},
             AGREED_UNTIL: episode.agreed_until,
             "tensor_details": [_detail(t) for t in fault.tensors[:_MAX_DETAILS]],
         },
@@ -83,17 +112,54 @@ def _title(fault: Fault, step: int) -> str:
     since = f"since step {step}"
     if fault.pattern == "factor":
         return f"The reduced gradient is {number(fault.factor)} times the mean {since}"
-    if fault.pattern == "ranks" and fault.lost:
-        return f"The reduced gradient lacks what {ranks(fault.lost)} put in {since}"
+    if fault.pattern == "ranks" and fault.odd:
+        who, times = ranks(sorted(fault.odd)), _together(fault.odd)
+        if times == 0:
+            return f"The reduced gradient lacks what {who} put in {since}"
+        verb = agree(len(fault.odd), "counts")
+        much = "otherwise than it should" if times is None else f"{number(times)} times"
+        return f"What {who} put into the reduction {verb} {much} {since}"
+    if fault.pattern == "weights":
+        return f"Ranks count by weights of their own in the reduced gradient {since}"
     which = _named(fault.tensors)
     what = {
-        "stale": "is that of the step before",
+        "stale": f"is that of {_before(fault)}",
         "nothing": "is zero although gradients went in",
         "swapped": "holds that of another tensor",
-        "ranks": "lacks the part of some ranks",
+        "ranks": (
+            "lacks the part of some ranks"
+            if all(abs(t.factor) <= SAME for t in fault.tensors)
+            else "has other weights of some ranks"
+        ),
         "factor": "differs from the rest in its factor",
     }.get(fault.pattern, "is not the mean of what went in")
     return f"The reduced gradient{which} {what} {since}"
+
+
+def _severity(fault: Fault, *, size: int) -> str:
+    if fault.note and fault.factor > 0:
+        return "info"
+    mild = fault.pattern in ("nothing", "other", "weights")
+    if fault.pattern == "factor" and not fault.tensors:
+        of_ranks = any(abs(fault.factor / f - 1.0) <= SAME for f in (size, 1.0 / size))
+        mild = fault.factor > 0 and not of_ranks
+    if fault.pattern == "ranks" and fault.odd:
+        # What a rank counts too much or too little of is less than another batch would change.
+        mild = all(0.5 < times < 1.5 for times in fault.odd.values())
+    return "warning" if mild else "critical"
+
+
+def _together(odd: dict[int, float]) -> float | None:
+    """Times what ranks count, where it is the same for all; None where it is not."""
+    times = list(odd.values())
+    if all(abs(t) <= SAME for t in times):
+        return 0.0
+    return times[0] if all(abs(t - times[0]) <= SAME * abs(times[0]) for t in times) else None
+
+
+def _before(fault: Fault) -> str:
+    made = fault.reduction
+    return "the step before" if made.before == made.step - 1 else f"step {made.before}"
 
 
 def _named(tensors: tuple[Misreduced, ...]) -> str:
@@ -117,6 +183,8 @@ def _explain(fault: Fault, step: int) -> tuple[str, str]:
                 "less than in the others.",
                 "Check the code that reduces or scales these tensors' gradients by hand.",
             )
+        case "factor" if min(abs(fault.factor / f - 1.0) for f in (size, 1 / size)) > SAME:
+            return _of_a_factor(fault, size)
         case "factor" if fault.factor > 1:
             return (
                 f"The reduced gradient is {number(fault.factor)} times the mean of the ranks' "
@@ -137,19 +205,21 @@ def _explain(fault: Fault, step: int) -> tuple[str, str]:
                 "by the world size from the loss or from the gradients.",
             )
         case "ranks":
-            lost = fault.lost or fault.tensors[0].ranks
+            return _of_ranks(fault, step)
+        case "weights":
+            shares = listing([f"{number(times)} on rank {r}" for r, times in fault.odd.items()])
             return (
-                f"What {ranks(lost)} put into the reduction of step {step} is not in what came "
-                "out, although all ranks received the same: these ranks reduced zeros, something "
-                "else, or in another group, or a buffer was reused before its reduction was done.",
-                "Check on these ranks that gradients are written before they are reduced and that "
-                "asynchronous handles are waited for; check the process group.",
+                f"At consecutive samples each rank counted the same, times 1/{size}: {shares}. "
+                "That is neither the same for all nor the ranks' share of the samples, or tokens, "
+                "that are recorded.",
+                "Give all ranks the same weight, or their share of the samples. Where the weights "
+                "are those of tokens, log them (`monitor.log(tokens=n)`): then they are checked.",
             )
         case "stale":
             return (
-                f"What was applied at step {step} is the reduced gradient of the step before: the "
-                "optimizer stepped before the reduction was finished, or on a buffer that had not "
-                "been filled again.",
+                f"What was applied at step {step} is the reduced gradient of {_before(fault)}: "
+                "the optimizer stepped before the reduction was finished, or on a buffer that had "
+                "not been filled again.",
                 "Wait for the handles of asynchronous reductions before `optimizer.step()`; turn "
                 "off overlapping of communication to confirm.",
             )
@@ -180,9 +250,79 @@ def _explain(fault: Fault, step: int) -> tuple[str, str]:
             )
 
 
+def _of_a_factor(fault: Fault, size: int) -> tuple[str, str]:
+    """A factor that is neither the number of ranks nor one over it."""
+    factor, divisor = fault.factor, fault.divisor
+    if factor > 1:
+        much = f"{number(factor)} times too large"
+    else:
+        much = "it points the other way" if factor < 0 else f"{number(1 / factor)} times too small"
+    mean = f"mean by {fault.by}" if fault.by else "mean"
+    cause = (
+        f"The reduced gradient is {number(factor)} times the {mean} of the ranks' own gradients, "
+        f"in every tensor: {much}"
+    )
+    if divisor.name:
+        cause += (
+            f", as if their sum had been divided by {divisor.name}, and not by the {size} ranks"
+        )
+    if fault.changed:
+        cause += ". Before, it was the mean itself"
+    return (
+        f"{cause}. With SGD that is a learning rate {number(factor)} times as high; Adam hides "
+        "most of it, clipping what is too large.",
+        f"Divide what comes out of the reduction once, by the {size} ranks whose gradients went "
+        "in. Where gradients are scaled on purpose, silence this kind.",
+    )
+
+
+def _of_ranks(fault: Fault, step: int) -> tuple[str, str]:
+    """Some ranks do not count like the others: in all tensors, or in some."""
+    odd = dict(fault.odd)
+    if not odd:
+        first = fault.tensors[0]
+        odd = dict.fromkeys(first.ranks, first.factor)
+    lost = [rank for rank, times in odd.items() if abs(times) <= SAME]
+    twice = [rank for rank, times in odd.items() if abs(times - 2.0) <= 2.0 * SAME]
+    if len(lost) == len(odd):
+        return (
+            f"What {ranks(lost)} put into the reduction of step {step} is not in what came "
+            "out, although all ranks received the same: these ranks reduced zeros, something "
+            "else, or in another group, or a buffer was reused before its reduction was done.",
+            "Check on these ranks that gradients are written before they are reduced and that "
+            "asynchronous handles are waited for; check the process group.",
+        )
+    if lost and len(lost) + len(twice) == len(odd):
+        return (
+            f"What {ranks(lost)} put into the reduction of step {step} is not in what came out, "
+            f"and what {ranks(twice)} put in is there twice: one was reduced in place of the "
+            "other.",
+            "Check which buffer each rank hands to the collective, and the ranks of the process "
+            "groups.",
+        )
+    parts = [f"{ranks([rank])} {number(times)} times" for rank, times in odd.items()]
+    said = (
+        f"In the reduced gradient of step {step} not all ranks count the same, beside the others: "
+        f"{listing(parts)}"
+    )
+    if len(twice) == len(odd):
+        why = "what they put in was added twice"
+    elif any(times < 0 for times in odd.values()):
+        why = "with the sign turned, they pull away from where the others go"
+    else:
+        why = "their gradients were scaled between the backward pass and the reduction"
+    return (
+        f"{said}. All ranks received the same, so it was done before, or in, the reduction: {why}.",
+        "Check on these ranks what is done to gradients after the backward pass (weights, loss "
+        "scales, clipping before the reduction), and that each rank reduces once.",
+    )
+
+
 def _where(fault: Fault) -> str:
     if not fault.tensors:
         made = fault.reduction
+        if made.wrong and fault.odd:
+            return f"It is so in {made.known - made.wrong_count} of {made.known} tensors examined."
         return f"It is so in all {made.known} tensors examined."
     partial = [t for t in fault.tensors if t.how == "other" and 0 < t.buckets <= 16]
     if partial:

@@ -8,15 +8,22 @@ from typing import ClassVar
 
 import numpy as np
 
+from rankscope.server.comparison import weights as weighing
+from rankscope.server.comparison.conservation import COUNTS
+from rankscope.server.comparison.weights import Meaning
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Outcome, Reach
 from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
-from rankscope.server.detectors.reduction.explain import Fault, finding_of
+from rankscope.server.detectors.reduction.explain import Divisor, Fault, finding_of
+from rankscope.server.detectors.reduction.means import Means
 from rankscope.server.detectors.wording import count, listing, ranks
-from rankscope.server.window import Check, Reduction, Status, Window
+from rankscope.server.window import Check, Float64, Reduction, Status, Window
 
 _GRACE = 20
 _SPECIFIC = frozenset(("nothing", "stale", "swapped", "ranks"))
+# A power of two from here on, or one over it, is a loss scale that is taken out by hand: it changes
+# no digit of a gradient, and none of the divisors that get mixed up is as large.
+_LOSS_SCALE = 64.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +32,24 @@ class ReductionPolicy(Policy):
 
     Attributes:
         exact: relative difference up to which a factor is one of the numbers of ranks.
-        held: in order after which something unexplained counts as a change.
+        held: in order after which something unexplained counts as a change; with one and the same
+            factor, or weights, after which it is none that is found anew at each step.
+        gross: by how much a rank counts too much or too little, at once; what is less has to be
+            `held`.
     """
 
     exact: Share = 1e-3
     held: Observations = 3
+    gross: Share = 0.1
+
+
+@dataclass(slots=True)
+class _Streak:
+    """Reductions in a row with the same weights of the ranks, or the same factor."""
+
+    weights: tuple[float, ...]
+    since: int
+    count: int = 1
 
 
 @dataclass(slots=True)
@@ -40,7 +60,8 @@ class ReductionState:
         compared: reductions examined; `unequal` of them gave the ranks different results.
         kept: those that gave the mean, up to one factor for all.
         scaled: those of them whose factor is neither 1 nor one of the number of ranks.
-        streak: how many in a row had the same factor of the number of ranks, since `since`.
+        plain: those of them whose factor is 1.
+        streaks: lowest rank of a replica class -> those in a row that were not `plain`.
         unexplained: those that were something else, from the start on.
         tensors: most tensors examined in one; `unknown` are those that could not be, and
             `compressed` the number of those that need not be the mean.
@@ -51,9 +72,8 @@ class ReductionState:
     unequal: int = 0
     kept: int = 0
     scaled: int = 0
-    streak: int = 0
-    since: int = 0
-    last_factor: float = 1.0
+    plain: int = 0
+    streaks: dict[int, _Streak] = field(default_factory=dict)
     unexplained: int = 0
     tensors: int = 0
     tensor_count: int = 0
@@ -61,45 +81,67 @@ class ReductionState:
     ranks: int = 0
     unknown: tuple[str, ...] = ()
     watch: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8))
+    notes: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8))
+    means: Means = field(default_factory=Means)
 
 
 class ReductionWrong(Detector[ReductionState]):
     """The reduced gradient is not the mean of the ranks' own gradients, although all agree on it.
 
-    A missing or a second division, tensors that were exchanged for each other, parts of some ranks
-    that were lost, a result of the step before: every rank then takes the same wrong step, and no
-    comparison of weights can see it.
+    A missing or a second division, ranks that count twice, too little or not at all, tensors that
+    were exchanged for each other, a result of a step before: every rank then takes the same wrong
+    step, and no comparison of weights can see it.
 
     Statistic:
-        Sketches are linear: the sketch of what came out must be the mean of the sketches of what
-        went in, to 1e-4 of its size (3e-2 for tensors of 16 bits). One factor for all tensors is
-        that of clipping and loss scale where these are posted; where it is the number of ranks, or
-        one over it (twice in a row, if gradients were scaled by hand before), the division is
-        wrong. Tensors without the common factor are compared with zeros, the step before, the other
-        tensors of their shape, and sums over some of the ranks. Something else altogether is
-        reported only where the reduction was right before: a gradient may be changed on purpose
-        (clipping by value, noise, hooks). Where torch's own hooks round to 16 bits, these bits are
-        allowed for (and what float16 lacks below 6e-8); of matrices that PowerSGD approximates,
-        only what is not an approximation counts (zeros, a factor, a rank left out); the tensors
-        that it leaves alone are held to the mean. Not judged where the ranks do not agree on the
-        result, which is `desync.gradients`. Over after 8 steps in order.
+        Sketches are linear: the sketch of what came out is the sum of the sketches of what went in,
+        each times its rank's weight, to 1e-4 of its size (3e-2 for tensors of 16 bits). Least
+        squares over all tensors gives the weights and their standard errors (1e-8 in float32, 1e-3
+        in bfloat16), with clipping and loss scale taken out where these are posted. Right are 1/N,
+        and the ranks' shares of the `tokens` or `samples` of the step. A rank whose weight is
+        another by more than 0.5 % and 7 standard errors is named with what it counts, at once where
+        that is 10 % too much or too little, else at the third sample in a row. One factor for all
+        ranks that is the number of ranks, or one over it, is reported at once (the second time, if
+        gradients were scaled by hand before); any other at the third sample in a row, unless it is
+        one over the micro-batches of a step or a loss scale (a power of two from 64 on). So are
+        weights that stay the same and are nobody's share; other weights at each step may be those
+        of tokens that nobody posts. Tensors without the common weights are compared with zeros, the
+        sampled step before, the other tensors of their shape, and other weights. Something else
+        altogether is reported only where the reduction was right before: a gradient may be changed
+        on purpose (clipping by value, noise, hooks). Where torch's own hooks round to 16 bits,
+        these bits are allowed for (and what float16 lacks below 6e-8); of matrices that PowerSGD
+        approximates, only what is not an approximation counts (zeros, a factor, a rank left out);
+        the tensors that it leaves alone are held to the mean. Not judged where the ranks do not
+        agree on the result, which is `desync.gradients`. Over after 8 steps in order.
+
+        Means of means: ranks count equally, the largest number of tokens (or samples) of a step is
+        twice the smallest or more at half of all samples, 8 at least, and the local norms do not
+        grow with them (exponent below 1/4 by 3 standard errors; of sums it is 1/2 at least).
 
     Severity:
-        Critical; a warning where a tensor's gradient is dropped, or what it is is not known.
+        Critical; a warning where a tensor's gradient is dropped, where what it is is not known,
+        where a rank counts up to a half too much or too little, and for a factor that is not the
+        number of ranks. Information for means of means, and for a factor that was there from the
+        first step on and is no divisor that gets mixed up with the number of ranks (the world size,
+        the micro-batches, one rank more or less).
 
     Evidence:
-        `factor`, `ratio`, `expected_ratio`, `pattern`, `tensor_details` (name, shape, relative
-        distance, what it is instead), `wrong_count`, `tensor_count`, `ranks_in_it`, `observed`,
-        `weights` of the ranks, `agreed_until` (last sample before at which it was in order).
+        `factor`, `ratio`, `expected_ratio`, `divisor` (a whole number by which a sum would have
+        been divided), `pattern`, `odd` (what ranks count, 1 being right), `weights` of the ranks
+        and `weight_errors`, `weighted_by`, `tensor_details` (name, shape, relative distance, what
+        it is instead), `wrong_count`, `tensor_count`, `ranks_in_it`, `observed`, `agreed_until`
+        (last sample before at which it was in order).
 
     Source:
         Conservation of the sum; microsoft/DeepSpeed#2343 and tensorflow/benchmarks#466 are two of
-        the errors that it finds.
+        the errors that it finds; huggingface/transformers#34191 is a mean of means.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("reduction.wrong",)
     policies: ClassVar[type[Policy]] = ReductionPolicy
-    wants: ClassVar[tuple[str, ...]] = ("clip_coefficient", "amp_scale", "micro_steps")
+    wants: ClassVar[tuple[str, ...]] = (
+        *("clip_coefficient", "amp_scale", "micro_steps", "grad_norm_local"),
+        *COUNTS,
+    )
     min_ranks: ClassVar[int] = 2
 
     policy: ReductionPolicy
@@ -126,7 +168,12 @@ class ReductionWrong(Detector[ReductionState]):
             state.compressed = made.compressed
             state.unknown = made.unknown
             self._judge(window, state, made)
-        findings = [finding_of(episode) for episode in state.watch.take(window.last_step)]
+        findings = [
+            finding_of(episode)
+            for watch in (state.watch, state.notes)
+            for episode in watch.take(window.last_step)
+        ]
+        findings += state.means.findings(window)
         return Outcome({"reduction.wrong": self._check(window, state)}, tuple(findings))
 
     # ---------------------------------------------------------------------------- one reduction
@@ -139,25 +186,56 @@ class ReductionWrong(Detector[ReductionState]):
         if not (math.isfinite(expected) and expected > 0) or made.pattern == "accumulated":
             return  # another detector's matter
         fault = Fault(reduction=made, expected=expected)
-        if made.pattern:
-            self._whole(state, fault)
+        if made.pattern in ("stale", "other"):
+            state.streaks.pop(int(made.ranks[0]), None)
+            fault.pattern = made.pattern
+            if made.pattern == "stale":
+                self._found(state, fault)
+            else:
+                self._unexplained(state, fault)
             return
-        factor = made.ratio / expected
-        fault.factor = factor
-        size = len(made.ranks)
+        counts = _counts(window, made)
+        said = _said(made, expected, counts)
+        fault.factor, fault.by = said.factor, said.by
+        if said.how == "mean":
+            self._mean(window, state, fault, counts)
+        elif said.how == "ranks":
+            fault.odd = {int(made.ranks[row]): times for row, times in said.odd.items()}
+            self._odd(state, fault)
+        else:
+            self._own_weights(state, fault, counts)
+
+    def _mean(
+        self,
+        window: Window,
+        state: ReductionState,
+        fault: Fault,
+        counts: dict[str, Float64],
+    ) -> None:
+        """A mean, up to a factor, of what ranks put in."""
+        made, factor, size = fault.reduction, fault.factor, len(fault.reduction.ranks)
         micro = _value(window, made, "micro_steps") or 1.0
-        by_ranks = next((f for f in (float(size), 1.0 / size) if _is(factor, f, self.policy)), None)
-        if by_ranks is not None and not _is(factor, 1 / micro, self.policy):
-            same = state.streak > 0 and _is(state.last_factor, by_ranks, self.policy)
-            state.streak = state.streak + 1 if same else 1
-            state.since = state.since if same else made.step
-            state.last_factor = by_ranks
+        usual = (
+            _is(factor, 1.0, self.policy) or abs(factor - 1.0) <= made.ratio_error / fault.expected
+        )
+        averaged = _is(factor, 1.0 / micro, self.policy)
+        if not usual and not averaged and not _is_loss_scale(factor, self.policy):
+            streak = self._streak(state, made, (factor,))
+            fault.pattern = "factor"
+            fault.divisor = _divisor(factor, size, window.world_size, int(micro), self.policy)
             # Where nothing was ever scaled by hand, a factor is no coincidence.
-            if state.streak > 1 or not state.scaled:
-                fault.pattern = "factor"
-                self._found(state, fault, first_step=state.since)
-            return
-        state.streak = 0
+            if _by_ranks(factor, size, self.policy):
+                if streak.count > 1 or not state.scaled:
+                    self._found(state, fault, first_step=streak.since)
+                return
+            if streak.count >= self.policy.held:
+                fault.changed = state.plain >= self.policy.held
+                known = fault.changed or fault.divisor.known
+                self._found(state, fault, first_step=streak.since, note=not known)
+                if known:
+                    return
+        else:
+            state.streaks.pop(int(made.ranks[0]), None)
         wrong = [
             t for t in made.wrong if t.how in _SPECIFIC or _by_ranks(t.factor, size, self.policy)
         ]
@@ -168,26 +246,48 @@ class ReductionWrong(Detector[ReductionState]):
             fault.pattern, fault.tensors = "other", made.wrong
             self._unexplained(state, fault)
         else:
-            self._kept(state, made.step, usual=_is(factor, 1.0, self.policy))
+            if not fault.by:
+                state.means.observe(window, made, counts)
+            self._kept(state, made.step, usual=usual)
 
-    def _whole(self, state: ReductionState, fault: Fault) -> None:
+    def _odd(self, state: ReductionState, fault: Fault) -> None:
+        """All ranks but some count as they should."""
+        fault.pattern = "ranks"
+        weights = tuple(np.array(fault.reduction.weights) / fault.expected)
+        streak = self._streak(state, fault.reduction, weights)
+        gross = any(abs(times - 1.0) >= self.policy.gross for times in fault.odd.values())
+        if gross or streak.count >= self.policy.held:
+            self._found(state, fault, first_step=None if gross else streak.since)
+
+    def _own_weights(self, state: ReductionState, fault: Fault, counts: dict[str, Float64]) -> None:
+        """Weights that are neither the same nor those of any counts that are known.
+
+        Tokens that nobody logs make such weights, others at each step.
+        """
         made = fault.reduction
-        state.streak = 0
-        if made.pattern == "weights":
-            largest = max(abs(w) for w in made.weights)
-            pairs = zip(made.ranks.tolist(), made.weights, strict=True)
-            lost = [rank for rank, w in pairs if abs(w) < 0.01 * largest]
-            if not lost:
-                self._kept(state, made.step, usual=False)  # a weighted mean
-                return
-            fault.pattern, fault.lost = "ranks", tuple(lost)
-            self._found(state, fault)
-        elif made.pattern == "stale":
-            fault.pattern = "stale"
-            self._found(state, fault)
+        weights = np.array(made.weights) / fault.expected
+        streak = self._streak(state, made, tuple(weights))
+        fixed = streak.count >= self.policy.held and bool(counts)
+        if fixed:
+            fault.pattern = "weights"
+            fault.odd = dict(zip(made.ranks.tolist(), (weights * len(weights)), strict=True))
+            self._found(state, fault, first_step=streak.since)
         else:
-            fault.pattern = "other"
-            self._unexplained(state, fault)
+            self._kept(state, made.step, usual=False)
+
+    def _streak(
+        self, state: ReductionState, made: Reduction, weights: tuple[float, ...]
+    ) -> _Streak:
+        """How many in a row had these weights, or this factor."""
+        key, exact = int(made.ranks[0]), self.policy.exact
+        known = state.streaks.get(key)
+        if known is not None and len(known.weights) == len(weights):
+            near = exact * float(np.abs(weights).mean())
+            if np.allclose(weights, known.weights, rtol=exact, atol=near):
+                known.count += 1
+                return known
+        found = state.streaks[key] = _Streak(weights, made.step)
+        return found
 
     def _unexplained(self, state: ReductionState, fault: Fault) -> None:
         if state.kept >= self.policy.held and not state.unexplained:
@@ -199,18 +299,34 @@ class ReductionWrong(Detector[ReductionState]):
         state.kept += 1
         state.scaled += not usual
         state.watch.good(step)
+        if usual:
+            state.plain += 1
+            state.notes.good(step)
 
-    def _found(self, state: ReductionState, fault: Fault, *, first_step: int | None = None) -> None:
+    def _found(
+        self,
+        state: ReductionState,
+        fault: Fault,
+        *,
+        first_step: int | None = None,
+        note: bool = False,
+    ) -> None:
         step = fault.reduction.step
-        episode = state.watch.bad(step, fault, first_step=first_step)
+        fault.note = note
+        watch = state.notes if note else state.watch
+        episode = watch.bad(step, fault, first_step=first_step)
         episode.facts.observed = episode.seen
 
     # -------------------------------------------------------------------------------- the answer
 
     def _check(self, window: Window, state: ReductionState) -> Check:
-        episode = state.watch.open(window.last_step)
-        if episode is not None:
-            return Check(Status.OPEN, f"{finding_of(episode).title}.")
+        for watch in (state.watch, state.notes):
+            episode = watch.open(window.last_step)
+            if episode is not None:
+                return Check(Status.OPEN, f"{finding_of(episode).title}.")
+        title = state.means.title(window.last_step)
+        if title:
+            return Check(Status.OPEN, f"{title}.")
         hooks = _hooks(window)
         if not state.compared:
             if state.steps < _GRACE:
@@ -261,6 +377,50 @@ class ReductionWrong(Detector[ReductionState]):
             f"The reduced gradient was the mean of what {who} put in at {state.kept:,} of {where}, "
             f"in {state.tensors} of {count(state.tensor_count, 'tensor')}.{scaled}{left}",
         )
+
+
+def _said(made: Reduction, expected: float, counts: dict[str, Float64]) -> Meaning:
+    """What the ranks' weights say, freed of clipping and loss scale."""
+    if made.pattern != "weights":
+        return Meaning("mean", made.ratio / expected, made.weighted_by)
+    weights, errors = np.array(made.weights), np.array(made.weight_errors)
+    bases = weighing.expected(len(weights), counts)
+    return weighing.meaning(weights / expected, errors / expected, bases)
+
+
+def _divisor(factor: float, size: int, world: int, micro: int, policy: ReductionPolicy) -> Divisor:
+    """By what it looks as if a sum had been divided."""
+    by = size / factor
+    if micro > 1 and _is(factor, micro, policy):
+        return Divisor(micro, f"the {micro} micro-batches of a step counted as steps", known=True)
+    if world != size and _is(by, world, policy):
+        return Divisor(world, f"the {world} ranks of the job", known=True)
+    for near in (size - 1, size + 1):
+        if near > 1 and _is(by, near, policy):
+            return Divisor(near, f"{near}, one {'less' if near < size else 'more'}", known=True)
+    whole = round(by)
+    if 1 < whole <= size * size and _is(by, whole, policy):
+        return Divisor(whole, f"{whole}")
+    return Divisor()
+
+
+def _is_loss_scale(factor: float, policy: ReductionPolicy) -> bool:
+    if 1 / _LOSS_SCALE < factor < _LOSS_SCALE or factor <= 0:
+        return False
+    return _is(factor, 2.0 ** round(math.log2(factor)), policy)
+
+
+def _counts(window: Window, made: Reduction) -> dict[str, Float64]:
+    """What ranks' gradients may be means of, as far as all say it."""
+    found = {}
+    for name in COUNTS:
+        series = window.series.get(name)
+        if series is not None:
+            column = int(np.searchsorted(window.steps, made.step))
+            rows = np.flatnonzero(np.isin(window.ranks, made.ranks) & series.present[:, column])
+            if len(rows) == len(made.ranks):
+                found[name] = series.values[rows, column]
+    return found
 
 
 def _value(window: Window, made: Reduction, name: str) -> float | None:
