@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rankscope.agent.model.facts import held
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts
 from rankscope.agent.probes.outside import outside_optimizer
@@ -90,11 +91,14 @@ class StaleGradients(Probe):
         gradient = parameter.grad
         if gradient is None or (row in self._least and self._least[row] is None):
             self._least[row] = None
-        elif type(gradient) is torch.Tensor and gradient.layout is torch.strided:
-            with torch.no_grad():
-                norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
-                known = self._least.get(row)
-                self._least[row] = norm if known is None else torch.minimum(known, norm)
+        else:
+            # Of a distributed one what this rank holds: a norm of all of it is a collective.
+            local = held(gradient)
+            if type(local) is torch.Tensor and local.layout is torch.strided:
+                with torch.no_grad():
+                    norm = torch.linalg.vector_norm(local, dtype=torch.float32)
+                    known = self._least.get(row)
+                    self._least[row] = norm if known is None else torch.minimum(known, norm)
         self._seconds += min(time.perf_counter() - began, LONGEST_PIECE)
 
     def _make_hooks(self, group: TensorGroup) -> None:
@@ -108,8 +112,8 @@ class StaleGradients(Probe):
             list({id(p): p for p in (*s[:_AT_EACH_END], *s[-_AT_EACH_END:])}.values())
             for s in small
         ]
-        held = len(chosen[0])
-        self._outside = frozenset(range(held, held + len(chosen[1])))
+        inside = len(chosen[0])
+        self._outside = frozenset(range(inside, inside + len(chosen[1])))
         self._hooks = TensorHooks(
             (p, self.context.guarded(self.name, _Hook(self, row, p)))
             for row, p in enumerate((*chosen[0], *chosen[1]))

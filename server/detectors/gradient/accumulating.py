@@ -136,6 +136,9 @@ class GradientAccumulating(Detector[AddingState]):
         whole = all(_holds_all(config) for config in (window.config, *window.configs.values()))
         if not whole:
             cosines = {}
+        # A process's first step has nothing before it: empty there says nothing of later ones.
+        firsts = {step for begins in window.begins.values() for step in begins}
+        carried = {s: size for s, size in carried.items() if s not in firsts or not size <= 0}
         for step in sorted({*patterns, *cosines, *carried}):
             norm = norms.get(step, float("nan"))
             state.judged += 1

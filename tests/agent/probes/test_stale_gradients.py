@@ -116,3 +116,30 @@ def test_large_parameters_are_left_alone():
         optimizer.step()
 
     assert reported(step, model=Large()) == [None] * 4
+
+
+def test_what_is_carried_of_distributed_gradients(tmp_path):
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    norms = []
+
+    def step(model, optimizer, number):
+        if number == 3:
+            optimizer.zero_grad()
+        model(torch.ones(2, 6)).square().sum().backward()
+        norms.append(
+            float(torch.nn.utils.get_total_norm([p.grad._local_tensor for p in model.parameters()]))
+        )
+        optimizer.step()
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        parallelize_module(model, mesh, {"0": ColwiseParallel()})
+        assert reported(step, model=model) == pytest.approx([0.0, *norms[:2], 0.0], rel=1e-5)
+    finally:
+        torch.distributed.destroy_process_group()
