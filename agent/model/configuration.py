@@ -27,6 +27,8 @@ _MAX_NAMES = 20
 _MAX_FROZEN = 200
 # Settings of modules, and values of each.
 _MAX_SETTINGS, _MAX_VALUES, _LONGEST = 200, 8, 60
+# Libraries whose only use is to act in environments: their rewards are what is learned from.
+_ENVIRONMENTS = ("brax", "dm_env", "envpool", "gym", "gymnasium", "pettingzoo")
 _ITSELF = frozenset(("training",))
 _DDP_SETTINGS = (
     "broadcast_buffers",
@@ -79,6 +81,7 @@ def configuration(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
         "sharded_over": _sharded_over(model),
         "precision": _precision(),
         "determinism": _determinism(),
+        "environments": [name for name in _ENVIRONMENTS if name in sys.modules],
         "torch": torch.__version__,
         "python": ".".join(str(n) for n in sys.version_info[:3]),
         "numpy": np.__version__,

@@ -126,6 +126,15 @@ IN_TURNS: frozenset[str] = (
     frozenset(PROFILES["adversarial"].without) | PROFILES["adversarial"].lenient
 ) - {"loss.diverging"}
 
+# What a rank says at attach of libraries of environments that its process has loaded. A trainer
+# with one nearly always learns from rewards: its loss need not fall, and returns that grow make
+# losses and gradients of a value function grow with them. It may have been loaded for nothing, so
+# these are still reported, as information, where no profile is declared.
+ENVIRONMENTS = "environments"
+FROM_REWARDS: frozenset[str] = (
+    frozenset(PROFILES["reinforcement"].without) | PROFILES["reinforcement"].lenient
+)
+
 # Last parts of the names of series that somebody may log, which indicate a profile.
 _LOGGED: frozenset[str] = frozenset(
     name

@@ -12,6 +12,8 @@ from rankscope.server.detectors import profiles
 from rankscope.server.detectors.base import Detector, Finding, Reach
 from rankscope.server.detectors.profiles import (
     DESCENT,
+    ENVIRONMENTS,
+    FROM_REWARDS,
     IN_TURNS,
     LOGGED,
     PROFILES,
@@ -163,7 +165,9 @@ class Evaluation:
         else:
             name, how = DESCENT, ""
             if self._turns_since is not None:
-                findings = _in_turns(findings, self._turns_since)
+                findings = _as_information(findings, IN_TURNS, self._turns_since)
+            if any((told or {}).get(ENVIRONMENTS) for told in window.configs.values()):
+                findings = _as_information(findings, FROM_REWARDS)
         profile = PROFILES[name]
         for kind, why in profile.without.items():
             if kind in checks and kind not in self._off:
@@ -237,11 +241,13 @@ def _first_step(window: Window, names: set[str]) -> int:
     return max(named, default=-1)
 
 
-def _in_turns(findings: Sequence[Finding], since: int) -> list[Finding]:
-    """What is left of findings where another optimizer steps in turns with the run's."""
+def _as_information(
+    findings: Sequence[Finding], kinds: frozenset[str], since: int = -1
+) -> list[Finding]:
+    """The findings, of which those of some kinds are information from a step on."""
     return [
         replace(finding, severity="info")
-        if finding.kind in IN_TURNS and finding.seen_step >= since
+        if finding.kind in kinds and finding.seen_step >= since
         else finding
         for finding in findings
     ]

@@ -194,6 +194,7 @@ def left_plateau(
     steps: int = 400,
     noise: float = 0.02,
     factor: float = 20.0,
+    clip: float = 0.0,
 ) -> Trace:
     """A loss that stands still, and gradients that are many times as large from some step on.
 
@@ -202,6 +203,7 @@ def left_plateau(
             `unknown`: no loss is posted.
         noise: standard deviation of the loss of a batch.
         factor: what the norm is multiplied by, within five steps.
+        clip: the norm that gradients are clipped to; 0 for none.
     """
     random = np.random.default_rng(seed)
     since = np.clip(np.arange(steps) - at, 0, None)
@@ -212,6 +214,8 @@ def left_plateau(
     series = {"loss": losses, "grad_norm": norms}
     if after == "unknown":
         del series["loss"]
+    if clip:
+        series |= {"grad_norm_preclip": norms, "grad_norm": np.minimum(norms, clip)}
     return Trace(f"plateau-{after}", seed, np.arange(steps), series)
 
 

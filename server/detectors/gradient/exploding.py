@@ -27,6 +27,8 @@ from rankscope.server.window import Check, Status, Window
 # Losses that are remembered, and how many standard errors make a difference of them.
 _LOSSES = 128
 _CLEAR = 2.0
+# A norm that clipping leaves alone is the same before and after it, but for rounding in float16.
+_CUT = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,10 @@ class ExplodingPolicy(RisePolicy):
 
 @dataclass(slots=True)
 class Explosion:
-    """What was seen: the norm it had, the largest one, and the rate's rise before, if any."""
+    """What was seen: the norm it had, the largest one, and the rate's rise before, if any.
+
+    `clip` is the norm to which clipping has cut the gradient meanwhile; NaN where none did.
+    """
 
     usual: float
     worst: float
@@ -90,6 +95,8 @@ class ExplodingState:
     unmeasured: Unmeasured = field(default_factory=Unmeasured)
     first: list[float] = field(default_factory=list)
     above: int = 0
+    # The last step at which clipping cut the gradient, and to which norm.
+    cut: tuple[int, float] = (-1, math.nan)
     spacing: Spacing = field(default_factory=Spacing)
     companions: Companions = field(default_factory=Companions)
     losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOSSES))
@@ -126,7 +133,7 @@ class GradientExploding(Detector[ExplodingState]):
 
     Evidence:
         `usual`, `worst`, `factor`, and where the learning rate rose before `lr_before`,
-        `lr_after`, `lr_step`.
+        `lr_after`, `lr_step`; `clip`, the norm to which clipping cuts it meanwhile, if it does.
 
     Source:
         Pascanu, Mikolov and Bengio (2013), as a ratio of medians, so that single outliers and the
@@ -166,6 +173,9 @@ class GradientExploding(Detector[ExplodingState]):
             state.companions.pass_to(step)
             norm = row.get("grad_norm_preclip", row.get("grad_norm", math.nan))
             state.unmeasured.push(step, finite=math.isfinite(norm))
+            applied = row.get("grad_norm", math.nan)
+            if applied < _CUT * norm:
+                state.cut = step, applied
             if math.isfinite(norm):
                 self._take(step, norm, state)
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
@@ -182,6 +192,8 @@ class GradientExploding(Detector[ExplodingState]):
             if exceeds(norm, policy.held * known.facts.usual):
                 state.watch.bad(step, known.facts)
                 known.facts.worst = max(known.facts.worst, norm)
+                if state.cut[0] == step:
+                    known.facts.clip = state.cut[1]
                 return
             # What it was before belongs to the past: the new level is judged by itself.
             state.forget()
@@ -205,6 +217,8 @@ class GradientExploding(Detector[ExplodingState]):
             state.watch.good(step)
             return
         facts = Explosion(usual, state.newest.largest)
+        if state.cut[0] >= onset:
+            facts.clip = state.cut[1]
         rise = state.companions.raised_rate(
             onset, before=state.spacing.steps(policy.rise_before), factor=policy.rise
         )
@@ -258,7 +272,12 @@ def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:
     facts = episode.facts
     factor = facts.worst / facts.usual if facts.usual else math.inf
     evidence: dict[str, float] = {"usual": facts.usual, "worst": facts.worst, "factor": factor}
-    limit = number(2 * facts.usual)
+    clipped = ""
+    clip = f"Clip the norm at {number(2 * facts.usual)}, twice the usual one."
+    if math.isfinite(facts.clip):
+        evidence["clip"] = facts.clip
+        clipped = f"Clipping cuts what is applied to {number(facts.clip)}: its direction is left."
+        clip = "The norm is clipped already, which keeps single steps from being too long."
     if facts.lr_step >= 0:
         rise = {
             "lr_before": facts.lr_before,
@@ -266,19 +285,23 @@ def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:
             "lr_step": facts.lr_step,
         }
         evidence |= rise
-        cause = sentences(rate_sentence(rise), "Steps of that size leave the valley.")
+        cause = sentences(
+            rate_sentence(rise),
+            clipped or "Steps of that size leave the valley.",
+        )
         remedy = (
             f"Keep the learning rate near {number(facts.lr_before)} and restart from a checkpoint "
-            f"before step {episode.first_step}; clip the norm at {limit}, twice the usual one."
+            f"before step {episode.first_step}. {clip}"
         )
     else:
-        cause = (
+        cause = sentences(
             "No rise of the learning rate was seen before it. Possibly it is too high for "
             "where the training has come to, a deep or recurrent path multiplies the gradient, "
-            "or the data changed (another source, inputs that are not normalised)."
+            "or the data changed (another source, inputs that are not normalised).",
+            clipped,
         )
         remedy = (
-            f"Clip the norm at {limit}, twice the usual one. If the loss rose with it, restart "
+            f"{clip} If the loss rose with it, restart "
             f"before step {episode.first_step} with a third of the learning rate; look at the "
             f"batches from step {episode.first_step} on."
         )

@@ -2,6 +2,8 @@
 
 import json
 import subprocess
+import sys
+import types
 from collections import OrderedDict
 
 import pytest
@@ -91,6 +93,13 @@ def test_frozen_parameters_are_named_or_else_the_trained_ones():
     large[:101].requires_grad_(False)
     assert facts(large)["trained"] == ["101.weight", "101.bias"]
     assert "frozen" not in facts(large)
+
+
+def test_libraries_of_environments_that_are_loaded_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", types.ModuleType("gymnasium"))
+    assert facts(nn.Linear(2, 2))["environments"] == ["gymnasium"]
+    monkeypatch.delitem(sys.modules, "gymnasium")
+    assert facts(nn.Linear(2, 2))["environments"] == []
 
 
 def test_tied_weights_are_named():

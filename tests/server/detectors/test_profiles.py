@@ -103,6 +103,24 @@ def test_optimizers_in_turns_are_players_until_a_profile_is_declared():
     assert set(severities(findings).values()) == {"critical"}
 
 
+def test_a_trainer_that_acts_in_environments_learns_from_rewards_until_a_profile_is_declared():
+    shown = replace(window(0, 4), configs={0: {"environments": []}, 1: {"environments": ["gym"]}})
+    findings, checks = Evaluation([Alarmed()]).advance(shown)
+    assert severities(findings) == {
+        "loss.diverging": "info",
+        "loss.oscillating": "info",
+        "loss.nonfinite": "critical",
+    }
+    # It may have been loaded for nothing.
+    assert {check.status for check in checks.values()} == {"ok"}
+    declared = replace(shown, config={"profile": "descent"})
+    findings, _ = Evaluation([Alarmed()]).advance(declared)
+    assert set(severities(findings).values()) == {"critical"}
+    without = replace(shown, configs={0: {"environments": []}, 1: None})
+    findings, _ = Evaluation([Alarmed()]).advance(without)
+    assert set(severities(findings).values()) == {"critical"}
+
+
 def test_the_run_s_setting_counts_more_than_the_project_s_and_the_names():
     evaluation = Evaluation([Alarmed()], settings=of_project("adversarial"))
     shown = window(0, 1, config={"profile": "descent"}, logged=("loss_g", "loss_d"))
