@@ -193,7 +193,9 @@ def noisy_gradients(
 
     Args:
         falls: by what share the loss falls in a step; the accuracy is that of guessing, without.
-        how: the reduced gradient is the `mean`, the `sum`, or `clipped` by hand to a tenth.
+        how: the reduced gradient is the `mean`, the `sum`, or `clipped` by hand to a tenth; each
+            rank's `own`, where nothing is reduced; or there are `parts`: each rank has another one,
+            and the same batch.
     """
     random = np.random.default_rng(seed)
     size = 4000
@@ -207,6 +209,11 @@ def noisy_gradients(
         own[:, step] = np.linalg.norm(gradients, axis=1)
         factor = {"sum": ranks, "clipped": 0.1}.get(how, 1.0)
         whole[:, step] = factor * np.linalg.norm(gradients.mean(axis=0))
+        if how in ("own", "parts"):
+            # Batches differ in how well they are known, parts of a model in size.
+            lengths = np.exp(0.3 * random.standard_normal(ranks))
+            own[:, step] *= np.arange(1, ranks + 1) if how == "parts" else lengths
+            whole[:, step] = own[:, step]
     loss = (
         2.0
         * np.exp(-falls * np.arange(steps))

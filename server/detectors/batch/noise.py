@@ -23,6 +23,9 @@ _STRIDE = 10
 # A squared norm of the mean of R gradients lies between 1/R and 1 times the mean of their own.
 _BELOW = 0.5
 _ABOVE = 0.999
+# By what share the norms of one reduced gradient may differ between ranks: it is the same bits on
+# all of them, and only the order in which a device sums their squares is its own.
+_SAME = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class NoiseState:
     """What `batch.noise` remembers: moving means of what the gradient and its noise are.
 
     Attributes:
+        seen, unequal: steps with the norms of all ranks; others at which the ranks had no one norm
+            of the reduced gradient: there is no mean of theirs.
         signal, noise: means of the estimates of |G|^2 and of tr(Sigma), weighted.
         big, small: means of the squared norms themselves.
         weight: that has gone into them.
@@ -80,6 +85,7 @@ class NoiseState:
     accuracies: deque[float]
     steps: int = 0
     seen: int = 0
+    unequal: int = 0
     signal: float = 0.0
     noise: float = 0.0
     big: float = 0.0
@@ -158,7 +164,13 @@ class BatchNoise(Detector[NoiseState]):
         state.steps += len(window.steps)
         losses = dict(_means(window, "loss"))
         accuracies = dict(_means(window, "accuracy"))
-        norms = {step: (local, row) for step, local, row in _norms(window)}
+        one = _of_one_gradient(window)
+        norms = {}
+        for step, local, row in _norms(window):
+            if step in one:
+                norms[step] = local, row
+            else:
+                state.unequal += 1
         for step in sorted({*losses, *accuracies, *norms}):
             loss = losses.get(step, math.nan)
             if math.isfinite(loss):
@@ -237,6 +249,22 @@ def _norms(window: Window) -> Iterator[tuple[int, float, tuple[float, float, int
         if of > 0 and math.isfinite(square / of / of) and math.isfinite(norm * norm):
             reported = samples.get(step, math.nan)
             yield step, square / of / of, (norm * norm, reported, rows.shape[1])
+
+
+def _of_one_gradient(window: Window) -> frozenset[int]:
+    """Steps at which all ranks have one norm after the reduction, as one gradient has.
+
+    Ranks that hold parts of a model (tensor parallelism) work on one batch, and ranks that reduce
+    nothing have gradients of their own: neither is a mean over parts of a batch.
+    """
+    same: dict[int, bool] = {}
+    for name in ("grad_norm", "grad_norm_preclip"):  # what is posted before clipping counts
+        steps, rows = rank_rows(window, name)
+        if not len(steps):
+            continue
+        high, low = np.fmax.reduce(rows, axis=1), np.fmin.reduce(rows, axis=1)
+        same |= dict(zip(steps.tolist(), (high - low <= _SAME * high).tolist(), strict=True))
+    return frozenset(step for step, is_same in same.items() if is_same)
 
 
 def _sound(state: NoiseState) -> bool:
@@ -347,6 +375,13 @@ def _check(window: Window, state: NoiseState, policy: NoisePolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+    if not state.seen and state.unequal:
+        why = (
+            f"The ranks' gradients after the reduction differ in size at all of "
+            f"{count(state.unequal, 'step')}: they hold different parts of the model, or reduce "
+            "nothing."
+        )
+        return Check(Status.NOT_APPLICABLE, why)
     if not state.seen and state.steps >= _GRACE:
         return Check(
             Status.MISSING_INPUT,
