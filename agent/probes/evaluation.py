@@ -140,6 +140,7 @@ class Evaluation:
         self._open: list[_Seen] = []
         self._trained: tuple[str, ...] = ()
         self._summed = False
+        self._terms = False
         self._iteration = 0  # over a DataLoader, in this phase
         self._numbers: dict[tuple[Any, ...], str] = {}
         self._note_once = note
@@ -149,8 +150,14 @@ class Evaluation:
         """A new iteration over a DataLoader begins."""
         self._iteration += 1
 
-    def learn(self, computed: Sequence[_Named]) -> None:
-        """These losses are what training is about."""
+    def learn(self, computed: Sequence[_Named], *, terms: bool) -> None:
+        """These losses are what training is about.
+
+        Args:
+            computed: in the order in which they count.
+            terms: they are terms of what is minimised, and none of them is all of it.
+        """
+        self._terms = terms
         self._trained = tuple(c.name for c in computed)
         self._summed = any(c.summed for c in computed)
 
@@ -302,7 +309,14 @@ class Evaluation:
         if chosen is not None:
             # A sum is divided by its samples, unless the sum is what training reports.
             total = chosen.weighted if self._summed else chosen.plain
-            means[f"{prefix}loss"] = total / chosen.samples
+            part = f"{chosen.name}/" if self._terms and chosen.name != _OUTPUT else ""
+            means[f"{prefix}{part}loss"] = total / chosen.samples
+            if part:
+                self._say(
+                    "training minimises a sum of terms, of which an evaluation computes "
+                    f"{chosen.name}: it is recorded as {prefix}{part}loss; log the whole, "
+                    '`monitor.log(**{"eval/loss": ...})`'
+                )
         judged = [s for s in sites if s.hits is not None]
         best = chosen if chosen in judged else self._chosen(judged)
         if best is not None and best.hits is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,8 @@ from rankscope.agent.steps.autograd import graph_task, sequence
 # Losses may be computed and never trained on, and `backward` called without a step ever.
 _MAX_COMPUTED = 16
 _MAX_PASSES = 1024
+# Operations between a loss function and what `backward` starts from: casts, factors, means.
+_FARTHEST = 8
 # Parameters examined to find whose loss a backward pass was.
 _SENTINELS = 3
 
@@ -78,6 +80,9 @@ class Loss(Probe):
 
     In evaluation mode the losses that no `backward` follows are averaged until training goes on,
     weighted by their batch sizes. Where several are computed, the one that is trained on counts.
+    Where what is trained on is a sum of terms, what one function gives is not the loss, and
+    nothing shows what the trainer makes of it: it has that function's name,
+    `eval/binary_cross_entropy/loss`.
     Several passes are kept separate: what is computed `with monitor.evaluating("val"):` is
     `eval/val/loss` and `eval/val/accuracy`, in whatever mode. Without a name, passes are
     distinguished by the place in the source that runs them and by the iterations over a DataLoader,
@@ -183,15 +188,17 @@ class Loss(Probe):
         if type(output) is torch.Tensor:
             self._unhook()  # a bare tensor says nothing, and the next one will not either
 
-    def _hits_of_pass(self, node: int) -> Hits | None:
+    def _hits_of_pass(self, node: Any) -> Hits | None:
         # Losses that are trained on are none of an evaluation, whatever the model's mode is.
         self.phase.trained_on()
         computed = tuple(self._computed)
         self._computed.clear()
         self.busy = False
-        found = next((c for c in computed if c.node == node), None)
+        by_node = {c.node: c for c in computed}
+        found = by_node.get(sequence(node))
         if computed:
-            self.phase.learn((found,) if found else computed)
+            terms = found is None and not _comes_from(node, by_node)
+            self.phase.learn((found,) if found else computed, terms=terms)
         shares = [c.explained for c in (computed if found is None else (found,))]
         self._explained += [s for s in shares if s is not None]
         if found is not None:
@@ -325,6 +332,21 @@ class Loss(Probe):
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+
+def _comes_from(node: Any, known: Collection[int]) -> bool:
+    """Whether a graph's node is what one of these became by operations on it alone.
+
+    A mean, a cast or a factor has one input; what was added to another term has two.
+    """
+    for _ in range(_FARTHEST):
+        before = [function for function, _ in node.next_functions if function is not None]
+        if len(before) != 1:
+            return False
+        node = before[0]
+        if sequence(node) in known:
+            return True
+    return False
 
 
 def own_passes(passes: Sequence[Pass], before: int, single: bool) -> list[Pass]:

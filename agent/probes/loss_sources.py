@@ -128,7 +128,7 @@ class LossListener(Protocol):
     def iterated(self) -> None:
         """An iteration over a DataLoader begins."""
 
-    def hits_of_pass(self, node: int) -> Hits | None:
+    def hits_of_pass(self, node: Any) -> Hits | None:
         """`backward` has run from the node of that sequence number, or from what was made of it."""
 
     def pay(self, one: Pass) -> None:
@@ -428,7 +428,7 @@ def _backward_ended(seen: Any) -> None:
         listener = ref()
         if listener is None:
             continue
-        found = listener.hits_of_pass(sequence(node)) if listener.busy else None
+        found = listener.hits_of_pass(node) if listener.busy else None
         state = None if states is None else states.get(listener)
         if state is None:
             moved = False
@@ -480,7 +480,7 @@ def _gradients_asked(outputs: Any, inputs: Any, *others: Any) -> Any:
 def _gradients_taken(seen: Any) -> None:
     (value, divisor, node, share), askers = seen
     for listener in askers:
-        found = listener.hits_of_pass(sequence(node)) if listener.busy else None
+        found = listener.hits_of_pass(node) if listener.busy else None
         step, forwards = listener.sampling.step, listener.forwards
         listener.taken = (value, divisor, True, True, found, step, 0, forwards, share)
 

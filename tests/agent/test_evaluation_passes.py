@@ -19,10 +19,14 @@ def data(seed, size=23):
 TRAIN, VAL, TEST = data(1), data(2), data(3)
 
 
-def step(model, optimizer, seed):
+def plain(loss, model):
+    return loss
+
+
+def step(model, optimizer, seed, objective=plain):
     x, y = data(100 + seed, 8).tensors
     optimizer.zero_grad()
-    functional.cross_entropy(model(x), y).backward()
+    objective(functional.cross_entropy(model(x), y), model).backward()
     optimizer.step()
 
 
@@ -49,14 +53,14 @@ def parts(dataset):
 class Job:
     """Two steps, an evaluation, two steps, the same evaluation, a step."""
 
-    def __init__(self, watching, evaluation):
+    def __init__(self, watching, evaluation, objective=plain):
         self.watching = watching
         model = net()
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
         monitor = watching.attach(model, self.optimizer)
         self.models = []
         for seed in range(5):
-            step(model, self.optimizer, seed)
+            step(model, self.optimizer, seed, objective)
             if seed in (1, 3):
                 self.models.append(copy.deepcopy(model).eval())
                 model.eval()
@@ -229,3 +233,37 @@ def test_the_loops_of_the_training_around_it_do_not_count(watching):
             printed[2 * epoch + turn] = pytest.approx(total / len(VAL))
             model.train()
     assert watching.points("eval/loss") == printed
+
+
+def penalised(loss, model):
+    """As a regularisation adds to it, or the divergence of a variational autoencoder."""
+    return loss + 0.1 * sum(p.square().sum() for p in model.parameters())
+
+
+def test_a_term_of_what_is_trained_on_has_the_name_of_its_function(watching):
+    def evaluation(monitor, model):
+        evaluate(model, DataLoader(VAL, batch_size=5))
+
+    job = Job(watching, evaluation, penalised)
+    assert watching.points("eval/cross_entropy/loss") == job.expected(VAL)
+    assert watching.points("eval/loss") == {}
+    assert watching.points("eval/accuracy") == job.expected(VAL, 1)
+    assert "sum of terms" in " ".join(job.notes())
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        lambda loss, model: loss * 0.5,
+        lambda loss, model: loss.double().mean(),
+        lambda loss, model: torch.stack([loss]).mean() / 4,
+        lambda loss, model: loss + 1.0,
+    ],
+    ids=["factor", "cast", "stacked", "constant"],
+)
+def test_a_loss_that_is_scaled_is_still_the_loss(watching, objective):
+    def evaluation(monitor, model):
+        evaluate(model, DataLoader(VAL, batch_size=5))
+
+    job = Job(watching, evaluation, objective)
+    assert watching.points("eval/loss") == job.expected(VAL)
