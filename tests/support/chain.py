@@ -41,6 +41,7 @@ def chain(
     tensor: str = "first.weight",
     groups: int = 1,
     dealt: bool = False,
+    whole: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
     thin: int = 1,
     lost_looks: Sequence[int] = (),
@@ -58,6 +59,7 @@ def chain(
         amp: loss scale; 0 for none.
         groups: this number of ranks share a batch and a part of every tensor, as in tensor
             parallelism.
+        whole: tensors that all ranks hold whole, whatever `groups` says.
         dealt: every rank holds a part of every tensor and reads its own batches, as under FSDP.
         without: scalars, digests and stages that are not posted.
         thin: after the first `dense` steps, batches are posted at one step in this number,
@@ -115,7 +117,7 @@ def chain(
                 for r in range(ranks)
             ]
         ids = [ids[r - r % groups] for r in range(ranks)]
-        if fault == "batch-apart" and hit:
+        if (fault == "batch-apart" and hit) or fault == "alone-own-batches":
             ids[rank] = 10**6 + step
         written = [0] * ranks
         if fault == "alone-averaged" and step and step % at == 0:
@@ -414,8 +416,8 @@ def chain(
         configs = [{**config, "sharded_over": over} for config in configs]
     tables = [
         {
-            "parameters": table_of("" if parts == 1 else f"Shard(0)@{r % parts}/{parts}"),
-            "optimizer/momentum": table_of("" if parts == 1 else f"Shard(0)@{r % parts}/{parts}"),
+            "parameters": table_of(_shard(r, parts), whole),
+            "optimizer/momentum": table_of(_shard(r, parts), whole),
             **(
                 {"watched/ema": table_of(), "watched/ema/buffers": table_of()}
                 if fault.startswith("average")
@@ -427,6 +429,10 @@ def chain(
     began = (0, at) if fault in ("restart-replays", "restarts") else (0,)
     made = Posted(run, configs, tables, began)
     return made.without(*without) if without else made
+
+
+def _shard(rank: int, parts: int) -> str:
+    return "" if parts == 1 else f"Shard(0)@{rank % parts}/{parts}"
 
 
 _NORMS, _DROPS = ("first.norm", "second.norm"), ("embed.drop", "head.drop")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -234,6 +234,6 @@ def config_of(**more: Any) -> dict[str, Any]:
     } | more
 
 
-def table_of(shards: str = "") -> wire.TensorTable:
-    count = len(NAMES)
-    return wire.TensorTable(NAMES, SHAPES, ("float32",) * count, (shards,) * count)
+def table_of(shards: str = "", whole: Collection[str] = ()) -> wire.TensorTable:
+    parts = tuple("" if name in whole else shards for name in NAMES)
+    return wire.TensorTable(NAMES, SHAPES, ("float32",) * len(NAMES), parts)

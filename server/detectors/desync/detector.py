@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
+from rankscope.server.detectors.data.batches import batch_digests
 from rankscope.server.detectors.desync.answers import SUBJECTS, checks_of
 from rankscope.server.detectors.desync.averaging_rounds import MARK, AveragingRound
 from rankscope.server.detectors.desync.explain import (
@@ -74,7 +75,8 @@ class Desync(Detector[DesyncState]):
         every rank was alone from the beginning, in half of the tensors at least, and no DDP is
         there to keep them equal: local SGD and parameter servers begin like this. For 128 steps
         where they stay near each other; later, where nothing of an exchange was seen (no gradient
-        that two ranks share, no parameters written outside the optimizer), they train alone.
+        that two ranks share, no parameters written outside the optimizer), they train alone; never
+        said of ranks that hold different parts of the model, which are asked for their batches.
 
     Evidence:
         `groups` (ranks that agree with each other), `decided`, `last_equal_step` and `agreed_until`
@@ -152,7 +154,9 @@ class Desync(Detector[DesyncState]):
                 incident.stands(window.last_step, window.liveness)
             met_before = bool(state.returns or state.period) or state.workers is not None
             alone = state.exchange.none_seen(incident, state.last_equal.get("parameters"))
-            incident.alone = alone and not met_before
+            incident.parts |= _hold_parts(window, incident)
+            incident.own_batches |= incident.parts and _read_apart(window, incident)
+            incident.alone = alone and not met_before and not incident.parts
             findings += self._findings_of(incident)
         elif state.period:
             findings.append(self._periodic(state, state.last_step))
@@ -530,6 +534,29 @@ class Desync(Detector[DesyncState]):
             )
         incident.last_step, incident.lag = step, (oldest, workers.caught_up)
         return True
+
+
+def _hold_parts(window: Window, incident: Divergence) -> bool:
+    """Whether ranks differ that share one batch, and the model between them."""
+    members = set(incident.ranks).union(*incident.groups)
+    return not any(members <= set(together) for together in window.data_parallel)
+
+
+def _read_apart(window: Window, incident: Divergence) -> bool:
+    """Whether these ranks were seen to read different batches at the step at which it began.
+
+    Not asked of stages of a pipeline, which are given what the stage before has made: they hold
+    tensors of other names, and not parts of the same ones.
+    """
+    members = {rank for group in incident.groups for rank in group}
+    layouts = {(window.configs.get(rank) or {}).get("parameters_digest") for rank in members}
+    digests = batch_digests(window) if len(layouts) == 1 else None
+    column = np.flatnonzero(window.steps == incident.first_step)
+    if digests is None or not len(column):
+        return False
+    rows = np.flatnonzero(np.isin(window.ranks, list(members)))
+    there = digests.present[rows, column[0]]
+    return len(set(digests.values[rows, column[0]][there].tolist())) > 1
 
 
 def _gradients_seen(state: DesyncState, step: int, comparisons: Sequence[Comparison]) -> None:

@@ -62,6 +62,8 @@ class Divergence(Incident):
         unmet: whether such a step was examined that did not make them equal.
         alone: whether nothing was ever seen of an exchange between these ranks: no wrapper, no
             gradient that two of them share, no parameters written outside the optimizer.
+        parts: whether its ranks hold different parts of the model, and work on one batch together.
+        own_batches: whether they were seen to read different batches when it began, all the same.
         at_start: whether it was there at the first step of a process.
         agreeing: whether the last comparison of the parameters found them equal.
         state_divergence: of parameters, the divergence of the optimizer's state that was seen
@@ -98,6 +100,8 @@ class Divergence(Incident):
     met_after: int = 0
     unmet: bool = False
     alone: bool = False
+    parts: bool = False
+    own_batches: bool = False
     state_divergence: Divergence | None = None
     shown_by: int | None = None
     _stride: int = 1

@@ -184,6 +184,8 @@ def _gradients(incident: Divergence) -> tuple[str, str]:
             "were reduced inside these groups only."
         )
         remedy = "Reduce over all data-parallel ranks: check the process group or mesh dimension."
+    elif incident.parts:
+        cause, remedy = _of_parts(incident)
     elif alone and len(incident.ranks) > 2 and partly:
         held = listing([t.name for t in incident.tensors], most=4)
         cause = (
@@ -281,6 +283,31 @@ def _gradients(incident: Divergence) -> tuple[str, str]:
             "run nccl-tests, try without P2P."
         )
     return cause, f"{remedy} {_restore(incident, source)}"
+
+
+def _of_parts(incident: Divergence) -> tuple[str, str]:
+    """Of ranks that share the model between them: what each has a copy of got another gradient."""
+    who = ranks(sorted(r for group in incident.groups for r in group))
+    held = listing([t.name for t in incident.tensors], most=4) or "some tensors"
+    began = (
+        f"{who.capitalize()} hold different parts of the model and compute one result (tensor "
+        f"parallelism); of {held} each has a copy, and at step {incident.first_step} these "
+        "got different gradients."
+    )
+    if incident.own_batches:
+        return (
+            f"{began} The ranks read different batches at that step: what parts of a model make of "
+            "different batches is the result of none of them.",
+            "Give all ranks that share a model the same batch: seed and shard the loader by the "
+            "data-parallel rank, not by the global one. If they are meant to read different ones "
+            "(sequence parallelism), sum the gradients of what they all hold.",
+        )
+    return (
+        f"{began} Each has a part of their gradient, which was not summed over the ranks that "
+        "share the model, or something random (dropout) was drawn differently on them.",
+        "Sum the gradient of these tensors over the ranks that share the model before the step, "
+        "and let what follows a gathered result draw the same random numbers on all of them.",
+    )
 
 
 def _unreduced(incident: Divergence) -> str:

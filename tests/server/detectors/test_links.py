@@ -153,3 +153,15 @@ def test_factors_that_are_not_one_say_nothing_of_a_divisor():
     assert "all-reduce was skipped" in said(incident(tensors=several))
     unknown = tuple(tensor(f"w{i}") for i in range(8))
     assert "all-reduce was skipped" in said(incident(tensors=unknown))
+
+
+def test_ranks_that_share_a_model_do_not_train_alone():
+    shared = (tensor("norm.weight", ranks=(0, 1)),)
+    made = incident(step=0, decided=False, tensors=shared, ranks=(0, 1), parts=True)
+    made.groups, made.last_step = ((0,), (1,)), 200
+    text = said(made)
+    assert "not wrapped" not in text
+    assert "Each has a part of their gradient, which was not summed" in text
+    made.own_batches = True
+    assert "read different batches" in said(made)
+    assert "not summed" not in said(made)
