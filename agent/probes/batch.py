@@ -12,7 +12,7 @@ from rankscope.agent.model.facts import core, held
 from rankscope.agent.probes.arrival import Arrival, Together
 from rankscope.agent.probes.base import Context, Probe, StepFacts, processor_time
 from rankscope.agent.probes.digests import FEW_BYTES, RunningDigest, bytes_of, few_of, is_dense
-from rankscope.agent.probes.given import rows_of, tensors_in
+from rankscope.agent.probes.given import rows_of, rows_stored, tensors_in
 from rankscope.agent.probes.rows import Hashes, RowHashes, packed
 from rankscope.agent.probes.tables import readable
 from rankscope.agent.wire import BATCH_PART
@@ -23,12 +23,15 @@ _MAX_WAITING = 256
 # Elements that say how large the inputs are: where they are independent, their root mean square
 # has an error of 1 % (1 over the root of twice their number), far below what is asked of it.
 _MEASURED = 4096
+# Samples that are held against each other.
+_COMPARED = 64
 
 
 class Batch(Probe):
     """The digests `batch` and `batch/part`, which samples are in it, their number and size.
 
-    The series are `samples`, `tokens` and `input_rms`.
+    The series are `samples`, `tokens`, `input_rms`, `input_spread`, `sample_elements`,
+    `samples_stored` and `loader_batches`.
 
     Costs one pass over what the root module is given (tier `word`), at the moment it is given:
     a trainer may use the same memory for the next batch. At the steps in between at which `basic`
@@ -45,8 +48,15 @@ class Batch(Probe):
     of all micro-batches together. `input_rms` is the root mean square of the first tensor of
     floating point numbers, over up to 4,096 elements from all over it, the mean over the
     micro-batches: inputs that one rank scales otherwise show in it where a normalisation layer
-    hides them from loss and gradient. Passes without gradients do not count, nor do those in
-    evaluation mode as long as that is not the mode in which the steps are taken.
+    hides them from loss and gradient. `sample_elements` is the number of elements of a sample in
+    the first tensor: of sequences their length shows in it. `samples_stored` is how many samples
+    the memory holds of which that tensor is a view, posted where it is a part of it, and
+    `loader_batches` the number of batches of the DataLoader that training iterates over, where its
+    batches are of this size: what there is to be learned from beside this batch. `input_spread` is
+    how far the samples of the batch scatter around their mean, relative to their root mean square,
+    of the same tensor as `input_rms` and over up to 64 samples: 0 where all are alike. Passes
+    without gradients do not count, nor do those in evaluation mode as long as that is not the mode
+    in which the steps are taken.
     """
 
     name = "batch"
@@ -62,7 +72,10 @@ class Batch(Probe):
         self._whole = 0  # of them, those at which the tier `word` was due
         self._samples = 0
         self._tokens = 0
+        # Of the last micro-batch.
+        self._elements = self._stored = self._batches = 0
         self._sizes: list[torch.Tensor] = []
+        self._spreads: list[torch.Tensor] = []
         self._seconds = 0.0
 
     def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -89,7 +102,7 @@ class Batch(Probe):
                 self._part.add(part)
         if whole:
             self._whole += 1
-            self._count(given)
+            self._count(given, tensors[0])
             self._measure(tensors)
             if len(self._rows) < _MAX_WAITING:
                 rows = self._row_hashes.begin(tensors[0])
@@ -112,24 +125,40 @@ class Batch(Probe):
             elif digest.seen:
                 digest.end(StepFacts(facts.step))
         sizes, self._sizes = self._sizes, []
+        spreads, self._spreads = self._spreads, []
         if not whole:
             return
         if sizes and len(sizes) < _MAX_WAITING:
             facts.scalars["input_rms"] = torch.stack(sizes).mean() if len(sizes) > 1 else sizes[0]
+        if spreads and len(spreads) < _MAX_WAITING:
+            facts.scalars["input_spread"] = torch.stack(spreads).amax()
         facts.charge("word", self._seconds)
         rows = self._rows
         facts.scalars["samples"] = self._samples
-        if self._tokens:
-            facts.scalars["tokens"] = self._tokens
-        self._samples = self._tokens = 0
+        for series, value in (
+            ("tokens", self._tokens),
+            ("sample_elements", self._elements),
+            ("samples_stored", self._stored),
+            ("loader_batches", self._batches),
+        ):
+            if value:
+                facts.scalars[series] = value
+        self._samples = self._tokens = self._elements = self._stored = self._batches = 0
         self._rows, self._seconds = [], 0.0
         if rows and len(rows) < _MAX_WAITING:
             arriving = (r for r in rows if isinstance(r, Arrival))
             facts.when_ready(Together(*arriving), lambda: facts.digests.update(packed(rows)))
 
-    def _count(self, given: list[torch.Tensor]) -> None:
+    def _count(self, given: list[torch.Tensor], held: torch.Tensor) -> None:
         first = given[0]
-        self._samples += rows_of(first)
+        rows = rows_of(first)
+        self._samples += rows
+        if rows:
+            self._elements = held.numel() // rows
+            stored = rows_stored(held)
+            self._stored = stored if stored > rows else 0
+            size, batches = self.context.loader
+            self._batches = batches if size == rows else 0
         for tensor in given:
             if tensor.dim() == 2 and _is_whole(tensor):
                 self._tokens += tensor.numel()
@@ -141,6 +170,8 @@ class Batch(Probe):
         if first is None or not first.numel() or len(self._sizes) >= _MAX_WAITING:
             return
         with torch.no_grad():
+            if rows_of(first) > 1:
+                self._spreads.append(_spread(first))
             step = -(-first.numel() // _MEASURED)
             if step > 1:
                 if not is_dense(first):
@@ -150,6 +181,15 @@ class Batch(Probe):
                 first = first.detach().as_strided((-(-first.numel() // step),), (step,))
             norm = torch.linalg.vector_norm(first, dtype=_wide(first.dtype))
             self._sizes.append(norm / math.sqrt(first.numel()))
+
+
+def _spread(inputs: torch.Tensor) -> torch.Tensor:
+    """How far samples lie from their mean, relative to their root mean square; one element."""
+    some = inputs.detach()[:_COMPARED].flatten(1) if inputs.dim() > 1 else inputs[:, None]
+    some = some[:, : max(_MEASURED // len(some), 1)].to(_wide(inputs.dtype))
+    size = torch.linalg.vector_norm(some).clamp_min(1e-30)
+    spread: torch.Tensor = torch.linalg.vector_norm(some - some.mean(0)) / size
+    return spread
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

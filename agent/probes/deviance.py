@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rankscope.agent.model.tensors import number
+from rankscope.agent.probes.base import StepFacts
 from rankscope.agent.probes.tables import readable
 
 # Numbers that are kept of one kind of target: a class, or a place in a target, has one of its own.
@@ -20,6 +21,9 @@ _MOST_KINDS = 8
 # eighth: by then eight more change what is known of the targets by less than an eighth.
 _FIRST, _EVERY = 64, 8
 
+# Targets of a batch that say how they scatter: fewer are of one class by chance.
+_SOME = 8
+
 _BINARY = frozenset(("binary_cross_entropy", "binary_cross_entropy_with_logits"))
 _CLASSES = frozenset(("cross_entropy", "nll_loss"))
 _WEIGHTS = ("weight", "pos_weight")
@@ -28,7 +32,7 @@ _WEIGHTS = ("weight", "pos_weight")
 class _Kind:
     """Targets of one kind: sums over them, and the loss of the best constant answer."""
 
-    __slots__ = ("batches", "constant", "count", "squares", "sums")
+    __slots__ = ("batches", "constant", "count", "of_step", "squares", "sums")
 
     def __init__(self, places: int, device: torch.device) -> None:
         self.sums = torch.zeros(places, dtype=torch.float64, device=device)
@@ -36,6 +40,8 @@ class _Kind:
         self.count: Any = 0
         self.batches = 0
         self.constant: float | torch.Tensor | None = None
+        # Of classes: their numbers in the step's losses, and the label smoothing.
+        self.of_step: tuple[torch.Tensor, float] | None = None
 
     def due(self) -> bool:
         """Whether the best constant answer is to be computed anew."""
@@ -52,11 +58,37 @@ class Deviance:
     classes this is McFadden's pseudo R^2 (1974), for squares R^2. Nothing is learned from the
     inputs as long as it is 0 or less.
 
+    `target_deviance` is L0 by the targets of one step alone: of targets that become others, as
+    where further classes come in, it changes, whatever the model does. `target_share` is, of
+    classes, that over L0: 1 where batches are drawn at random, and less the more the targets of a
+    step are alike. Of 8 targets or more.
+
     Nothing waits for a device: there it stays a tensor.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[Any, ...], _Kind] = {}
+        self._variances: list[float | torch.Tensor] = []
+
+    def end(self, facts: StepFacts) -> None:
+        """Hands over what the targets of the step's losses are."""
+        alone: list[Any] = []
+        for kind in self._kinds.values():
+            if kind.of_step is None:
+                continue
+            sums, smoothing = kind.of_step
+            kind.of_step = None
+            if sums.is_cpu and sums.sum() < _SOME:
+                continue
+            alone.append(number(_entropy(sums, smoothing)))
+            if isinstance(kind.constant, torch.Tensor):
+                facts.scalars["target_share"] = alone[-1] / kind.constant.clamp_min(1e-30)
+            elif kind.constant:
+                facts.scalars["target_share"] = alone[-1] / kind.constant
+        alone += self._variances
+        self._variances.clear()
+        if alone:
+            facts.scalars["target_deviance"] = sum(alone) / len(alone)
 
     def explained(
         self, name: str, given: Mapping[str, Any], output: torch.Tensor
@@ -132,8 +164,11 @@ class Deviance:
         else:
             return None
         kind.sums += sums
+        smoothing = given.get("label_smoothing") or 0.0
+        before = kind.of_step[0] if kind.of_step is not None else 0
+        kind.of_step = sums + before, smoothing
         if kind.due() or kind.constant is None:
-            kind.constant = number(_entropy(kind.sums, given.get("label_smoothing") or 0.0))
+            kind.constant = number(_entropy(kind.sums, smoothing))
         return kind.constant, elements
 
     def _values(self, name: str, target: torch.Tensor) -> tuple[float | torch.Tensor, int] | None:
@@ -152,6 +187,8 @@ class Deviance:
             kind.squares = squares if kind.squares is None else kind.squares + squares
         if kind.due() or kind.constant is None:
             kind.constant = number(_spread(kind))
+        if name == "mse_loss" and len(rows) >= _SOME:
+            self._variances.append(number(rows.var(0).mean()))
         return kind.constant, target.numel()
 
 

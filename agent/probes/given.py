@@ -37,6 +37,21 @@ def rows_of(tensor: torch.Tensor) -> int:
     return int(shape[0]) if shape else 1
 
 
+def sizes_of(loader: Any) -> tuple[int, int]:
+    """Samples in a batch of a DataLoader and its batches; zeros where it does not know them."""
+    size = getattr(loader, "batch_size", None)
+    try:
+        return (size, len(loader)) if isinstance(size, int) else (0, 0)
+    except TypeError:  # its data come as a stream
+        return 0, 0
+
+
+def rows_stored(tensor: torch.Tensor) -> int:
+    """As many rows as this one has fit into the memory that it is a view of."""
+    whole = tensor.numel() * tensor.element_size()
+    return rows_of(tensor) * tensor.untyped_storage().nbytes() // whole if whole else 0
+
+
 def _found(value: Any, depth: int, left: list[int]) -> Iterator[torch.Tensor]:
     left[0] -= 1
     if isinstance(value, torch.Tensor):

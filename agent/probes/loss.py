@@ -18,7 +18,9 @@ from rankscope.agent.probes.base import Context, Probe, StepFacts
 from rankscope.agent.probes.classification import Hits, hits_of
 from rankscope.agent.probes.deviance import Deviance
 from rankscope.agent.probes.evaluation import Evaluation, OutputHook
+from rankscope.agent.probes.given import sizes_of
 from rankscope.agent.probes.labels import Labels
+from rankscope.agent.probes.loss_inputs import LossInputs
 from rankscope.agent.probes.loss_sources import Pass
 from rankscope.agent.probes.passes import Place, stack_now
 from rankscope.agent.steps.autograd import graph_task, sequence
@@ -55,6 +57,15 @@ class Loss(Probe):
     Costs 5 microseconds a step; the accuracy (tier `signals`; during evaluation always) a pass over
     the scores, and the digest of the targets (`Labels`) a pass over them, as do the sums behind
     `explained_deviance` (`Deviance`, tier `signals`): the mean over the passes of the step.
+
+    From the targets come `target_deviance`, the loss of the best constant answer to those of this
+    step alone, and of classes `target_share`, that over the one by which `explained_deviance` goes:
+    1 where batches are drawn at random, less where the targets of a step are alike. From what loss
+    functions are given (`LossInputs`): `scores_softmaxed`, 1 where a loss that takes the softmax
+    or sigmoid itself is given probabilities; `scores_unnormalised`, 1 where `nll_loss` is given
+    something else than their logarithms; `loss_broadcast`, how many times as many differences
+    were taken as there are outputs (1, or N where [N, 1] met [N]); and `output_scale`, the root
+    mean square of the outputs over that of the targets.
 
     In training the tensor that `backward` starts from is the loss: it is what is minimised. What
     accumulation divided it by and mixed precision multiplied it with is taken back; a weight that
@@ -129,9 +140,11 @@ class Loss(Probe):
         self._seconds = 0.0
         self._labels = Labels(context)
         self._deviance = Deviance()
+        self._inputs = LossInputs()
         self._explained: list[float | torch.Tensor] = []
         self.loss_computed = context.guarded("loss", self._loss_computed)
         self.hits_of_pass = context.guarded("loss", self._hits_of_pass)
+        self.root_of_pass = context.guarded("loss", self._inputs.add_root)
         self.pay = context.guarded("loss", self._pay)
         self.model_returned = context.guarded("loss", self._model_returned)
 
@@ -171,6 +184,7 @@ class Loss(Probe):
             share = None
             if self.core.training and not self.named:
                 share = self._deviance.explained(name, given, output)
+                self._inputs.add(name, given)
             node = sequence(output.grad_fn)
             self._computed.append(_Computed(name, node, summed, judged, share))
             self.busy = True
@@ -252,6 +266,8 @@ class Loss(Probe):
         if self._explained:
             facts.scalars["explained_deviance"] = sum(self._explained) / len(self._explained)
             self._explained.clear()
+        self._deviance.end(facts)
+        self._inputs.end(facts)
         self._before = -1
         self.forwards = 0
         self._labels.end(facts)
@@ -303,10 +319,12 @@ class Loss(Probe):
             self._trained_at = stack_now()
         return self.phase.end(self._trained_at) if self.phase.seen else {}
 
-    def iterated(self) -> None:
+    def iterated(self, loader: Any) -> None:
         """An iteration over a DataLoader begins."""
         if not self.core.training:
             self.phase.iterated()
+        elif torch.is_grad_enabled() and not self.named:
+            self.context.loader = sizes_of(loader)
 
     def enter_pass(self, name: str) -> None:
         """All losses from now on are of an evaluation, of the pass of that name."""

@@ -125,11 +125,14 @@ class LossListener(Protocol):
     def loss_computed(self, name: str, given: dict[str, Any], output: torch.Tensor) -> None:
         """The loss function of that name has been called with `given`."""
 
-    def iterated(self) -> None:
+    def iterated(self, loader: Any) -> None:
         """An iteration over a DataLoader begins."""
 
     def hits_of_pass(self, node: Any) -> Hits | None:
         """`backward` has run from the node of that sequence number, or from what was made of it."""
+
+    def root_of_pass(self, node: Any) -> None:
+        """`backward` has run from a node of the graph, at a step where `signals` is due."""
 
     def pay(self, one: Pass) -> None:
         """The backward pass is over in whose middle the step `owed` has ended."""
@@ -362,7 +365,7 @@ def _iterated(iterator: Any, loader: Any) -> None:
     for ref in _listeners:
         listener = ref()
         if listener is not None:
-            listener.iterated()
+            listener.iterated(loader)
 
 
 @process_wide("loss")
@@ -429,6 +432,8 @@ def _backward_ended(seen: Any) -> None:
         if listener is None:
             continue
         found = listener.hits_of_pass(node) if listener.busy else None
+        if listener.sampling.signals:
+            listener.root_of_pass(node)
         state = None if states is None else states.get(listener)
         if state is None:
             moved = False

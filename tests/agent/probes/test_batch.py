@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from rankscope.agent.probes.batch import Batch
+from rankscope.agent.probes.loss import Loss
 from rankscope.agent.wire import BATCH_PART
 from tests.support.probe_harness import Harness
 
@@ -118,8 +120,13 @@ def test_samples_and_tokens_of_all_micro_batches():
     ids = torch.randint(0, 9, (4, 7))
     call = ((), {"input_ids": ids, "attention_mask": torch.ones(4, 7, dtype=torch.bool)})
     _, harness = run([call, call], [((image(0),), {})])
-    assert harness.steps[0].scalars == {"samples": 8, "tokens": 56}
-    assert harness.steps[1].scalars.keys() == {"samples", "input_rms"}
+    assert harness.steps[0].scalars == {"samples": 8, "tokens": 56, "sample_elements": 7}
+    assert harness.steps[1].scalars.keys() == {
+        "samples",
+        "input_rms",
+        "input_spread",
+        "sample_elements",
+    }
 
 
 def test_evaluation_and_passes_without_gradients_do_not_count():
@@ -229,3 +236,39 @@ def test_tokens_are_not_measured_and_half_precision_does_not_overflow():
     assert sizes_of([((tokens,), {})]) == [None]
     (size,) = sizes_of([((tokens, torch.full((4, 8), 6e4, dtype=torch.float16)), {})])
     assert size == pytest.approx(6e4, rel=1e-3)
+
+
+def scalars_of(inputs, loader=None):
+    """What one step says of a batch of a DataLoader, or of one that is given."""
+    model = Net()
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=[Batch, Loss])
+    try:
+        (given,) = next(iter(loader)) if loader is not None else (inputs,)
+        model(given).sum().backward()
+        harness.optimizer.step()
+    finally:
+        harness.close()
+    return harness.steps[0].scalars
+
+
+def test_what_there_is_beside_the_batch():
+    data = torch.randn(100, 6)
+    loader = DataLoader(TensorDataset(data), batch_size=10)
+    assert scalars_of(None, loader)["loader_batches"] == 10
+    assert scalars_of(data[:10])["samples_stored"] == 100
+    alone = scalars_of(data.clone()[:])
+    assert "loader_batches" not in alone
+    assert "samples_stored" not in alone
+
+
+def test_a_loader_of_other_batches_says_nothing():
+    loader = DataLoader(TensorDataset(torch.randn(100, 6)), batch_size=10)
+    iter(loader)
+    assert "loader_batches" not in scalars_of(torch.randn(7, 6))
+
+
+def test_samples_that_are_all_alike():
+    assert scalars_of(torch.ones(8, 3, 5) * torch.arange(5.0))["input_spread"] == 0
+    assert scalars_of(torch.randn(8, 3, 5))["input_spread"] == pytest.approx(0.94, abs=0.1)
+    assert scalars_of(torch.randn(8, 3, 5))["sample_elements"] == 15
+    assert "input_spread" not in scalars_of(torch.randn(1, 5))

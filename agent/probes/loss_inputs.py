@@ -1,0 +1,199 @@
+"""What loss functions are given: scores of the wrong kind, and shapes that do not match."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rankscope.agent.model.tensors import number
+from rankscope.agent.probes.base import StepFacts
+from rankscope.agent.probes.tables import readable
+
+# Numbers of which scores and sizes are judged. Rows of scores that sum to 1 by chance to a
+# thousandth do not come by the dozen, and a root mean square of so many errs by 1 %.
+_FEW = 4096
+_FEW_ROWS = 4
+# What the sum of half-precision probabilities is off by: 2^-11 of each of them.
+_ROUNDING = 4e-3
+
+# From a loss down to its difference: the operations that lie between, and so many of them at most.
+_DEEPEST = 6
+_DIFFERENCE = "SubBackward0"
+_ABOVE = frozenset(
+    f"{name}Backward0" for name in ("Mean", "Sum", "Pow", "Abs", "Mul", "Div", "Sqrt")
+)
+# What outputs come from: layers and activations, and a row or column of them.
+_OUTPUTS = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *("Addmm", "Mm", "Relu", "Sigmoid", "Tanh", "Softplus", "Squeeze", "Select"),
+        *("Add", "Mul", "Exp"),
+    )
+) | {"SqueezeBackward1", "SqueezeBackward2"}
+
+# What leaves the numbers as they are.
+_SHAPED = frozenset(
+    f"{name}Backward{number}"
+    for name in ("Squeeze", "Unsqueeze", "View", "UnsafeView", "Reshape", "Select", "Slice")
+    for number in range(3)
+)
+
+_ELEMENTWISE = frozenset(("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"))
+
+
+class LossInputs:
+    """`scores_softmaxed`, `scores_unnormalised`, `loss_broadcast` and `output_scale`.
+
+    Of losses in training, at steps where the tier `signals` is due; means over the step's losses.
+    Costs some ten microseconds a loss, over up to 4,096 numbers of what it is given.
+
+    `scores_softmaxed` is 1 where `cross_entropy` or `binary_cross_entropy_with_logits`, which take
+    the softmax (the sigmoid) themselves, are given probabilities (what a sigmoid made), else 0;
+    `scores_unnormalised` is 1 where `nll_loss`, which takes logarithms of probabilities, is given
+    something else.
+    `loss_broadcast` says of losses of two tensors of one shape (`mse_loss` and the like) how many
+    times as many differences were taken as the larger one has elements: [N, 1] and [N] make N^2;
+    and of losses written by hand how many times as many as there are outputs.
+    `output_scale` is, of the same losses, the root mean square of the outputs over that of the
+    targets.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[float | torch.Tensor]] = {}
+
+    def add(self, name: str, given: Mapping[str, Any]) -> None:
+        """Takes what the loss function of that name was called with."""
+        scores, target = given.get("input"), given.get("target")
+        if not isinstance(scores, torch.Tensor) or not isinstance(target, torch.Tensor):
+            return
+        if not scores.numel() or not scores.is_floating_point() or not readable(scores):
+            return
+        with torch.no_grad():
+            if name in _ELEMENTWISE:
+                self._elementwise(scores.detach(), target.detach())
+            elif name == "cross_entropy":
+                self._note("scores_softmaxed", _are_probabilities(scores.detach()))
+            elif name == "nll_loss":
+                self._note("scores_unnormalised", _are_no_logarithms(scores.detach()))
+            elif name == "binary_cross_entropy_with_logits":
+                self._found.setdefault("scores_softmaxed", []).append(_has_sigmoid(scores))
+
+    def add_root(self, node: Any) -> None:
+        """Takes the node that a backward pass began from: of a loss written by hand."""
+        times = _times_broadcast(node)
+        if times is not None:
+            self._found.setdefault("loss_broadcast", []).append(times)
+
+    def end(self, facts: StepFacts) -> None:
+        """Hands over the means of the step."""
+        for series, values in self._found.items():
+            facts.scalars[series] = sum(values) / len(values)
+        self._found.clear()
+
+    def _note(self, series: str, value: torch.Tensor | None) -> None:
+        if value is not None:
+            self._found.setdefault(series, []).append(number(value))
+
+    def _elementwise(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
+        if not target.numel() or not readable(target):
+            return
+        try:
+            shape = torch.broadcast_shapes(outputs.shape, target.shape)
+        except RuntimeError:
+            return  # the loss function has its own say on that
+        times = 1.0
+        if outputs.dim() != target.dim():  # else the trainer has made room for each of them
+            times = math.prod(shape) / max(outputs.numel(), target.numel())
+        self._found.setdefault("loss_broadcast", []).append(times)
+        if target.is_floating_point() and target.device == outputs.device:
+            sizes = [_few(t).float().square().mean() for t in (outputs, target)]
+            self._note("output_scale", (sizes[0] / sizes[1].clamp_min(1e-30)).sqrt())
+
+
+def _times_broadcast(node: Any) -> float | None:
+    """How many times as many differences a loss is made of as there are outputs.
+
+    Follows what a mean or sum of squares or absolute values is made of down to the difference:
+    [N, N] where the outputs are [N, 1] or [N]. What has been given another dimension on purpose
+    (`unsqueeze`), and a difference of two outputs, is a loss over pairs.
+
+    Returns:
+        None where there is no such difference.
+    """
+    for _ in range(_DEEPEST):
+        name = node.name()
+        children = [(child, place) for child, place in node.next_functions if child is not None]
+        if name == _DIFFERENCE:
+            break
+        if name not in _ABOVE or not children:
+            return None
+        node = children[0][0]
+    else:
+        return None
+    shapes = getattr(node, "_input_metadata", None)
+    if not shapes or len(children) != 1:
+        return None
+    child, place = children[0]
+    below = getattr(child, "_input_metadata", None)
+    if not below or child.name() not in _OUTPUTS:
+        return None
+    whole, outputs = tuple(shapes[0].shape), tuple(below[place].shape)
+    if not outputs or math.prod(outputs) == 0:
+        return None
+    square = len(whole) == 2 and whole[0] == whole[1] == math.prod(outputs) > 1
+    return float(whole[0]) if square else 1.0
+
+
+def _few(tensor: torch.Tensor) -> torch.Tensor:
+    """Up to so many of the numbers, of the first rows."""
+    if tensor.numel() <= _FEW or tensor.dim() == 0:
+        return tensor
+    rows = max(1, _FEW * tensor.shape[0] // tensor.numel())
+    return tensor[:rows]
+
+
+def _rows(scores: torch.Tensor) -> torch.Tensor | None:
+    """Some of the distributions, float32 [N, C]; None where there is no choice between classes.
+
+    Of scores with further dimensions (pixels, places in a text) those of the first place.
+    """
+    if scores.dim() == 0 or scores.shape[scores.dim() > 1] < 2:
+        return None
+    rows = scores.unsqueeze(0) if scores.dim() == 1 else scores
+    for dimension in range(2, rows.dim()):
+        rows = rows.narrow(dimension, 0, 1)
+    rows = rows.flatten(1)
+    return rows[: max(_FEW_ROWS, _FEW // rows.shape[1])].float()
+
+
+def _are_probabilities(scores: torch.Tensor) -> torch.Tensor | None:
+    rows = _rows(scores)
+    if rows is None:
+        return None
+    off = (rows.sum(1) - 1).abs().amax()
+    if scores.dim() == 2 and len(rows) == len(scores) > 1:
+        # Taken over the samples instead of the classes.
+        off = torch.minimum(off, (rows.sum(0) - 1).abs().amax())
+    return ((rows.amin() >= 0) & (off < _ROUNDING)).float()
+
+
+def _are_no_logarithms(scores: torch.Tensor) -> torch.Tensor | None:
+    rows = _rows(scores)
+    if rows is None:
+        return None
+    # Of logarithms of probabilities this is 0; rounding of large ones is relative.
+    off = torch.logsumexp(rows, 1).abs().amax()
+    return (off > 10 * _ROUNDING).float()
+
+
+def _has_sigmoid(scores: torch.Tensor) -> float:
+    """1 where a sigmoid made the scores, before no more than another shape of them."""
+    node: Any = scores.grad_fn
+    for _ in range(_DEEPEST):
+        if node is None or node.name() not in _SHAPED:
+            break
+        node = node.next_functions[0][0]
+    return float(node is not None and node.name() == "SigmoidBackward0")

@@ -1,0 +1,146 @@
+"""What losses are given, seen in real training steps."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rankscope.agent.probes.loss import Loss
+from tests.support.probe_harness import Harness
+
+SAMPLES = 16
+
+
+def trained(loss_of, *, outputs=3, steps=2):
+    """Facts of each step; `loss_of` makes a loss of the model's outputs."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, outputs)
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=[Loss])
+    try:
+        for _ in range(steps):
+            harness.optimizer.zero_grad()
+            loss_of(model(torch.randn(SAMPLES, 5))).backward()
+            harness.optimizer.step()
+    finally:
+        harness.close()
+    return [step.scalars for step in harness.steps]
+
+
+def classes():
+    return torch.arange(SAMPLES) % 3
+
+
+@pytest.mark.parametrize(
+    ("made", "softmaxed"),
+    [
+        (lambda scores: scores, 0.0),
+        (lambda scores: scores.log_softmax(1), 0.0),
+        (lambda scores: scores.softmax(1), 1.0),
+        (lambda scores: scores.softmax(0), 1.0),
+        (lambda scores: scores.softmax(1).half().float(), 1.0),
+        (lambda scores: scores.sigmoid(), 0.0),
+    ],
+)
+def test_probabilities_that_are_given_to_cross_entropy(made, softmaxed):
+    for scalars in trained(lambda scores: functional.cross_entropy(made(scores), classes())):
+        assert scalars["scores_softmaxed"] == softmaxed
+
+
+def test_probabilities_of_pixels():
+    target = torch.zeros(SAMPLES, 4, dtype=torch.long)
+
+    def loss(scores):
+        pixels = scores.unsqueeze(2).expand(-1, -1, 4)
+        return functional.cross_entropy(pixels.softmax(1), target)
+
+    assert all(scalars["scores_softmaxed"] == 1.0 for scalars in trained(loss))
+
+
+@pytest.mark.parametrize(
+    ("made", "unnormalised"),
+    [
+        (lambda scores: scores.log_softmax(1), 0.0),
+        (lambda scores: scores, 1.0),
+        (lambda scores: scores.softmax(1), 1.0),
+    ],
+)
+def test_what_is_given_to_nll_loss(made, unnormalised):
+    for scalars in trained(lambda scores: functional.nll_loss(made(scores), classes())):
+        assert scalars["scores_unnormalised"] == unnormalised
+
+
+@pytest.mark.parametrize(("made", "softmaxed"), [(lambda s: s, 0.0), (lambda s: s.sigmoid(), 1.0)])
+def test_a_sigmoid_before_a_loss_that_takes_it_itself(made, softmaxed):
+    target = (torch.arange(SAMPLES) % 2).float()[:, None].expand(-1, 3)
+
+    def loss(scores):
+        return functional.binary_cross_entropy_with_logits(made(scores), target)
+
+    assert all(scalars["scores_softmaxed"] == softmaxed for scalars in trained(loss))
+
+
+TARGETS = torch.linspace(-1, 1, SAMPLES)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(
+    ("loss", "times"),
+    [
+        (lambda o: functional.mse_loss(o, TARGETS), SAMPLES),
+        (lambda o: functional.smooth_l1_loss(o, TARGETS), SAMPLES),
+        (lambda o: functional.mse_loss(o, TARGETS[:, None]), 1),
+        (lambda o: functional.mse_loss(o, torch.tensor(1.0)), 1),
+        (lambda o: functional.mse_loss(o[:, None], TARGETS[None, :, None]), 1),
+        (lambda o: ((o - TARGETS) ** 2).mean(), SAMPLES),
+        (lambda o: (TARGETS - o).abs().sum() / SAMPLES, SAMPLES),
+        (lambda o: ((o.squeeze(1) - TARGETS[:, None]) ** 2).mean(), SAMPLES),
+        (lambda o: ((o - TARGETS[:, None]) ** 2).mean(), 1),
+        (lambda o: ((o.squeeze(1) - TARGETS) ** 2).mean(), 1),
+    ],
+)
+def test_shapes_that_are_broadcast_against_each_other(loss, times):
+    for scalars in trained(loss, outputs=1):
+        assert scalars["loss_broadcast"] == times
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o: ((o - o.T) ** 2).mean(),  # pairs of outputs
+        lambda o: ((o.squeeze(1).unsqueeze(1) - TARGETS) ** 2).mean(),
+        lambda o: o.square().mean(),
+    ],
+)
+def test_losses_over_pairs_and_others_are_not_judged(loss):
+    assert not any("loss_broadcast" in scalars for scalars in trained(loss, outputs=1))
+
+
+def test_the_size_of_outputs_over_that_of_targets():
+    first, _ = trained(
+        lambda o: functional.mse_loss(0 * o + 3.0, 6.0 + 0 * TARGETS[:, None]), outputs=1
+    )
+    assert first["output_scale"] == pytest.approx(0.5)
+
+
+def test_how_alike_the_targets_of_a_step_are():
+    steps = iter([classes()] * 20 + [torch.ones(SAMPLES, dtype=torch.long)] * 2)
+    scalars = trained(lambda scores: functional.cross_entropy(scores, next(steps)), steps=22)
+    assert scalars[19]["target_share"] == pytest.approx(1.0, abs=0.1)
+    assert scalars[19]["target_deviance"] == pytest.approx(1.1, abs=0.1)
+    assert scalars[21]["target_share"] == pytest.approx(0.0, abs=0.05)
+
+
+def test_targets_of_all_losses_of_a_step_count_together():
+    def loss(scores):
+        real, made = scores[: SAMPLES // 2], scores[SAMPLES // 2 :]
+        ones = torch.ones(SAMPLES // 2, dtype=torch.long)
+        return functional.cross_entropy(real, ones) + functional.cross_entropy(made, 0 * ones)
+
+    assert trained(loss, steps=20)[-1]["target_share"] == pytest.approx(1.0, abs=0.1)
+
+
+def test_few_targets_are_alike_by_chance():
+    def loss(scores):
+        return functional.cross_entropy(scores[:4], torch.ones(4, dtype=torch.long))
+
+    assert not any("target_share" in scalars for scalars in trained(loss))
