@@ -107,6 +107,8 @@ def test_kinds():
         "eval.nonfinite",
         "buffers.nonfinite",
         "rank.failed",
+        "loss.mismatch",
+        "data.unmixed",
     )
     assert {*KINDS, *since} <= set(registry.KINDS)
 

@@ -79,12 +79,16 @@ def stuck(
     ranks: int = 2,
     rank: int | None = None,
     loop: int = 1,
+    loader: int = 0,
+    stored: int = 0,
 ) -> Trace:
     """Ranks whose batches are new ones, but for some steps at which they have one and the same.
 
     Args:
         rank: the only one that has; None for all.
         loop: batches that come in turn then.
+        loader: batches that the loader has; 0: it is not known.
+        stored: samples in the memory that a batch of 32 is a view of; 0: not known.
     """
     random = np.random.default_rng(seed)
     at = np.arange(steps)
@@ -94,4 +98,9 @@ def stuck(
     for step in range(since, min(until, steps)):
         batches[concerned, step] = held[:, (step - since) % loop]
     loss = 2.3 * np.exp(0.05 * random.standard_normal((ranks, steps)))
-    return Trace("stuck", seed, at, {"loss": loss}, words={"batch": batches})
+    series = {"loss": loss, "samples": np.full(loss.shape, 32.0)}
+    if loader:
+        series["loader_batches"] = np.full(loss.shape, float(loader))
+    if stored:
+        series["samples_stored"] = np.full(loss.shape, float(stored))
+    return Trace("stuck", seed, at, series, words={"batch": batches})

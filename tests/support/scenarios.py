@@ -20,6 +20,14 @@ from tests.support.chain import chain
 from tests.support.courses import answers, constant_answers, thrown_away, weights, zeros
 from tests.support.layered import compressed, layered, noisy_gradients, odd_batches
 from tests.support.logged import logged
+from tests.support.phases import (
+    dying,
+    given_to_the_loss,
+    mixed,
+    phases,
+    turns,
+    unlike_targets,
+)
 from tests.support.pushes import pushes
 from tests.support.recurring import blown_up, skipping, stuck, teeth
 from tests.support.resizing import resized
@@ -633,5 +641,11 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         blown_up,
         skipping,
         stuck,
+        unlike_targets,
+        phases,
+        turns,
+        given_to_the_loss,
+        mixed,
+        dying,
     )
 }

@@ -1,0 +1,171 @@
+"""Loss functions that are given something else than they are made for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Observations, Policy
+from rankscope.server.detectors.walking import together
+from rankscope.server.detectors.wording import count, number
+from rankscope.server.window import Check, Status, Window
+
+# Series -> the value that is as it should be.
+_RIGHT: Mapping[str, float] = {
+    "loss_broadcast": 1.0,
+    "scores_softmaxed": 0.0,
+    "scores_unnormalised": 0.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InputsPolicy(Policy):
+    """Thresholds of `loss.mismatch`.
+
+    Attributes:
+        in_a_row: consecutive samples at which the loss was given the wrong thing. What a program
+            does it does every time; one sample may be of a batch of one, or of another loss.
+    """
+
+    in_a_row: Observations = 8
+
+
+@dataclass(slots=True)
+class Given:
+    """What was seen of one series: its value, at consecutive samples since a step."""
+
+    since: int = -1
+    run: int = 0
+    value: float = 0.0
+    judged: int = 0
+    watch: Watch[float] = field(default_factory=lambda: Watch(clear_after=8))
+
+
+@dataclass(slots=True)
+class InputsState:
+    """What `loss.mismatch` remembers, by series."""
+
+    given: dict[str, Given] = field(default_factory=lambda: {name: Given() for name in _RIGHT})
+
+
+class LossInputs(Detector[InputsState]):
+    """The loss function is given scores of the wrong kind, or shapes that do not match.
+
+    It computes a number all the same, which falls, and the training learns slowly or something
+    else: a softmax before `cross_entropy`, which takes it once more, leaves a loss that cannot
+    come near 0 and gradients that vanish where an answer is wrong; probabilities in place of their
+    logarithms make `nll_loss` a loss without a floor; outputs of the shape [N, 1] and targets of
+    the shape [N] make N x N differences, and the best answer is then the mean of all targets.
+
+    Statistic:
+        At 8 consecutive samples `scores_softmaxed` or `scores_unnormalised` above 0, or
+        `loss_broadcast` above 1, on any rank. Over after 8 steps without.
+
+    Severity:
+        Warning.
+
+    Evidence:
+        `series` and `value` (its mean over the ranks), `samples` (consecutive ones).
+
+    Source:
+        The warnings of `cross_entropy`'s and `nll_loss`'s documentation; torch's own warning of
+        target sizes that differ, which is given once and not at all by losses written by hand.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("loss.mismatch",)
+    policies: ClassVar[type[Policy]] = InputsPolicy
+    wants: ClassVar[tuple[str, ...]] = tuple(_RIGHT)
+
+    policy: InputsPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Samples of any of them: a run has the losses of one sort or the other."""
+        return (Reach(self.wants, self.policy.in_a_row, TO_THE_END),)
+
+    def start(self) -> InputsState:
+        """Nothing seen yet."""
+        return InputsState()
+
+    def advance(self, window: Window, state: InputsState) -> Outcome:
+        """Goes through the samples step by step."""
+        for step, row in together(window, *self.wants):
+            for name, value in row.items():
+                self._take(step, value, value > _RIGHT[name], state.given[name])
+        findings = tuple(
+            _finding(name, e, given)
+            for name, given in state.given.items()
+            for e in given.watch.take(window.last_step)
+        )
+        return Outcome({"loss.mismatch": self._check(window, state)}, findings)
+
+    def _take(self, step: int, value: float, wrong: bool, given: Given) -> None:
+        given.judged += 1
+        if not wrong:
+            given.run = 0
+            given.watch.good(step)
+            return
+        given.since = given.since if given.run else step
+        given.run, given.value = given.run + 1, value
+        if given.run >= self.policy.in_a_row:
+            given.watch.bad(step, value, first_step=given.since).facts = value
+
+    def _check(self, window: Window, state: InputsState) -> Check:
+        for name, given in state.given.items():
+            episode = given.watch.open(window.last_step)
+            if episode is not None:
+                return Check(Status.OPEN, f"{_finding(name, episode, given).title}.")
+        judged = max(given.judged for given in state.given.values())
+        if not judged:
+            why = "No loss function of torch's was seen whose scores or shapes can be checked."
+            return Check(Status.MISSING_INPUT, why)
+        if judged < self.policy.in_a_row:
+            why = f"{count(judged, 'sampled loss')} of {self.policy.in_a_row} needed."
+            return Check(Status.INSUFFICIENT_DATA, why)
+        return Check(Status.OK, f"Scores and shapes were right at {count(judged, 'sampled step')}.")
+
+
+def _finding(name: str, episode: Episode[float], given: Given) -> Finding:
+    if name == "loss_broadcast":
+        title = f"The loss compares each output with {number(episode.facts)} targets"
+        cause = (
+            "Outputs and targets have shapes of different length, such as [N, 1] and [N], and are "
+            f"broadcast against each other: {number(episode.facts)} times as many differences are "
+            "taken as there are elements. Each output is drawn to the mean of all targets, so the "
+            "model learns next to nothing of the inputs."
+        )
+        remedy = "Give both one shape: `outputs.squeeze(-1)`, or `targets.unsqueeze(-1)`."
+    elif name == "scores_softmaxed":
+        title = "The loss function is given probabilities where it takes scores"
+        cause = (
+            "`cross_entropy` takes the softmax itself (`binary_cross_entropy_with_logits` the "
+            "sigmoid), and what it is given has one behind it already: all numbers lie between 0 "
+            "and 1 and those of a sample sum to 1. Taken twice it flattens every answer, so that "
+            "the loss cannot come near 0 and the gradient is small where an answer is wrong."
+        )
+        remedy = (
+            "Return the scores from the model and take the softmax (sigmoid) in evaluation only; "
+            "or keep it and take `nll_loss` of the logarithm (`binary_cross_entropy`)."
+        )
+    else:
+        title = "`nll_loss` is given something else than logarithms of probabilities"
+        cause = (
+            "Their exponentials do not sum to 1 for each sample: the model returns scores or "
+            "probabilities. The loss has no floor then: it falls by making one number larger."
+        )
+        remedy = "Take `log_softmax` of the scores before, or `cross_entropy`, which does."
+    return Finding(
+        kind="loss.mismatch",
+        key=name,
+        severity="warning",
+        title=title,
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        cause=cause,
+        remedy=remedy,
+        clear_after=episode.clear_after,
+        evidence={"series": name, "value": episode.facts, "samples": given.run},
+    )

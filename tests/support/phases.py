@@ -1,0 +1,146 @@
+"""Runs whose data, targets or learning rate have a course of their own beside the loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from rankscope.server.window import Occurrence
+from tests.support.layered import layered
+from tests.support.traces import Trace
+
+
+def unlike_targets(
+    seed: int, *, times: float = 50.0, falls: float = 0.0, scale: float = 0.002, steps: int = 400
+) -> Trace:
+    """A regression whose outputs begin far from its targets.
+
+    Args:
+        times: loss over that of the mean of all targets, in the end.
+        falls: the same, lost from the first step to the last.
+        scale: size of the outputs over that of the targets, in the first steps.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    course = times + falls * (1 - each / steps)
+    loss = course * np.exp(0.05 * random.standard_normal((2, steps)))
+    series = {
+        "loss": loss,
+        "explained_deviance": 1 - loss,
+        "output_scale": np.full(loss.shape, scale),
+        "update_ratio": np.full(loss.shape, 2e-3),
+        "lr": np.full(loss.shape, 1e-3),
+    }
+    return Trace("unlike targets", seed, each, series)
+
+
+def phases(
+    seed: int,
+    *,
+    at: int = 200,
+    jump: float = 6.0,
+    learned_in: float = 25.0,
+    targets: float = 2.3,
+    elements: int = 64,
+    mark: bool = False,
+    rate: float = 1.0,
+    steps: int = 400,
+) -> Trace:
+    """A loss that has fallen to 0.02, and jumps as other data come.
+
+    Args:
+        jump: the loss at step `at`.
+        learned_in: steps in which it falls to a third from there; 0: it stays.
+        targets: deviance of a batch's targets from then on; 1.1 before.
+        elements: of a sample from then on; 64 before.
+        mark: the user marks the step.
+        rate: factor of the learning rate from then on.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    fall = np.exp(-(each - at) / learned_in) if learned_in else np.ones(steps)
+    course = np.where(each < at, 1.1 * np.exp(-each / 25) + 0.02, 0.1 + jump * fall)
+    shape = (2, steps)
+    loss = course * np.exp(0.1 * random.standard_normal(shape))
+    series = {
+        "loss": loss,
+        "explained_deviance": 1 - loss / 1.1,
+        "target_deviance": np.where(each < at, 1.1, targets) + 0.02 * random.standard_normal(shape),
+        "target_share": np.where(each < at, 1.0, targets / 1.1) * np.ones((2, 1)),
+        "accuracy": np.full(shape, 0.3),
+        "sample_elements": np.where(each < at, 64.0, float(elements)) * np.ones((2, 1)),
+        "lr": np.where(each < at, 1e-3, rate * 1e-3) * np.ones((2, 1)),
+    }
+    marks = (Occurrence(0, at, "mark", "second task", {}, 0.0),) if mark else ()
+    return Trace("phases", seed, each, series, events=marks)
+
+
+def turns(
+    seed: int,
+    *,
+    period: int = 3,
+    high: float = 3.0,
+    explained: float = 0.9,
+    others: float = 0.9,
+    inputs: float = 1.0,
+    rate: float = 1.0,
+    falls: float = 0.01,
+    steps: int = 400,
+) -> Trace:
+    """A loss of which every so many-th value is higher.
+
+    Args:
+        high: factor of that value.
+        explained: share of the deviance explained at that step; `others` at the others.
+        inputs: factor of the size of the inputs there.
+        rate: factor of the learning rate there.
+        falls: of the logarithm of the loss, a step.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    there = each % period == 0
+    shape = (2, steps)
+    course = (2.0 * np.exp(-falls * each) + 0.2) * np.where(there, high, 1.0)
+    series = {
+        "loss": course * np.exp(0.05 * random.standard_normal(shape)),
+        "explained_deviance": np.where(there, explained, others)
+        + 0.02 * random.standard_normal(shape),
+        "input_rms": np.where(there, inputs, 1.0) * np.exp(0.02 * random.standard_normal(shape)),
+        "lr": np.where(there, rate, 1.0) * np.full(shape, 1e-3),
+    }
+    return Trace("turns", seed, each, series)
+
+
+def given_to_the_loss(
+    seed: int, *, series: str = "scores_softmaxed", value: float = 0.0, since: int = 0
+) -> Trace:
+    """What a loss function is given, at every second step: right before step `since`."""
+    each = np.arange(100)
+    right = 1.0 if series == "loss_broadcast" else 0.0
+    values = np.where(each < since, right, value) * np.ones((2, 1))
+    there = np.broadcast_to(each % 2 == 0, values.shape).copy()
+    return Trace("given to the loss", seed, each, {series: values}, {series: there})
+
+
+def mixed(seed: int, *, share: float = 1.0, since: int = 100, steps: int = 300) -> Trace:
+    """Scatter of a step's targets over that of all so far, from step `since` on so much."""
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    course = np.where(each < since, 1.0, share) * np.ones((2, 1))
+    shares = np.maximum(course + 0.05 * random.standard_normal((2, steps)), 0.0)
+    return Trace("mixed", seed, each, {"target_share": shares})
+
+
+def dying(seed: int, *, update: float = 0.3, spread: float = 1.0) -> Trace:
+    """Units that die at step 120, after six steps that change the parameters by so much.
+
+    Args:
+        spread: scatter of the samples of a batch over their size.
+    """
+    trace = layered(seed, fault="dead", every=1)
+    updates = np.where((trace.steps > 110) & (trace.steps < 117), update, 1e-3)
+    made = {"update_ratio": updates, "input_spread": np.full(len(updates), spread)}
+    series = {name: np.tile(values, (trace.ranks, 1)) for name, values in made.items()}
+    present = {name: mask for name, mask in trace.present.items() if name not in series}
+    return replace(trace, series={**trace.series, **series}, present=present)
