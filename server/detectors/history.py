@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 
@@ -124,6 +125,61 @@ class Companions:
             "grad_norm": jumped[0][1],
             "grad_norm_usual": usual,
         }
+
+
+# Steps beside an onset at which the data may have become others: onsets are told by blocks of 10.
+_BESIDE = 10
+# Values before a step that tell what was usual, at least and at most, and those since that are
+# beyond all of them. Of 18 values that are drawn alike the last two are the largest with a chance
+# of 1 in 153, and it is asked only where the loss has just left its course.
+_USUAL, _MOST_USUAL, _SINCE = 16, 64, 2
+# Beyond them by so much of their own size.
+_BEYOND = 0.1
+
+
+@dataclass(slots=True)
+class Phases:
+    """Steps from which on a training has other data: a new phase, and what says so.
+
+    A loss that rises then has another task, and what it had reached before is no measure.
+    """
+
+    _series: dict[str, deque[tuple[int, float]]] = field(default_factory=dict)
+    _marks: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=64))
+
+    SERIES: ClassVar[Mapping[str, str]] = {
+        "target_deviance": "the loss of the best constant answer to a batch's targets",
+        "sample_elements": "the number of elements of a sample",
+    }
+
+    def take(self, window: Window) -> None:
+        """Takes a window's marks and values."""
+        self._marks.extend((e.step, e.text) for e in window.events if e.kind == "mark")
+        for metric in self.SERIES:
+            steps, means = mean_over_ranks(window, metric)
+            known = self._series.setdefault(metric, deque(maxlen=512))
+            known.extend(zip(steps.tolist(), means.tolist(), strict=True))
+
+    def began(self, onset: int, now: int) -> str:
+        """What says, as far as it is known at a step, that a phase has begun near another one."""
+        for step, text in self._marks:
+            if onset - _BESIDE <= step <= min(onset + 1, now):
+                return f"A mark was set at step {step} (`{text[:80]}`)."
+        for metric, known in self._series.items():
+            points = [(step, value) for step, value in known if step <= now]
+            for at, (step, _) in enumerate(points):
+                if abs(step - onset) > _BESIDE or at < _USUAL or len(points) - at < _SINCE:
+                    continue
+                before = [value for _, value in points[max(at - _MOST_USUAL, 0) : at]]
+                since = [value for _, value in points[at : at + _MOST_USUAL]]
+                far = _BEYOND * max(abs(value) for value in before)
+                if min(since) > max(before) + far or max(since) < min(before) - far:
+                    return (
+                        f"From step {step} on {self.SERIES[metric]} is another: "
+                        f"{number(float(np.median(since)))} in place of "
+                        f"{number(float(np.median(before)))}."
+                    )
+        return ""
 
 
 def rate_sentence(rise: Mapping[str, float] | None) -> str:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.history import Companions, rate_sentence
+from rankscope.server.detectors.history import Companions, Phases, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Blocks, Policy, RisePolicy, Share, Sigmas, Times
 from rankscope.server.detectors.profiles import TURNS
@@ -28,6 +28,8 @@ from rankscope.server.window import Check, Status, Window
 
 # Blocks that are remembered.
 _BLOCKS = 24
+# Share of its rise that a loss loses again where it learns what a new phase brings.
+_LEARNING = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,13 @@ class _Diverging(Incident):
     rise: Mapping[str, float] | None
     signed: bool
     game: bool
+    phase: str = ""
+    latest: float = math.nan
+
+    @property
+    def learns(self) -> bool:
+        """Whether the loss falls from where the data became others."""
+        return self.worst - self.latest > _LEARNING * (self.worst - self.best)
 
 
 @dataclass(slots=True)
@@ -88,6 +97,7 @@ class DivergingState:
 
     progress: Progress = field(default_factory=Progress)
     companions: Companions = field(default_factory=Companions)
+    phases: Phases = field(default_factory=Phases)
     blocks: deque[_Block] = field(default_factory=lambda: deque(maxlen=_BLOCKS))
     values: deque[float] = field(default_factory=lambda: deque(maxlen=_BLOCKS * BLOCK))
     above: int = 0
@@ -114,7 +124,8 @@ class LossDiverging(Detector[DivergingState]):
         Warning; critical where all progress is lost, that is where the loss is above its start.
         Never more than info for losses that change their sign, and where another optimizer of the
         process steps in turns with this one, each on a backward pass of its own, as the players of
-        a game do: up to 20 times the start.
+        a game do: up to 20 times the start. Info, too, where the data became others as the rise
+        began (as in `loss.spike`), as long as the loss has lost a quarter of the rise again.
 
     Evidence:
         `best`, `best_step`, `start`, `worst` (highest block median), `lost` (share of the progress
@@ -127,7 +138,7 @@ class LossDiverging(Detector[DivergingState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("loss.diverging",)
     needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("lr",)
+    wants: ClassVar[tuple[str, ...]] = ("lr", *Phases.SERIES)
 
     policies: ClassVar[type[Policy]] = DivergingPolicy
     policy: DivergingPolicy
@@ -144,6 +155,7 @@ class LossDiverging(Detector[DivergingState]):
         """Takes the window's losses block by block."""
         findings: list[Finding] = []
         state.companions.take(window)
+        state.phases.take(window)
         turns = [event.step for event in window.events if event.kind == TURNS]
         if turns and state.game_since is None:
             state.game_since = min(turns)
@@ -189,6 +201,7 @@ class LossDiverging(Detector[DivergingState]):
         state.above = state.above + 1 if above else 0
         incident = state.incident
         if incident is not None:
+            incident.latest = median
             if lost >= policy.held:
                 incident.last_step = last_step
                 incident.worst = max(incident.worst, median)
@@ -236,6 +249,8 @@ class LossDiverging(Detector[DivergingState]):
             rise=rise,
             signed=state.signed,
             game=state.game_since is not None and state.game_since <= blocks[-1].last_step,
+            phase=state.phases.began(first, blocks[-1].last_step) if rise is None else "",
+            latest=blocks[-1].median,
         )
 
     def _check(self, state: DivergingState) -> Check:
@@ -284,6 +299,16 @@ class LossDiverging(Detector[DivergingState]):
                 "Nothing, while both losses stay within bounds. If this is no game, look at what "
                 f"changed around step {incident.first_step}: data, schedule, resume."
             )
+        elif incident.phase:
+            cause = (
+                f"{incident.phase} The data are others since then, as in the next phase of a "
+                "curriculum or with a second data set, and the loss is that of another task"
+                + (", which it learns." if incident.learns else "; it does not fall.")
+            )
+            remedy = (
+                "Nothing, if the change is meant and the loss falls. Else look at the data from "
+                f"step {incident.first_step} on."
+            )
         elif incident.rise is not None:
             cause = sentences(
                 rate_sentence(incident.rise), "Steps of that size lead away from the minimum."
@@ -310,7 +335,7 @@ class LossDiverging(Detector[DivergingState]):
             kind="loss.diverging",
             severity=(
                 "info"
-                if incident.signed or self._played(incident)
+                if incident.signed or self._played(incident) or (incident.phase and incident.learns)
                 else "critical"
                 if incident.lost >= 1
                 else "warning"

@@ -12,7 +12,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.batch_sizes import SERIES, BatchSizes, effective_sizes
-from rankscope.server.detectors.history import Companions, RankHistory, rate_sentence
+from rankscope.server.detectors.history import Companions, Phases, RankHistory, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import (
     Count,
@@ -24,6 +24,7 @@ from rankscope.server.detectors.policy import (
     Times,
 )
 from rankscope.server.detectors.statistics import (
+    BLOCK,
     Baseline,
     Progress,
     mean_over_ranks,
@@ -54,6 +55,8 @@ class SpikePolicy(RisePolicy):
             it is more than an odd batch.
         lasting: this many values as high make it more than an odd batch: one is that batch, the
             next what its update did.
+        learning: share of its rise that a loss loses within `return_within`, from the first to the
+            last 10, where it learns what a new phase brings.
     """
 
     min_z: Sigmas = 8.0
@@ -70,6 +73,7 @@ class SpikePolicy(RisePolicy):
     carried: Share = 0.8
     carried_progress: Share = 0.2
     lasting: Observations = 3
+    learning: Share = 0.25
     # A jump follows a rise of the rate more closely than a slow drift does.
     rise_before: Observations = 30
 
@@ -96,8 +100,16 @@ class _Spike(Incident):
     returned: bool = False
     stayed: bool = False
     spikes: int = 1
+    # What says that it is a new phase of the training, and whether the loss falls in it.
+    phase: str = ""
+    learns: bool = True
     # Samples of a rank at this step, and usually.
     batch: tuple[float, float] = (math.nan, math.nan)
+
+    @property
+    def new_phase(self) -> bool:
+        """Whether the data became others, the learning rate did not, and it is no rank's alone."""
+        return bool(self.phase) and self.rise is None and not self.ranks
 
 
 @dataclass(slots=True)
@@ -108,6 +120,7 @@ class SpikeState:
     baseline: Baseline = field(default_factory=Baseline)
     history: RankHistory = field(default_factory=lambda: RankHistory(64))
     companions: Companions = field(default_factory=Companions)
+    phases: Phases = field(default_factory=Phases)
     sizes: BatchSizes = field(default_factory=BatchSizes)
     onsets: deque[int] = field(default_factory=deque)
     judged: int = 0
@@ -136,7 +149,10 @@ class LossSpike(Detector[SpikeState]):
         carries it and the mean rises by more than a fifth of the progress made, or the learning
         rate was raised before. Critical where the loss has not come back
         below the upper quartile of the 64 values within 50 observations, or from the third spike
-        within 1,000 observations on. Never more than info for losses that change their sign.
+        within 1,000 observations on. Info where the data became others at that step (a mark, or
+        targets or sizes of samples beyond all of the 64 before by a tenth) and the loss, within 50
+        observations, loses a quarter of the rise again: the next phase of a curriculum. Warning
+        where it does not. Never more than info for losses that change their sign.
 
     Evidence:
         `z`, `value`, `usual` (median of the 64), `highest_before`, `progress`, `peak`, `peak_step`,
@@ -151,7 +167,7 @@ class LossSpike(Detector[SpikeState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("loss.spike",)
     needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm", *SERIES)
+    wants: ClassVar[tuple[str, ...]] = ("lr", "grad_norm", *SERIES, *Phases.SERIES)
 
     policies: ClassVar[type[Policy]] = SpikePolicy
     policy: SpikePolicy
@@ -168,6 +184,7 @@ class LossSpike(Detector[SpikeState]):
         """Holds every new mean loss against those before it."""
         findings: list[Finding] = []
         state.companions.take(window)
+        state.phases.take(window)
         steps, means = mean_over_ranks(window, "loss")
         rows = rank_rows(window, "loss")[1]
         sizes = effective_sizes(window, "loss").tolist()
@@ -298,6 +315,12 @@ class LossSpike(Detector[SpikeState]):
             state.baseline.accept(value)
         incident.returned |= value <= incident.quartile
         incident.stayed |= not incident.returned and incident.observations >= policy.return_within
+        if not incident.phase and incident.observations <= policy.return_within:
+            incident.phase = state.phases.began(incident.first_step, step)
+        if incident.observations == policy.return_within:
+            values = list(incident.recent)
+            early, late = float(np.median(values[:BLOCK])), float(np.median(values[-BLOCK:]))
+            incident.learns = early - late > policy.learning * (early - incident.usual)
 
     def _settle(self, state: SpikeState, incident: _Spike) -> None:
         """Where the loss has stayed above, its new level is the measure from now on."""
@@ -330,6 +353,8 @@ class LossSpike(Detector[SpikeState]):
         severity = "info" if passing else "warning"
         if incident.stayed or recurrent:
             severity = "critical"
+        if incident.new_phase:
+            severity = "info" if incident.learns else "warning"
         on = f" on {ranks(who)}" if who else ""
         title = (
             f"The loss{on} jumped from {number(incident.usual)} to {number(incident.value)} "
@@ -372,6 +397,14 @@ class LossSpike(Detector[SpikeState]):
 
     def _explain(self, incident: _Spike, recurrent: bool) -> tuple[str, str]:
         step, who = incident.first_step, incident.ranks
+        if incident.new_phase:
+            return (
+                f"{incident.phase} The data are others since then, as in the next phase of a "
+                "curriculum or with a second data set, and the loss is that of another task"
+                + (", which it learns." if incident.learns else "; it does not fall."),
+                "Nothing, if the change is meant and the loss falls. Else look at the data from "
+                f"step {step} on.",
+            )
         if incident.rise is not None:
             return (
                 sentences(
