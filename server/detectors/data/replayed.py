@@ -20,13 +20,17 @@ from rankscope.server.detectors.data.own_repeats import OwnRepeats, own_finding
 from rankscope.server.detectors.effects import BLUR, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Steps
-from rankscope.server.detectors.wording import agree, count, if_several, ranks, sentences
+from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.wording import agree, count, if_several, number, ranks, sentences
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
 # Consecutive observations of one batch that are no accumulation, repeated step or look at the same
 # place of several epochs: those come two or three at a time.
 _STUCK = 32
+# Samples in the memory that a batch is a view of, over those of the batch, from which on there were
+# others to train on: a part that is kept for training is rarely less than a quarter of the data.
+_STORED = 4.0
 # Remembered observations; what lies further back is not recognised.
 _MEMORY = 65_536
 
@@ -72,11 +76,20 @@ class Stuck:
         length: observations of it in a row.
         varied: there were others before.
         ranks: whose it is.
+        batches: of the DataLoader that gives them; 0 where it is not known.
+        stored: samples in the memory that the batch is a part of, over those in the batch.
     """
 
     length: int
     varied: bool
     ranks: tuple[int, ...]
+    batches: int = 0
+    stored: float = 0.0
+
+    @property
+    def more(self) -> bool:
+        """Whether there were more data to be had than this batch."""
+        return self.varied or self.batches > 1 or self.stored >= _STORED
 
 
 @dataclass(slots=True)
@@ -143,12 +156,16 @@ class Replayed(Detector[ReplayedState]):
         restart) after the last batch of the sequence.
 
     Severity:
-        Warning; info where every batch is the same from the start: all of the data may be in it.
+        Warning; info where every batch is the same from the start and nothing is known of others:
+        all of the data may be in it. They are not where the loader has more batches than one
+        (`loader_batches`), or the batch is a view of memory that holds four times as many samples
+        or more (`samples_stored`; a part that is kept for training is rarely less).
 
     Evidence:
         `distance` (steps from one to the other), `earlier_step`, `length` (observations
         that repeat), `restarted` (ranks), `by_labels` (it is known by the labels alone). Of one
-        batch at all steps `length` and `varied` (there were others before).
+        batch at all steps `length`, `varied` (there were others before), `batches` and `stored`
+        (what there is beside it: of the loader, and times the batch).
 
     Source:
         pytorch/pytorch#31771 (`set_epoch` not called), and loaders that are not restored:
@@ -157,6 +174,7 @@ class Replayed(Detector[ReplayedState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("data.replayed", "data.unshuffled")
     policies: ClassVar[type[Policy]] = ReplayedPolicy
+    wants: ClassVar[tuple[str, ...]] = ("samples", "samples_stored", "loader_batches")
 
     effects: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -282,8 +300,11 @@ class Replayed(Detector[ReplayedState]):
         state.alike += 1
         if state.alike >= _STUCK:
             varied = state.judged > state.alike
+            batches, stored = _had(window, step)
             facts = Stuck(state.alike, varied, tuple(int(r) for r in window.ranks))
-            state.stuck.bad(step, facts, first_step=state.alike_since).facts.length = state.alike
+            known = state.stuck.bad(step, facts, first_step=state.alike_since).facts
+            known.length = state.alike
+            known.batches, known.stored = max(known.batches, batches), max(known.stored, stored)
 
     def _repeats(self, state: Order, step: int) -> bool:
         """Whether enough batches repeat that it is no chance."""
@@ -292,6 +313,21 @@ class Replayed(Detector[ReplayedState]):
         return state.run >= self.policy.run or (
             state.run >= self.policy.run - 1 and step - state.since >= self.policy.far
         )
+
+
+def _had(window: Window, step: int) -> tuple[int, float]:
+    """Batches of the loader, and samples stored over those of a batch, at a step; least of ranks.
+
+    0 where it is not known.
+    """
+    found = []
+    for metric in ("loader_batches", "samples_stored", "samples"):
+        steps, rows = rank_rows(window, metric)
+        at = int(np.searchsorted(steps, step))
+        known = at < len(steps) and int(steps[at]) == step and not np.isnan(rows[at]).all()
+        found.append(float(np.nanmin(rows[at])) if known else 0.0)
+    batches, stored, samples = found
+    return int(batches), stored / samples if samples > 0 else 0.0
 
 
 def _common(one: int, other: int, far: int) -> int:
@@ -369,7 +405,7 @@ def _stuck(episode: Episode[Stuck]) -> Finding:
     return Finding(
         kind="data.unshuffled",
         key="stuck",
-        severity="warning" if stuck.varied else "info",
+        severity="warning" if stuck.more else "info",
         title=f"Every batch is the same one since step {step}",
         seen_step=episode.seen_step,
         last_step=episode.last_step,
@@ -379,6 +415,7 @@ def _stuck(episode: Episode[Stuck]) -> Finding:
         cause=(
             f"The batches{several} have been the same, bit for bit, at {stuck.length:,} checked "
             "steps in a row: the model memorises one batch. "
+            + _beside(stuck)
             + (
                 "There were others before: the loader, or a buffer or cache between, gives its "
                 "last batch again and again."
@@ -393,8 +430,22 @@ def _stuck(episode: Episode[Stuck]) -> Finding:
             "synthetic data."
         ),
         clear_after=episode.clear_after,
-        evidence={"length": stuck.length, "varied": stuck.varied},
+        evidence={
+            "length": stuck.length,
+            "varied": stuck.varied,
+            "batches": stuck.batches,
+            "stored": stuck.stored,
+        },
     )
+
+
+def _beside(stuck: Stuck) -> str:
+    """What there is beside the batch, as a sentence and a space; empty where nothing is known."""
+    if stuck.batches > 1:
+        return f"The loader has {stuck.batches:,}, of which only this one is used. "
+    if stuck.stored >= _STORED:
+        return f"It is a part of data that are {number(stuck.stored)} times as large. "
+    return ""
 
 
 def _check(

@@ -18,6 +18,9 @@ from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Status, Window
 
+# Scatter of a step's targets over that of all before, from which on it is no chance: of 64 targets
+# it errs by some hundredths.
+_WIDER = 1.25
 # Losses from one sample to the next.
 _STRIDE = 10
 
@@ -48,6 +51,10 @@ class PlateauPolicy(Policy):
             initialisation is written over: a tenth of it by one step.
         rash: the same of now; healthy medians reach 7e-3.
         poor: share of the deviance explained below which most is left to be learned.
+        worse: share below 0 from which on the answers are far worse than the best constant one: a
+            loss of half as much again is no noise of a model that is about to learn, and no answer
+            that was fitted to other samples of the same data.
+        scale: size of the outputs over that of the targets from which on they are of one size.
     """
 
     evidence: Observations = 200
@@ -66,6 +73,8 @@ class PlateauPolicy(Policy):
     rash_begin: Share = 0.1
     rash: Share = 1e-2
     poor: Share = 0.5
+    worse: Share = 0.5
+    scale: Share = 0.5
 
 
 @dataclass(slots=True)
@@ -78,6 +87,9 @@ class Flat:
             since which step it is gone.
         nothing: the answers are not better than one that is always the same.
         rash: updates have been so large from the start that little could be learned.
+        worse: the answers are far worse than one that is always the same.
+        scale: size of the outputs over that of the targets, in the first steps; NaN where it is not
+            known.
     """
 
     first: float
@@ -93,6 +105,8 @@ class Flat:
     lost_at: int = -1
     nothing: bool = False
     rash: bool = False
+    worse: bool = False
+    scale: float = math.nan
 
     @property
     def gain(self) -> float:
@@ -101,7 +115,7 @@ class Flat:
 
     def certain(self, policy: PlateauPolicy) -> bool:
         """Whether something beside the loss says that it should have moved."""
-        if self.nothing or self.rash:
+        if self.nothing or self.rash or self.worse:
             return True
         if math.isnan(self.accuracy):
             return self.update < policy.small_update
@@ -130,6 +144,7 @@ class PlateauState:
     first_update: float = 0.0
     first_updates: int = 0
     shares: deque[float] = field(default_factory=deque)
+    scales: list[float] = field(default_factory=list)
     known: list[tuple[int, float]] = field(default_factory=list)
     block: list[tuple[int, float]] = field(default_factory=list)
     watch: Watch[Flat] = field(default_factory=lambda: Watch(clear_after=_STRIDE))
@@ -153,7 +168,9 @@ class LossPlateau(Detector[PlateauState]):
         not used. Not where optimizers step in turns, as the players of a game do: there the best
         answer may be a constant. Or the loss does not fall, less than half of the deviance is
         explained, the first updates were as large as a tenth of the parameters, and those of now
-        are above 1e-2 of them.
+        are above 1e-2 of them. Or the share is below -0.5 by 3 standard errors, whether the loss
+        falls or not: after 200 steps the answers are still worse than one that is always the same,
+        as with targets that are not scaled.
 
     Severity:
         Warning where the accuracy is low, updates are below 1e-5 of the parameters, or the share of
@@ -162,7 +179,8 @@ class LossPlateau(Detector[PlateauState]):
 
     Evidence:
         `first`, `last` (means of the loss), `gain`, `standard_error` (of `last`), and where they
-        are posted `accuracy`, `explained_deviance`, `update_ratio`, `grad_norm`, `lr`.
+        are posted `accuracy`, `explained_deviance`, `output_scale` (of the first steps),
+        `update_ratio`, `grad_norm`, `lr`.
 
     Source:
         runmedic's and SageMaker's rules on losses that do not fall, with the evidence that
@@ -179,6 +197,8 @@ class LossPlateau(Detector[PlateauState]):
         "update_ratio",
         "grad_norm",
         "explained_deviance",
+        "output_scale",
+        "target_share",
     )
 
     policy: PlateauPolicy
@@ -210,7 +230,7 @@ class LossPlateau(Detector[PlateauState]):
                 state.first.append(loss)
                 state.start_step = step if state.total == 1 else state.start_step
             state.last.append(loss)
-            self._share(step, row.get("explained_deviance", math.nan), state)
+            self._share(step, _explained_now(row), state)
             if (
                 state.total >= self.policy.evidence
                 and state.total % _STRIDE == 0
@@ -237,6 +257,8 @@ class LossPlateau(Detector[PlateauState]):
             state.norms.append(row["grad_norm"])
             if len(state.first_norms) < self.policy.first:
                 state.first_norms.append(row["grad_norm"])
+        if math.isfinite(row.get("output_scale", math.nan)) and len(state.scales) < BLOCK:
+            state.scales.append(row["output_scale"])
 
     def _share(self, step: int, share: float, state: PlateauState) -> None:
         """Takes the share of the deviance explained, NaN where it was not posted."""
@@ -257,8 +279,9 @@ class LossPlateau(Detector[PlateauState]):
         shares = [share for share in state.shares if math.isfinite(share)]
         explained = float(np.mean(shares)) if len(shares) >= policy.shares else math.nan
         nothing, rash = self._constant(shares, state), self._rash(explained, state)
+        worse = self._worse(shares, state)
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else math.nan
-        if not (nothing or rash):
+        if not (nothing or rash or worse):
             if state.moved or self._learned(accuracy, state):
                 state.watch.good(step)
                 return
@@ -276,6 +299,8 @@ class LossPlateau(Detector[PlateauState]):
             explained,
             nothing=nothing,
             rash=rash and not nothing,
+            worse=worse,
+            scale=median(state.scales),
         )
         if (
             not facts.rash
@@ -309,6 +334,13 @@ class LossPlateau(Detector[PlateauState]):
             return False
         return mean + error <= 2 * policy.most_explained and not self._falls(state)
 
+    def _worse(self, shares: list[float], state: PlateauState) -> bool:
+        """Whether the answers are beyond doubt far worse than one that is always the same."""
+        if len(shares) < self.policy.shares or state.turns:
+            return False
+        error = self.policy.gain_error * noise_of_mean(shares)
+        return float(np.mean(shares)) + error < -self.policy.worse
+
     def _rash(self, explained: float, state: PlateauState) -> bool:
         policy = self.policy
         return (
@@ -328,6 +360,16 @@ class LossPlateau(Detector[PlateauState]):
         if at > 0 and at < len(state.known):
             facts.lost_at = state.known[at][0]
             facts.knew = max(share for _, share in state.known[:at])
+
+
+def _explained_now(row: dict[str, float]) -> float:
+    """The share of the deviance explained at a step; NaN where it is not known.
+
+    Where the targets scatter more than all before, as when further classes come in, against the
+    best constant answer to them alone.
+    """
+    explained, scatter = row.get("explained_deviance", math.nan), row.get("target_share", 1.0)
+    return 1 - (1 - explained) / scatter if scatter > _WIDER else explained
 
 
 def _check(window: Window, state: PlateauState, policy: PlateauPolicy) -> Check:
@@ -365,6 +407,7 @@ def _finding(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:
         "update_ratio": facts.update,
         "grad_norm": facts.norm,
         "lr": facts.rate,
+        "output_scale": facts.scale,
     }
     evidence |= {name: value for name, value in named.items() if math.isfinite(value)}
     cause, remedy = _explained(facts, policy)
@@ -394,6 +437,8 @@ def _finding(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:
 
 def _nothing_of(facts: Flat) -> str:
     """What the answers are worth, as a clause."""
+    if facts.worse:
+        return "the same answer to every input would do better"
     if facts.nothing:
         return "the same answer to every input would do as well"
     return f"only {percent(facts.explained)} of the deviance is explained"
@@ -411,6 +456,15 @@ def _explained(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
             f"Restart from a checkpoint before step {facts.lost_at} with a third of the learning "
             f"rate{f' ({number(facts.rate / 3)})' if facts.rate > 0 else ''} and gradients that "
             "are clipped; if it comes again at the same step, look at the data from there on.",
+        )
+    if facts.worse and facts.scale < policy.scale:
+        return (
+            f"{moved}, {number(1 - facts.explained)} times what the mean of all targets would "
+            f"cost: in the first steps the outputs were {number(facts.scale)} of the targets' size "
+            "(root mean squares). The targets are not scaled, and the training is spent on "
+            "reaching their mean.",
+            "Subtract the mean of the training targets and divide by their standard deviation (and "
+            "undo it in evaluation), or begin with the last layer's bias at their mean.",
         )
     if facts.rash or (facts.nothing and facts.update > 3 * policy.rash):
         return (
