@@ -23,6 +23,7 @@ from rankscope.server.detectors.policy import (
     Signed,
     Times,
 )
+from rankscope.server.detectors.recurrence import CYCLES
 from rankscope.server.detectors.statistics import (
     Progress,
     Unmeasured,
@@ -36,6 +37,14 @@ from rankscope.server.detectors.statistics import (
 from rankscope.server.detectors.wording import count, number, sentences
 from rankscope.server.window import Check, Float64, Status, Window
 
+# Series that may have the loss's period: why it swings.
+_BESIDE = ("lr", "input_rms", "explained_deviance")
+# Of the inputs of one place: sources that take turns are normalised alike, to within this factor.
+_LARGER = 3.0
+# Of the learning rate of one place, as a rise of it is told everywhere (`RisePolicy`).
+_FASTER = 1.5
+# Share of the deviance explained at other places: more than a small part of what there is to learn.
+_GOOD = 0.25
 # Observations whose median makes one value; slow oscillations show on coarse scales.
 _SCALES = (1, 4, 16)
 
@@ -109,6 +118,35 @@ class _Scale:
         return True
 
 
+@dataclass(slots=True)
+class Beside:
+    """What else has the loss's period: of each series the lowest and highest place within it."""
+
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def times(self, metric: str) -> float:
+        """The highest place over the lowest; 1 where nothing is known."""
+        low, high = self.ranges.get(metric, (1.0, 1.0))
+        return high / low if low > 0 else 1.0
+
+    @property
+    def worse(self) -> bool:
+        """Answers that are good at other places are at one no better than a constant."""
+        low, high = self.ranges.get("explained_deviance", (0.0, 0.0))
+        return low <= 0 and high >= _GOOD
+
+    @property
+    def harmless(self) -> bool:
+        """Whether the batches of all places are answered well, and they differ in how well."""
+        low, _ = self.ranges.get("explained_deviance", (0.0, 0.0))
+        return low >= _GOOD and not self.odd
+
+    @property
+    def odd(self) -> bool:
+        """Whether a fault of the data or the schedule is what recurs."""
+        return self.worse or self.times("input_rms") >= _LARGER or self.times("lr") >= _FASTER
+
+
 @dataclass(slots=True, kw_only=True)
 class _Oscillating(Incident):
     scale: int
@@ -119,6 +157,7 @@ class _Oscillating(Incident):
     signed: bool
     falling: bool
     shape: bool
+    beside: Beside
     amplitude: float = 0.0
     growing: bool = False
     windows: int = 0
@@ -131,6 +170,10 @@ class OscillatingState:
     scales: list[_Scale]
     progress: Progress = field(default_factory=Progress)
     companions: Companions = field(default_factory=Companions)
+    steps: deque[int] = field(default_factory=lambda: deque(maxlen=256))
+    beside: dict[str, dict[int, float]] = field(
+        default_factory=lambda: {metric: {} for metric in _BESIDE}
+    )
     signed: bool = False
     repeats: Repeats = field(default_factory=Repeats.begin)
     unmeasured: Unmeasured = field(default_factory=Unmeasured)
@@ -163,12 +206,17 @@ class LossOscillating(Detector[OscillatingState]):
         Warning; critical where the amplitude grows by 1.6 and more from the first to the last third
         of a window in which it swings all the time, beyond that of every window before. Never more
         than info for losses that change their sign, and for a shape that has been there from the
-        start while the loss falls: sources that take turns look so.
+        start while the loss falls, or while the answers to the batches of every place explain a
+        quarter of the deviance or more: sources that take turns look so. Unless with the same
+        period the learning rate changes by half, the inputs are 3 times as large, or the answers to
+        the batches of one place are no better than a constant while others explain a quarter of the
+        deviance.
 
     Evidence:
         `period` (steps), `amplitude` (largest), `amplitude_now`, `lag_one`, `peak_share`,
         `growth`, `trend`, `progress`, `scale` (observations in one value), `windows`, and where
-        they apply `lr_before`, `lr_after`, `lr_step`.
+        they apply `lr_before`, `lr_after`, `lr_step`; of series that are posted the range of their
+        medians by place within the period, `lr_range` and so on.
 
     Source:
         Fisher (1929) and Mann-Kendall; epoch folding (Leahy et al. 1983); stability limits 2 / lr
@@ -178,7 +226,7 @@ class LossOscillating(Detector[OscillatingState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("loss.oscillating",)
     needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("lr",)
+    wants: ClassVar[tuple[str, ...]] = _BESIDE
 
     policies: ClassVar[type[Policy]] = OscillatingPolicy
     policy: OscillatingPolicy
@@ -203,6 +251,8 @@ class LossOscillating(Detector[OscillatingState]):
         """Takes the window's losses into every scale."""
         findings: list[Finding] = []
         state.companions.take(window)
+        for metric, known in state.beside.items():
+            known.update(zip(*(a.tolist() for a in mean_over_ranks(window, metric)), strict=True))
         steps, means = mean_over_ranks(window, "loss")
         for step, value in zip(steps.tolist(), means.tolist(), strict=True):
             state.unmeasured.push(step, finite=math.isfinite(value))
@@ -210,6 +260,7 @@ class LossOscillating(Detector[OscillatingState]):
                 continue
             state.companions.pass_to(step)
             state.progress.push(step, value)
+            state.steps.append(step)
             state.signed |= value < 0
             if state.incident is not None and state.incident.over(step):
                 findings.append(self._finding(state.incident))
@@ -218,6 +269,9 @@ class LossOscillating(Detector[OscillatingState]):
                 if scale.push(step, value, self.policy.stride):
                     self._judge(state, scale, step)
             self._repeat(state, step, value)
+        for known in state.beside.values():
+            for old in [at for at in known if state.steps and at < state.steps[0]]:
+                del known[old]
         if state.incident is not None:
             findings.append(self._finding(state.incident))
         return Outcome({"loss.oscillating": self._check(state)}, tuple(findings))
@@ -288,6 +342,7 @@ class LossOscillating(Detector[OscillatingState]):
                 signed=state.signed,
                 falling=swing.trend < FALLING and first <= spacing.first + spacing.steps(20),
                 shape=shape,
+                beside=Beside(),
             )
         incident.last_step = step
         incident.windows += 1
@@ -295,6 +350,8 @@ class LossOscillating(Detector[OscillatingState]):
         if scale == incident.scale:
             incident.clear_after = calm
             incident.swing = swing
+            if scale == 1:
+                incident.beside = _beside(state, round(swing.period))
             incident.amplitude = max(incident.amplitude, swing.amplitude)
             incident.progress = state.progress.scale
             incident.period_steps = swing.period * scale * spacing.steps(1000) / 1000
@@ -363,7 +420,10 @@ class LossOscillating(Detector[OscillatingState]):
             f"steps since step {incident.first_step}{grows}"
         )
         rate = rate_sentence(incident.rise)
-        if period < 2.5:
+        beside = incident.beside
+        if beside.odd:
+            cause, remedy = _recurs(beside, period)
+        elif period < 2.5:
             cause = sentences(
                 rate,
                 "It goes up at one step and down at the next: every step overshoots the valley and "
@@ -385,9 +445,14 @@ class LossOscillating(Detector[OscillatingState]):
         if incident.rise is not None:
             remedy += f" It was quiet at {number(incident.rise['lr_before'])}."
         severity = "critical" if incident.growing else "warning"
+        settled = incident.shape and beside.harmless and not incident.growing
         return Finding(
             kind="loss.oscillating",
-            severity="info" if incident.signed or incident.falling else severity,
+            severity=(
+                "info"
+                if incident.signed or (incident.falling and not beside.odd) or settled
+                else severity
+            ),
             title=title,
             seen_step=incident.seen_step,
             last_step=incident.last_step,
@@ -407,5 +472,54 @@ class LossOscillating(Detector[OscillatingState]):
                 "scale": incident.scale,
                 "windows": incident.windows,
                 **(incident.rise or {}),
+                **{f"{name}_range": list(both) for name, both in beside.ranges.items()},
             },
         )
+
+
+def _beside(state: OscillatingState, period: int) -> Beside:
+    """What other series do within the loss's period: medians of each of its places."""
+    ranges = {}
+    steps = list(state.steps)
+    for metric, known in state.beside.items():
+        places = [
+            [
+                known[step]
+                for step in steps[place::period]
+                if math.isfinite(known.get(step, math.nan))
+            ]
+            for place in range(period)
+        ]
+        if all(len(values) >= CYCLES for values in places):
+            medians = [float(np.median(values)) for values in places]
+            ranges[metric] = min(medians), max(medians)
+    return Beside(ranges)
+
+
+def _recurs(beside: Beside, period: float) -> tuple[str, str]:
+    """Cause and remedy of what comes again with data or schedule."""
+    every = f"one of {number(period)} steps"
+    if beside.times("lr") >= _FASTER:
+        low, high = beside.ranges["lr"]
+        return (
+            f"The learning rate has the same period: it is {number(high)} at {every} and down to "
+            f"{number(low)} at the others. Each such step leaves what the others reached.",
+            "Look at what sets the rate: two schedulers of one optimizer, one that is called with "
+            "the wrong count, or a cycle that is given in epochs and goes by steps.",
+        )
+    if beside.times("input_rms") >= _LARGER:
+        low, high = beside.ranges["input_rms"]
+        return (
+            f"The inputs have the same period: their root mean square is {number(high)} at {every} "
+            f"and {number(low)} at others. They are scaled in two ways.",
+            "Look at the sources that take turns, or at the worker of the loader that prepares "
+            "these batches: its normalisation differs from the others'.",
+        )
+    low, high = beside.ranges["explained_deviance"]
+    return (
+        f"The batches of {every} are answered no better than by a constant (they explain "
+        f"{number(low)} of the deviance, others {number(high)}): their targets do not belong to "
+        "their inputs, or their inputs are not like the others'.",
+        "Look at samples and targets of these batches: one of the sources that take turns, or one "
+        "worker of the loader, is broken.",
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -9,13 +11,18 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Count, Policy, Share, Steps
+from rankscope.server.detectors.policy import Count, Policy, Share, Steps, Times
+from rankscope.server.detectors.recurrence import detrended, folded
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, if_several, number
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
 _WRAPPED = "scheduler.wrapped"
+# Rates in which a period is looked for: of up to a sixth of them, 10 steps.
+_RATES = 64
+# Share of the scatter that a period explains: a rate has no noise, and is periodic or is not.
+_EXACT = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,8 @@ class SchedulePolicy(Policy):
         share: of all steps that were without a rate.
         looks: consecutive samples at which the schedule was too fast.
         looked: steps over which it was.
+        alternating: largest over smallest rate of a period of a few steps, from which on they are
+            no rounding: as a rise of the rate is told everywhere.
     """
 
     nothing: Share = 1e-6
@@ -35,6 +44,7 @@ class SchedulePolicy(Policy):
     share: Share = 0.05
     looks: Count = 3
     looked: Count = 4
+    alternating: Times = 1.5
 
 
 @dataclass(slots=True)
@@ -66,6 +76,15 @@ class Fast:
 
 
 @dataclass(slots=True)
+class Alternates:
+    """A rate that goes to and fro within a few steps: its period, smallest and largest."""
+
+    period: int
+    low: float
+    high: float
+
+
+@dataclass(slots=True)
 class ScheduleState:
     """What is remembered of the learning rate, the largest of all groups and ranks.
 
@@ -88,11 +107,13 @@ class ScheduleState:
     steps_seen: int = 0
     micro: int = 0
     wrapped: bool = False
+    rates: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RATES))
+    alternates: Watch[Alternates] = field(default_factory=lambda: Watch(clear_after=_RATES))
     fast: Watch[Fast] = field(default_factory=lambda: Watch(clear_after=8))
 
 
 class ScheduleMismatch(Detector[ScheduleState]):
-    """A schedule that advances too often, or has come to its end while training goes on.
+    """A schedule that advances too often, goes to and fro, or has ended while training goes on.
 
     A schedule was made for fewer steps than are taken: it advances once for each rank or each
     micro-batch, or was given the length of one epoch.
@@ -101,15 +122,18 @@ class ScheduleMismatch(Detector[ScheduleState]):
         `scheduler_steps` over optimizer steps between two samples: the same whole number above 1 on
         every rank at 3 samples in a row and over 4 steps. Or a learning rate below a millionth of
         its largest for 10 steps and a twentieth of the steps before them, on every rank. A schedule
-        that is no scheduler of torch is not counted: it is found when it has come to its end.
+        that is no scheduler of torch is not counted: it is found when it has come to its end. Or a
+        rate that has a period of 2 to 10 steps: in 64 consecutive ones the place within it explains
+        95 % of the scatter (epoch folding), and the largest is 1.5 times the smallest.
 
     Severity:
-        Warning for one that has ended, and for one that advances once a step for each rank; info
-        where that is how often there is a micro-batch, where Accelerate does it by design, and for
-        other numbers: the schedule may be made for it.
+        Warning for one that has ended, for one that goes to and fro, and for one that advances once
+        a step for each rank; info where that is how often there is a micro-batch, where Accelerate
+        does it by design, and for other numbers: the schedule may be made for it.
 
     Evidence:
-        `times` (advances a step) or `ended_step`, `steps_without`, `lr_highest`; `world_size`.
+        `times` (advances a step) or `ended_step`, `steps_without`, `lr_highest`; `world_size`. Of
+        one that goes to and fro `period`, `lr_low`, `lr_high`.
 
     Source:
         huggingface/accelerate#1398 and others: a scheduler stepped by every process.
@@ -137,6 +161,7 @@ class ScheduleMismatch(Detector[ScheduleState]):
         for step, rates in zip(steps.tolist(), np.nanmax(rows, axis=1).tolist(), strict=True):
             state.first = step if state.first < 0 else state.first
             state.judged += 1
+            self._alternate(step, rates, state)
             if rates > self.policy.nothing * state.highest:
                 state.highest = max(state.highest, rates)
                 state.nothing_since = -1
@@ -163,8 +188,34 @@ class ScheduleMismatch(Detector[ScheduleState]):
         ended = [_finding(e, window) for e in state.watch.take(window.last_step)]
         # That it has ended follows from it.
         serious = any(finding.severity == "warning" for finding in fast)
-        findings = (*fast, *(() if serious else ended))
+        alternates = [_alternates(e) for e in state.alternates.take(window.last_step)]
+        findings = (*fast, *(() if serious else ended), *alternates)
         return Outcome({"schedule.mismatch": _check(window, state)}, findings)
+
+    def _alternate(self, step: int, rate: float, state: ScheduleState) -> None:
+        """Whether the rates of the last steps go to and fro."""
+        state.rates.append((step, rate))
+        if len(state.rates) < _RATES or state.judged % (_RATES // 4):
+            return
+        rates = np.array([value for _, value in state.rates])
+        consecutive = step - state.rates[0][0] == _RATES - 1
+        if (
+            not consecutive
+            or rates.min() <= 0
+            or rates.max() < self.policy.alternating * rates.min()
+        ):
+            state.alternates.good(step)
+            return
+        found = folded(detrended(_RATES) @ np.log(rates))
+        low = high = 1.0
+        if found is not None:
+            low, high = math.exp(found.profile.min()), math.exp(found.profile.max())
+        if found is None or found.share < _EXACT or high < self.policy.alternating * low:
+            state.alternates.good(step)
+            return
+        last = rates[-found.length :]
+        facts = Alternates(found.length, float(last.min()), float(last.max()))
+        state.alternates.bad(step, facts, first_step=state.rates[0][0]).facts = facts
 
     def _count(
         self, window: Window, state: ScheduleState, step: int, reported: dict[int, float]
@@ -240,6 +291,34 @@ def _too_fast(episode: Episode[Fast], window: Window) -> Finding:
     )
 
 
+def _alternates(episode: Episode[Alternates]) -> Finding:
+    facts = episode.facts
+    return Finding(
+        kind="schedule.mismatch",
+        key="alternates",
+        severity="warning",
+        title=(
+            f"The learning rate goes from {number(facts.low)} to {number(facts.high)} and back "
+            f"within {count(facts.period, 'step')}, again and again"
+        ),
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        stage="hyperparameters",
+        cause=(
+            f"It has had a period of {count(facts.period, 'step')} for {_RATES} steps at least. "
+            "Cycles and restarts that are meant last for hundreds. Two schedulers set it in turns, "
+            "one is called with a wrong count, or a cycle that is given in epochs goes by steps."
+        ),
+        remedy=(
+            "Let one scheduler alone set the rate of an optimizer, and give it its cycle in the "
+            "unit in which it is called."
+        ),
+        clear_after=episode.clear_after,
+        evidence={"period": facts.period, "lr_low": facts.low, "lr_high": facts.high},
+    )
+
+
 def _finding(episode: Episode[Ended], window: Window) -> Finding:
     ended, step = episode.facts, episode.first_step
     length = step - ended.began
@@ -286,6 +365,9 @@ def _check(window: Window, state: ScheduleState) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+    alternates = state.alternates.open(window.last_step)
+    if alternates is not None:
+        return Check(Status.OPEN, f"{_alternates(alternates).title}.")
     if state.judged < _GRACE:
         return Check(Status.INSUFFICIENT_DATA, f"{count(state.judged, 'learning rate')} so far.")
     return Check(
