@@ -133,6 +133,22 @@ RULES = (
         why="without a learning rate nothing moves",
     ),
     Rule(
+        root=("schedule.mismatch",),
+        root_key="alternates",
+        consequence=("loss.", "gradient.", "lr.too_high", "update.ratio", "layer.dead"),
+        earliest=-BLUR,
+        same_ranks=False,
+        why="each step at the higher rate undoes what those at the lower one have reached",
+    ),
+    Rule(
+        root=("update.drift",),
+        root_key="faded",
+        consequence=("update.ratio", "lr.too_high"),
+        earliest=-EPISODE,
+        same_ranks=False,
+        why="parameters that fade away are changed by a large share of what is left of them",
+    ),
+    Rule(
         root=("loss.nonfinite",),
         consequence=("amp.scale_collapse",),
         earliest=-BLUR,

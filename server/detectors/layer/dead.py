@@ -15,7 +15,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
 from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import agree, count, listing, percent, sentences
+from rankscope.server.detectors.wording import agree, count, listing, number, percent, sentences
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
@@ -38,6 +38,8 @@ class DeadPolicy(Policy):
         looks: consecutive samples at such units.
         back: observations that show what number of tensors without a gradient is usual.
         nothing_left: loss below which no gradient is needed any more.
+        overwriting: update, relative to the parameters, by which a few steps write over them.
+        alike: scatter of the samples of a batch, relative to their size, below which all are alike.
         calm: steps without it after which it is over.
     """
 
@@ -50,6 +52,8 @@ class DeadPolicy(Policy):
     looks: Count = 3
     back: Observations = 256
     nothing_left: Number = 1e-12
+    overwriting: Share = 0.1
+    alike: Share = 1e-4
     calm: Steps = 8
 
 
@@ -66,11 +70,19 @@ class Cut:
 
 @dataclass(slots=True)
 class Idle:
-    """Modules whose units do nothing: the share of each, and what class it is."""
+    """Modules whose units do nothing: the share of each, and what class it is.
+
+    Attributes:
+        update, update_step: largest update before it, relative to the parameters, and its step.
+        spread: scatter of the samples of a batch, relative to their size, the largest so far.
+    """
 
     what: str
     shares: dict[str, float] = field(default_factory=dict)
     classes: dict[str, str] = field(default_factory=dict)
+    update: float = 0.0
+    update_step: int = -1
+    spread: float = math.inf
 
 
 @dataclass(slots=True)
@@ -84,6 +96,8 @@ class DeadState:
         alive: names of tensors that have had a gradient; `names` of all, `silent` of those that had
             none at any sample.
         least: fewest tensors without a gradient at any observation.
+        update: the largest, relative to the parameters, while no unit was idle, and its step.
+        spread: largest scatter of the samples of a batch; -1 where it is not known.
         idle: consecutive samples at which most units of a module were idle, by what and module.
     """
 
@@ -102,6 +116,8 @@ class DeadState:
     least: int = -1
     first_step: int = -1
     modules: int = 0
+    update: tuple[float, int] = (0.0, -1)
+    spread: float = -1.0
     idle: dict[tuple[str, str], int] = field(default_factory=dict)
     worst: float = 0.0
 
@@ -128,7 +144,9 @@ class LayerDead(Detector[DeadState]):
         dead, critical from 90 % on; info for saturated ones.
 
     Evidence:
-        `missing` (tensors without a gradient) `of` this many, `usual`; of units `shares` by module.
+        `missing` (tensors without a gradient) `of` this many, `usual`; of units `shares` by module,
+        `largest_update` before it, relative to the parameters, and `input_spread` where it is
+        posted: of samples that are all alike units have no choice.
 
     Source:
         pytorch/pytorch#84911 and the like: a layer that is frozen by a `detach`. Dead units: Lu et
@@ -138,7 +156,10 @@ class LayerDead(Detector[DeadState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("layer.dead",)
     policies: ClassVar[type[Policy]] = DeadPolicy
-    wants: ClassVar[tuple[str, ...]] = ("tensors_without_gradient", "loss")
+    wants: ClassVar[tuple[str, ...]] = (
+        *("tensors_without_gradient", "loss"),
+        *("update_ratio", "input_spread"),
+    )
 
     policy: DeadPolicy
 
@@ -162,8 +183,12 @@ class LayerDead(Detector[DeadState]):
         state.steps += len(window.steps)
         counts = _least(window, "tensors_without_gradient")
         losses = _least(window, "loss")
+        updates, spreads = _least(window, "update_ratio"), _least(window, "input_spread")
         seen = dict(layer_samples(window, "grad_norm", *_METRICS))
-        for step in sorted({*counts, *seen}):
+        for step in sorted({*counts, *seen, *updates, *spreads}):
+            state.spread = max(state.spread, spreads.get(step, -1.0))
+            if updates.get(step, 0.0) > state.update[0] and state.units["dead"].current is None:
+                state.update = updates[step], step
             found = seen.get(step, {})
             gradients = found.get("grad_norm")
             missing = counts.get(step)
@@ -283,6 +308,8 @@ class LayerDead(Detector[DeadState]):
             return
         facts = watch.bad(sample.step, Idle(what)).facts
         facts.shares = bad
+        facts.update, facts.update_step = state.update
+        facts.spread = state.spread if state.spread >= 0 else math.inf
         facts.classes = dict(zip(sample.names, sample.dtypes, strict=True))
 
 
@@ -385,12 +412,29 @@ def _idle(episode: Episode[Idle], policy: DeadPolicy) -> Finding:
     serious = "critical" if share >= policy.nearly_all else "warning"
     more = f" and {count(len(worst) - 1, 'module')} more" if len(worst) > 1 else ""
     each = listing([f"`{n}` {percent(facts.shares[n])}" for n in worst], most=6)
-    if dead:
+    if facts.spread < policy.alike:
+        cause = (
+            f"All samples of a batch are alike (they scatter by {number(facts.spread)} of their "
+            f"size), so each unit is {facts.what} for all of them or for none: {each}."
+        )
+        remedy = (
+            "Look at what makes the inputs: a normalisation that divides by nothing, a column that "
+            "is read again and again, a buffer that is never filled."
+        )
+    elif dead:
+        large = facts.update > policy.overwriting
         cause = (
             f"Since step {step} at the latest these units were 0 for hundreds of consecutive "
             f"samples: {each}. A ReLU that is never active passes no gradient back, and so mostly "
-            "stays so. Usual causes are one step that was too large (a learning rate without "
-            "warm-up, an odd batch) or biases far below 0."
+            "stays so. "
+            + (
+                f"The step of {facts.update_step} changed the parameters by "
+                f"{percent(facts.update)} of their size: it was too large (a learning rate too "
+                "high, or without a warm-up, a loss that is a sum)."
+                if large
+                else "Usual causes are one step that was too large (a learning rate without "
+                "warm-up, an odd batch) or biases far below 0."
+            )
         )
         remedy = (
             "Restart from before it with a lower learning rate or a warm-up, and clip gradients; "
@@ -420,7 +464,11 @@ def _idle(episode: Episode[Idle], policy: DeadPolicy) -> Finding:
         cause=cause,
         remedy=remedy,
         clear_after=episode.clear_after,
-        evidence={"shares": _plain(facts.shares, worst)},
+        evidence={
+            "shares": _plain(facts.shares, worst),
+            "largest_update": facts.update,
+            **({"input_spread": facts.spread} if math.isfinite(facts.spread) else {}),
+        },
     )
 
 

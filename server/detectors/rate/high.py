@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.gradient.exploding import GradientExploding
 from rankscope.server.detectors.history import Companions, rate_sentence
+from rankscope.server.detectors.layer.dead import LayerDead
 from rankscope.server.detectors.loss.diverging import LossDiverging
 from rankscope.server.detectors.loss.oscillating import LossOscillating
 from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Share, Steps
@@ -19,7 +20,15 @@ from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Check, Status, Window
 
-_PARTS: tuple[type[Detector[Any]], ...] = (LossDiverging, LossOscillating, GradientExploding)
+_PARTS: tuple[type[Detector[Any]], ...] = (
+    LossDiverging,
+    LossOscillating,
+    GradientExploding,
+    LayerDead,
+)
+
+# Units that died, of all that this kind can find.
+_DEAD, _UNITS = "layer.dead", "units:dead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,7 @@ class HighPolicy(RisePolicy):
     Attributes:
         large_update: median update, relative to the parameters, that is too large; healthy medians
             reach 7e-3, single updates 9.9e-3.
+        overwriting: update at which so many steps are enough: a tenth of the parameters in each.
         usual_update: update that the remedy aims at.
         updates: sampled updates before their size counts.
         evidence: losses before anything is judged.
@@ -38,6 +48,7 @@ class HighPolicy(RisePolicy):
     """
 
     large_update: Share = 3e-2
+    overwriting: Share = 0.1
     usual_update: Share = 3e-3
     updates: Count = 4
     evidence: Observations = 40
@@ -79,11 +90,12 @@ class RateTooHigh(Detector[HighState]):
     """The loss or the gradient leaves what it had reached, and the learning rate explains it.
 
     Statistic:
-        Two signs together. First: the loss diverges or oscillates, or the gradient explodes (as
-        those kinds say). Second: the learning rate rose by half or more in the 100 steps before,
-        or the updates of the 200 steps before are too large (median of 4 sampled ones or more
-        above 0.03 of the parameters). Without the second sign the data are as likely, and nothing
-        is said here. Over after 200 steps without the first.
+        Two signs together. First: the loss diverges or oscillates, the gradient explodes, or most
+        units of a ReLU die (as those kinds say). Second: the learning rate rose by half or more in
+        the 100 steps before, or the updates of the 200 steps before are too large (median of 4
+        sampled ones or more above 0.03 of the parameters; of units that die, also 4 of them above
+        0.1). Without the second sign the data are as likely, and nothing is said here. Over after
+        200 steps without the first.
 
     Severity:
         As the first sign has it; a sign that is but info is none.
@@ -119,7 +131,8 @@ class RateTooHigh(Detector[HighState]):
 
     def reaches(self) -> tuple[Reach, ...]:
         """What its first sign has: any of them may be the only one."""
-        return tuple(reach for part in self._parts for reach in part.reaches())
+        signs = (part for part in self._parts if _DEAD not in part.kinds)
+        return tuple(reach for part in signs for reach in part.reaches())
 
     def start(self) -> HighState:
         """Nothing seen yet."""
@@ -140,9 +153,11 @@ class RateTooHigh(Detector[HighState]):
             finding
             for answer in answers
             for finding in answer.findings
-            if finding.severity != "info"
+            if finding.severity != "info" and (finding.kind != _DEAD or finding.key == _UNITS)
         ]
         asked = {kind: check for answer in answers for kind, check in answer.checks.items()}
+        # Units tell of a rate that was too high, and nothing where there are none.
+        del asked[_DEAD]
         if not state.normed:
             # A run without norms is judged by its loss.
             del asked["gradient.exploding"]
@@ -173,7 +188,12 @@ def _second_sign(sign: Finding, state: HighState, policy: HighPolicy) -> High | 
     rise = Companions(rates=deque(known)).raised_rate(
         sign.first_step, before=policy.rise_before, factor=policy.rise
     )
-    if rise is None and not (len(recent) >= policy.updates and update > policy.large_update):
+    large = len(recent) >= policy.updates and update > policy.large_update
+    # Once units are dead, steps are small again.
+    if sign.kind == _DEAD and not large:
+        written = [value for value in recent if value > policy.overwriting]
+        large, update = len(written) >= policy.updates, median(written)
+    if rise is None and not large:
         return None
     return High(known[-1][1] if known else math.nan, update, rise)
 

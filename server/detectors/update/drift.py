@@ -220,6 +220,7 @@ def _finding(episode: Episode[Drift], policy: DriftPolicy) -> Finding:
         )
     return Finding(
         kind="update.drift",
+        key="" if grows else "faded",
         severity="critical" if facts.now > policy.far * facts.first else "warning",
         title=title,
         seen_step=episode.seen_step,

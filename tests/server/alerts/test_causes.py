@@ -59,6 +59,26 @@ CASES = {
         alert("gradient.accumulating", 1, severity="critical"),
         False,
     ),
+    "parameters that fade away, and steps that are large for what is left": (
+        forever("update.drift", 40, key="faded"),
+        forever("update.ratio", 40, severity="critical"),
+        True,
+    ),
+    "parameters that grow, and steps that are too large": (
+        forever("update.drift", 40),
+        forever("update.ratio", 80, severity="critical"),
+        False,
+    ),
+    "a learning rate that goes to and fro, and the loss with it": (
+        forever("schedule.mismatch", 0, key="alternates"),
+        forever("loss.spike", 60, severity="critical"),
+        True,
+    ),
+    "a schedule that has ended, and a spike": (
+        forever("schedule.mismatch", 0),
+        forever("loss.spike", 60, severity="critical"),
+        False,
+    ),
     "desync, then a spike": (forever("desync.parameters", 50), alert("loss.spike", 50), True),
     "a spike, then desync": (forever("desync.parameters", 50), alert("loss.spike", 49), False),
     "desync and the loss of the same rank": (
