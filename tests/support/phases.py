@@ -70,6 +70,8 @@ def phases(
         "target_share": np.where(each < at, 1.0, targets / 1.1) * np.ones((2, 1)),
         "accuracy": np.full(shape, 0.3),
         "sample_elements": np.where(each < at, 64.0, float(elements)) * np.ones((2, 1)),
+        "grad_norm": np.where(each < at, 0.2, 0.2 + 10 * fall)
+        * np.exp(0.1 * random.standard_normal(shape)),
         "lr": np.where(each < at, 1e-3, rate * 1e-3) * np.ones((2, 1)),
     }
     marks = (Occurrence(0, at, "mark", "second task", {}, 0.0),) if mark else ()

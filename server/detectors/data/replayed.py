@@ -29,8 +29,9 @@ _GRACE = 20
 # place of several epochs: those come two or three at a time.
 _STUCK = 32
 # Samples in the memory that a batch is a view of, over those of the batch, from which on there were
-# others to train on: a part that is kept for training is rarely less than a quarter of the data.
-_STORED = 4.0
+# others to train on. Who trains on a part of the data as one batch takes a train split, or a small
+# subset; a batch of 64 of 1,000 samples and more is less than a sixteenth.
+_STORED = 16.0
 # Remembered observations; what lies further back is not recognised.
 _MEMORY = 65_536
 
@@ -158,8 +159,8 @@ class Replayed(Detector[ReplayedState]):
     Severity:
         Warning; info where every batch is the same from the start and nothing is known of others:
         all of the data may be in it. They are not where the loader has more batches than one
-        (`loader_batches`), or the batch is a view of memory that holds four times as many samples
-        or more (`samples_stored`; a part that is kept for training is rarely less).
+        (`loader_batches`), or the batch is a view of memory that holds 16 times as many samples or
+        more (`samples_stored`; a part that is trained on as a whole is rarely less).
 
     Evidence:
         `distance` (steps from one to the other), `earlier_step`, `length` (observations

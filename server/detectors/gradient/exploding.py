@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.history import Companions, rate_sentence
+from rankscope.server.detectors.history import Companions, Phases, rate_sentence
 from rankscope.server.detectors.policy import Count, Observations, Policy, RisePolicy, Steps, Times
 from rankscope.server.detectors.statistics import (
     SlidingMedian,
@@ -72,7 +72,9 @@ class ExplodingPolicy(RisePolicy):
 class Explosion:
     """What was seen: the norm it had, the largest one, and the rate's rise before, if any.
 
-    `clip` is the norm to which clipping has cut the gradient meanwhile; NaN where none did.
+    Attributes:
+        clip: the norm to which clipping has cut the gradient meanwhile; NaN where none did.
+        phase: what says that the data became others where it began; empty for nothing.
     """
 
     usual: float
@@ -81,6 +83,7 @@ class Explosion:
     lr_after: float = math.nan
     lr_step: int = -1
     clip: float = math.nan
+    phase: str = ""
 
 
 @dataclass(slots=True)
@@ -99,6 +102,7 @@ class ExplodingState:
     cut: tuple[int, float] = (-1, math.nan)
     spacing: Spacing = field(default_factory=Spacing)
     companions: Companions = field(default_factory=Companions)
+    phases: Phases = field(default_factory=Phases)
     losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LOSSES))
 
     def push(self, step: int, norm: float) -> None:
@@ -129,7 +133,8 @@ class GradientExploding(Detector[ExplodingState]):
         the norms do not become what is usual; it is over after 50 steps below 3 times the usual.
 
     Severity:
-        Warning; critical from 100 times the usual norm on.
+        Warning; critical from 100 times the usual norm on. Info where the data became others as it
+        began (as in `loss.spike`, which reports whether they are learned).
 
     Evidence:
         `usual`, `worst`, `factor`, and where the learning rate rose before `lr_before`,
@@ -143,7 +148,7 @@ class GradientExploding(Detector[ExplodingState]):
     kinds: ClassVar[tuple[str, ...]] = ("gradient.exploding",)
     policies: ClassVar[type[Policy]] = ExplodingPolicy
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
-    wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr", "loss")
+    wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr", "loss", *Phases.SERIES)
 
     policy: ExplodingPolicy
 
@@ -165,6 +170,7 @@ class GradientExploding(Detector[ExplodingState]):
     def advance(self, window: Window, state: ExplodingState) -> Outcome:
         """Takes the norms one by one; one that is not finite is another detector's matter."""
         state.companions.take(window)
+        state.phases.take(window)
         for step, row in together(window, "grad_norm", "grad_norm_preclip", "loss"):
             if "loss" in row:
                 state.losses.append((step, row["loss"]))
@@ -225,6 +231,8 @@ class GradientExploding(Detector[ExplodingState]):
         if rise is not None:
             facts.lr_before, facts.lr_after = rise["lr_before"], rise["lr_after"]
             facts.lr_step = int(rise["lr_step"])
+        else:
+            facts.phase = state.phases.began(onset, step)
         state.watch.bad(step, facts, first_step=onset)
 
 
@@ -293,6 +301,15 @@ def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:
             f"Keep the learning rate near {number(facts.lr_before)} and restart from a checkpoint "
             f"before step {episode.first_step}. {clip}"
         )
+    elif facts.phase:
+        cause = (
+            f"{facts.phase} The data are others since then, and what is to be learned of them "
+            "makes a gradient of its own."
+        )
+        remedy = (
+            f"Nothing, if the change is meant and the loss falls. Else clip the norm at {limit}, "
+            f"twice the usual one, and look at the data from step {episode.first_step} on."
+        )
     else:
         cause = sentences(
             "No rise of the learning rate was seen before it. Possibly it is too high for "
@@ -307,7 +324,9 @@ def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:
         )
     return Finding(
         kind="gradient.exploding",
-        severity="critical" if factor >= policy.critical else "warning",
+        severity=(
+            "info" if facts.phase else "critical" if factor >= policy.critical else "warning"
+        ),
         title=(
             f"The gradient has grown from {number(facts.usual)} to {number(facts.worst)} since "
             f"step {episode.first_step}"
