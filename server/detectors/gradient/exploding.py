@@ -307,8 +307,8 @@ def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:
             "makes a gradient of its own."
         )
         remedy = (
-            f"Nothing, if the change is meant and the loss falls. Else clip the norm at {limit}, "
-            f"twice the usual one, and look at the data from step {episode.first_step} on."
+            f"Nothing, if the change is meant and the loss falls. Else look at the data from step "
+            f"{episode.first_step} on. {clip}"
         )
     else:
         cause = sentences(

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from rankscope.server.detectors.beats import beat, tail
 from rankscope.server.detectors.metric.found import Event, MetricPolicy
-from rankscope.server.detectors.rank.recurring import beat, tail
 from rankscope.server.detectors.statistics import change_point
 from rankscope.server.window import Bool, Float64, Int64
 

@@ -12,12 +12,13 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.beats import beat, tail
 from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.peers import Change, PeerChange
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.rank.arithmetic import Arithmetic, ArithmeticPolicy
 from rankscope.server.detectors.rank.loss_outlier import others_median
-from rankscope.server.detectors.rank.recurring import beat, tail
 from rankscope.server.detectors.statistics import Spacing, change_point, rank_rows
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, number, ranks
@@ -136,6 +137,7 @@ class GradientOutlierState:
     offset: _Outlier | None = None
     bursting: dict[int, _Outlier] = field(default_factory=dict)
     members: tuple[int, ...] = ()
+    peers: PeerChange | None = None
 
     def present(self) -> Iterator[tuple[str, _Outlier]]:
         """What is wrong at present, by key."""
@@ -150,6 +152,7 @@ class GradientOutlierState:
         self.events.clear()
         self.usual = self.limit = np.empty(0)
         self.firing = 0
+        self.peers = None
 
 
 class RankGradientOutlier(Detector[GradientOutlierState]):
@@ -171,7 +174,11 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         distances of 8 samples or more, at half of such samples or more, while what it has at other
         samples makes that as improbable. Not judged where the norms have fallen below a fifth of
         those of the first samples. Over after 30 samples without, or 3 times the longest gap, or 5
-        of the equal distances. Laws: a tensor whose local gradient sums to zero, to 1e-5 of its
+        of the equal distances.
+        Smaller offsets, sooner: the logarithm of the norm over the median of all has moved by more
+        than 8 standard errors and 2 standard deviations, twice as far as it ever wandered, and no
+        other rank's by half as much.
+        Laws: a tensor whose local gradient sums to zero, to 1e-5 of its
         norm times the root of its size, on all ranks at 8 samples or more (that of a bias before a
         softmax does), and at a later one does not on one rank, by 30 times what any rank has left
         over at the last 64 such samples; where that rank alone looked, it counts once the law is
@@ -257,6 +264,10 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
                 state.first.append(float(np.nanmedian(norms[index])))
             if furthest[index] > math.log(self.policy.min_factor):
                 state.far = state.judged
+            if state.peers is None:
+                state.peers = PeerChange(members.copy())
+            for change in state.peers.push(step, norms[index]):
+                self._changed(state, step, norms[index], members, change)
             if state.judged >= self.policy.least:
                 self._judge(state, step, members, logs[index], deviations[index])
             for _, known in state.present():
@@ -345,6 +356,36 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         incident.z = float(size[top] / error[top]) if error[top] > 0 else math.inf
         incident.others = float(np.exp(np.median(own[~suspects] if not suspects.all() else own)))
         incident.samples = int(samples[top])
+
+    def _changed(
+        self,
+        state: GradientOutlierState,
+        step: int,
+        norms: Float64,
+        members: Int64,
+        change: Change,
+    ) -> None:
+        """Takes a norm that has moved by little, and clearly."""
+        others = norms[~np.isin(members, change.ranks)]
+        usual = float(np.nanmedian(others if len(others) else norms))
+        if change.question != "shift" or usual <= self.policy.least_level * median(state.first):
+            return
+        incident = state.offset
+        if incident is None:
+            incident = state.offset = _Outlier(
+                first_step=change.first_step,
+                seen_step=step,
+                last_step=step,
+                clear_after=state.spacing.steps(self.policy.calm),
+                ranks=change.ranks,
+                decided=len(change.ranks) < len(members),
+                factor=float(np.exp(change.size)),
+                z=change.z,
+                others=usual,
+                samples=change.count,
+            )
+        incident.last_step = incident.found_at = step
+        incident.patience = self.policy.calm
 
     def _burst(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ import numpy as np
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.peers import Change, PeerChange
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import (
     Progress,
@@ -82,6 +83,7 @@ class _Outlier(Incident):
     from_start: bool
     accuracies: tuple[float, float]
     moved: Mapping[int, float]
+    recurring: Change | None = None
 
 
 @dataclass(slots=True)
@@ -101,6 +103,7 @@ class LossOutlierState:
     windows: int = 0
     firing: int = 0
     incident: _Outlier | None = None
+    peers: PeerChange | None = None
 
 
 class RankLossOutlier(Detector[LossOutlierState]):
@@ -119,6 +122,11 @@ class RankLossOutlier(Detector[LossOutlierState]):
         observations (two means, least squares); where d over the level was half as large as now in
         the windows before it (their median), a third of two halves, it has been there from the
         first step on. It is over after 15 windows without.
+        Sooner, and where the difference is small but clear: the logarithm of the rank's loss over
+        the median of all has moved by more than 8 standard errors and 2 standard deviations, twice
+        as far as it ever wandered, while no other rank's moved by half as much; or 4 or more single
+        ones of it lie further away than any before, with a chance below 1e-8 of as many late and of
+        one rank (32 observations or more, judged at every 8th).
 
     Severity:
         Warning; critical where the mean of d is above the others' level and above 25 % of the
@@ -128,8 +136,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
 
     Evidence:
         `difference` (mean of d), `z`, `level` (the others'), `progress`, `decided`; with two ranks
-        `moved` (how far each one's own loss moved at the onset); `accuracy` and `accuracy_others`
-        where they are posted.
+        `moved` (how far each one's own loss moved at the onset); `times` (single losses that stand
+        out); `accuracy` and `accuracy_others` where they are posted.
 
     Source:
         Paired comparison against the median of the peers. On 64 healthy runs (per-rank batches down
@@ -183,6 +191,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
             state.progress.push(step, medians[index])
             state.losses.push(step, window.ranks, rows[index].copy())
             state.since += 1
+            for change in self._changes(state, step, window.ranks, rows[index]):
+                self._changed(state, window.ranks, change)
             if len(state.losses) >= self.policy.size and state.since >= self.policy.stride:
                 state.since = 0
                 self._judge(state, step, window.ranks)
@@ -279,6 +289,50 @@ class RankLossOutlier(Detector[LossOutlierState]):
         incident.critical |= critical
         incident.accuracies = self._accuracies(state, known, who)
 
+    def _changes(
+        self, state: LossOutlierState, step: int, known: Int64, losses: Float64
+    ) -> Iterator[Change]:
+        """What the distances of the ranks say, of losses that are positive."""
+        there = np.isfinite(losses)
+        if (losses[there] <= 0).any():
+            state.peers = None
+            return
+        if state.peers is None or not np.array_equal(state.peers.ranks, known):
+            state.peers = PeerChange(known.copy())
+        yield from state.peers.push(step, losses)
+
+    def _changed(self, state: LossOutlierState, known: Int64, change: Change) -> None:
+        policy = self.policy
+        incident = state.incident
+        if incident is not None:
+            if set(change.ranks) & set(incident.ranks):
+                incident.last_step = max(incident.last_step, change.seen_step)
+                if incident.recurring is not None and change.question == "recurring":
+                    incident.recurring = change
+            return
+        level = float(np.nanmedian(state.losses.matrix(known, last=policy.size)))
+        difference = level * math.expm1(change.size)
+        if abs(difference) < policy.min_progress * state.progress.scale:
+            return
+        state.incident = _Outlier(
+            first_step=change.first_step,
+            seen_step=change.seen_step,
+            last_step=change.seen_step,
+            clear_after=state.progress.spacing.steps(policy.calm * policy.stride),
+            ranks=change.ranks,
+            decided=len(change.ranks) < len(known),
+            world=len(known),
+            difference=difference,
+            z=change.z,
+            level=level,
+            progress=state.progress.scale,
+            critical=False,
+            from_start=False,
+            accuracies=self._accuracies(state, known, change.ranks),
+            moved={},
+            recurring=change if change.question == "recurring" else None,
+        )
+
     def _onset(
         self, state: LossOutlierState, known: Int64, rank: int, relative: float, *, decided: bool
     ) -> tuple[int, bool, Mapping[int, float]]:
@@ -349,7 +403,9 @@ class RankLossOutlier(Detector[LossOutlierState]):
         side = "above" if incident.difference > 0 else "below"
         by = number(abs(incident.difference))
         accuracy, accuracy_others = incident.accuracies
-        if not incident.decided:
+        if incident.recurring is not None:
+            title, cause, remedy = _of_recurring(incident, incident.recurring)
+        elif not incident.decided:
             title = f"The losses of {ranks(who)} differ by {by} since step {step}"
             cause = sentences(
                 f"{ranks(who).capitalize()} differ by {by} at a level of {number(incident.level)}, "
@@ -404,6 +460,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
         }
         if math.isfinite(accuracy):
             evidence |= {"accuracy": accuracy, "accuracy_others": accuracy_others}
+        if incident.recurring is not None:
+            evidence["times"] = incident.recurring.count
         if not incident.decided and incident.moved:
             evidence["moved"] = {str(r): incident.moved[r] for r in who if r in incident.moved}
         return Finding(
@@ -432,6 +490,23 @@ class RankLossOutlier(Detector[LossOutlierState]):
             f"A hint: at the onset the loss of rank {most} moved by {number(moved[most])}, that of "
             f"rank {next_most} by {number(moved[next_most])}."
         )
+
+
+def _of_recurring(incident: _Outlier, change: Change) -> tuple[str, str, str]:
+    """Title, cause and remedy of single losses that stand out again and again."""
+    who, step = ranks(incident.ranks), incident.first_step
+    verb = agree(len(incident.ranks), "stands")
+    factor = number(math.exp(abs(change.size)))
+    times = f"{factor} times {'as large' if change.size > 0 else 'as small'}"
+    return (
+        f"The loss of {who} {verb} out again and again since step {step}",
+        f"At {count(change.count, 'step')} up to step {change.seen_step} it was, beside the other "
+        f"ranks', typically {times} as usual, further than at any step before, and theirs were as "
+        "usual. Some of the batches that it reads, or what is computed of them now and then, are "
+        "not like the others': a part of its data is broken, or its device makes errors.",
+        f"Look at the batches of {who} at these steps and at what is done to them; run the same "
+        "batches on another device.",
+    )
 
 
 def _severity(incident: _Outlier) -> str:

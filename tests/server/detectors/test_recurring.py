@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from rankscope.server.detectors.beats import beat, tail
 from rankscope.server.detectors.rank import RankGradientOutlier
-from rankscope.server.detectors.rank.recurring import beat, tail
 from tests.support.judging import judge
 from tests.support.traces import Trace
 

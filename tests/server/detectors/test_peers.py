@@ -1,0 +1,81 @@
+"""One rank that stops being like the others: how small a change is found, and what is none."""
+
+import numpy as np
+import pytest
+
+from rankscope.server.detectors.peers import PeerChange
+
+STEPS, SIGMA = 160, 0.1
+
+
+def noise(seed, ranks, steps=STEPS, sigma=SIGMA):
+    """Losses that fall and scatter, float64 [R, S]."""
+    draw = np.random.default_rng(seed)
+    return np.exp(-np.arange(steps) / 200 + sigma * draw.standard_normal((ranks, steps)))
+
+
+def changes(values):
+    followed = PeerChange(np.arange(len(values)))
+    return [c for step in range(values.shape[1]) for c in followed.push(step, values[:, step])]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 100])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rank_that_moves_for_good_is_named_with_its_step(ranks, seed):
+    values = noise(seed, ranks)
+    values[1, 90:] *= np.exp(6 * SIGMA)
+    first, *_ = changes(values)
+    assert first.ranks in ({(1,)} if ranks > 2 else {(1,), (0, 1)})
+    assert 86 <= first.first_step <= 94
+    assert first.seen_step < 130
+    assert 0.3 * 6 * SIGMA < abs(first.size) < 1.6 * 6 * SIGMA
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 100])
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_single_values_that_come_again_are_named(ranks, every):
+    values = noise(7, ranks)
+    values[2, 80::every] *= 4
+    first, *_ = changes(values)
+    assert first.ranks == (2,)
+    assert 80 <= first.first_step <= 80 + every
+    assert first.seen_step < 140
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])
+def test_healthy_ranks_are_let_alone(ranks):
+    tails = np.random.default_rng(ranks)
+    for seed in range(20):
+        assert changes(noise(seed, ranks, 400)) == []
+        heavy = np.exp(0.1 * tails.standard_t(3, (ranks, 400)))
+        assert changes(heavy) == []
+
+
+def test_scatter_that_grows_on_all_ranks_is_none_of_one():
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        sigma = np.linspace(0.02, 0.6, 400)
+        assert changes(np.exp(sigma * draw.standard_normal((3, 400)))) == []
+
+
+def test_ranks_that_are_unlike_from_the_start_and_wander_are_let_alone():
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        own = 0.3 * draw.standard_normal((4, 1)) + np.cumsum(
+            0.01 * draw.standard_normal((4, 400)), axis=1
+        )
+        assert changes(np.exp(own + 0.1 * draw.standard_normal((4, 400)))) == []
+
+
+def test_where_all_ranks_move_none_is_suspect():
+    values = noise(3, 4)
+    values[:, 80:] *= 10
+    assert changes(values) == []
+
+
+def test_a_rank_that_is_missing_now_and_then_is_followed_all_the_same():
+    values = noise(4, 3)
+    values[1, 90:] *= 2
+    values[0, ::5] = np.nan
+    first, *_ = changes(values)
+    assert (first.question, first.ranks) == ("shift", (1,))
