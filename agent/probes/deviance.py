@@ -71,7 +71,7 @@ class Deviance:
         self._variances: list[float | torch.Tensor] = []
 
     def end(self, facts: StepFacts) -> None:
-        """Hands over what the targets of the step's losses are."""
+        """Reports what the targets of the step's losses are."""
         alone: list[Any] = []
         for kind in self._kinds.values():
             if kind.of_step is None:

@@ -13,13 +13,13 @@ from rankscope.agent.probes.base import StepFacts
 from rankscope.agent.probes.tables import readable
 
 # Numbers of which scores and sizes are judged. Rows of scores that sum to 1 by chance to a
-# thousandth do not come by the dozen, and a root mean square of so many errs by 1 %.
+# thousandth do not come by the dozen, and a root mean square of that number errs by 1 %.
 _FEW = 4096
 _FEW_ROWS = 4
 # What the sum of half-precision probabilities is off by: 2^-11 of each of them.
 _ROUNDING = 4e-3
 
-# From a loss down to its difference: the operations that lie between, and so many of them at most.
+# From a loss down to its difference: the operations that lie between, and how many of them at most.
 _DEEPEST = 6
 _DIFFERENCE = "SubBackward0"
 _ABOVE = frozenset(
@@ -88,7 +88,7 @@ class LossInputs:
             self._found.setdefault("loss_broadcast", []).append(times)
 
     def end(self, facts: StepFacts) -> None:
-        """Hands over the means of the step."""
+        """Reports the means of the step."""
         for series, values in self._found.items():
             facts.scalars[series] = sum(values) / len(values)
         self._found.clear()
@@ -148,7 +148,7 @@ def _times_broadcast(node: Any) -> float | None:
 
 
 def _few(tensor: torch.Tensor) -> torch.Tensor:
-    """Up to so many of the numbers, of the first rows."""
+    """The first numbers, up to a limit, of the first rows."""
     if tensor.numel() <= _FEW or tensor.dim() == 0:
         return tensor
     rows = max(1, _FEW * tensor.shape[0] // tensor.numel())

@@ -90,7 +90,7 @@ def turns(
     falls: float = 0.01,
     steps: int = 400,
 ) -> Trace:
-    """A loss of which every so many-th value is higher.
+    """A loss that is higher at an interval of steps.
 
     Args:
         high: factor of that value.
@@ -126,7 +126,7 @@ def given_to_the_loss(
 
 
 def mixed(seed: int, *, share: float = 1.0, since: int = 100, steps: int = 300) -> Trace:
-    """Scatter of a step's targets over that of all so far, from step `since` on so much."""
+    """Scatter of a step's targets over that of all so far, from step `since` on by this factor."""
     random = np.random.default_rng(seed)
     each = np.arange(steps)
     course = np.where(each < since, 1.0, share) * np.ones((2, 1))
@@ -135,7 +135,7 @@ def mixed(seed: int, *, share: float = 1.0, since: int = 100, steps: int = 300) 
 
 
 def dying(seed: int, *, update: float = 0.3, spread: float = 1.0) -> Trace:
-    """Units that die at step 120, after six steps that change the parameters by so much.
+    """Units that die at step 120, after six steps that change the parameters by this much.
 
     Args:
         spread: scatter of the samples of a batch over their size.

@@ -32,7 +32,7 @@ def weighted(
     """A job of which every step's gradients are drawn afresh, and reduced in float32.
 
     Args:
-        fault: from step `at` on, `factor`: the result is so many times what it should be; `rank`:
+        fault: from step `at` on, `factor`: the result is a multiple of what it should be; `rank`:
             what one rank puts in is; `replaced`: it is that of the rank after it; `frozen`: the
             result is that of step `at`. From the first step on, `fixed`: ranks have weights of
             their own; `drawn`: at each step others.
@@ -42,8 +42,8 @@ def weighted(
         ragged: ranks have unequal numbers of them, others at each step.
         short: `rank` has an eighth of the others.
         sums: each rank's gradient is a sum over its samples, and no mean.
-        groups: parts of every tensor, one on each of so many consecutive ranks, that have the same
-            gradients: each is reduced over the ranks that hold it.
+        groups: parts of every tensor, one on each of this number of consecutive ranks, that have
+            the same gradients: each is reduced over the ranks that hold it.
         micro: backward passes of a step.
     """
     random = np.random.default_rng(seed)
