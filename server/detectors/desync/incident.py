@@ -43,7 +43,8 @@ class Divergence(Incident):
         last_equal: last step before at which the broken link was compared and agreed, or None.
         agreed_until: last step before at which it or the parameters were compared and agreed.
         unwatched: whether gradients were not compared at every step since.
-        tensors: those that differed at the first sample tensor by tensor, most relevant first.
+        tensors: those that differed at the first sample tensor by tensor, most relevant first; of
+            gradients that no majority shows to be right, at the sample with the most of them.
         tensor_count: how many there are in all; 0 until a sample tensor by tensor.
         tensor_stage, tensor_step: where and when that sample was.
         relative: largest distance over norm so far of the stage that broke; NaN while unknown.
@@ -170,6 +171,8 @@ class Divergence(Incident):
                 self._size(comparison.step, _largest(comparison.distance), largest)
         if not self.tensor_count and self.stage != "hyperparameters":
             self._name_tensors(comparisons)
+        else:
+            self._name_more(comparisons)
 
     def _name_tensors(self, comparisons: Sequence[Comparison]) -> None:
         with_tensors = [c for c in comparisons if c.tensors]
@@ -180,6 +183,19 @@ class Divergence(Incident):
             self.tensors = tuple(sorted(chosen.tensors, key=_by_relevance))
             self.tensor_count = chosen.tensor_count
             self.tensor_stage, self.tensor_step = chosen.stage, chosen.step
+
+    def _name_more(self, comparisons: Sequence[Comparison]) -> None:
+        """Learns of further gradients that are not reduced.
+
+        What is reduced is the same on all ranks, whatever became of their parameters: so what
+        differs later was not reduced at first either, and was zero on all of them (behind weights
+        that begin at zero, or dead units).
+        """
+        if self.stage != "reduced_gradient" or self.tensor_stage != self.stage or self.decided:
+            return
+        for comparison in comparisons:
+            if comparison.stage == self.stage and len(comparison.tensors) > len(self.tensors):
+                self._name_tensors([comparison])
 
     def _size(self, step: int, distance: float, relative: float) -> None:
         if math.isnan(distance):

@@ -31,6 +31,9 @@ _LINK = {
 # as much as 1e-5 of the tensor may be left over.
 _ALIKE = 1e-4
 
+# Comparisons from which on "at every step" says something.
+_A_FEW = 4
+
 _RESTORE_STATE = "Restore the optimizer on every rank, or broadcast its state after loading."
 
 
@@ -245,6 +248,16 @@ def _gradients(incident: Divergence) -> tuple[str, str]:
             "Call the wrapped model itself, run the last micro-batch (forward and backward) "
             "outside `no_sync`, or all-reduce the gradients yourself before the step."
         )
+    elif alone and incident.everywhere and _never_equal(incident):
+        cause = (
+            f"At every step since step {incident.first_step} each rank applied a gradient of its "
+            f"own: no all-reduce took place, or {ranks(incident.ranks)} change what it gave. "
+            f"{_unreduced(incident)}"
+        )
+        remedy = (
+            "Call the wrapped model itself, run the last micro-batch (forward and backward) "
+            "outside `no_sync`, or all-reduce the gradients yourself before the step."
+        )
     elif partly and incident.decided:
         who = ranks(incident.ranks)
         cause = (
@@ -316,6 +329,13 @@ def _unreduced(incident: Divergence) -> str:
     if incident.last_equal is None:
         return f"{around.capitalize()}, or the step was taken inside {inside}."
     return f"The last backward pass before the step was inside {inside}, or {around}."
+
+
+def _never_equal(incident: Divergence) -> bool:
+    """Whether these gradients were never seen to agree, at more than a few steps."""
+    compared = incident.compared.get(incident.stage, 0)
+    seen_equal = incident.last_equal is not None and incident.last_equal < incident.first_step
+    return not seen_equal and incident.broken.get(incident.stage, 0) == compared >= _A_FEW
 
 
 def _exchanged(incident: Divergence) -> bool:

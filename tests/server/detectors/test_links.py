@@ -2,11 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from rankscope.server.detectors.desync.explain import finding_of
 from rankscope.server.detectors.desync.incident import Divergence
-from rankscope.server.window import TensorDifference
+from rankscope.server.window import Comparison, TensorDifference
 
 
 def tensor(name="w", *, factor=math.nan, partner="", ranks=(3,)):
@@ -165,3 +166,45 @@ def test_ranks_that_share_a_model_do_not_train_alone():
     made.own_batches = True
     assert "read different batches" in said(made)
     assert "not summed" not in said(made)
+
+
+def compared(step, tensors, stage="reduced_gradient", ranks=2):
+    each = np.arange(ranks)
+    return Comparison(
+        step, stage, each, each, 0.1 * each, 0.1 * each, False, tuple(tensors), tensor_count=8
+    )
+
+
+def two_ranks(held, *later, broken=9):
+    made = incident(
+        step=0, decided=False, ranks=(0, 1), last_equal=None, broken={"reduced_gradient": broken}
+    )
+    made.groups, made.tensor_count = ((0,), (1,)), 0
+    for step, count in enumerate((held, *later)):
+        made.take([compared(step, [tensor(f"w{i}", ranks=(1,)) for i in range(count)])])
+    return made
+
+
+def test_gradients_of_zero_do_not_hide_that_nothing_is_reduced():
+    """Behind a weight that begins at zero all gradients are zero, on every rank."""
+    made = two_ranks(4)
+    assert "these were left out of the all-reduce" in said(made)
+    made = two_ranks(4, 8, 8, broken=10)
+    made.compared = dict(made.broken)
+    assert made.tensor_step == 1
+    text = said(made)
+    assert "no all-reduce took place" in text
+    assert "went around the wrapper" in text
+    assert "replaced or added after wrapping" not in text
+
+
+def test_a_step_at_which_two_ranks_agreed_is_no_missing_wrapper():
+    made = two_ranks(8, 8)
+    made.compared["reduced_gradient"] = made.broken["reduced_gradient"] + 1
+    assert "no all-reduce took place" not in said(made)
+
+
+def test_what_more_ranks_show_to_be_right_is_not_named_anew():
+    made = incident(tensors=(tensor("w0"),))
+    made.take([compared(30, [tensor(f"w{i}") for i in range(8)], ranks=4)])
+    assert [t.name for t in made.tensors] == ["w0"]
