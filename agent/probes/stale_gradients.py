@@ -44,6 +44,8 @@ class StaleGradients(Probe):
         self._outside: frozenset[int] = frozenset()  # rows that the optimizer does not hold
         self._least: dict[int, torch.Tensor | None] = {}
         self._seconds = 0.0
+        self._held: tuple[torch.Tensor, ...] = ()  # distributed parameters that the optimizer holds
+        self._empty: bool | None = None  # whether they had no gradient when the model first ran
 
     def prepare(self, facts: StepFacts) -> None:
         """Puts the hooks in place."""
@@ -60,8 +62,13 @@ class StaleGradients(Probe):
             ):
                 self._hooked = hooked
                 self._make_hooks(context.parameters)
-            self._least, self._seconds = {}, 0.0
+            self._least, self._seconds, self._empty = {}, 0.0, None
             self._hooks.put_on()
+
+    def forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+        """Looks whether there are gradients, where no hook will."""
+        if self._held and self._hooks and self._empty is None:
+            self._empty = all(p.grad is None for p in self._held)
 
     def after_step(self, facts: StepFacts) -> None:
         """Takes the hooks off and says what they have seen."""
@@ -71,6 +78,9 @@ class StaleGradients(Probe):
         with facts.charged("word"), torch.no_grad():
             self.close()
             if not self._least:
+                # Gradients that are never here are kept elsewhere: that none is shows nothing.
+                if self._empty and any(p.grad is not None for p in self._held):
+                    facts.scalars["gradient_carried"] = 0.0
                 return
             least, self._least = self._least, {}
             for name, outside in (("gradient_carried", False), ("gradient_carried_outside", True)):
@@ -113,6 +123,7 @@ class StaleGradients(Probe):
             for s in small
         ]
         inside = len(chosen[0])
+        self._held = tuple(p for p in chosen[0] if hasattr(p, "_local_tensor"))
         self._outside = frozenset(range(inside, inside + len(chosen[1])))
         self._hooks = TensorHooks(
             (p, self.context.guarded(self.name, _Hook(self, row, p)))

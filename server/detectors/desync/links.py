@@ -411,6 +411,15 @@ def _hyperparameters(incident: Divergence) -> tuple[str, str]:
             "restore the scaler's state on every rank, and start it with one value. "
             f"{_restore(incident)}",
         )
+    if incident.at_start:
+        return (
+            "The ranks have stepped with different learning rates since their first step, and "
+            "their parameters diverge: the rate comes from what each rank computes for itself (its "
+            "number of samples, its arguments or environment), or the optimizer was restored on "
+            "some ranks only.",
+            "Compute the learning rate from what is the same on all ranks, and restore the "
+            f"optimizer on every rank. {_restore(incident)}",
+        )
     return (
         f"From step {incident.first_step} on the ranks step with different learning rates, and "
         "their parameters diverge. A scheduler decided on a rank's own metric "

@@ -307,7 +307,7 @@ def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:
             "makes a gradient of its own."
         )
         remedy = (
-            f"Nothing, if the change is meant and the loss falls. Else look at the data from step "
+            "Nothing, if the change is meant and the loss falls. Else look at the data from step "
             f"{episode.first_step} on. {clip}"
         )
     else:

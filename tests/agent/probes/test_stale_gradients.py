@@ -143,3 +143,25 @@ def test_what_is_carried_of_distributed_gradients(tmp_path):
         assert reported(step, model=model) == pytest.approx([0.0, *norms[:2], 0.0], rel=1e-5)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_gradients_that_were_none_before_the_forward_pass_under_fsdp(tmp_path):
+    from torch.distributed.fsdp import fully_shard
+
+    def step(model, optimizer, number):
+        if number != 2:
+            optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+        # What is there may still be set to zero before the backward pass.
+        assert reported(step, model=model) == [0.0, 0.0, None, 0.0]
+    finally:
+        torch.distributed.destroy_process_group()

@@ -17,7 +17,7 @@ def tensor(name="w", *, factor=math.nan, partner="", ranks=(3,)):
 def incident(stage="reduced_gradient", *, step=25, decided=True, tensors=(), **more):
     own = more.pop("ranks", (3,) if decided else (0, 1, 2, 3))
     groups = ((0, 1, 2), (3,)) if decided else ((0,), (1,), (2,), (3,))
-    kinds = {"start": "desync.parameters"}
+    kinds = {"start": "desync.parameters", "hyperparameters": "desync.hyperparameters"}
     return Divergence(
         first_step=step,
         seen_step=step,
@@ -208,3 +208,27 @@ def test_what_more_ranks_show_to_be_right_is_not_named_anew():
     made = incident(tensors=(tensor("w0"),))
     made.take([compared(30, [tensor(f"w{i}") for i in range(8)], ranks=4)])
     assert [t.name for t in made.tensors] == ["w0"]
+
+
+@pytest.mark.parametrize(
+    ("at_start", "says", "not_said"),
+    [
+        (True, "from what each rank computes for itself", "ReduceLROnPlateau"),
+        (False, "ReduceLROnPlateau", "from what each rank computes for itself"),
+    ],
+)
+def test_learning_rates_that_differ_from_the_first_step_are_no_scheduler_s(
+    at_start, says, not_said
+):
+    text = said(
+        incident(
+            "hyperparameters",
+            decided=False,
+            ranks=(0, 1),
+            setting="learning rate",
+            values={0: 0.01, 1: 0.03},
+            at_start=at_start,
+        )
+    )
+    assert says in text
+    assert not_said not in text
