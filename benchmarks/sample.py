@@ -1,6 +1,7 @@
 """What a full sample costs, against reading the same bytes: `python -m benchmarks.sample`.
 
-    python -m benchmarks.sample [--rounds N] [--tensors N ...] [--json FILE] [--profile TENSORS]
+    python -m benchmarks.sample [--rounds N] [--tensors N ...] [--frozen TIMES] [--json FILE]
+        [--profile TENSORS]
 
 One process, one thread, stacks of linear layers of 16, 60 and 400 tensors. With the agent attached
 and every step asked for in full (all sampling tiers, that of the optimizer's state too), a step is
@@ -46,13 +47,15 @@ _BATCH = 32
 class Trainer:
     """A stack of linear layers, trained on the same batch again and again."""
 
-    def __init__(self, layers: int, width: int) -> None:
+    def __init__(self, layers: int, width: int, frozen: int = 0) -> None:
         torch.manual_seed(0)
         stack: list[nn.Module] = []
-        for _ in range(layers):
-            stack += [nn.Linear(width, width), nn.Tanh()]
+        for number in range(frozen + layers):
+            linear = nn.Linear(width, width)
+            stack += [linear.requires_grad_(number >= frozen), nn.Tanh()]
         self.model = nn.Sequential(*stack[:-1])
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.SGD(trained, lr=1e-4, momentum=0.9)
         self.criterion = nn.MSELoss()
         self.x, self.y = torch.randn(2, _BATCH, width)
 
@@ -86,9 +89,15 @@ def read(parameters: list[torch.Tensor], rounds: int) -> float:
     return _COPIES * low(seconds_of(copy.sum, 20 * rounds))
 
 
-def measured(layers: int, width: int, *, server: str, rounds: int) -> dict[str, float]:
-    """Seconds of a plain step, of a sample and of a read; the parameters and tensors there are."""
-    trainer: Any = Trainer(layers, width)
+def measured(
+    layers: int, width: int, *, server: str, rounds: int, frozen: int = 0
+) -> dict[str, float]:
+    """Seconds of a plain step, of a sample and of a read; the parameters and tensors there are.
+
+    Args:
+        frozen: layers before those that are trained, in which nothing is.
+    """
+    trainer: Any = Trainer(layers, width, frozen)
     sampled = Agent(trainer, server, f"sample-{2 * layers}")
     plain = Plain(trainer, sampled)
     sampled.monitor._schedule.ask_dense(1 << 40)
@@ -101,7 +110,7 @@ def measured(layers: int, width: int, *, server: str, rounds: int) -> dict[str, 
             if number >= 2:
                 times[name] += found
     sampled.close()
-    parameters = list(trainer.model.parameters())
+    parameters = [p for p in trainer.model.parameters() if p.requires_grad]
     middle = {name: low(found) for name, found in times.items()}
     found = {
         "tensors": len(parameters),
@@ -137,6 +146,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--tensors", type=int, nargs="*", choices=list(CASES), default=list(CASES))
+    parser.add_argument(
+        "--frozen", type=int, default=0, help="layers that are frozen, times those that are trained"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", type=int, choices=list(CASES))
     options = parser.parse_args()
@@ -154,7 +166,10 @@ def main() -> None:
         if options.profile:
             profile(*CASES[options.profile], address)
             return
-        rows = [measured(*case, server=address, rounds=options.rounds) for case in cases]
+        rows = [
+            measured(*case, server=address, rounds=options.rounds, frozen=options.frozen * case[0])
+            for case in cases
+        ]
     finally:
         server.kill()
         server.wait()
