@@ -47,9 +47,9 @@ _LEAST_SHARE, _LEAST_FACTOR = 0.05, math.log(2.0) * 1.001
 _MOST_COUNTS = 8
 # Full samples after a trip: what comes back at every third step is among them five times.
 SAMPLES = 16
-# At most `_TOKENS` trips at once, half of them by one value, and one more every `_REFILL` steps: no
+# At most `TOKENS` trips at once, half of them by one value, and one more every `_REFILL` steps: no
 # more than 16 steps in 1,024 (1.6 %) are sampled for what turns out to be nothing.
-_TOKENS, _REFILL = 8, 1024
+TOKENS, _REFILL = 8, 1024
 # A logarithm for what is 0, below that of any number.
 _NOTHING = -800.0
 
@@ -84,8 +84,8 @@ class Tripwires:
 
     def __init__(self, first_step: int = 0) -> None:
         self._pasts: dict[str, _Past | _Counted] = {}
-        self._tokens = _Tokens(_TOKENS, first_step)
-        self._each: dict[str, _Tokens] = {}
+        self._tokens = Tokens(TOKENS, first_step)
+        self._each: dict[str, Tokens] = {}
         self._first = first_step
         self._until = -1
 
@@ -104,7 +104,7 @@ class Tripwires:
                     found = name
         if found is None or step <= self._until:
             return None
-        each = self._each.setdefault(found, _Tokens(_TOKENS // 2, self._first))
+        each = self._each.setdefault(found, Tokens(TOKENS // 2, self._first))
         if not (each.has(step) and self._tokens.has(step)):
             return None
         each.take()
@@ -190,7 +190,7 @@ def _past_of(name: str) -> _Past | _Counted:
     return _Past(log=name in _SCALES)
 
 
-class _Tokens:
+class Tokens:
     """A token bucket: full at the beginning, with one more token every `_REFILL` steps."""
 
     __slots__ = ("_left", "_most", "_step")

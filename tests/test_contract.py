@@ -103,6 +103,8 @@ def test_kinds():
         "lr.batch_mismatch",
         "accuracy.mismatch",
         "update.drift",
+        "update.frozen",
+        "update.reset",
         "mode.evaluation",
         "eval.nonfinite",
         "buffers.nonfinite",
@@ -120,7 +122,7 @@ def test_severities_and_stages():
     links = [s for s in wire.STAGES if s != "outside_optimizer"]
     assert links[: len(chain.split())] == chain.split()
     # What is beside the chain comes after it.
-    assert links[len(chain.split()) :] == ["buffers", "watched"]
+    assert links[len(chain.split()) :] == ["buffers", "watched", "frozen"]
     assert "outside_optimizer" in wire.STAGES
 
 

@@ -20,6 +20,7 @@ class TensorGroup:
         names: one a tensor.
         parts: what the user declared the tensors to be parts of; empty: nothing.
         tensors: the tensors as they were given; a distributed one is not reduced to its part.
+        is_sharded: whether this rank holds a part alone of any of them.
         foremost: place of the tensor that stands for all of them: the first one of which each rank
             trains a copy of its own, or the first of all.
     """
@@ -38,6 +39,7 @@ class TensorGroup:
         self.tensors = tuple(tensors)
         own = (place for place, part in enumerate(self._parts) if str(part).startswith(RANK_LOCAL))
         self.foremost = next(own, 0)
+        self.is_sharded = any(map(facts.shard, self.tensors))
         self._plan: FingerprintPlan | None = None
 
     def described(self) -> TensorTable:

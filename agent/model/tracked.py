@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
 from operator import is_
@@ -113,9 +114,10 @@ class Tracked:
         seen = dict.fromkeys((*self._model.parameters(), *chain.from_iterable(self._groups)))
         self._trainable = [(parameter, parameter.requires_grad) for parameter in seen]
         self._unsized = [p for p in seen if is_unsized(p)]
-        return TensorGroup(table, names, parameters, parts=self._parts(names))
+        return TensorGroup(table, names, parameters, parts=self.parts_of(names))
 
-    def _parts(self, names: tuple[str, ...]) -> tuple[str, ...]:
+    def parts_of(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Which part of the model each tensor is, as it was declared; empty: nothing was."""
         parts = []
         for name in names:
             keys = [key for pattern, key in self._declared if fnmatchcase(name, pattern)]

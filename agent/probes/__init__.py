@@ -8,6 +8,7 @@ from rankscope.agent.probes.buffers import Buffers
 from rankscope.agent.probes.canary import Canary
 from rankscope.agent.probes.clipping import Clipping
 from rankscope.agent.probes.cosine import GradientCosine
+from rankscope.agent.probes.frozen import FrozenParameters
 from rankscope.agent.probes.gradients import Gradients
 from rankscope.agent.probes.layers import LayerNorms
 from rankscope.agent.probes.local_gradients import LocalGradients
@@ -24,6 +25,7 @@ from rankscope.agent.probes.run_queue_delay import RunQueueDelay
 from rankscope.agent.probes.scheduler import Scheduler
 from rankscope.agent.probes.settings import Settings
 from rankscope.agent.probes.stale_gradients import StaleGradients
+from rankscope.agent.probes.state_changes import StateChanges
 from rankscope.agent.probes.timing import CollectiveWait, Timing
 from rankscope.agent.probes.watched import WatchedModules
 
@@ -32,6 +34,7 @@ PROBES: tuple[type[Probe], ...] = (
     Timing,
     RunQueueDelay,
     OutsideWrites,
+    StateChanges,
     Batch,
     Loss,
     Mode,
@@ -47,6 +50,7 @@ PROBES: tuple[type[Probe], ...] = (
     Gradients,
     GradientCosine,
     Parameters,
+    FrozenParameters,
     LayerNorms,
     OutsideOptimizer,
     NonFinite,

@@ -98,17 +98,25 @@ class Amp(Probe):
         self._stepping = None
         if self.context.step == self._begun:
             self._unnumbered += 1
+            self._tell_others()
             self._skipped_again(self._begun)
         elif getattr(optimizer, "_step_supports_amp_scaling", False):
             states: Any = scaler._per_optimizer_states
             found = list(states[id(optimizer)]["found_inf_per_device"].values())
             if all(f.is_cpu for f in found):
-                self._numbered += any(bool(number(f)) for f in found)
+                skipped = any(bool(number(f)) for f in found)
+                self._numbered += skipped
+                if skipped:
+                    self._tell_others()
             elif found:
                 # Without waiting: the sum stays where it is. It is a new tensor each time, since
                 # the one before may be on its way to the host.
                 before = self._on_device
                 self._on_device = found[0].clone() if before is None else before + found[0]
+
+    def _tell_others(self) -> None:
+        for listener in self.context.gradients_not_finite:
+            listener(True)
 
     def _skipped_again(self, step: int) -> None:
         self._row = self._row + 1 if step == self._row_at else 1

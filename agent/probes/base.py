@@ -29,6 +29,7 @@ processor_time = time.thread_time
 # few microseconds is measured by the clock, and counts for this many seconds at most: what lasts
 # longer was interrupted. (2^16 numbers are copied in 50 microseconds, with all caches cold.)
 LONGEST_PIECE = 500e-6
+_MOST_SKIPS = 64
 
 
 class Charge:
@@ -143,6 +144,9 @@ class Context:
             for a device.
         loss_function_not_finite: called with its name and all it was given when a loss function has
             returned such a loss in training, on a host.
+        gradients_not_finite: each is called when a gradient is known not to be finite before an
+            optimizer has stepped with it, with whether it is certain that none will (a loss scaler
+            skips the step).
         in_evaluation_mode: training passes are in evaluation mode (dropout and batch norm off).
         aside: seconds that probes spent inside the trainer's calls at the step in progress, beyond
             what they charge to a tier.
@@ -180,6 +184,8 @@ class Context:
         self.count = count
         self.loss_not_finite: Callable[[], None] = _nothing
         self.loss_function_not_finite: Callable[[str, dict[str, Any]], None] = _nothing
+        self._skips = 0
+        self.gradients_not_finite: list[Callable[[bool], None]] = []
         self.in_evaluation_mode = False
         self.aside = 0.0
         self.loader = (0, 0)
@@ -206,6 +212,14 @@ class Context:
     def trains(self, module: torch.nn.Module) -> bool:
         """Whether a pass of the module is one of training, as far as its mode shows."""
         return module.training or self.in_evaluation_mode
+
+    def may_tell_skip(self) -> bool:
+        """Whether one more pass that no optimizer stepped with is to be told of.
+
+        The first 64, and then at each doubling: nothing else may happen any more.
+        """
+        self._skips += 1
+        return self._skips <= _MOST_SKIPS or self._skips.bit_count() == 1
 
     def due(self, tier: str) -> bool:
         """Whether a sampling tier is due at the step in progress."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from rankscope.agent.model.facts import held
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts
-from rankscope.agent.probes.local_gradients import is_sharded
+from rankscope.agent.probes.local_gradients import SKIPPED, is_sharded
 from rankscope.agent.probes.norms import SMALL, gathered, tensor_norms, written_out
 
 # What one tensor costs a step, in seconds: a hook, a norm of a small tensor and its reading, with
@@ -31,11 +32,14 @@ class Canary(Probe):
     (65,536 elements at most) are spread over the model from its first one on.
 
     Costs 12 microseconds a tensor and step, on a device 100 more; as many as fit into 30 % of
-    `overhead`, so that steps of less than 4 ms have none at the usual one. None under a loss
-    scaler, for which overflows are ordinary, in compiled models, and where the model is sharded
-    (FSDP). Steps that are sampled in full have `grad_norm_local` in its place.
+    `overhead`, so that steps of less than 4 ms have none at the usual one. None in compiled models,
+    and where the model is sharded (FSDP). Steps that are sampled in full have `grad_norm_local` in
+    its place. Not posted under a loss scaler, for which overflows are ordinary.
 
-    Where several micro-batches make a step it is the norm of all of them side by side.
+    Where several micro-batches make a step it is the norm of all of them side by side. Passes that
+    no optimizer steps with, because a loss scaler or the trainer's own question after a finite norm
+    skips the step, do not count: where they were not finite on this rank, `gradient.skipped` is an
+    event.
     """
 
     name = "canary"
@@ -49,12 +53,15 @@ class Canary(Probe):
         self._seconds = 0.0
         self._next = 0
         self._scaled = self._suited = False
-        self._hook = context.guarded(self.name, self._seen)
+        self._had: set[int] = set()  # ids of the tensors whose gradient is among the norms
+        self._guarded = context.guarded(self.name, self._seen)
+        context.gradients_not_finite.append(context.guarded(self.name, self._not_finite))
 
     def after_step(self, facts: StepFacts) -> None:
         """Reports what the hooks have seen; puts on as many as the steps bear."""
         norms, self._norms = self._norms, []
-        if norms and not self.context.full:
+        self._had.clear()
+        if norms and not self.context.full and not self._scaled:
             began = time.perf_counter()
             with torch.no_grad():
                 facts.scalars["grad_norm_canary"] = torch.linalg.vector_norm(gathered(norms))
@@ -78,7 +85,7 @@ class Canary(Probe):
         count = 0
         if group is not self._group:
             self._suited = not (self.context.modules.is_compiled() or is_sharded(model))
-        if self._suited and not self._scaled:
+        if self._suited:
             distant = any(p.device.type != "cpu" for p in group.tensors[:1])
             left = self.context.schedule.at_every_step() - (_COPY if distant else 0.0)
             count = min(max(int(left / _EACH), 0), _MOST)
@@ -89,15 +96,34 @@ class Canary(Probe):
         small = [p for p in group.tensors if p.requires_grad and 0 < held(p).numel() <= SMALL]
         # From the first one on, evenly.
         chosen = small[:: max(-(-len(small) // count), 1)] if count else []
-        self._handles = [p.register_hook(self._hook) for p in chosen]
+        self._handles = [p.register_hook(partial(self._guarded, p)) for p in chosen]
+
+    def _not_finite(self, certain: bool) -> None:
+        """Gradients are not finite; `certain`: no optimizer will step with them."""
+        if certain:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """No optimizer has stepped with what was seen so far."""
+        norms, self._norms = self._norms, []
+        self._had.clear()
+        # On a device nothing waits for the answer.
+        if not (norms and norms[0].is_cpu) or bool(torch.isfinite(gathered(norms)).all()):
+            return
+        if self.context.may_tell_skip():
+            text = "a gradient of this rank alone is not finite, and no optimizer has stepped"
+            self.context.event(self.context.step, SKIPPED, text, {"count": len(norms)})
 
     @torch.no_grad()
-    def _seen(self, gradient: torch.Tensor) -> None:
+    def _seen(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """One micro-batch's gradient of one of them."""
         context = self.context
         if context.full or not context.basic:
             return
         began = time.perf_counter()
+        if id(parameter) in self._had and parameter.grad is None:
+            self._give_up()
+        self._had.add(id(parameter))
         values = written_out(gradient)
         if values is not None:
             self._norms += tensor_norms([values])

@@ -102,7 +102,7 @@ class Clipping(Probe):
     def _clipped(
         self, parameters: Sequence[torch.Tensor], most: Any, norm: Any, kind: float
     ) -> None:
-        if not self.context.basic or not isinstance(norm, torch.Tensor) or not parameters:
+        if not isinstance(norm, torch.Tensor) or not parameters:
             return
         if self.context.parameters is not self._group:
             self._group = self.context.parameters
@@ -111,7 +111,11 @@ class Clipping(Probe):
         if first not in self._own and id(parameters[-1]) not in self._own:
             return
         whole = norm if type(norm) is torch.Tensor else _held(norm)
-        if whole is not None:
+        if whole is not None and whole.is_cpu and not math.isfinite(number(whole)):
+            # Whoever clips often asks whether the norm is finite, and does not step if not.
+            for listener in self.context.gradients_not_finite:
+                listener(False)
+        if whole is not None and self.context.basic:
             # Called again for the same parameters (after a skipped step, say), it counts anew.
             self._calls[first] = (self.context.step, float(most), whole.detach(), kind)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,8 +23,14 @@ from rankscope.agent.probes.norms import (
     written_out,
 )
 from rankscope.agent.probes.tensor_hooks import TensorHooks
+from rankscope.agent.tripwires import SAMPLES, TOKENS, Tokens
 from rankscope.agent.wire import Float64
 
+# The event of a pass with which no optimizer has stepped.
+SKIPPED = "gradient.skipped"
+_MOST_NAMES = 20
+# Passes whose answers may be under way on a device.
+_MOST_GIVEN_UP = 16
 _HALF = frozenset((torch.bfloat16, torch.float16))
 # Wrappers whose tensor hooks do not fire, or fire on something else than the parameter.
 _SHARDING = frozenset(("FSDPModule", "FullyShardedDataParallel"))
@@ -49,6 +56,12 @@ class LocalGradients(Probe):
     Under a `GradScaler` what is seen is scaled: to be divided by `amp_scale`. Under FSDP no hook
     sees the local gradient: the probe says so and does nothing.
 
+    Passes that no optimizer steps with are none of the step's: a loss scaler skipped it, or
+    gradients were set to None before another pass. Where what they gave was not finite, on this
+    rank or after the reduction, the event `gradient.skipped` names the tensors of this rank that
+    held such values (none: not this rank's), and the next 16 steps are sampled; at most 8 times at
+    once, and once more every 1,024 steps.
+
     Leaves `local_gradient`: something under way whose `result()` are the fingerprints.
     """
 
@@ -68,6 +81,10 @@ class LocalGradients(Probe):
         self._copies: dict[int, torch.Tensor] = {}
         self._available = True
         self._seconds = 0.0
+        self._tokens = Tokens(TOKENS, context.step)
+        self._bad = False  # whether the gradients of the last pass are known not to be finite
+        self._given_up: list[_GivenUp] = []
+        context.gradients_not_finite.append(context.guarded(self.name, self._not_finite))
 
     def prepare(self, facts: StepFacts) -> None:
         """Puts the hooks in place."""
@@ -89,8 +106,10 @@ class LocalGradients(Probe):
         if not self._hooks:
             return
         facts.charge("full", self._seconds)
+        self._bad = False
         with facts.charged("full"):
             self.close()
+            self._report()
             sums, self._sums = self._sums, []
             # Some of the hooks were on parameters that are no longer trained.
             same = self._group is self.context.parameters
@@ -139,7 +158,10 @@ class LocalGradients(Probe):
         found = self._sums[row]
         # Where nothing has been accumulated, what was seen before belongs to a pass that was given
         # up: skipped by a loss scaler, or an earlier evaluation of a closure.
-        if found is None or (parameter.grad is None and not self._elsewhere[row]):
+        if found is not None and parameter.grad is None and not self._elsewhere[row]:
+            self._give_up(whole=False)
+            found = None
+        if found is None:
             found = self._sums[row] = _Sum()
         of = parameter if self._plain else held(parameter)
         is_dense = type(gradient) is torch.Tensor and gradient.layout is torch.strided
@@ -163,6 +185,68 @@ class LocalGradients(Probe):
         if copy is None or copy.dtype != dtype or copy.device != values.device:
             copy = self._copies[row] = torch.empty(values.shape, dtype=dtype, device=values.device)
         return copy
+
+    def _not_finite(self, certain: bool) -> None:
+        """Gradients are not finite; `certain`: no optimizer will step with them."""
+        self._bad = True
+        context, step = self.context, self.context.step
+        if self._hooks and certain:
+            self._give_up(whole=True)
+        self._report()
+        if self._tokens.has(step):
+            self._tokens.take()
+            context.schedule.ask_dense(step + SAMPLES)
+            # Where nothing was due until much later.
+            context.count.until = min(context.count.until, step + 1)
+        if not self._hooks:
+            # At once: it may be that no step ends any more.
+            group = context.parameters
+            if group is not self._group:
+                self._make_hooks(group)
+            if self._available:
+                self._sums = [None] * len(group.tensors)
+                self._plain = are_held_whole(group.tensors)
+                self._hooks.put_on()
+
+    @torch.no_grad()
+    def _give_up(self, *, whole: bool) -> None:
+        """No optimizer has stepped with what was seen so far.
+
+        Args:
+            whole: of all tensors; else of those whose gradient was set to None since.
+        """
+        group = self._group
+        assert group is not None
+        rows = [
+            row
+            for row, found in enumerate(self._sums)
+            if found is not None and (whole or group.tensors[row].grad is None)
+        ]
+        sums = {row: s for row in rows if (s := self._sums[row]) is not None}
+        for row in rows:
+            self._sums[row] = None
+        small = {row: s.values for row, s in sums.items() if s.values is not None}
+        # Copies are written over by the next pass: now, by the largest element, which is finite
+        # where all of them are.
+        largest = torch._foreach_norm(list(small.values()), torch.inf) if small else ()
+        arrival = Arrival(gathered(list(largest))) if small else None
+        large = [(row, s) for row, s in sums.items() if s.large]
+        bad, self._bad = self._bad, False
+        self._given_up.append(_GivenUp(self.context.step, group, list(small), arrival, large, bad))
+        del self._given_up[:-_MOST_GIVEN_UP]
+        self._report()
+
+    def _report(self) -> None:
+        """Tells of passes that were given up, as soon as it is known what they gave."""
+        waiting, self._given_up = self._given_up, []
+        for one in waiting:
+            if not one.ready():
+                self._given_up.append(one)
+            elif ((names := one.names()) or one.bad) and self.context.may_tell_skip():
+                text = f"no optimizer has stepped; not finite on this rank: {', '.join(names[:5])}"
+                text = text if names else "no optimizer has stepped; this rank's own are finite"
+                data = {"tensors": names[:_MOST_NAMES], "count": len(names), "whole": True}
+                self.context.event(one.step, SKIPPED, text, data)
 
     @torch.no_grad()
     def _say(self, facts: StepFacts, sums: list[_Sum | None]) -> None:
@@ -202,6 +286,37 @@ class LocalGradients(Probe):
             facts.scalars["grad_norm_local"] = total**0.5
 
         facts.when_ready(Together(taken, arrival), combine)
+
+
+@dataclass(frozen=True, slots=True)
+class _GivenUp:
+    """What was seen of a pass with which no optimizer has stepped.
+
+    Attributes:
+        rows, largest: of small gradients, and the absolute value of their largest elements.
+        large: rows and sketches of the others.
+        bad: whether the gradients are known not to be finite after the reduction.
+    """
+
+    step: int
+    group: TensorGroup
+    rows: list[int]
+    largest: Arrival | None
+    large: list[tuple[int, _Sum]]
+    bad: bool
+
+    def ready(self) -> bool:
+        """Whether `names` does not wait."""
+        there = self.largest is None or self.largest.ready()
+        return there and all(found.ready() for _, found in self.large)
+
+    def names(self) -> list[str]:
+        """Tensors that are not finite, in the order in which a backward pass comes to them."""
+        rows = [row for row, found in self.large if not np.isfinite(found.sketch()).all()]
+        if self.largest is not None:
+            finite = np.isfinite(self.largest.result())
+            rows += [row for row, good in zip(self.rows, finite, strict=True) if not good]
+        return [self.group.names[row] for row in sorted(rows, reverse=True)]
 
 
 class _Hook:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rankscope.agent.fingerprint import FingerprintValues
 from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import Context, Probe, SharedPass, StepFacts, processor_time
 from rankscope.agent.probes.norms import lie_here
@@ -16,8 +17,10 @@ class Parameters(Probe):
     at sampled steps digests and sketches tensor by tensor (tier `full`: one pass, twice as dear).
     Before the step after a due one the digest is taken again: parameters that changed since were
     written by something else than the optimizer. That change is posted as a digest of its own, 0
-    where there was none, so that ranks which all changed in the same way still agree. Before a
-    sampled step sketches are taken, too: the same pass again.
+    where there was none, so that ranks which all changed in the same way still agree. Of a model
+    that is sharded it is also posted by how much each tensor has changed: with no replica to
+    compare with, that says which tensor it was, on which rank. Before a sampled step sketches are
+    taken, too: the same pass again.
 
     Leaves, at sampled steps, `parameters_before` and `parameters`: fingerprints under way of before
     and after the step.
@@ -54,8 +57,12 @@ class Parameters(Probe):
         sample = last
 
         def deliver() -> None:
-            now = plan.model_digest(pending.result().digests)
-            facts.digests["outside_optimizer"] = (now - sample.digest) % 2**64
+            now = pending.result()
+            change = (plan.model_digest(now.digests) - sample.digest) % 2**64
+            facts.digests["outside_optimizer"] = change
+            if change and sample.fingerprints is not None and group.is_sharded:
+                by = changed_by(sample.fingerprints, now)
+                facts.fingerprints.append(group.fingerprints(facts.step, "outside_optimizer", by))
 
         facts.when_ready(pending, deliver)
         self._pass.charge(facts, processor_time() - began, both=self.context.full)
@@ -84,6 +91,7 @@ class Parameters(Probe):
         def deliver() -> None:
             fingerprints = pending.result()
             sample.digest = facts.digests[stage] = plan.model_digest(fingerprints.digests)
+            sample.fingerprints = fingerprints
             if sketches:
                 facts.fingerprints.append(group.fingerprints(facts.step, stage, fingerprints))
 
@@ -92,8 +100,20 @@ class Parameters(Probe):
 
 @dataclass(slots=True)
 class _Sample:
-    """The parameters after a step; the digest is there once the device has computed it."""
+    """The parameters after a step; what a device computes is there once it has."""
 
     group: TensorGroup
     step: int
     digest: int = 0
+    fingerprints: FingerprintValues | None = None
+
+
+def changed_by(before: FingerprintValues, after: FingerprintValues) -> FingerprintValues:
+    """What was added to tensors: digests of 0 for those that are as they were, and sketches.
+
+    Both are linear: the difference of two is that of what has changed.
+    """
+    sketches = None
+    if before.sketches is not None and after.sketches is not None:
+        sketches = after.sketches - before.sketches
+    return FingerprintValues(after.digests - before.digests, sketches)

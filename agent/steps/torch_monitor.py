@@ -15,6 +15,7 @@ from rankscope.agent.model.parts import part_of
 from rankscope.agent.model.tracked import Tracked
 from rankscope.agent.monitor import Monitor
 from rankscope.agent.probes import PROBES, Context, Probe, StepFacts, loss_sources
+from rankscope.agent.probes.frozen import FrozenParameters
 from rankscope.agent.probes.loss import Loss
 from rankscope.agent.probes.parameters import Parameters
 from rankscope.agent.probes.timing import Timing
@@ -109,6 +110,7 @@ class TorchMonitor(Monitor):
         self._probes = tuple(made)
         self._loss = self._found(Loss)
         self._watched_modules = self._found(WatchedModules)
+        self._frozen = self._found(FrozenParameters)
         self._timing = self._found(Timing)
         self._parameters = self._found(Parameters)
         self._evaluated: Callable[[bool], Mapping[str, Any] | None] = lambda goes_on: None
@@ -170,6 +172,8 @@ class TorchMonitor(Monitor):
             self._tracked.declare(part_of(key, self.rank), tensors)
             self._context.parameters = self._tracked.group
             self._announce(self._tracked.group)
+            if self._frozen is not None:
+                self._frozen.declare(self._tracked.parts_of)
 
     def evaluating(self, name: str) -> AbstractContextManager[None]:
         """Names a pass of an evaluation: its losses are of one data set and one model.

@@ -14,9 +14,11 @@ STAGES = (
     "optimizer_state",
     "hyperparameters",
     "parameters",
-    # Beside the chain: what the model keeps besides its parameters, and what else is watched.
+    # Beside the chain: what the model keeps besides its parameters, what else is watched, and
+    # parameters that no optimizer is to move.
     "buffers",
     "watched",
+    "frozen",
 )
 
 # What the loss of a run is; see `rankscope.server.detectors.profiles`.

@@ -177,6 +177,8 @@ RULES = (
     ),
     Rule(
         root=("gradient.nonfinite",),
+        # Not steps that were skipped: nothing was applied.
+        stages=("local_gradient", "reduced_gradient"),
         consequence=("loss.", "rank.loss_outlier", "reduction.wrong", "desync.", "update.missing"),
         same_ranks=False,
         why="parameters are not finite after a gradient that is not",

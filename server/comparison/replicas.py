@@ -16,6 +16,7 @@ from rankscope.server.window import Int64
 REPLICATED = (
     "start",
     "outside_optimizer",
+    "frozen",
     "reduced_gradient",
     "clipped_gradient",
     "optimizer_state",
@@ -29,7 +30,12 @@ REPLICATED = (
 _OF_THE_MODEL = "hyperparameters"
 
 # Of what else than the parameters a link speaks: tables of which name.
-_TABLES = {"optimizer_state": "optimizer", "buffers": "buffers", "watched": "watched"}
+_TABLES = {
+    "optimizer_state": "optimizer",
+    "buffers": "buffers",
+    "watched": "watched",
+    "frozen": "frozen",
+}
 
 # Links that digests and norms of whole models do not speak for where ranks have copies of their
 # own.
@@ -89,6 +95,16 @@ class Replicas:
         count = len(made.digests)
         names = tuple(f"{made.table}[{n}]" for n in range(count))
         return wire.TensorTable(names, ((),) * count, ("",) * count, ("",) * count)
+
+    def count(self, rank: int, stage: str, like: str) -> int:
+        """Tensors of all tables that a link speaks of on a rank, as new as one of them."""
+        prefix, (_, version) = _TABLES[stage], _version(like)
+        held = self._tables.get(rank, {})
+        return sum(
+            len(table.names)
+            for name, table in held.items()
+            if name.startswith(prefix) and _version(name)[1] == version
+        )
 
     def newest(self, rank: int) -> wire.TensorTable | None:
         """The table of a rank's parameters as it was reported last."""

@@ -11,6 +11,10 @@ import numpy as np
 
 from rankscope.agent import wire
 from rankscope.server.comparison import compare
+from rankscope.server.comparison.frozen import STAGE as FROZEN
+from rankscope.server.comparison.frozen import Frozen
+from rankscope.server.comparison.outside import STAGE as OUTSIDE
+from rankscope.server.comparison.outside import Outside
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
 from rankscope.server.comparison.shared_tensors import SharedTensors
 from rankscope.server.window import Comparison, Int64, Series, joined_fingerprint
@@ -35,6 +39,8 @@ class Comparisons:
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
         self._shared_tensors = SharedTensors(replicas)
+        self._frozen = Frozen(replicas)
+        self._outside = Outside(replicas)
 
     def of(
         self,
@@ -75,7 +81,12 @@ class Comparisons:
         # Not every setting that is compared as a number is in the digest of all settings.
         differing = {k: c for k, c in found.items() if k[1] == "hyperparameters" and not c.equal}
         found |= of_digests | differing
+        changes: dict[tuple[int, str], Mapping[int, Mapping[str, wire.Fingerprint]]] = {}
         for key, taken in fingerprints:
+            if key[1] == OUTSIDE:
+                changes[key] = taken
+            if key[1] == FROZEN:
+                taken = self._frozen.filled(taken)
             known, whole = parts.get(key, {}), found.get(key)
             made: list[Comparison] = []
             for number, rows in enumerate(self._replicas.classes(key[1], ranks)):
@@ -90,6 +101,13 @@ class Comparisons:
                 )
                 if compared is not None:
                     made.append(compared)
+            if key[1] == FROZEN:
+                frozen = self._frozen.compared(
+                    key, taken, ranks, compare.merged(made) if made else None
+                )
+                if frozen is not None:
+                    found[key] = frozen
+                continue
             made = self._shared_tensors.added(key, taken, ranks, made)
             if made:
                 # Gradients are fingerprinted as they were applied.
@@ -99,6 +117,9 @@ class Comparisons:
                     found[key] = compare.merged(made)
                 else:
                     found[clipped] = replace(compare.merged(made), stage=stage)
+        if OUTSIDE in all_digests:
+            written = self._outside.found(all_digests[OUTSIDE], changes, ranks, steps)
+            found |= {k: c for k, c in written.items() if k not in found or found[k].equal}
         return self._shared_tensors.without_unknown(found)
 
     def _attribute_to_clipping(

@@ -55,6 +55,8 @@ REGISTRY: Mapping[str, str] = {
     "layer.dead": "layer.dead:LayerDead",
     "update.ratio": "update.ratio:UpdateRatio",
     "update.drift": "update.drift:UpdateDrift",
+    "update.frozen": "update.frozen:UpdateFrozen",
+    "update.reset": "update.reset:UpdateReset",
     "clipping.saturated": "gradient.clipping:ClippingSaturated",
     "amp.scale_collapse": "gradient.scale:ScaleCollapse",
     "compression.error": "compression.error:CompressionError",

@@ -33,10 +33,13 @@ _EVENTS = (
     "amp.skipping",
     "buffers.nonfinite",
     "failed",
+    "gradient.skipped",
     "mode.changed",
     "nonfinite",
+    "optimizer.state",
     "optimizers.turns",
     "parameters.frozen",
+    "parameters.written",
     "scheduler.wrapped",
     "stalled",
 )

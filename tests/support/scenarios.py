@@ -30,6 +30,7 @@ from tests.support.phases import (
 )
 from tests.support.pushes import pushes
 from tests.support.recurring import blown_up, skipping, stuck, teeth
+from tests.support.reported import frozen_written, skipped_gradients, state_changed
 from tests.support.resizing import resized
 from tests.support.timings import (
     averages,
@@ -636,6 +637,9 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         answers,
         constant_answers,
         thrown_away,
+        frozen_written,
+        skipped_gradients,
+        state_changed,
         zeros,
         teeth,
         blown_up,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rankscope.server.detectors.desync.explain import finding_of
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
-from rankscope.server.detectors.desync.state import KIND_OF_STAGE, DesyncPolicy, DesyncState
+from rankscope.server.detectors.desync.state import FROZEN, KIND_OF_STAGE, DesyncPolicy, DesyncState
 from rankscope.server.detectors.wording import agree, count, every, ranks
 from rankscope.server.window import Check, Status
 
@@ -30,6 +30,8 @@ def _check(state: DesyncState, policy: DesyncPolicy, kind: str) -> Check:
     incident = state.incident
     if state.settings.incident is not None and kind == KIND_OF_STAGE[SETTINGS_STAGE]:
         incident = state.settings.incident
+    if incident is None and kind == KIND_OF_STAGE[FROZEN]:
+        incident = state.frozen.incident
     if incident is not None and incident.kind == kind:
         title = finding_of(incident, policy.drift, policy.critical).title
         return Check(Status.OPEN, f"{title}.")

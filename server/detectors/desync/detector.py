@@ -19,7 +19,8 @@ from rankscope.server.detectors.desync.explain import (
     periodic_finding,
     versions_finding,
 )
-from rankscope.server.detectors.desync.incident import Divergence, groups_of
+from rankscope.server.detectors.desync.frozen import standing, take_frozen
+from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.order import (
     SETTINGS,
     differing_setting,
@@ -30,6 +31,7 @@ from rankscope.server.detectors.desync.order import (
 from rankscope.server.detectors.desync.settings import SERIES as GIVEN
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.state import (
+    FROZEN,
     KIND_OF_STAGE,
     Asynchronous,
     DesyncPolicy,
@@ -108,6 +110,7 @@ class Desync(Detector[DesyncState]):
     def advance(self, window: Window, state: DesyncState) -> Outcome:
         """Goes through the comparisons step by step, along the chain."""
         findings: list[Finding] = []
+        state.resets.take(window)
         state.steps += len(window.steps)
         state.unpaired = tuple(sorted(c[0] for c in window.classes if len(c) == 1))
         state.known_ranks = len(window.ranks)
@@ -115,7 +118,10 @@ class Desync(Detector[DesyncState]):
         state.rank_local = not window.rank_local.isdisjoint(members)
         met = deque(state.averaging_rounds.found(window, members))
         state.exchange.observe(window, rank_local=state.rank_local)
-        relevant = (c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1)
+        relevant = [c for c in window.comparisons if c.stage in KIND_OF_STAGE and len(c.ranks) > 1]
+        for ended in take_frozen(state, relevant, lambda c: self._open(window, state, [c], [c])):
+            findings += self._findings_of(ended)
+        relevant = [c for c in relevant if c.stage != FROZEN]
         for step, group in groupby(relevant, key=lambda c: c.step):
             if step <= state.last_step:
                 # Begun anew from a checkpoint: what agreed since then is no longer what they hold.
@@ -167,6 +173,8 @@ class Desync(Detector[DesyncState]):
                 differing.stands(window.last_step, window.liveness)
             findings += self._findings_of(differing)
         findings += self._meet(state, met, window.last_step)
+        if (frozen := standing(state, window)) is not None:
+            findings += self._findings_of(frozen)
         return Outcome(checks_of(state, self.policy), tuple(findings))
 
     # ------------------------------------------------------------------------------ one step
@@ -263,7 +271,7 @@ class Desync(Detector[DesyncState]):
             comparisons,
             lambda broken: self._open(window, state, broken, comparisons),
             # What broke first in a step is the incident itself.
-            meant=meant and (incident is None or incident.kind != KIND_OF_STAGE[SETTINGS_STAGE]),
+            begins=meant and (incident is None or incident.kind != KIND_OF_STAGE[SETTINGS_STAGE]),
         )
         if ended is not None:
             findings += self._findings_of(ended)
@@ -349,6 +357,7 @@ class Desync(Detector[DesyncState]):
         comparisons: Sequence[Comparison],
     ) -> Divergence:
         first = broken[0]
+        blame = state.resets.blame(first, state.last_equal)
         agreed = [state.last_equal.get(stage) for stage in (first.stage, "parameters")]
         agreed_until = max((step for step in agreed if step is not None), default=None)
         setting = ""
@@ -358,15 +367,16 @@ class Desync(Detector[DesyncState]):
             if not setting:
                 setting, values = state.given.differing(window, first)
         return Divergence(
-            first_step=first.step,
+            first_step=blame.first_step,
+            reported=blame.reported,
             seen_step=first.step,
             last_step=first.step,
             clear_after=self.policy.clear_after,
-            kind=KIND_OF_STAGE[first.stage],
-            stage=first.stage,
-            ranks=first.deviating,
-            decided=first.decided and len(first.ranks) > 2,
-            groups=groups_of(first),
+            kind=KIND_OF_STAGE[blame.stage],
+            stage=blame.stage,
+            ranks=blame.suspects,
+            decided=blame.decided,
+            groups=blame.groups,
             agreed=tuple(
                 c.stage
                 for c in comparisons

@@ -44,7 +44,7 @@ def finding_of(incident: Divergence, drift: float, critical: float) -> Finding:
     return Finding(
         kind=incident.kind,
         # Beside the alert that ranks differ between synchronisations, which they are again next.
-        key="missed" if incident.missed else "",
+        key="missed" if incident.missed else "frozen" if incident.stage == "frozen" else "",
         severity=_severity(incident, drifting, critical),
         title=_title(incident, alone=alone),
         seen_step=incident.seen_step,
@@ -151,7 +151,7 @@ def _severity(incident: Divergence, drifting: bool, critical: float) -> str:
         return "info"
     # What is small in a gradient, a learning rate or the first weights is not small for long.
     spreads = incident.kind in ("desync.gradients", "desync.hyperparameters")
-    if spreads or incident.stage == "start" or incident.relative >= critical:
+    if spreads or incident.from_start or incident.relative >= critical:
         return "critical"
     return "warning"
 
@@ -184,7 +184,7 @@ def _title(incident: Divergence, *, alone: bool) -> str:
     if alone:
         return "The ranks train alone: the model is not wrapped, gradients are not reduced"
     who, what = ranks(incident.ranks).capitalize(), _what(incident)
-    when = "from the start" if incident.stage == "start" else f"since step {incident.first_step}"
+    when = "from the start" if incident.from_start else f"since step {incident.first_step}"
     if _once(incident):
         when = f"at step {incident.first_step}, once"
     where = _where(incident)
@@ -210,6 +210,8 @@ def _what(incident: Divergence) -> tuple[str, str]:
         if incident.setting in SETTINGS.values():
             return f"another {incident.setting}", f"different {incident.setting}s"
         return f"another {incident.setting}", f"different values of {incident.setting}"
+    if incident.stage == "frozen":
+        return "other frozen parameters", "different frozen parameters"
     if incident.kind == "desync.optimizer":
         return "another optimizer state", "different optimizer states"
     return "other parameters", "different parameters"

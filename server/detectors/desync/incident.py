@@ -67,6 +67,7 @@ class Divergence(Incident):
         own_batches: whether they were seen to read different batches when it began, all the same.
         at_start: whether it was there at the first step of a process.
         agreeing: whether the last comparison of the parameters found them equal.
+        reported: what the suspect ranks have reported of their optimizer's state.
         state_divergence: of parameters, the divergence of the optimizer's state that was seen
             later and must have come first.
         shown_by: of such a state, first step at which the parameters were seen to differ.
@@ -103,6 +104,7 @@ class Divergence(Incident):
     alone: bool = False
     parts: bool = False
     own_batches: bool = False
+    reported: str = ""
     state_divergence: Divergence | None = None
     shown_by: int | None = None
     _stride: int = 1
@@ -208,9 +210,14 @@ class Divergence(Incident):
         self._offered += 1
 
     @property
+    def from_start(self) -> bool:
+        """Whether parameters differed before the first step."""
+        return self.stage == "start" or (self.stage == "frozen" and self.at_start)
+
+    @property
     def one_element(self) -> bool:
         """Whether it looks as if a single element of a single tensor were different."""
-        if self.stage not in ("outside_optimizer", "parameters", "start"):
+        if self.stage not in ("outside_optimizer", "parameters", "start", "frozen"):
             return False
         if len(self.tensors) != 1 or self.tensor_stage == "reduced_gradient":
             return False

@@ -57,7 +57,7 @@ def broken_link(incident: Divergence, drifting: bool, *, alone: bool = False) ->
         return _hyperparameters(incident)
     if incident.kind == "desync.optimizer":
         return _optimizer(incident)
-    if incident.stage == "start":
+    if incident.from_start:
         return _start(incident)
     if drifting:
         return _drift(incident)
@@ -65,6 +65,8 @@ def broken_link(incident: Divergence, drifting: bool, *, alone: bool = False) ->
         return _one_element(incident)
     if incident.stage == "outside_optimizer":
         return _outside(incident)
+    if incident.stage == "frozen":
+        return _frozen(incident)
     return _update(incident)
 
 
@@ -75,9 +77,10 @@ def shown_groups(incident: Divergence) -> str:
 
 def stage_of(incident: Divergence) -> str:
     """The stage to report, of those of the contract."""
-    if incident.at_start and incident.kind == "desync.optimizer":
+    if incident.from_start or (incident.at_start and incident.kind == "desync.optimizer"):
         return "start"
-    return "outside_optimizer" if incident.written else incident.stage
+    written = incident.written or incident.stage == "frozen"
+    return "outside_optimizer" if written else incident.stage
 
 
 def _restore(incident: Divergence, source: str = "") -> str:
@@ -432,6 +435,13 @@ def _hyperparameters(incident: Divergence) -> tuple[str, str]:
 
 def _optimizer(incident: Divergence) -> tuple[str, str]:
     unwatched = _unwatched(incident)
+    if incident.reported:
+        return (
+            f"{incident.reported} The other ranks went on with theirs: from this step on the "
+            "updates differ, and the parameters with them.",
+            "Look for code that builds the optimizer anew, loads its state or clears it on "
+            f"{ranks(incident.ranks)} only. {_restore(incident)}",
+        )
     if incident.shown_by is not None:
         return (
             sentences(
@@ -512,6 +522,18 @@ def _outside(incident: Divergence) -> tuple[str, str]:
         "memory fault.",
         f"Look for code that writes parameters around step {step} under a condition that differs "
         f"between ranks (`if rank == 0:`). {_restore(incident)}",
+    )
+
+
+def _frozen(incident: Divergence) -> tuple[str, str]:
+    since = "" if incident.last_equal is None else f" after step {incident.last_equal}"
+    return (
+        f"Parameters that require no gradient are not the same on all ranks at step "
+        f"{incident.first_step}. No optimizer moves them, and nothing makes them equal again: they "
+        f"were written{since} on some ranks only (a checkpoint or an adapter loaded, a teacher or "
+        "target network brought up to date from what is a rank's own), or memory was corrupted.",
+        f"Look for code that writes to {incident.tensors[0].name if incident.tensors else 'them'} "
+        f"under a condition that differs between ranks (`if rank == 0:`). {_restore(incident)}",
     )
 
 

@@ -7,12 +7,11 @@ With which settings they step is still to be the same, and does not follow from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.window import Comparison, Window
 
 STAGE = "hyperparameters"
@@ -73,59 +72,3 @@ def _called(setting: str) -> str:
     if name and index.isdigit():
         setting = f"{name.removesuffix('s')}{int(index) + 1}"
     return setting.replace("_", " ")
-
-
-@dataclass(slots=True)
-class Settings:
-    """An incident beside that which is meant.
-
-    Attributes:
-        incident: the one that stands, or None.
-    """
-
-    incident: Divergence | None = None
-
-    def take(
-        self,
-        step: int,
-        comparisons: Sequence[Comparison],
-        opened: Callable[[Sequence[Comparison]], Divergence],
-        *,
-        meant: bool,
-    ) -> Divergence | None:
-        """Goes through the comparisons of a step.
-
-        Args:
-            opened: makes an incident of the comparisons that broke.
-            meant: whether the ranks differ on purpose; where they are not, settings that begin to
-                differ are a matter of the chain.
-
-        Returns:
-            An incident that is over.
-        """
-        ended = None
-        if self.incident is not None and self.incident.agreeing and self.incident.over(step):
-            ended, self.incident = self.incident, None
-        known = self.incident
-        reported = [
-            c
-            for c in comparisons
-            if c.stage == STAGE and (not c.equal or not known or known.covers(c))
-        ]
-        broken = [c for c in reported if not c.equal]
-        if known is None:
-            if broken and meant:
-                self.incident = opened(broken)
-                self.incident.tentative = False
-                self.incident.take(reported)
-            return ended
-        if broken:
-            known.agreeing, known.last_step = False, step
-        elif reported:
-            if not known.agreeing:
-                known.last_step = max(known.last_step, step - 1)
-            known.agreeing = True
-        for comparison in broken:
-            known.widen(comparison)
-        known.take(reported)
-        return ended

@@ -6,9 +6,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from rankscope.server.detectors.desync.averaging_rounds import AveragingRounds
+from rankscope.server.detectors.desync.beside import Beside
 from rankscope.server.detectors.desync.exchange import Exchange
 from rankscope.server.detectors.desync.incident import Divergence
-from rankscope.server.detectors.desync.settings import Given, Settings
+from rankscope.server.detectors.desync.resets import Resets
+from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
+from rankscope.server.detectors.desync.settings import Given
 from rankscope.server.detectors.desync.versions import Versions
 from rankscope.server.detectors.policy import Count, Policy, Steps, Times
 
@@ -16,10 +19,14 @@ from rankscope.server.detectors.policy import Count, Policy, Steps, Times
 # known.
 _REMEMBERED = 1024
 
+# Parameters that no optimizer moves: their comparisons say nothing of the others.
+FROZEN = "frozen"
+
 # Which kind a desync is follows from the first link that broke.
 KIND_OF_STAGE = {
     "start": "desync.parameters",
     "outside_optimizer": "desync.parameters",
+    "frozen": "desync.parameters",
     "reduced_gradient": "desync.gradients",
     "clipped_gradient": "desync.gradients",
     "optimizer_state": "desync.optimizer",
@@ -94,7 +101,9 @@ class DesyncState:
         workers: where these are versions of one model, by design.
         averaging_rounds: when the ranks wrote their parameters together.
         settings: those that differ where the ranks' parameters differ by design.
+        frozen: parameters that no optimizer moves, and that differ.
         given: the settings of each rank's optimizer, as far as they are known as numbers.
+        resets: optimizers whose state was changed by something else than their steps.
         exchange: what was seen of an exchange between ranks that no wrapper keeps equal.
     """
 
@@ -121,6 +130,8 @@ class DesyncState:
     versions: Versions = field(default_factory=Versions)
     workers: Asynchronous | None = None
     averaging_rounds: AveragingRounds = field(default_factory=AveragingRounds)
-    settings: Settings = field(default_factory=Settings)
+    settings: Beside = field(default_factory=lambda: Beside(SETTINGS_STAGE))
+    frozen: Beside = field(default_factory=lambda: Beside(FROZEN))
     given: Given = field(default_factory=Given)
+    resets: Resets = field(default_factory=Resets)
     exchange: Exchange = field(default_factory=Exchange)

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
+from rankscope.server.detectors.effects import Rule
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.gradient.skipped import KEY, Skips
 from rankscope.server.detectors.origin import FOLLOWS, Origin, go_back, reports
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, listing, ranks, sentences
@@ -52,6 +54,7 @@ class BrokenState:
 
     judged: int = 0
     skipped: dict[int, float] = field(default_factory=dict)
+    skips: Skips = field(default_factory=Skips)
     events: list[Occurrence] = field(default_factory=list)
     watch: Watch[Broken] = field(default_factory=lambda: Watch(clear_after=8))
 
@@ -63,13 +66,19 @@ class GradientNonFinite(Detector[BrokenState]):
         A gradient norm (or the norm of a rank's own gradient, or of a few tensors of it, which are
         watched at every step that bears it) that is not finite. Steps that a
         loss scaler skips for it do not count: finding them is its task. Over after 8 finite steps.
+        Of steps that are skipped, by a loss scaler or by the trainer's own question after a finite
+        norm, each rank says whether its own gradient was finite: where it was not on some ranks,
+        the same ones each time, these are named. Not in the first 50 steps of a loss scaler, nor
+        right after its scale has grown.
 
     Severity:
-        Critical.
+        Critical. Of skipped steps info; warning from the third one on, under a loss scaler from the
+        fifth, critical from the tenth.
 
     Evidence:
         `value`, `tensors` (elements that are not finite, by gradient), `module`, `pass`
-        (forward or backward), `told_by` (rank).
+        (forward or backward), `told_by` (rank). Of skipped steps `times`, `steps`, `scaled`,
+        `finite_on` (ranks whose own gradients were finite).
 
     Source:
         The ranks look for themselves, before the update spreads it and at the steps after
@@ -86,6 +95,15 @@ class GradientNonFinite(Detector[BrokenState]):
         "grad_norm_canary",
         "steps_skipped",
         "loss",
+        "amp_scale",
+    )
+    effects: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            root=("gradient.nonfinite",),
+            root_key=KEY,
+            consequence=("amp.scale_collapse",),
+            why="its steps are skipped for these gradients",
+        ),
     )
 
     def start(self) -> BrokenState:
@@ -142,8 +160,15 @@ class GradientNonFinite(Detector[BrokenState]):
             for e in state.events
             if "at_start" in e.data or e.step > window.last_step - 8 * FOLLOWS
         ]
+        state.skips.take(window)
+        skipped_for = state.skips.findings(window)
         check = _check(window, state)
-        return Outcome({"gradient.nonfinite": check}, tuple(_finding(e) for e in episodes))
+        for found in skipped_for:
+            if state.skips.last_step - found.last_step <= (found.clear_after or 0):
+                if check.status is not Status.OPEN:
+                    check = Check(Status.OPEN, f"{found.title}.")
+        findings = (*(_finding(e) for e in episodes), *skipped_for)
+        return Outcome({"gradient.nonfinite": check}, findings)
 
     def _skips(
         self, window: Window, state: BrokenState, row: np.ndarray[Any, np.dtype[np.float64]]

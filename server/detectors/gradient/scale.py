@@ -11,9 +11,10 @@ import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.gradient.skipped import Skips, whose
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import count, number, percent, ranks
+from rankscope.server.detectors.wording import count, number, percent, ranks, sentences
 from rankscope.server.window import Check, Status, Window
 
 # What a rank reports while its scaler skips one step after the other: such steps have no number.
@@ -58,10 +59,11 @@ class Collapse:
 
 @dataclass(slots=True)
 class ScaleState:
-    """What is remembered: skipped steps so far, at the last observations."""
+    """What is remembered: skipped steps so far, at the last observations, and whose they were."""
 
     judged: int = 0
     highest: float = 0.0
+    skips: Skips = field(default_factory=Skips)
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_BACK + 1))
     watch: Watch[Collapse] = field(default_factory=lambda: Watch(clear_after=32))
 
@@ -102,6 +104,7 @@ class ScaleCollapse(Detector[ScaleState]):
 
     def advance(self, window: Window, state: ScaleState) -> Outcome:
         """Follows scale and skipped steps, of the rank that is worst off."""
+        state.skips.take(window)
         steps, scales = rank_rows(window, "amp_scale")
         counted = {}
         for step, row in zip(*rank_rows(window, "steps_skipped"), strict=True):
@@ -138,7 +141,8 @@ class ScaleCollapse(Detector[ScaleState]):
         for report in reports:
             self._stopped(state, *report)
         findings = tuple(
-            _finding(e, window, self.policy) for e in state.watch.take(window.last_step)
+            _finding(e, window, self.policy, state.skips)
+            for e in state.watch.take(window.last_step)
         )
         return Outcome({"amp.scale_collapse": _check(window, state, self.policy)}, findings)
 
@@ -149,7 +153,9 @@ class ScaleCollapse(Detector[ScaleState]):
         facts.in_a_row = max(facts.in_a_row, skipped)
 
 
-def _finding(episode: Episode[Collapse], window: Window, policy: ScalePolicy) -> Finding:
+def _finding(
+    episode: Episode[Collapse], window: Window, policy: ScalePolicy, skips: Skips
+) -> Finding:
     found, step = episode.facts, episode.first_step
     gone = found.scale < policy.gone
     if found.in_a_row:
@@ -175,6 +181,8 @@ def _finding(episode: Episode[Collapse], window: Window, policy: ScalePolicy) ->
             f"gradients were not finite, at a loss scale of {number(found.scale)}: a scale that "
             "fits skips one step in some thousands."
         )
+    everyone = tuple(int(r) for r in window.ranks)
+    suspects, tensors, source = whose(skips, everyone)
     return Finding(
         kind="amp.scale_collapse",
         severity="critical" if gone or found.in_a_row else "warning",
@@ -182,8 +190,9 @@ def _finding(episode: Episode[Collapse], window: Window, policy: ScalePolicy) ->
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
-        ranks=tuple(int(r) for r in window.ranks),
-        cause=cause,
+        ranks=suspects or everyone,
+        tensors=tensors,
+        cause=sentences(cause, source),
         remedy=(
             "Look for the module that makes values that are not finite (run some steps without "
             "autocast), use bfloat16, which needs no scale, or lower the learning rate."
@@ -202,7 +211,7 @@ def _finding(episode: Episode[Collapse], window: Window, policy: ScalePolicy) ->
 def _check(window: Window, state: ScaleState, policy: ScalePolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window, policy).title}.")
+        return Check(Status.OPEN, f"{_finding(episode, window, policy, state.skips).title}.")
     if not state.judged:
         return Check(Status.NOT_APPLICABLE, "No rank scales its loss (no GradScaler is seen).")
     who = ranks(tuple(int(r) for r in window.ranks))

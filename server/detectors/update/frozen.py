@@ -1,0 +1,202 @@
+"""Parameters that no optimizer is to move, and that something has changed on all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rankscope.server.detectors.base import Detector, Finding, Outcome
+from rankscope.server.detectors.effects import Rule
+from rankscope.server.detectors.incident import AGREED_UNTIL
+from rankscope.server.detectors.wording import agree, count, listing, ranks
+from rankscope.server.window import Check, Status, Window
+
+_EVENT = "parameters.written"
+# What is written at one interval is written again after as many steps as it took until the first
+# time. Nobody is kept waiting for longer than this: target networks are brought up to date after
+# 100 to 1,000 steps, epochs of larger ones may end later.
+_LONGEST_WAIT = 1024
+# Steps after which it is certain that a rank has frozen parameters, or has none.
+_GRACE = 20
+
+
+@dataclass(slots=True)
+class Write:
+    """One tensor.
+
+    Attributes:
+        steps: rank -> steps at which the rank found it changed, two at most.
+        unchanged_until: last step at which every rank had found it unchanged; -1 for none.
+    """
+
+    steps: dict[int, list[int]] = field(default_factory=dict)
+    unchanged_until: int = -1
+
+    @property
+    def first_step(self) -> int:
+        """First step at which a rank found it changed."""
+        return min(steps[0] for steps in self.steps.values())
+
+    def reported_at(self, begin: int) -> int:
+        """Step at which it is certain that it was written once, and not at one interval."""
+        found = max(steps[0] for steps in self.steps.values())
+        return max(found, self.first_step + min(self.first_step - begin, _LONGEST_WAIT) + 1)
+
+    @property
+    def again(self) -> int | None:
+        """First step at which a rank found it changed once more; None for none."""
+        return min((steps[1] for steps in self.steps.values() if len(steps) > 1), default=None)
+
+
+@dataclass(slots=True)
+class FrozenState:
+    """What is remembered.
+
+    Attributes:
+        steps: how many there were.
+        begin, last_step: the first and the last one.
+        writes: by tensor.
+        closed: tensors that are written again and again.
+    """
+
+    steps: int = 0
+    begin: int = -1
+    last_step: int = -1
+    writes: dict[str, Write] = field(default_factory=dict)
+    closed: set[str] = field(default_factory=set)
+
+
+class UpdateFrozen(Detector[FrozenState]):
+    """Parameters that require no gradient have changed, once, on all ranks.
+
+    Frozen weights (the base of LoRA, a backbone) stay what they are: no optimizer moves them. What
+    changes them is a write in place, meant or not: adapters merged into their base, a checkpoint
+    that was loaded, a stray `copy_`, a fault of memory in a run of one process. Where they change
+    on some ranks only, that is `desync.parameters`.
+
+    Statistic:
+        Bits of a tensor that 8 readings had found unchanged, and the next one did not, on every
+        rank. Not where they are then the bits of a trained parameter (a target network that is
+        brought up to date). It is reported after as many steps as there were before it (1,024
+        at most), unless the tensor has changed again by then: what is written again and again (an
+        average of the weights) is written on purpose. Over as soon as it changes again.
+
+    Severity:
+        Info: nothing shows that it was not meant.
+
+    Evidence:
+        `agreed_until` (last step at which all ranks had found it unchanged), `count`, `steps` (the
+        step at which each rank found it).
+
+    Source:
+        Each rank reads its own (`parameters.written` events).
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("update.frozen",)
+    lasting: ClassVar[str] = (
+        "what was written stays different from what it was: the next reading finds it"
+    )
+    effects: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            root=("desync.parameters",),
+            consequence=("update.frozen",),
+            earliest=-1,
+            why="every rank has written values of its own",
+        ),
+    )
+
+    def start(self) -> FrozenState:
+        """Nothing seen yet."""
+        return FrozenState()
+
+    def advance(self, window: Window, state: FrozenState) -> Outcome:
+        """Takes what the ranks report."""
+        state.steps += len(window.steps)
+        state.last_step = max(state.last_step, window.last_step)
+        if state.begin < 0 and len(window.steps):
+            state.begin = int(window.steps[0])
+        for event in window.events:
+            names = event.data.get("tensors")
+            if event.kind != _EVENT or not isinstance(names, list | tuple):
+                continue
+            until = event.data.get("unchanged_until", -1)
+            for name in map(str, names):
+                write = state.writes.setdefault(name, Write())
+                steps = write.steps.setdefault(event.rank, [])
+                if len(steps) < 2:
+                    steps.append(event.step)
+                if len(steps) == 1 and isinstance(until, int):
+                    write.unchanged_until = max(write.unchanged_until, until)
+        everyone = {*window.ranks.tolist()}
+        found: dict[int, list[str]] = {}
+        findings: list[Finding] = []
+        for name, write in state.writes.items():
+            if name in state.closed or not everyone or not everyone <= write.steps.keys():
+                continue
+            reported_at, again = write.reported_at(state.begin), write.again
+            if again is not None and again <= reported_at:
+                state.closed.add(name)
+            elif reported_at <= state.last_step:
+                found.setdefault(write.first_step, []).append(name)
+        for names in found.values():
+            ends = [s for s in (state.writes[name].again for name in names) if s is not None]
+            if ends:
+                state.closed.update(names)
+            last_step = min(ends) - 1 if ends else state.last_step
+            findings.append(
+                _finding(
+                    state, names, max(last_step, state.writes[names[0]].reported_at(state.begin))
+                )
+            )
+        check = self._check(window, state, findings)
+        return Outcome({"update.frozen": check}, tuple(findings))
+
+    def _check(self, window: Window, state: FrozenState, findings: list[Finding]) -> Check:
+        current = [f for f in findings if f.last_step >= state.last_step]
+        if current:
+            return Check(Status.OPEN, f"{current[-1].title}.")
+        held = window.config.get("frozen_tensors")
+        if not held:
+            if state.steps < _GRACE:
+                return Check(Status.INSUFFICIENT_DATA, "Nothing is known of the parameters yet.")
+            return Check(Status.NOT_APPLICABLE, "The model has no parameter that is frozen.")
+        return Check(
+            Status.OK, f"No rank has seen one of {count(int(held), 'frozen tensor')} change once."
+        )
+
+
+def _finding(state: FrozenState, names: list[str], last_step: int) -> Finding:
+    writes = [state.writes[name] for name in names]
+    step = writes[0].first_step
+    who = tuple(sorted(writes[0].steps))
+    until = max(write.unchanged_until for write in writes)
+    what = f"{count(len(names), 'frozen tensor')} {'has' if len(names) == 1 else 'have'} changed"
+    return Finding(
+        kind="update.frozen",
+        key=f"step:{step}",
+        severity="info",
+        title=f"{what} at step {step} ({listing(names, most=1)})"[:118],
+        seen_step=max(write.reported_at(state.begin) for write in writes),
+        last_step=last_step,
+        first_step=step,
+        ranks=who,
+        tensors=tuple(names),
+        stage="outside_optimizer",
+        cause=(
+            f"{listing(names, most=4)} {agree(len(names), 'requires')} no gradient, and no "
+            f"optimizer moves {'it' if len(names) == 1 else 'them'}. Between step {until} and step "
+            f"{step} something else did, on {ranks(who)}: adapters were merged into "
+            "their base or taken out again (which leaves rounding), a checkpoint was loaded, code "
+            "wrote in place."
+        ),
+        remedy=(
+            "Nothing, if this is meant. Else look for what writes to "
+            f"{listing(names, most=1)} between two steps."
+        ),
+        clear_after=0,
+        evidence={
+            AGREED_UNTIL: until,
+            "count": len(names),
+            "steps": {str(rank): writes[0].steps[rank][0] for rank in who},
+        },
+    )

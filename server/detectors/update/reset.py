@@ -1,0 +1,146 @@
+"""The optimizer's state is gone, or an older one, in the midst of a training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rankscope.server.detectors.base import Detector, Finding, Outcome
+from rankscope.server.detectors.desync.resets import Reset, Resets
+from rankscope.server.detectors.effects import Rule
+from rankscope.server.detectors.wording import ranks
+from rankscope.server.window import Check, Status, Window
+
+# Ranks sample their states at intervals of their own: what they report within so many steps is one
+# event. 16 steps are sampled after each report.
+_TOGETHER = 16
+# Steps after which it is certain that a rank's optimizer has a state that can be followed.
+_GRACE = 20
+# A moment of Adam forgets within some 1 / (1 - beta) steps: 10 and 1,000 by default. The first of
+# them has the updates of its own size back after so many.
+_CLEAR = 32
+
+
+@dataclass(slots=True)
+class ResetState:
+    """What is remembered: steps so far, and what the ranks report."""
+
+    steps: int = 0
+    last_step: int = -1
+    resets: Resets = field(default_factory=Resets)
+
+
+class UpdateReset(Detector[ResetState]):
+    """The optimizer's state was cleared, replaced by an older one or overwritten between two steps.
+
+    The optimizer was built anew (after layers were unfrozen, at a change of phase) without its
+    state, or a checkpoint of before was loaded into it: moments and step counters begin again, and
+    the first updates are of another size than those before. On some ranks only it is
+    `desync.optimizer`, where ranks hold replicas.
+
+    Statistic:
+        What a rank sees of the state of one parameter: it is gone, its step counter has gone back,
+        or it was written in place since the last step; and it was as it should be before the 8
+        steps before. Reports of several ranks within 16 steps are one event.
+
+    Severity:
+        Info where all ranks report it: many trainings do so on purpose. Warning where some do and
+        the others do not, of ranks that have no replica to be compared with (a sharded optimizer).
+
+    Evidence:
+        `how` (`reset`, `set back`, `written in place`), `before` and `after` (steps that the state
+        says it has taken), `steps` (by rank).
+
+    Source:
+        Each rank reads its own (`optimizer.state` events).
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("update.reset",)
+    lasting: ClassVar[str] = (
+        "a step counter that has gone back stays behind: the next sample finds it"
+    )
+    effects: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            root=("desync.",),
+            consequence=("update.reset",),
+            earliest=-_TOGETHER,
+            latest=_TOGETHER,
+            why="the ranks' states were changed differently",
+        ),
+    )
+
+    def start(self) -> ResetState:
+        """Nothing seen yet."""
+        return ResetState()
+
+    def advance(self, window: Window, state: ResetState) -> Outcome:
+        """Takes what the ranks report."""
+        state.steps += len(window.steps)
+        state.last_step = max(state.last_step, window.last_step)
+        state.resets.take(window)
+        everyone = {*window.ranks.tolist()}
+        paired = {rank for members in window.classes if len(members) > 1 for rank in members}
+        findings = []
+        for group in _events(state.resets.known):
+            who = {one.rank for one in group}
+            whole = bool(everyone) and everyone <= who
+            # Whether the others report it, too, is certain a little later.
+            late = state.last_step >= group[0].step + _TOGETHER
+            if whole or (late and paired.isdisjoint(who)):
+                findings.append(_finding(group, whole=whole))
+        current = [f for f in findings if f.last_step + _CLEAR >= state.last_step]
+        check = Check(Status.OK, "No rank has seen its optimizer's state change between two steps.")
+        if current:
+            check = Check(Status.OPEN, f"{current[-1].title}.")
+        elif state.steps < _GRACE:
+            check = Check(Status.INSUFFICIENT_DATA, "Too few steps to know the optimizer's state.")
+        elif findings:
+            check = Check(Status.OK, f"It was so last at step {findings[-1].first_step}.")
+        return Outcome({"update.reset": check}, tuple(findings))
+
+
+def _events(known: list[Reset]) -> list[list[Reset]]:
+    """Reports of one event each, in the order of their steps."""
+    found: list[list[Reset]] = []
+    for one in sorted(known, key=lambda r: (r.step, r.rank)):
+        if found and one.step - found[-1][0].step < _TOGETHER:
+            found[-1].append(one)
+        else:
+            found.append([one])
+    return found
+
+
+def _finding(group: list[Reset], *, whole: bool) -> Finding:
+    first = group[0]
+    who = tuple(sorted({one.rank for one in group}))
+    counts = {"before": first.before, "after": first.after} if first.before is not None else {}
+    text = str(first)
+    return Finding(
+        kind="update.reset",
+        key=f"step:{first.step}",
+        severity="info" if whole else "warning",
+        title=f"The optimizer's state of {ranks(who)} was {first.how} before step {first.step}",
+        seen_step=first.step,
+        last_step=first.step,
+        first_step=first.step,
+        ranks=who,
+        stage="optimizer_state",
+        cause=(
+            f"{text[:1].upper()}{text[1:]}. "
+            + (
+                "All ranks report it: the optimizer was built anew, a state of before was loaded "
+                "into it, or code changed it."
+                if whole
+                else "The other ranks do not report it: they went on with the state that they had."
+            )
+        ),
+        remedy=(
+            "Nothing, if this is meant. Else keep the optimizer where parameters change "
+            "(`add_param_group`), and load states before the first step only."
+            if whole
+            else f"Look for code that builds the optimizer anew or loads its state on {ranks(who)} "
+            "only; go back to a checkpoint from before that step."
+        ),
+        clear_after=_CLEAR,
+        evidence={"how": first.how, **counts, "steps": {str(r.rank): r.step for r in group}},
+    )

@@ -1,0 +1,78 @@
+"""Runs of healthy numbers in which ranks report single events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rankscope.server.window import Occurrence
+from tests.support.traces import Trace
+
+STEPS = 300
+
+
+def _run(
+    name: str, seed: int, ranks: int, events: Sequence[Occurrence], **more: Mapping[str, Any]
+) -> Trace:
+    random = np.random.default_rng(seed)
+    shape = (ranks, STEPS)
+    series = {
+        "loss": np.exp(-np.arange(STEPS) / 80) * (1 + 0.02 * random.standard_normal(shape)),
+        "grad_norm": np.ones(shape) * (1 + 0.02 * random.standard_normal(STEPS)),
+        **more.pop("series", {}),
+    }
+    return Trace(name, seed, np.arange(STEPS), series, events=tuple(events), **more)
+
+
+def frozen_written(
+    seed: int, *, at: Sequence[int] = (61,), ranks: Sequence[int] = (0, 1, 2), of: int = 3
+) -> Trace:
+    """Some ranks find a frozen tensor changed at some steps."""
+    data = {"tensors": ["base.weight"], "count": 1}
+    events = [
+        Occurrence(rank, step, "parameters.written", "", {**data, "unchanged_until": step - 1}, 0.0)
+        for step in at
+        for rank in ranks
+    ]
+    return _run("frozen", seed, of, events, config={"frozen_tensors": 4})
+
+
+def state_changed(seed: int, *, at: int = 61, ranks: Sequence[int] = (0, 1, 2)) -> Trace:
+    """The optimizer's state of some ranks goes back; no two ranks hold the same."""
+    data = {"how": "set back", "seen": at - 1, "before": 61.0, "after": 30.0}
+    events = [Occurrence(rank, at, "optimizer.state", "", data, 0.0) for rank in ranks]
+    return _run("state", seed, 3, events)
+
+
+def skipped_gradients(
+    seed: int,
+    *,
+    at: Sequence[int] = (61, 80, 99, 118, 137),
+    of: Sequence[Sequence[int]] = ((1,),),
+    scaled: bool = False,
+    falls: bool = True,
+) -> Trace:
+    """Steps are skipped because the gradients of some ranks are not finite.
+
+    Args:
+        at: the steps.
+        of: the ranks, in turns.
+        scaled: whether there is a loss scaler.
+        falls: whether its scale falls each time, or doubles and falls back.
+    """
+    events = []
+    scale = np.full((3, STEPS), 65536.0)
+    for turn, step in enumerate(at):
+        suspects = of[turn % len(of)]
+        for rank in range(3):
+            names = ["head.weight"] if rank in suspects else []
+            data = {"tensors": names, "count": len(names), "whole": True}
+            events.append(Occurrence(rank, step, "gradient.skipped", "", data, 0.0))
+        if falls:
+            scale[:, step:] /= 2
+        else:
+            scale[:, step - 5 : step] *= 2
+    series = {"amp_scale": scale} if scaled else {}
+    return _run("skipped", seed, 3, events, series=series)
