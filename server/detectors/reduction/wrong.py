@@ -219,12 +219,15 @@ class ReductionWrong(Detector[ReductionState]):
             _is(factor, 1.0, self.policy) or abs(factor - 1.0) <= made.ratio_error / fault.expected
         )
         averaged = _is(factor, 1.0 / micro, self.policy)
-        if not usual and not averaged and not _is_loss_scale(factor, self.policy):
+        # A sum over 64 ranks is no loss scale.
+        by_ranks = _by_ranks(factor, size, self.policy)
+        scaled = _is_loss_scale(factor, self.policy) and not by_ranks
+        if not usual and not averaged and not scaled:
             streak = self._streak(state, made, (factor,))
             fault.pattern = "factor"
             fault.divisor = _divisor(factor, size, window.world_size, int(micro), self.policy)
             # Where nothing was ever scaled by hand, a factor is no coincidence.
-            if _by_ranks(factor, size, self.policy):
+            if by_ranks:
                 if streak.count > 1 or not state.scaled:
                     self._found(state, fault, first_step=streak.since)
                 return
