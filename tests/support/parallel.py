@@ -17,6 +17,7 @@ RUN = "TESTS_OF_RANKSCOPE"
 # them would keep one worker busy while the others have nothing left. Files with tests that are
 # `alone` stay out: beside these, the other workers would wait for long tests to end.
 LONGEST = (
+    "e2e/test_unseen.py",
     "agent/faults/test_every_function.py",
     "e2e/test_replay.py",
     "server/detectors/test_properties.py",
@@ -25,6 +26,8 @@ LONGEST = (
     "agent/faults/test_probe_faults.py",
     "dashboard/test_browser.py",
     "e2e/test_demo.py",
+    "server/detectors/test_peers.py",
+    "e2e/test_drawn_lab.py",
     "e2e/test_logging_jobs.py",
     "e2e/test_unwrapped.py",
     "e2e/test_reruns.py",

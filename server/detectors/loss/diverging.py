@@ -13,6 +13,7 @@ import numpy as np
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.history import Companions, Phases, rate_sentence
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.loss.sign import LossSign
 from rankscope.server.detectors.policy import Blocks, Policy, RisePolicy, Share, Sigmas, Times
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.statistics import (
@@ -102,6 +103,7 @@ class DivergingState:
     values: deque[float] = field(default_factory=lambda: deque(maxlen=_BLOCKS * BLOCK))
     above: int = 0
     signed: bool = False
+    sign: LossSign = field(default_factory=LossSign)
     game_since: int | None = None
     unmeasured: Unmeasured = field(default_factory=Unmeasured)
     incident: _Diverging | None = None
@@ -165,7 +167,10 @@ class LossDiverging(Detector[DivergingState]):
             if not math.isfinite(value):
                 continue
             state.companions.pass_to(step)
-            state.signed |= value < 0
+            state.sign.push(value)
+            if state.sign.negated:
+                continue  # `loss.spike` says so, and its level means nothing meanwhile
+            state.signed = state.sign.natural
             if state.incident is not None and state.incident.over(step):
                 findings.append(self._finding(state.incident))
                 state.incident = None

@@ -14,6 +14,7 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.batch_sizes import SERIES, BatchSizes, effective_sizes
 from rankscope.server.detectors.history import Companions, Phases, RankHistory, rate_sentence
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.loss.sign import LossSign
 from rankscope.server.detectors.policy import (
     Count,
     Observations,
@@ -103,13 +104,15 @@ class _Spike(Incident):
     # What says that it is a new phase of the training, and whether the loss falls in it.
     phase: str = ""
     learns: bool = True
+    # A loss that was positive is negative.
+    negated: bool = False
     # Samples of a rank at this step, and usually.
     batch: tuple[float, float] = (math.nan, math.nan)
 
     @property
     def new_phase(self) -> bool:
         """Whether the data became others, the learning rate did not, and it is no rank's alone."""
-        return bool(self.phase) and self.rise is None and not self.ranks
+        return bool(self.phase) and self.rise is None and not self.ranks and not self.negated
 
 
 @dataclass(slots=True)
@@ -123,6 +126,7 @@ class SpikeState:
     phases: Phases = field(default_factory=Phases)
     sizes: BatchSizes = field(default_factory=BatchSizes)
     onsets: deque[int] = field(default_factory=deque)
+    sign: LossSign = field(default_factory=LossSign)
     judged: int = 0
     incident: _Spike | None = None
 
@@ -141,7 +145,8 @@ class LossSpike(Detector[SpikeState]):
         those of the last 64 steps (8 at least), too: what has risen, or scatters more, since the
         others is no jump. A step of fewer samples than usual scatters more: z is divided by the
         root of how many times fewer. It is over after 16 normal values. What was alarmed about does
-        not enter the 64.
+        not enter the 64. A loss that was positive at 32 steps and more and is negative at the next,
+        by a move of more than 4 times the largest of the last 64, was negated: a spike, too.
 
     Severity:
         Info for a jump of all ranks that is over after one or two values: an odd batch, of which
@@ -152,7 +157,8 @@ class LossSpike(Detector[SpikeState]):
         within 1,000 observations on. Info where the data became others at that step (a mark, or
         targets or sizes of samples beyond all of the 64 before by a tenth) and the loss, within 50
         observations, loses a quarter of the rise again: the next phase of a curriculum. Warning
-        where it does not. Never more than info for losses that change their sign.
+        where it does not. Never more than info for losses that change their sign in their ordinary
+        course.
 
     Evidence:
         `z`, `value`, `usual` (median of the 64), `highest_before`, `progress`, `peak`, `peak_step`,
@@ -193,7 +199,9 @@ class LossSpike(Detector[SpikeState]):
                 continue
             state.sizes.push(size)
             state.companions.pass_to(step)
-            state.progress.push(step, value)
+            negated = state.sign.push(value)
+            if not state.sign.negated:
+                state.progress.push(step, value)
             incident = state.incident
             if incident is not None:
                 if incident.over(step) or incident.observations >= self.policy.settle_after:
@@ -205,7 +213,11 @@ class LossSpike(Detector[SpikeState]):
             if incident is None:
                 state.judged += len(state.baseline) >= self.policy.evidence
                 z = self._judge(state, value, size)
-                if z is None:
+                if negated and len(state.baseline) >= self.policy.evidence:
+                    state.incident = self._open(state, step, value, 0.0, window.ranks, row)
+                    state.incident.negated = state.incident.positive = True
+                    state.incident.batch = (size, state.sizes.usual)
+                elif z is None:
                     state.baseline.accept(value)
                     state.history.push(step, window.ranks, row.copy())
                 else:
@@ -297,9 +309,13 @@ class LossSpike(Detector[SpikeState]):
         incident.observations += 1
         incident.recent.append(value)
         abnormal = (
-            value > incident.highest
-            and (not incident.positive or value > policy.min_ratio * incident.usual)
-            and value - incident.usual > policy.min_progress * state.progress.scale
+            (value < 0)
+            if incident.negated
+            else (
+                value > incident.highest
+                and (not incident.positive or value > policy.min_ratio * incident.usual)
+                and value - incident.usual > policy.min_progress * state.progress.scale
+            )
         )
         if abnormal:
             if incident.calm >= policy.calm:
@@ -313,7 +329,7 @@ class LossSpike(Detector[SpikeState]):
         else:
             incident.calm += 1
             state.baseline.accept(value)
-        incident.returned |= value <= incident.quartile
+        incident.returned |= value >= 0 if incident.negated else value <= incident.quartile
         incident.stayed |= not incident.returned and incident.observations >= policy.return_within
         if not incident.phase and incident.observations <= policy.return_within:
             incident.phase = state.phases.began(incident.first_step, step)
@@ -360,6 +376,11 @@ class LossSpike(Detector[SpikeState]):
             f"The loss{on} jumped from {number(incident.usual)} to {number(incident.value)} "
             f"at step {incident.first_step}"
         )
+        if incident.negated:
+            title = (
+                f"The loss turned negative at step {incident.first_step} "
+                f"({number(incident.usual)} to {number(incident.value)})"
+            )
         if recurrent:
             title += f", spike {incident.spikes} of late"
         elif incident.stayed:
@@ -397,6 +418,14 @@ class LossSpike(Detector[SpikeState]):
 
     def _explain(self, incident: _Spike, recurrent: bool) -> tuple[str, str]:
         step, who = incident.first_step, incident.ranks
+        if incident.negated:
+            return (
+                "A loss that had been positive at all steps before is negative from one step to "
+                "the next, and not by its ordinary course: it was negated, or a term of it has the "
+                "wrong sign. While that is so, the optimizer unlearns what the loss asks for.",
+                f"Look at how the loss is put together from step {step} on: a sign, a difference "
+                "the wrong way round, a reward in place of a cost.",
+            )
         if incident.new_phase:
             return (
                 f"{incident.phase} The data are others since then, as in the next phase of a "
