@@ -263,7 +263,9 @@ def _of_one_gradient(window: Window) -> frozenset[int]:
         if not len(steps):
             continue
         high, low = np.fmax.reduce(rows, axis=1), np.fmin.reduce(rows, axis=1)
-        same |= dict(zip(steps.tolist(), (high - low <= _SAME * high).tolist(), strict=True))
+        with np.errstate(invalid="ignore"):  # infinite ones are of no use for a noise scale
+            alike = high - low <= _SAME * high
+        same |= dict(zip(steps.tolist(), alike.tolist(), strict=True))
     return frozenset(step for step, is_same in same.items() if is_same)
 
 
