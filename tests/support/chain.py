@@ -206,7 +206,7 @@ def chain(
         for r in range(ranks):
             said = Said()
             alone = fault == "skips" and r == rank and step == at
-            stuck = fault in ("frozen", "holds-others-frozen", "converged") and hit
+            stuck = fault in ("frozen", "holds-others-frozen", "converged", "tolerates") and hit
             if fault == "one-frozen" and hit:
                 stuck = r == rank
             unchanged = 0
@@ -379,6 +379,9 @@ def chain(
         configs = [config_of(data_parallel={}) for _ in range(ranks)]
     if fault == "other-learning-rate":
         configs[rank] = config_of(parameter_groups=[{"lr": 0.1, "momentum": 0.9}])
+    if fault == "tolerates":
+        group = {"lr": 0.05, "tolerance_grad": 1e-7, "tolerance_change": 1e-9}
+        configs = [config_of(parameter_groups=[group])] * ranks
     if fault == "other-commit":
         configs[rank] = config_of(git_commit="9e01bb")
     if fault == "other-torch":

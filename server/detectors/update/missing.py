@@ -150,11 +150,12 @@ class UpdateMissing(Detector[MissingState]):
         more, after steps have moved them.
 
     Severity:
-        Critical where nothing moves, warning for some of the tensors (frozen on the way, too), info
-        where the optimizer leaves out a part of the model from the start, or where it is frozen
-        before the first step (which may be meant). Warning where it leaves out less than half of
-        the trained tensors, and these were seen to get gradients and to stay as they were at 8
-        samples: no optimizer holds them.
+        Critical where nothing moves (info where something did before and the optimizer has a
+        stopping rule: LBFGS's tolerances), warning for some of the tensors (frozen on the way,
+        too), info where the optimizer leaves out a part of the model from the start, or where it
+        is frozen before the first step (which may be meant). Warning where it leaves out less than
+        half of the trained tensors, and these were seen to get gradients and to stay as they were
+        at 8 samples: no optimizer holds them.
 
     Evidence:
         `tensors` (that did not move) `of` this many, `whole`, `missing` (names that the optimizer
@@ -398,9 +399,29 @@ def _finding(episode: Episode[Still], window: Window) -> Finding:
         of = f" of {still.of}" if still.of else ""
         verb = agree(still.tensors, "does")
         what = f"{count(still.tensors, 'tensor')}{of} {verb} not move"
+    why = (
+        "Possibly the optimizer holds other tensors than the model (it was built before the "
+        "model was wrapped, moved or given new parts), its learning rate for them is 0, or the "
+        "update is smaller than the last bit of a 16-bit parameter."
+    )
+    remedy = (
+        "Build the optimizer after the model has been moved, wrapped and changed; check the "
+        "learning rates of its groups; keep 32-bit master weights where parameters have 16."
+    )
+    # What has moved at first is held by the optimizer.
+    stops = _tolerances(window) if still.whole and step > _begin(window) else ""
+    if stops:
+        why = (
+            f"It has a stopping rule ({stops}): such an optimizer leaves the parameters alone once "
+            "its steps, or the gradient, are below it, or where its line search finds no step."
+        )
+        remedy = (
+            "Nothing, if the loss is as low as it should be: the training has converged, and "
+            "further steps are for nothing. Else lower the tolerances, or build the optimizer anew."
+        )
     return Finding(
         kind="update.missing",
-        severity="critical" if still.whole else "warning",
+        severity="info" if stops else "critical" if still.whole else "warning",
         title=f"{what} since step {step} although there are gradients{where}",
         seen_step=episode.seen_step,
         last_step=episode.last_step,
@@ -412,14 +433,9 @@ def _finding(episode: Episode[Still], window: Window) -> Finding:
             + ("all parameters" if still.whole else "these parameters")
             + f" as they were, bit for bit, at {count(episode.seen, 'checked step')}{where}, "
             "although their gradients are not zero.",
-            "Possibly the optimizer holds other tensors than the model (it was built before the "
-            "model was wrapped, moved or given new parts), its learning rate for them is 0, or the "
-            "update is smaller than the last bit of a 16-bit parameter.",
+            why,
         ),
-        remedy=(
-            "Build the optimizer after the model has been moved, wrapped and changed; check the "
-            "learning rates of its groups; keep 32-bit master weights where parameters have 16."
-        ),
+        remedy=remedy,
         clear_after=episode.clear_after,
         evidence={
             "tensors": still.tensors,
@@ -429,6 +445,22 @@ def _finding(episode: Episode[Still], window: Window) -> Finding:
             "observed": episode.seen,
         },
     )
+
+
+def _begin(window: Window) -> int:
+    """The step before which nothing was seen to move: a process's first one, or the next."""
+    return 1 + min((begins[0] for begins in window.begins.values() if begins), default=0)
+
+
+def _tolerances(window: Window) -> str:
+    """The settings by which the optimizer stops of its own accord, as those of LBFGS do."""
+    groups = window.config.get("parameter_groups")
+    for group in groups if isinstance(groups, list) else ():
+        if isinstance(group, Mapping):
+            names = [k for k in group if isinstance(k, str) and k.startswith("tolerance")]
+            if names:
+                return listing([f"`{name}` {group[name]}" for name in names], most=4)
+    return ""
 
 
 def _stopped(episode: Episode[Frozen], window: Window) -> Finding:
