@@ -1,4 +1,4 @@
-"""Puts a desync into digests: what, why, and what to do about it."""
+"""Puts a desync into words: what, why, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import sys
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.desync.incident import Divergence, Growth
-from rankscope.server.detectors.desync.links import broken_link, shown_groups, stage_of
+from rankscope.server.detectors.desync.links import broken_link, stage_of
 from rankscope.server.detectors.desync.order import SETTINGS
+from rankscope.server.detectors.desync.recovery import shown_groups
 from rankscope.server.detectors.incident import AGREED_UNTIL
 from rankscope.server.detectors.wording import (
     agree,

@@ -8,12 +8,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
-from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Outcome, Reach
+from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.update.still import (
+    Frozen,
+    Still,
+    finding_of,
+    frozen_finding,
+    outside_finding,
+)
 from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import agree, count, listing, ranks, sentences
+from rankscope.server.detectors.wording import count
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
@@ -45,52 +52,6 @@ class MissingPolicy(Policy):
     converged: Share = 1e-5
     never: Observations = 8
     forgotten: Share = 0.5
-
-
-@dataclass(slots=True)
-class Still:
-    """Parameters that do not move.
-
-    Attributes:
-        ranks: on which.
-        tensors: how many, most of all; of `of`; 0 where only the whole model is known.
-        whole: whether nothing moves at all.
-        names: of the tensors, where they are known.
-        held_elsewhere: whether the optimizer was known to hold other tensors from the start.
-        never: samples at which they had a gradient and were as at first, from `never_since` on; 0
-            where one of them was seen to move, or too few were examined.
-        forgotten: they are few beside those that the optimizer holds.
-        adds_up: their gradients were never set to zero, at every sample.
-    """
-
-    ranks: tuple[int, ...]
-    tensors: int
-    of: int
-    whole: bool
-    names: tuple[str, ...] = ()
-    held_elsewhere: bool = False
-    never: int = 0
-    never_since: int = 0
-    forgotten: bool = False
-    adds_up: bool = False
-
-
-@dataclass(slots=True)
-class Frozen:
-    """Parameters that were trained and require no gradient any more.
-
-    Attributes:
-        names: of them, at most 500; of `count`.
-        by_rank: rank -> how many.
-    """
-
-    names: tuple[str, ...]
-    by_rank: dict[int, int]
-
-    @property
-    def count(self) -> int:
-        """Most of a rank."""
-        return max(self.by_rank.values())
 
 
 @dataclass(slots=True)
@@ -234,13 +195,13 @@ class UpdateMissing(Detector[MissingState]):
                 rows["gradient_carried_outside"].get(step),
             )
         self._frozen(window, state)
-        findings = [_finding(e, window) for e in state.watch.take(window.last_step)]
-        findings += [_stopped(e, window) for e in state.frozen.take(window.last_step)]
+        findings = [finding_of(e, window) for e in state.watch.take(window.last_step)]
+        findings += [frozen_finding(e, window) for e in state.frozen.take(window.last_step)]
         known = state.elsewhere or self._seen_of(state)
         if state.elsewhere is not None:
             findings = []  # that nothing moves follows from it
         if known is not None:
-            findings.append(_held(known, state.begun, max(window.last_step, state.begun)))
+            findings.append(outside_finding(known, state.begun, max(window.last_step, state.begun)))
         return Outcome({"update.missing": _check(window, state)}, tuple(findings))
 
     def _outside(
@@ -390,206 +351,16 @@ def _by_step(window: Window, name: str) -> list[tuple[int, np.ndarray[Any, np.dt
     return list(zip(steps.tolist(), rows, strict=True))
 
 
-def _finding(episode: Episode[Still], window: Window) -> Finding:
-    still, step = episode.facts, episode.first_step
-    where = "" if len(still.ranks) == window.world_size else f" on {ranks(still.ranks)}"
-    if still.whole:
-        what = "No parameter moves"
-    else:
-        of = f" of {still.of}" if still.of else ""
-        verb = agree(still.tensors, "does")
-        what = f"{count(still.tensors, 'tensor')}{of} {verb} not move"
-    why = (
-        "Possibly the optimizer holds other tensors than the model (it was built before the "
-        "model was wrapped, moved or given new parts), its learning rate for them is 0, or the "
-        "update is smaller than the last bit of a 16-bit parameter."
-    )
-    remedy = (
-        "Build the optimizer after the model has been moved, wrapped and changed; check the "
-        "learning rates of its groups; keep 32-bit master weights where parameters have 16."
-    )
-    # What has moved at first is held by the optimizer.
-    stops = _tolerances(window) if still.whole and step > _begin(window) else ""
-    if stops:
-        why = (
-            f"It has a stopping rule ({stops}): such an optimizer leaves the parameters alone once "
-            "its steps, or the gradient, are below it, or where its line search finds no step."
-        )
-        remedy = (
-            "Nothing, if the loss is as low as it should be: the training has converged, and "
-            "further steps are for nothing. Else lower the tolerances, or build the optimizer anew."
-        )
-    return Finding(
-        kind="update.missing",
-        severity="info" if stops else "critical" if still.whole else "warning",
-        title=f"{what} since step {step} although there are gradients{where}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
-        ranks=still.ranks,
-        stage="parameters",
-        cause=sentences(
-            f"Since step {step}, `optimizer.step()` has left "
-            + ("all parameters" if still.whole else "these parameters")
-            + f" as they were, bit for bit, at {count(episode.seen, 'checked step')}{where}, "
-            "although their gradients are not zero.",
-            why,
-        ),
-        remedy=remedy,
-        clear_after=episode.clear_after,
-        evidence={
-            "tensors": still.tensors,
-            "of": still.of,
-            "whole": still.whole,
-            "missing": list(still.names),
-            "observed": episode.seen,
-        },
-    )
-
-
-def _begin(window: Window) -> int:
-    """The step before which nothing was seen to move: a process's first one, or the next."""
-    return 1 + min((begins[0] for begins in window.begins.values() if begins), default=0)
-
-
-def _tolerances(window: Window) -> str:
-    """The settings by which the optimizer stops of its own accord, as those of LBFGS do."""
-    groups = window.config.get("parameter_groups")
-    for group in groups if isinstance(groups, list) else ():
-        if isinstance(group, Mapping):
-            names = [k for k in group if isinstance(k, str) and k.startswith("tolerance")]
-            if names:
-                return listing([f"`{name}` {group[name]}" for name in names], most=4)
-    return ""
-
-
-def _stopped(episode: Episode[Frozen], window: Window) -> Finding:
-    frozen, step = episode.facts, episode.first_step
-    who = tuple(sorted(frozen.by_rank))
-    where = "" if len(who) == window.world_size else f" on {ranks(who)}"
-    of = int(window.config.get("parameter_tensors") or 0)
-    # Frozen before anything has moved: that is how the training was set up.
-    begins = [b[-1] for b in window.begins.values() if b]
-    at_first = step <= min(begins, default=0)
-    names = listing([f"`{name}`" for name in frozen.names], most=4)
-    return Finding(
-        kind="update.missing",
-        key="frozen",
-        severity="info" if at_first else "warning",
-        title=f"{count(frozen.count, 'tensor')}{f' of {of}' if of else ''} "
-        f"{agree(frozen.count, 'is')} frozen since step {step}{where}",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
-        ranks=who,
-        tensors=frozen.names,
-        stage="parameters",
-        cause=sentences(
-            f"Since step {step} at the latest {names} "
-            f"{agree(frozen.count, 'requires')} no gradient{where}, and did when "
-            "the monitor was attached: the optimizer holds them, and no step changes them.",
-            "Something has set `requires_grad` to False on the way: possibly a schedule of "
-            "freezing, a switch for another phase (evaluation, a second network) that was not "
-            "taken back, or a condition that holds too long.",
-        ),
-        remedy=(
-            "If it is meant, silence this alert. Else set `requires_grad` to True again, and look "
-            "for what has frozen them."
-        ),
-        clear_after=0,
-        evidence={
-            "tensors": frozen.count,
-            "of": of,
-            "whole": False,
-            "missing": [],
-            "observed": episode.seen,
-        },
-    )
-
-
-def _held(still: Still, step: int, last_step: int) -> Finding:
-    names = listing(list(still.names), most=4)
-    if still.whole:
-        title = f"The optimizer holds none of the model's {still.of} parameters"
-        cause = (
-            "When the monitor was attached, the optimizer held tensors of which none is a "
-            f"parameter of the model: its steps change nothing of {names or 'the model'}. It was "
-            "built before the model was wrapped, moved to a device or replaced."
-        )
-    else:
-        left = agree(still.tensors, "is")
-        title = (
-            f"{still.tensors} of {count(still.of, 'trained tensor')} {left} not in the optimizer"
-        )
-        one = still.tensors == 1
-        cause = (
-            f"When the monitor was attached, the optimizer did not hold {names}, which "
-            f"{'requires' if one else 'require'} a gradient: no step of it changes "
-            f"{'it' if one else 'them'}."
-        )
-        if still.never:
-            cause = sentences(
-                cause,
-                f"{'It has' if one else 'They have'} got gradients at "
-                f"{count(still.never, 'checked step')} since step {still.never_since}, and "
-                f"{'is' if one else 'are'} bit for bit what {'it was' if one else 'they were'}: no "
-                "other optimizer has changed anything either.",
-                f"{'Its gradient is' if one else 'Their gradients are'} never set to zero, since "
-                "`optimizer.zero_grad()` reaches what the optimizer holds only: so "
-                f"{'it adds' if one else 'they add'} up from step to step, and "
-                f"{'is' if one else 'are'} part of the norm that clipping all parameters divides "
-                "by."
-                if still.adds_up
-                else "",
-                "It may be meant, since most of the model is left out."
-                if not still.forgotten
-                else "",
-            )
-        else:
-            cause += (
-                " Another optimizer may do so; if none does, "
-                f"{'it was' if one else 'they were'} possibly added or replaced after this one was "
-                "built."
-            )
-    return Finding(
-        kind="update.missing",
-        key="held",
-        severity="critical" if still.whole else "warning" if still.forgotten else "info",
-        title=title,
-        seen_step=step,
-        last_step=last_step,
-        first_step=step,
-        ranks=still.ranks,
-        tensors=still.names,
-        stage="start",
-        cause=cause,
-        remedy=(
-            "Build the optimizer from `model.parameters()` after the model has been moved, wrapped "
-            "and changed, or add what is missing with `add_param_group`. Set `requires_grad` to "
-            "False for what is not to be trained."
-        ),
-        clear_after=0,
-        evidence={
-            "tensors": still.tensors,
-            "of": still.of,
-            "whole": still.whole,
-            "missing": list(still.names),
-            "never_updated": still.never,
-            "adds_up": still.adds_up,
-        },
-    )
-
-
 def _check(window: Window, state: MissingState) -> Check:
     episode = state.watch.open(window.last_step)
     for still in (state.elsewhere, state.uncovered):
         if still is not None:
-            return Check(Status.OPEN, f"{_held(still, state.begun, 0).title}.")
+            return Check(Status.OPEN, f"{outside_finding(still, state.begun, 0).title}.")
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+        return Check(Status.OPEN, f"{finding_of(episode, window).title}.")
     stopped = state.frozen.open(window.last_step)
     if stopped is not None:
-        return Check(Status.OPEN, f"{_stopped(stopped, window).title}.")
+        return Check(Status.OPEN, f"{frozen_finding(stopped, window).title}.")
     if not state.judged:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No update has been examined yet.")

@@ -1,0 +1,26 @@
+"""What texts about a desync share: the groups of equal ranks, and how to make them equal again."""
+
+from __future__ import annotations
+
+from rankscope.server.detectors.desync.incident import Divergence
+from rankscope.server.detectors.wording import listing
+
+
+def shown_groups(incident: Divergence) -> str:
+    """The groups of equal ranks: `(0 and 1) and (2 and 3)`."""
+    return listing([f"({listing([str(r) for r in group])})" for group in incident.groups])
+
+
+def restore(incident: Divergence, source: str = "") -> str:
+    """How to get out of it once the cause is mended."""
+    good = next((group for group in incident.groups if incident.decided), ())
+    source = source or (f"rank {good[0]}" if good else "a rank that you trust")
+    again = (
+        f"go back to a checkpoint from before step {incident.first_step}"
+        if incident.first_step > 0
+        else "start again"
+    )
+    return (
+        "Then make the ranks equal again: broadcast parameters and optimizer state from "
+        f"{source}, or {again}."
+    )
