@@ -75,6 +75,6 @@ def test_digests_of_models_with_copies_are_no_versions_of_one_model():
 
 def test_ranks_that_read_the_same_batches_are_reported():
     same = np.tile(np.arange(1, 41, dtype=np.uint64), (4, 1))
-    run = Copies("same", 0, np.arange(40), {"loss": np.ones((4, 40))}, digests={"batch": same})
+    run = Copies("same", 0, np.arange(40), {"loss": np.ones((4, 40))}, words={"batch": same})
     [alert] = judge(run, [Duplicated()]).alerts
     assert alert.kind == "data.duplicated"

@@ -14,7 +14,9 @@ PLURALS = {
     "batch": "batches",
     "odd batch": "odd batches",
     "matrix": "matrices",
+    "pass": "passes",
     "push": "pushes",
+    "sampled loss": "sampled losses",
 }
 VERBS = {"is": "are", "was": "were", "has": "have", "does": "do"}
 

@@ -70,4 +70,4 @@ def test_ranks_that_have_said_nothing_new_stay_the_same_objects(engine):
     store(engine, 1, 1, [5], [1.0], at=7.0)
     after = read(engine, after=2, reader=reader).liveness
     assert after[0] is before[0]
-    assert (after[1].through_step, after[1].life.last_seen, after[1].attempt) == (5, 7.0, 0)
+    assert (after[1].through_step, after[1].liveness.last_seen, after[1].attempt) == (5, 7.0, 0)
