@@ -59,7 +59,7 @@ class Frozen:
         ranks: Int64,
         of_replicas: Comparison | None,
     ) -> Comparison | None:
-        """The comparison of a step; None where it tells nothing of all parts together.
+        """The comparison of a step; None where it says nothing of all parts together.
 
         Args:
             key: step and stage.

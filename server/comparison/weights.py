@@ -321,7 +321,7 @@ def _one_by_one(base: Float64, basis: Float64, target: Float64) -> tuple[Float64
 
 
 def _in_groups(size: int, basis: Float64, target: Float64) -> tuple[Float64, Float64]:
-    """Weights and their errors, where so many consecutive ranks have the same."""
+    """Weights and their errors, where this many consecutive ranks have the same."""
     first = np.arange(0, len(basis), size)
     found = solve(np.add.reduceat(basis, first), target)
     weights, errors = (np.repeat(each, size)[: len(basis)] for each in found)

@@ -127,9 +127,9 @@ class Companions:
         }
 
 
-# Steps beside an onset at which the data may have become others: onsets are told by blocks of 10.
+# Steps beside an onset at which the data may have become others: onsets are known by blocks of 10.
 _BESIDE = 10
-# Values before a step that tell what was usual, at least and at most, and those since that are
+# Values before a step that show what was usual, at least and at most, and those since that are
 # beyond all of them. Of 18 values that are drawn alike the last two are the largest with a chance
 # of 1 in 153, and it is asked only where the loss has just left its course.
 _USUAL, _MOST_USUAL, _SINCE = 16, 64, 2

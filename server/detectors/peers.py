@@ -24,18 +24,18 @@ from rankscope.server.window import Bool, Float64, Int64
 
 # Observations between two judgements: the fewest of which a median says something.
 BLOCK = 8
-# Observations before a change, at the least, that say what was usual: of so many normal values the
-# median absolute deviation is within a factor of 1.6 of the truth (95 %).
+# Observations before a change, at the least, that say what was usual: of this many normal values
+# the median absolute deviation is within a factor of 1.6 of the truth (95 %).
 BEFORE = 24
 # Observations that are remembered.
 MEMORY = 512
 # Observations after a change that are tried, smallest first.
 _AFTER = (8, 16, 32, 64)
-# A median that has moved by so many of its standard errors. Some 20 windows of a run, 4 lengths and
-# up to 1,024 ranks are tested: 5.6 would do for one false alarm in 1,000 runs of normal distances;
-# what is left is for tails that are not normal and for values that are not independent.
+# A median that has moved by this many of its standard errors. Some 20 windows of a run, 4 lengths
+# and up to 1,024 ranks are tested: 5.6 would do for one false alarm in 1,000 runs of normal
+# distances; what is left is for tails that are not normal and for values that are not independent.
 _SHIFTED = 8.0
-# What moves by less than so many standard deviations of single values overlaps with what it was.
+# What moves by less than this many standard deviations of single values overlaps with what it was.
 _MATERIAL = 2.0
 # Single values beyond all before that make it a habit; the chance of as many, and the largest of
 # its two factors: a run of 1,000 steps is judged 125 times, at 3 lengths.
@@ -59,7 +59,7 @@ class Change:
 
     Attributes:
         question: `shift` for a lasting move, `recurring` for single values again and again.
-        ranks: the suspect one; both of two where nothing tells which.
+        ranks: the suspect one; both of two where nothing shows which.
         first_step, seen_step: since when, and the newest observation.
         size: logarithm of how many times the others' its values have become.
         z: in standard errors, or of single values in multiples of the furthest before.

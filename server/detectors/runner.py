@@ -166,7 +166,7 @@ class Evaluation:
             name, how = DESCENT, ""
             if self._turns_since is not None:
                 findings = _as_information(findings, IN_TURNS, self._turns_since)
-            if any((told or {}).get(ENVIRONMENTS) for told in window.configs.values()):
+            if any((c or {}).get(ENVIRONMENTS) for c in window.configs.values()):
                 findings = _as_information(findings, FROM_REWARDS)
         profile = PROFILES[name]
         for kind, why in profile.without.items():

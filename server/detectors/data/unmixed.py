@@ -22,7 +22,7 @@ class UnmixedPolicy(Policy):
         size: samples that the median is of.
         share: of the scatter of all targets so far. Of random batches it is 1, of tasks of two
             classes that follow each other, of ten classes, 0.3: what is drawn from one class at a
-            time has next to nothing of it.
+            time has almost nothing of it.
     """
 
     size: Observations = 32
@@ -94,7 +94,7 @@ class Unmixed(Detector[UnmixedState]):
         if episode is not None:
             return Check(Status.OPEN, f"{_finding(episode).title}.")
         if not state.judged:
-            why = "No loss over classes was seen, so nothing tells how alike targets are."
+            why = "No loss over classes was seen, so nothing shows how alike targets are."
             return Check(Status.MISSING_INPUT, why)
         if state.judged < self.policy.size:
             why = f"{count(state.judged, 'sampled step')} of {self.policy.size} needed."

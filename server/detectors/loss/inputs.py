@@ -134,7 +134,7 @@ def _finding(name: str, episode: Episode[float], given: Given) -> Finding:
             "Outputs and targets have shapes of different length, such as [N, 1] and [N], and are "
             f"broadcast against each other: {number(episode.facts)} times as many differences are "
             "taken as there are elements. Each output is drawn to the mean of all targets, so the "
-            "model learns next to nothing of the inputs."
+            "model learns almost nothing from the inputs."
         )
         remedy = "Give both one shape: `outputs.squeeze(-1)`, or `targets.unsqueeze(-1)`."
     elif name == "scores_softmaxed":

@@ -41,7 +41,7 @@ from rankscope.server.window import Check, Float64, Status, Window
 _BESIDE = ("lr", "input_rms", "explained_deviance")
 # Of the inputs of one place: sources that take turns are normalised alike, to within this factor.
 _LARGER = 3.0
-# Of the learning rate of one place, as a rise of it is told everywhere (`RisePolicy`).
+# Of the learning rate of one place, as a rise of it is found everywhere (`RisePolicy`).
 _FASTER = 1.5
 # Share of the deviance explained at other places: more than a small part of what there is to learn.
 _GOOD = 0.25

@@ -38,7 +38,7 @@ class HighPolicy(RisePolicy):
     Attributes:
         large_update: median update, relative to the parameters, that is too large; healthy medians
             reach 7e-3, single updates 9.9e-3.
-        overwriting: update at which so many steps are enough: a tenth of the parameters in each.
+        overwriting: update at which this many steps are enough: a tenth of the parameters in each.
         usual_update: update that the remedy aims at.
         updates: sampled updates before their size counts.
         evidence: losses before anything is judged.
@@ -156,7 +156,7 @@ class RateTooHigh(Detector[HighState]):
             if finding.severity != "info" and (finding.kind != _DEAD or finding.key == _UNITS)
         ]
         asked = {kind: check for answer in answers for kind, check in answer.checks.items()}
-        # Units tell of a rate that was too high, and nothing where there are none.
+        # Units report a rate that was too high, and nothing where there are none.
         del asked[_DEAD]
         if not state.normed:
             # A run without norms is judged by its loss.

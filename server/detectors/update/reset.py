@@ -11,13 +11,13 @@ from rankscope.server.detectors.effects import Rule
 from rankscope.server.detectors.wording import ranks
 from rankscope.server.window import Check, Status, Window
 
-# Ranks sample their states at intervals of their own: what they report within so many steps is one
-# event. 16 steps are sampled after each report.
+# Ranks sample their states at intervals of their own: what they report within this many steps is
+# one event. 16 steps are sampled after each report.
 _TOGETHER = 16
 # Steps after which it is certain that a rank's optimizer has a state that can be followed.
 _GRACE = 20
 # A moment of Adam forgets within some 1 / (1 - beta) steps: 10 and 1,000 by default. The first of
-# them has the updates of its own size back after so many.
+# them has the updates of its own size back after this many.
 _CLEAR = 32
 
 

@@ -36,7 +36,7 @@ class SchedulePolicy(Policy):
         looks: consecutive samples at which the schedule was too fast.
         looked: steps over which it was.
         alternating: largest over smallest rate of a period of a few steps, from which on they are
-            no rounding: as a rise of the rate is told everywhere.
+            no rounding: as a rise of the rate is found everywhere.
     """
 
     nothing: Share = 1e-6
