@@ -371,6 +371,9 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         if change.question != "shift" or usual <= self.policy.least_level * median(state.first):
             return
         incident = state.offset
+        if incident is not None and (incident.factor > 1) != (change.size > 0):
+            state.peers = None  # back to where it was: from here on it is like the others again
+            return
         if incident is None:
             incident = state.offset = _Outlier(
                 first_step=change.first_step,

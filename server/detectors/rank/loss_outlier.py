@@ -305,7 +305,9 @@ class RankLossOutlier(Detector[LossOutlierState]):
         policy = self.policy
         incident = state.incident
         if incident is not None:
-            if set(change.ranks) & set(incident.ranks):
+            if change.question == "shift" and (incident.difference > 0) != (change.size > 0):
+                state.peers = None  # back to where it was: like the others again from here on
+            elif set(change.ranks) & set(incident.ranks):
                 incident.last_step = max(incident.last_step, change.seen_step)
                 if incident.recurring is not None and change.question == "recurring":
                     incident.recurring = change

@@ -8,7 +8,7 @@ from typing import ClassVar
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.desync.resets import Reset, Resets
 from rankscope.server.detectors.effects import Rule
-from rankscope.server.detectors.wording import ranks
+from rankscope.server.detectors.wording import if_several, ranks
 from rankscope.server.window import Check, Status, Window
 
 # Ranks sample their states at intervals of their own: what they report within this many steps is
@@ -128,8 +128,8 @@ def _finding(group: list[Reset], *, whole: bool) -> Finding:
         cause=(
             f"{text[:1].upper()}{text[1:]}. "
             + (
-                "All ranks report it: the optimizer was built anew, a state of before was loaded "
-                "into it, or code changed it."
+                f"{if_several(len(who), 'All ranks report it: the', before='') or 'The'} "
+                "optimizer was built anew, a state of before was loaded into it, or code changed it."
                 if whole
                 else "The other ranks do not report it: they went on with the state that they had."
             )
