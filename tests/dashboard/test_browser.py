@@ -130,8 +130,8 @@ def test_the_curves_are_the_numbers_that_were_posted_and_that_the_interface_give
         for series in answer["series"]:
             steps, values = drawn[f"rank {series['rank']}"]
             assert steps.tolist() == series["steps"]
-            drawn = np.array(series["values"], float)
-            assert np.array_equal(values, drawn, equal_nan=True)
+            answered = np.array(series["values"], float)
+            assert np.array_equal(values, answered, equal_nan=True)
             assert np.array_equal(values, BROKEN.values(metric, series["rank"]), equal_nan=True)
     assert np.isnan(lines(page, "loss")["rank 1"][1][300])
     label = page.locator('.chart[data-metric="loss"] .plot').get_attribute("aria-label")

@@ -129,7 +129,8 @@ def _finding(group: list[Reset], *, whole: bool) -> Finding:
             f"{text[:1].upper()}{text[1:]}. "
             + (
                 f"{if_several(len(who), 'All ranks report it: the', before='') or 'The'} "
-                "optimizer was built anew, a state of before was loaded into it, or code changed it."
+                "optimizer was built anew, a state of before was loaded into it, or code changed "
+                "it."
                 if whole
                 else "The other ranks do not report it: they went on with the state that they had."
             )
