@@ -19,7 +19,6 @@ AT, SUSPECT = logging_jobs.AT, logging_jobs.SUSPECT
     ("fault", "series"),
     [
         ("shifted", "train/margin"),
-        ("gradient", "grad_norm_local"),
         ("silent", "train/entropy"),
         ("spikes", "train/entropy"),
     ],
@@ -35,6 +34,16 @@ def test_what_no_other_kind_names_is_found_with_its_rank_and_step(tmp_path, faul
         assert alert.evidence["period"] == logging_jobs.EVERY
     others = {kind for kind, a in job.alerts.items() if a.severity != "info"} - {"metric.anomaly"}
     assert others <= OF_A_BUSY_MACHINE
+
+
+def test_a_gradient_half_as_large_again_has_a_better_name_than_an_anomaly(tmp_path):
+    job = judged_job(SCRIPT, "gradient", ranks=4, folder=tmp_path)
+    alert = job.alerts["rank.gradient_outlier"]
+    assert (alert.severity, alert.ranks) == ("warning", [SUSPECT])
+    assert abs(alert.first_step - AT) <= 5
+    assert alert.evidence["factor"] == pytest.approx(1.5, abs=0.25)
+    others = {kind for kind, a in job.alerts.items() if a.severity != "info"}
+    assert others - {"rank.gradient_outlier"} <= OF_A_BUSY_MACHINE
 
 
 # Each takes half a minute; the other healthy courses are cases of the detector.
