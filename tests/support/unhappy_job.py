@@ -61,7 +61,7 @@ def go_wrong():
         raise KeyboardInterrupt
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if how == "told to end":
+    if how == "asked to end":
         os.kill(os.getpid(), signal.SIGTERM)
         stand_still()
 
