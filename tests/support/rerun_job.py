@@ -35,7 +35,7 @@ def main():
         optimizer.zero_grad()
         functional.cross_entropy(model(x), (x.sum(1) > 0).long()).backward()
         optimizer.step()
-        if HOW == "apart" and WRONG and step >= 20:
+        if HOW == "diverges" and WRONG and step >= 20:
             with torch.no_grad():
                 model.module[0].weight.mul_(1.001)
     dist.barrier()
