@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -161,7 +162,7 @@ class Trainer:
             model: nn.Module = self.net
         else:
             model = self.model
-        context = self.model.no_sync() if skipped else _nothing()  # type: ignore[operator]
+        context = self.model.no_sync() if skipped else contextlib.nullcontext()  # type: ignore[operator]
         with context, torch.autocast("cpu", torch.bfloat16, recipe.precision == "bfloat16"):
             loss = self.criterion(model(batch[0]), batch[1])
         if self.acts("loss") and self.fault is not None:
@@ -365,11 +366,6 @@ class Trainer:
 def _local(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """This rank's own parts, where tensors are sharded."""
     return [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
-
-
-class _nothing:
-    def __enter__(self) -> None: ...
-    def __exit__(self, *error: object) -> None: ...
 
 
 def train(order: Order, rank: int) -> None:
