@@ -145,7 +145,12 @@ class BatchMaker:
             dropped=self._records.dropped,
             **points,
         )
-        self._append(batch, [_FAILED_ENCODINGS])
+        try:
+            self._append(batch, [_FAILED_ENCODINGS])
+        except BaseException:
+            # The hello went with the batch, and the server may have no later batch to ask in.
+            self._delivery.hello_wanted |= batch.hello is not None
+            raise
 
     def _with_pauses(self, rows: Iterable[wire.Row]) -> Iterator[wire.Row]:
         """The rows, with time between them for the training thread."""

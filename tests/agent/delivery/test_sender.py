@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rankscope.agent import wire
+from rankscope.agent.delivery.queue import BatchQueue
 from rankscope.agent.delivery.records import Records
 from rankscope.agent.delivery.sync import sync
 from rankscope.agent.launcher import Identity
@@ -61,6 +62,29 @@ def test_hello_comes_first_and_once(collector: Collector, rank: Callable[..., Ra
     assert (first.rank, first.world_size, first.attempt) == (3, 8, 2)
     assert others[-1].error == "RuntimeError: boom"
     assert others[-1].state == "failed"
+
+
+@pytest.mark.contained
+def test_a_hello_that_is_lost_on_the_way_to_the_queue_is_said_again(
+    collector: Collector, rank: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = BatchQueue.put
+    failed: list[int] = []
+
+    def fails_once(queue: BatchQueue, seq: int, body: bytes, **kinds: Any) -> None:
+        if not failed:
+            failed.append(seq)
+            raise MemoryError
+        put(queue, seq, body, **kinds)
+
+    monkeypatch.setattr(BatchQueue, "put", fails_once)
+    one = rank(collector)
+    one.train(10)
+    collector.wait_for(lambda c: len(c.batches) >= 1)
+    one.sender.close()
+
+    assert failed == [0]
+    assert collector.batches[0].hello is not None
 
 
 def test_an_idle_rank_gives_signs_of_life(collector: Collector, rank: Callable[..., Rank]) -> None:
