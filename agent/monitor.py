@@ -34,6 +34,9 @@ _CLOSE_SECONDS = 5.0
 # A step that takes this long is reported, with the place where it is: half of what a collective's
 # shortest usual time-out is, and longer than nearly all steps.
 _STALLED_SECONDS = 10.0
+# Backward passes without any step from which on that is worth a word: while more may be to come
+# before a first step, and when none is.
+_PASSES, _PASSES_AT_END = 32, 8
 # Steps between two posts of what the agent measures of itself; and, where its plan is the same,
 # steps and seconds: to measure takes medians, which is noticeable at a sample of a short step.
 _REPORT_INTERVAL, _REPORT_UNCHANGED, _REPORT_SECONDS = 32, 256, 10.0
@@ -72,6 +75,7 @@ class Monitor:
         self._granted: int | None = None  # the server's last dense-sampling request
         self._stood = (step, time.monotonic())
         self._stalled_at = self._failed_at = ""
+        self._unstepped = 0  # backward passes that were reported to be without a step
         self._guard = Guard(self._report, everywhere=True)
         # A value that cannot be recorded is no reason to stop recording the others.
         self._bookkeeping = self._guard.probe("records", tolerance=1000)
@@ -153,6 +157,7 @@ class Monitor:
         if step != self._count.step:
             self._stood, self._stalled_at = (self._count.step, now), ""
         elif now - since >= _STALLED_SECONDS and not self.closed:
+            self._report_unstepped(_PASSES)
             place = place_of(self._thread)
             if place != self._stalled_at:
                 self._stalled_at = place
@@ -162,6 +167,23 @@ class Monitor:
                 # Of a step that is complete on all ranks: the server goes no further meanwhile.
                 before = max(step - 2, 0)
                 self._records.event(Event(step=before, kind="stalled", text=place, data=data))
+
+    def _report_unstepped(self, least: int) -> None:
+        """Reports a run of many backward passes, `least` or more, of which no step came."""
+        if self._count.step != self._first_step:
+            return
+        passes, thrown_away = self._passes_without_step()
+        if passes >= max(least, 2 * self._unstepped):
+            self._unstepped = passes
+            text = f"{passes} backward passes and no step of the optimizer"
+            data = {"passes": passes, "discarded": thrown_away}
+            self._records.event(
+                Event(step=self._first_step, kind="unstepped", text=text, data=data)
+            )
+
+    def _passes_without_step(self) -> tuple[int, int]:
+        """Backward passes since the last step, and those whose gradients were thrown away."""
+        return 0, 0
 
     # Of a trainer, or a module, that has its monitor as an attribute.
     def __copy__(self) -> NullMonitor:
@@ -277,6 +299,10 @@ class Monitor:
         began = time.monotonic()
         with self._bookkeeping:
             self._end(state)
+        with self._bookkeeping:
+            # Of a process that fails it is why there was no step.
+            if state == "finished":
+                self._report_unstepped(_PASSES_AT_END)
         last = self._count.step - 1
         with self._bookkeeping:
             if last > self._reported and self._schedule.is_made:

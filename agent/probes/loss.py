@@ -226,6 +226,16 @@ class Loss(Probe):
             self._forget_others()
         self._before = len(passes)
 
+    def passes_so_far(self) -> tuple[int, int]:
+        """Backward passes of the step in progress, and those whose gradients were thrown away.
+
+        Those of other models' losses do not count.
+
+        Called from another thread than the training's.
+        """
+        passes = [one for one in self.passes.copy() if one[3] and one[5] == self.context.step]
+        return len(passes), len(passes) - len(own_passes(passes, len(passes), False))
+
     def _forget_others(self) -> None:
         # Steps that nothing is due at end unnoticed.
         passes, step = self.passes, self.context.step

@@ -271,6 +271,10 @@ class TorchMonitor(Monitor):
         )
         return count.step if begun else max(count.step - 1, 0)
 
+    def _passes_without_step(self) -> tuple[int, int]:
+        # What is compiled into one graph steps unseen.
+        return (0, 0) if self._loss is None or self._unseen_reported else self._loss.passes_so_far()
+
     def _found(self, kind: type[Kind]) -> Kind | None:
         """The probe of a kind; None where it could not be made."""
         return next((p for p in self._probes if isinstance(p, kind)), None)

@@ -42,6 +42,7 @@ _EVENTS = (
     "parameters.written",
     "scheduler.wrapped",
     "stalled",
+    "unstepped",
 )
 # Fingerprints of large models are large: a page has no more than this of them, and a batch.
 _PAGE_BYTES = 64 * 2**20

@@ -8,16 +8,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Outcome, Reach
+from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.update.still import (
     Frozen,
     Still,
+    Unstepped,
     finding_of,
     frozen_finding,
     outside_finding,
+    unstepped_finding,
 )
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count
@@ -27,6 +29,7 @@ _GRACE = 20
 # Gradient norms that say how large they were at first.
 _FIRST = 32
 _FROZEN = "parameters.frozen"
+_UNSTEPPED = "unstepped"
 _MAX_NAMES = 500
 
 
@@ -42,6 +45,8 @@ class MissingPolicy(Policy):
         never: consecutive samples, over as many steps at least, at which what the optimizer does
             not hold
             was as at first: another optimizer that moves it now and then has done so by then.
+        accumulated: backward passes without any step of the optimizer from which on it is no
+            accumulation; who accumulates takes some tens, and few hundreds.
         forgotten: share of the trained tensors up to which what is left out was forgotten, as it
             seems; who trains a part of a model on purpose leaves out most of it.
     """
@@ -51,6 +56,7 @@ class MissingPolicy(Policy):
     small_rate: Share = 1e-3
     converged: Share = 1e-5
     never: Observations = 8
+    accumulated: Observations = 512
     forgotten: Share = 0.5
 
 
@@ -73,6 +79,8 @@ class MissingState:
             `never_since`; `moved` once one of them was not.
         carried: samples at which their gradients were not set to zero; -1 once they were.
         frozen: what was trained at first and is no longer.
+        unstepped: rank -> backward passes of a process that has not ended a step yet, and those
+            whose gradients were thrown away; its start.
     """
 
     steps: int = 0
@@ -95,6 +103,7 @@ class MissingState:
     begun: int = 0
     watch: Watch[Still] = field(default_factory=lambda: Watch(clear_after=16))
     frozen: Watch[Frozen] = field(default_factory=lambda: Watch(clear_after=0))
+    unstepped: dict[int, Unstepped] = field(default_factory=dict)
 
 
 class UpdateMissing(Detector[MissingState]):
@@ -108,20 +117,24 @@ class UpdateMissing(Detector[MissingState]):
         scaler, with a learning rate below a thousandth of the largest so far, or a gradient below
         1e-5 of the first 32 ones (both move less than the last bit) do not count. Over after 16
         steps. And parameters in the optimizer that required a gradient at attach and do not any
-        more, after steps have moved them.
+        more, after steps have moved them. And processes that call `backward` and never step: 8
+        passes or more until their end, or 32 so far of which half were thrown away again
+        (`zero_grad`), or 512 (accumulation takes less), reported when no step has ended for 10 s.
 
     Severity:
-        Critical where nothing moves (info where something did before and the optimizer has a
-        stopping rule: LBFGS's tolerances), warning for some of the tensors (frozen on the way,
-        too), info where the optimizer leaves out a part of the model from the start, or where it
-        is frozen before the first step (which may be meant). Warning where it leaves out less than
-        half of the trained tensors, and these were seen to get gradients and to stay as they were
-        at 8 samples: no optimizer holds them.
+        Critical where nothing moves, or no step is made at all (info where something did move
+        before and the optimizer has a stopping rule: LBFGS's tolerances), warning for some of the
+        tensors (frozen on the way, too), info where the optimizer leaves out a part of the model
+        from the start, or where it is frozen before the first step (which may be meant). Warning
+        where it leaves out less than half of the trained tensors, and these were seen to get
+        gradients and to stay as they were at 8 samples: no optimizer holds them.
 
     Evidence:
         `tensors` (that did not move) `of` this many, `whole`, `missing` (names that the optimizer
         does not hold), `observed`; of what it leaves out also `never_updated` (samples at which it
-        had gradients and was as at first) and `adds_up` (its gradients are never set to zero).
+        had gradients and was as at first) and `adds_up` (its gradients are never set to zero). Of
+        processes that never step `passes` and `discarded` (backward passes, and those whose
+        gradients were thrown away; most of a rank) and `ended` (whether they have ended so).
 
     Source:
         huggingface/accelerate#2665: an optimizer built before the model was wrapped or moved.
@@ -200,9 +213,37 @@ class UpdateMissing(Detector[MissingState]):
         known = state.elsewhere or self._seen_of(state)
         if state.elsewhere is not None:
             findings = []  # that nothing moves follows from it
+        if (unstepped := self._unstepped(window, state)) is not None:
+            findings.append(unstepped)
         if known is not None:
             findings.append(outside_finding(known, state.begun, max(window.last_step, state.begun)))
-        return Outcome({"update.missing": _check(window, state)}, tuple(findings))
+        check = _check(window, state)
+        if unstepped is not None:
+            check = Check(Status.OPEN, f"{unstepped.title}.")
+        return Outcome({"update.missing": check}, tuple(findings))
+
+    def _unstepped(self, window: Window, state: MissingState) -> Finding | None:
+        """Of ranks that call `backward` and never step."""
+        liveness = {life.rank: life for life in window.liveness}
+        for event in window.events:
+            if event.kind == _UNSTEPPED:
+                passes = int(event.data.get("passes", 0))
+                discarded = int(event.data.get("discarded", 0))
+                state.unstepped[event.rank] = Unstepped(event.step, passes, discarded)
+        found: dict[int, Unstepped] = {}
+        for rank, one in tuple(state.unstepped.items()):
+            life = liveness.get(rank)
+            if life is None or life.last_step >= one.step:
+                del state.unstepped[rank]
+                continue
+            one.ended = life.state != "running"
+            if (
+                one.ended
+                or one.passes >= self.policy.accumulated
+                or (2 * one.discarded >= one.passes)
+            ):
+                found[rank] = one
+        return unstepped_finding(found, window) if found else None
 
     def _outside(
         self,

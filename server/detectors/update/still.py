@@ -57,6 +57,23 @@ class Frozen:
         return max(self.by_rank.values())
 
 
+@dataclass(slots=True)
+class Unstepped:
+    """Backward passes of a process that has never stepped.
+
+    Attributes:
+        step: its first one, which has not ended.
+        passes: how many.
+        discarded: those whose gradients were set to zero, or replaced, again.
+        ended: whether the process has ended so.
+    """
+
+    step: int
+    passes: int
+    discarded: int
+    ended: bool = False
+
+
 def finding_of(episode: Episode[Still], window: Window) -> Finding:
     """Of parameters that steps leave as they were."""
     still, step = episode.facts, episode.first_step
@@ -112,6 +129,45 @@ def finding_of(episode: Episode[Still], window: Window) -> Finding:
             "missing": list(still.names),
             "observed": episode.seen,
         },
+    )
+
+
+def unstepped_finding(found: Mapping[int, Unstepped], window: Window) -> Finding:
+    """Of ranks that call `backward` and never step."""
+    who = tuple(sorted(found))
+    where = "" if len(who) == window.world_size else f" on {ranks(who)}"
+    passes = max(one.passes for one in found.values())
+    discarded = max(one.discarded for one in found.values())
+    ended = all(one.ended for one in found.values())
+    step = min(one.step for one in found.values())
+    return Finding(
+        kind="update.missing",
+        key="unstepped",
+        severity="critical",
+        title=f"{'No optimizer step was made' if ended else 'No optimizer step has ended'} in "
+        f"{count(passes, 'backward pass')}{where}",
+        seen_step=step,
+        last_step=max(window.last_step, step),
+        first_step=step,
+        ranks=who,
+        stage="optimizer",
+        cause=sentences(
+            f"Gradients were computed {passes:,} times since the monitor was attached{where}, and "
+            "no step of an optimizer was seen: the model is not trained.",
+            f"The gradients of {discarded:,} of these passes were thrown away again (`zero_grad`)."
+            if discarded
+            else "",
+            "Usual causes: `optimizer.step()` is missing, or stands behind a condition that never "
+            "holds; a loss scaler skips every step; the loop changes the parameters without a "
+            "`torch.optim.Optimizer`.",
+        ),
+        remedy=(
+            "Call `optimizer.step()` after `backward()`, at every step or at every n-th of an "
+            "accumulation. Where the parameters are changed by other means, use `agent.start` and "
+            "call `monitor.step` at each change."
+        ),
+        clear_after=0,
+        evidence={"passes": passes, "discarded": discarded, "ended": ended},
     )
 
 

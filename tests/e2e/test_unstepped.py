@@ -1,0 +1,62 @@
+"""A loop that computes gradients and never steps: real processes, at default settings."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import started_ranks
+from tests.support.service import Service, eventually
+
+pytestmark = pytest.mark.e2e
+
+SCRIPT = Path(__file__).parents[1] / "support" / "unstepped_job.py"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with Service(tmp_path_factory.mktemp("server")) as service:
+        yield service
+
+
+def started(service, tmp_path, how):
+    run = how.replace(" ", "-")
+    environment = {"RANKSCOPE_SERVER": service.url, "RANKSCOPE_RUN": run, "OMP_NUM_THREADS": "1"}
+    return run, started_ranks(SCRIPT, how, ranks=1, folder=tmp_path, environment=environment)
+
+
+def test_a_job_that_ended_without_a_step_is_no_silent_pass(service, tmp_path):
+    run, job = started(service, tmp_path, "no step")
+    with job:
+        eventually(lambda: service.run(run), timeout_s=60)
+        (alert,) = eventually(lambda: service.alerts(run), timeout_s=60)
+    assert (alert["kind"], alert["severity"]) == ("update.missing", "critical")
+    assert alert["title"] == "No optimizer step was made in 30 backward passes"
+    assert alert["evidence"] == {"passes": 30, "discarded": 29, "ended": True}
+    assert service.get(f"/runs/{run}/verdict")["verdict"] == "fail"
+
+
+def test_a_job_that_does_not_step_is_found_while_it_runs(service, tmp_path):
+    run, job = started(service, tmp_path, "no step yet")
+    with job as process:
+        eventually(lambda: service.run(run), timeout_s=60)
+        (alert,) = eventually(lambda: service.alerts(run), timeout_s=60)
+        assert process.running
+    assert alert["kind"] == "update.missing"
+    assert alert["title"].startswith("No optimizer step has ended in ")
+    assert alert["evidence"]["discarded"] >= alert["evidence"]["passes"] - 1
+    assert not alert["evidence"]["ended"]
+
+
+@pytest.mark.parametrize("how", ["accumulates", "fails"])
+def test_a_long_accumulation_and_an_early_end_say_nothing_of_it(service, tmp_path, how):
+    run, job = started(service, tmp_path, how)
+    with job:
+        state = {"accumulates": "finished", "fails": "failed"}[how]
+        service.wait_for_state(run, state, timeout_s=90)
+    verdict = eventually(
+        lambda: (v := service.get(f"/runs/{run}/verdict"))["evaluated"] and v,
+        timeout_s=30,
+    )
+    (check,) = (c for c in verdict["checks"] if c["name"] == "update.missing")
+    assert check["state"] != "failed", check
+    assert "update.missing" not in {alert["kind"] for alert in service.alerts(run)}
