@@ -61,7 +61,7 @@ class Deviance:
     `target_deviance` is L0 by the targets of one step alone: of targets that become others, as
     where further classes come in, it changes, whatever the model does. `target_share` is, of
     classes, that over L0: 1 where batches are drawn at random, and less the more the targets of a
-    step are alike. Of 8 targets or more.
+    step are alike; 0 where all so far are of one class. Of 8 targets or more.
 
     Nothing waits for a device: there it stays a tensor.
     """
@@ -85,6 +85,8 @@ class Deviance:
                 facts.scalars["target_share"] = alone[-1] / kind.constant.clamp_min(1e-30)
             elif kind.constant:
                 facts.scalars["target_share"] = alone[-1] / kind.constant
+            elif len(sums) > 1:
+                facts.scalars["target_share"] = 0.0
         alone += self._variances
         self._variances.clear()
         if alone:

@@ -34,6 +34,29 @@ def weights(
     return Trace("weights", seed, each, {"weight_norm": both}, {"weight_norm": there})
 
 
+def zero_at(
+    seed: int, *, every: int = 0, once: int = 0, to_the_end: int = 0, loss: float = 1.0
+) -> Trace:
+    """Two ranks whose gradients are exactly zero at some of 300 steps.
+
+    Args:
+        every: at each such step from 100 on.
+        once: at this one.
+        to_the_end: from this one on.
+        loss: at these steps, in units of that of the others.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(300)
+    zero = each == once if once else np.zeros(300, dtype=bool)
+    if every:
+        zero |= (each >= 100) & (each % every == 0)
+    if to_the_end:
+        zero |= each >= to_the_end
+    losses = np.where(zero, loss, 1.0) * (1 + 0.1 * random.standard_normal((2, 300)))
+    norms = np.where(zero, 0.0, np.exp(0.2 * random.standard_normal(300))) * np.ones((2, 1))
+    return Trace("zero_at", seed, each, {"loss": losses, "grad_norm": norms})
+
+
 def zeros(
     seed: int,
     *,

@@ -134,6 +134,15 @@ def mixed(seed: int, *, share: float = 1.0, since: int = 100, steps: int = 300) 
     return Trace("mixed", seed, each, {"target_share": shares})
 
 
+def one_class(seed: int, *, falls: float = 0.0, steps: int = 200) -> Trace:
+    """Targets that are all of one class; the loss falls to this share of what it was at first."""
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    course = falls + (1 - falls) * np.exp(-each / 10.0)
+    losses = course * (1 + 0.05 * random.standard_normal((2, steps)))
+    return Trace("one class", seed, each, {"target_share": np.zeros((2, steps)), "loss": losses})
+
+
 def dying(seed: int, *, update: float = 0.3, spread: float = 1.0) -> Trace:
     """Units that die at step 120, after six steps that change the parameters by this much.
 

@@ -17,13 +17,14 @@ from rankscope.agent import wire
 from rankscope.server.comparison import compare
 from rankscope.server.window import Comparison, Occurrence, RankLiveness, Series, Window
 from tests.support.chain import chain
-from tests.support.courses import answers, constant_answers, thrown_away, weights, zeros
+from tests.support.courses import answers, constant_answers, thrown_away, weights, zero_at, zeros
 from tests.support.layered import compressed, layered, noisy_gradients, odd_batches
 from tests.support.logged import logged
 from tests.support.phases import (
     dying,
     given_to_the_loss,
     mixed,
+    one_class,
     phases,
     turns,
     unlike_targets,
@@ -641,6 +642,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         skipped_gradients,
         state_changed,
         zeros,
+        zero_at,
         teeth,
         blown_up,
         skipping,
@@ -650,6 +652,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         turns,
         given_to_the_loss,
         mixed,
+        one_class,
         dying,
     )
 }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import ClassVar
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
+from rankscope.server.detectors.statistics import BLOCK
 from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import count, percent
+from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Status, Window
 
 
@@ -20,6 +23,10 @@ class UnmixedPolicy(Policy):
 
     Attributes:
         size: samples that the median is of.
+        solved: mean of the last losses over that of the first ones below which the one class that
+            all targets are of has been learned, and nothing else was to be. Where the classes are
+            places in a batch (contrastive losses have the right one always first), no constant
+            answer comes so far.
         share: of the scatter of all targets so far. Of random batches it is 1, of tasks of two
             classes that follow each other, of ten classes, 0.3: what is drawn from one class at a
             time has almost nothing of it.
@@ -27,14 +34,25 @@ class UnmixedPolicy(Policy):
 
     size: Observations = 32
     share: Share = 0.25
+    solved: Share = 0.02
 
 
 @dataclass(slots=True)
 class UnmixedState:
-    """What `data.unmixed` remembers: the newest shares, with their steps."""
+    """What `data.unmixed` remembers: the newest shares, with their steps.
+
+    Attributes:
+        first, last: losses; `solved` watches one class of all targets, from `begun` on.
+        varied: a step had targets of several classes.
+    """
 
     recent: deque[tuple[int, float]]
+    last: deque[float]
     judged: int = 0
+    first: list[float] = field(default_factory=list)
+    begun: int = -1
+    varied: bool = False
+    solved: Watch[float] = field(default_factory=lambda: Watch(clear_after=32))
     watch: Watch[float] = field(default_factory=lambda: Watch(clear_after=32))
 
 
@@ -47,13 +65,15 @@ class Unmixed(Detector[UnmixedState]):
     Statistic:
         The median of the last 32 `target_share` (mean over the ranks) is below 0.25: the entropy of
         the classes in a step is less than a quarter of that of the classes in all steps so far.
-        Over after 32 steps without.
+        Over after 32 steps without. Or all targets so far are of one class (a share of exactly 0 at
+        every step), and the mean of the last 10 losses is below 0.02 of that of the first 10: that
+        class is all that there was to learn.
 
     Severity:
         Warning.
 
     Evidence:
-        `target_share`.
+        `target_share`; of one class `loss` (mean of the last 10) and `samples`.
 
     Source:
         Of batches that are drawn at random the entropy is that of the data, less (classes - 1) /
@@ -62,22 +82,30 @@ class Unmixed(Detector[UnmixedState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("data.unmixed",)
     policies: ClassVar[type[Policy]] = UnmixedPolicy
-    wants: ClassVar[tuple[str, ...]] = ("target_share",)
+    wants: ClassVar[tuple[str, ...]] = ("target_share", "loss")
 
     policy: UnmixedPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """Samples that outweigh the others among those that the median is of."""
-        return (Reach(self.wants, self.policy.size // 2, LASTS),)
+        return (Reach(self.wants[:1], self.policy.size // 2, LASTS),)
 
     def start(self) -> UnmixedState:
         """Nothing seen yet."""
-        return UnmixedState(deque(maxlen=self.policy.size))
+        return UnmixedState(deque(maxlen=self.policy.size), deque(maxlen=BLOCK))
 
     def advance(self, window: Window, state: UnmixedState) -> Outcome:
         """Takes the shares step by step."""
         for step, row in together(window, *self.wants):
+            if math.isfinite(row.get("loss", math.nan)):
+                if len(state.first) < BLOCK:
+                    state.first.append(row["loss"])
+                state.last.append(row["loss"])
+            if "target_share" not in row:
+                continue
             state.judged += 1
+            if self._one_class(step, row["target_share"], state):
+                continue
             state.recent.append((step, row["target_share"]))
             shares = [share for _, share in state.recent]
             if len(shares) < self.policy.size or median(shares) >= self.policy.share:
@@ -86,19 +114,39 @@ class Unmixed(Detector[UnmixedState]):
             first = next(at for at, share in state.recent if share < self.policy.share)
             episode = state.watch.bad(step, median(shares), first_step=first)
             episode.facts = min(episode.facts, median(shares))
-        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
-        return Outcome({"data.unmixed": self._check(window, state)}, findings)
+        findings = [_finding(e) for e in state.watch.take(window.last_step)]
+        findings += [_one_class(e, state) for e in state.solved.take(window.last_step)]
+        return Outcome({"data.unmixed": self._check(window, state)}, tuple(findings))
+
+    def _one_class(self, step: int, share: float, state: UnmixedState) -> bool:
+        """Whether all targets so far are of one class."""
+        if state.varied or share > 0:
+            state.varied = True
+            state.solved.good(step)
+            return False
+        state.begun = step if state.begun < 0 else state.begun
+        enough = state.judged >= self.policy.size and len(state.last) == BLOCK
+        if enough and fmean(state.last) < self.policy.solved * fmean(state.first):
+            now = fmean(state.last)
+            state.solved.bad(step, now, first_step=state.begun).facts = now
+        return True
 
     def _check(self, window: Window, state: UnmixedState) -> Check:
         episode = state.watch.open(window.last_step)
         if episode is not None:
             return Check(Status.OPEN, f"{_finding(episode).title}.")
+        one_class = state.solved.open(window.last_step)
+        if one_class is not None:
+            return Check(Status.OPEN, f"{_one_class(one_class, state).title}.")
         if not state.judged:
             why = "No loss over classes was seen, so nothing shows how alike targets are."
             return Check(Status.MISSING_INPUT, why)
         if state.judged < self.policy.size:
             why = f"{count(state.judged, 'sampled step')} of {self.policy.size} needed."
             return Check(Status.INSUFFICIENT_DATA, why)
+        if not state.varied:
+            why = "All targets are of one class, and the loss still has something to learn of them."
+            return Check(Status.NOT_APPLICABLE, why)
         share = percent(median([share for _, share in state.recent]))
         return Check(Status.OK, f"The targets of a step have {share} of the scatter of all so far.")
 
@@ -126,4 +174,32 @@ def _finding(episode: Episode[float]) -> Finding:
         ),
         clear_after=episode.clear_after,
         evidence={"target_share": episode.facts},
+    )
+
+
+def _one_class(episode: Episode[float], state: UnmixedState) -> Finding:
+    step = episode.first_step
+    seen = count(state.judged, "checked step")
+    return Finding(
+        kind="data.unmixed",
+        key="one class",
+        severity="warning",
+        title="Every target is of one and the same class",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        stage="batch",
+        cause=(
+            f"At all of {seen} every target was of the same class, and the loss has fallen to "
+            f"{number(episode.facts)}: an answer that is always this class is right, and the model "
+            "learns nothing of its inputs. Usual causes: labels that are read or computed wrongly "
+            "(a column that is constant, a wrong cast, a default value), data that are sorted by "
+            "class and not shuffled, a filter that leaves one class over."
+        ),
+        remedy=(
+            "Count the classes of the data set and of some batches, and look at what lies between "
+            "them: the data set's labels, its transforms, the collate function."
+        ),
+        clear_after=episode.clear_after,
+        evidence={"target_share": 0.0, "loss": episode.facts, "samples": state.judged},
     )

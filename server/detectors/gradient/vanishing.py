@@ -11,8 +11,9 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.gradient import zero
+from rankscope.server.detectors.gradient import zero, zero_steps
 from rankscope.server.detectors.gradient.zero import ZeroGradients
+from rankscope.server.detectors.gradient.zero_steps import ZeroSteps
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
 from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import Progress
@@ -41,7 +42,8 @@ class VanishingPolicy(Policy):
         last: losses that the mean of now is of.
         calm: steps without it after which it is over.
         zero: gradient norms of exactly 0, from the first step on, after which nothing can be
-            learned.
+            learned; as many in a row later are no single steps.
+        recurs: single steps with a gradient of exactly 0 from which on they are no accident.
     """
 
     small: Number = 1e-2
@@ -56,6 +58,7 @@ class VanishingPolicy(Policy):
     last: Observations = 100
     calm: Steps = 8
     zero: Observations = 8
+    recurs: Observations = 3
 
 
 @dataclass(slots=True)
@@ -94,6 +97,7 @@ class VanishingState:
     progress: Progress = field(default_factory=Progress)
     early: list[float] = field(default_factory=list)
     zero: ZeroGradients = field(default_factory=ZeroGradients)
+    zero_steps: ZeroSteps = field(default_factory=ZeroSteps)
 
 
 class GradientVanishing(Detector[VanishingState]):
@@ -111,14 +115,17 @@ class GradientVanishing(Detector[VanishingState]):
         measure of that. And the norm of the whole gradient: exactly 0 on all ranks at the first 8
         observations and at all since, with a learning rate above 0. Zeros after a gradient that is
         not zero are those of a training that has nothing left to learn, or `layer.dead`; a resumed
-        run whose loss is 0 has nothing left to learn either.
+        run whose loss is 0 has nothing left to learn either. But fewer than 8 of them in a row,
+        with gradients before and after, and a loss above 0.05 of the median of the 20 before,
+        are batches that were not used; over after 64 steps without.
 
     Severity:
-        Warning; critical below 1e-4, and where all gradients are zero.
+        Warning; critical below 1e-4, and where all gradients are zero. Info for up to two single
+        steps without a gradient.
 
     Evidence:
         `ratio`, `relative_ratio`, `first`, `last` (norms), `matrices`, `gained`; of zeros
-        `observed`, `constant_loss`, `loss`, `update_ratio`, `lr`.
+        `observed`, `constant_loss`, `loss`, `update_ratio`, `lr`; of single steps `steps`, `count`.
 
     Source:
         Hochreiter (1991); Glorot and Bengio (2010) for the ratio between layers. AutoTrainer calls
@@ -169,6 +176,11 @@ class GradientVanishing(Detector[VanishingState]):
         findings += [
             zero.finding(e, state.zero, window.world_size)
             for e in state.zero.watch.take(window.last_step)
+        ]
+        state.zero_steps.take(window, self.policy.zero)
+        findings += [
+            zero_steps.finding(e, window.world_size, self.policy.recurs)
+            for e in state.zero_steps.watch.take(window.last_step)
         ]
         return Outcome({"gradient.vanishing": _check(window, state, self.policy)}, tuple(findings))
 
@@ -295,6 +307,10 @@ def _check(window: Window, state: VanishingState, policy: VanishingPolicy) -> Ch
     zeros = state.zero.watch.open(window.last_step)
     if zeros is not None:
         return Check(Status.OPEN, f"{zero.finding(zeros, state.zero, window.world_size).title}.")
+    lost = state.zero_steps.watch.open(window.last_step)
+    if lost is not None:
+        found = zero_steps.finding(lost, window.world_size, policy.recurs)
+        return Check(Status.OPEN, f"{found.title}.")
     if state.zero.observed and not state.zero.learns:
         why = f"All gradients were exactly zero at {count(state.zero.observed, 'checked step')}."
         return Check(Status.INSUFFICIENT_DATA, why)

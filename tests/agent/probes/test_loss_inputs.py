@@ -144,3 +144,9 @@ def test_few_targets_are_alike_by_chance():
         return functional.cross_entropy(scores[:4], torch.ones(4, dtype=torch.long))
 
     assert not any("target_share" in scalars for scalars in trained(loss))
+
+
+def test_targets_that_are_all_of_one_class_have_no_share_of_anything():
+    ones = torch.ones(SAMPLES, dtype=torch.long)
+    scalars = trained(lambda scores: functional.cross_entropy(scores, ones), steps=20)
+    assert {one["target_share"] for one in scalars} == {0.0}
