@@ -57,6 +57,7 @@ REGISTRY: Mapping[str, str] = {
     "update.drift": "update.drift:UpdateDrift",
     "update.frozen": "update.frozen:UpdateFrozen",
     "update.reset": "update.reset:UpdateReset",
+    "update.reverted": "update.reverted:UpdateReverted",
     "clipping.saturated": "gradient.clipping:ClippingSaturated",
     "amp.scale_collapse": "gradient.scale:ScaleCollapse",
     "compression.error": "compression.error:CompressionError",

@@ -46,6 +46,33 @@ def state_changed(seed: int, *, at: int = 61, ranks: Sequence[int] = (0, 1, 2)) 
     return _run("state", seed, 3, events)
 
 
+def set_back(
+    seed: int,
+    *,
+    at: Sequence[int] = (60, 80, 100, 120),
+    by: int = 5,
+    ranks: Sequence[int] = (0, 1, 2),
+    swapped: bool = False,
+) -> Trace:
+    """Parameters that are written before some steps.
+
+    Args:
+        at: the steps.
+        by: they become what they were after the step so many before the last one.
+        ranks: on which.
+        swapped: they become what they never were.
+    """
+    random = np.random.default_rng(seed)
+    after = random.integers(1, 2**63, STEPS, dtype=np.uint64) * np.ones((3, 1), dtype=np.uint64)
+    between = np.zeros((3, STEPS), dtype=np.uint64)
+    for step in at:
+        for rank in ranks:
+            new = 12345 if swapped else int(after[rank, step - 1 - by])
+            between[rank, step] = (new - int(after[rank, step - 1])) % 2**64
+    words = {"parameters": after, "outside_optimizer": between}
+    return _run("set_back", seed, 3, [], words=words)
+
+
 def skipped_gradients(
     seed: int,
     *,

@@ -31,7 +31,7 @@ from tests.support.phases import (
 )
 from tests.support.pushes import pushes
 from tests.support.recurring import blown_up, skipping, stuck, teeth
-from tests.support.reported import frozen_written, skipped_gradients, state_changed
+from tests.support.reported import frozen_written, set_back, skipped_gradients, state_changed
 from tests.support.resizing import resized
 from tests.support.timings import (
     averages,
@@ -641,6 +641,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         frozen_written,
         skipped_gradients,
         state_changed,
+        set_back,
         zeros,
         zero_at,
         teeth,

@@ -40,6 +40,9 @@ def main() -> int:
 
 def _numbers(options: argparse.Namespace) -> Iterable[int]:
     """Those of the part asked for, in their order."""
+    if options.number:
+        yield from options.number
+        return
     number, found = options.first, 0
     while found < options.count:
         recipe = draw_recipe(number)
@@ -83,7 +86,7 @@ def _options() -> argparse.Namespace:
     add("--count", type=int, default=20, help="numbers of that part")
     add("--healthy", action="store_true", help="healthy trainings only")
     add("--full-sampling", action="store_true", help="every step is sampled")
-    add("--number", type=int, nargs="+", help="show: all that is known of these")
+    add("--number", type=int, nargs="+", help="these; show: all that is known of them")
     add("--look-at-judging", action="store_true", help="show: spoils the judging part")
     add("--page", help="write the power curves there, as Markdown with pictures beside it")
     return parser.parse_args()
