@@ -17,7 +17,7 @@ except ImportError as error:
 import torch
 
 from rankscope.agent import attach as attach_to
-from rankscope.agent.integrations._steps import attach_outside
+from rankscope.agent.integrations._outer_optimizer import attach_outside
 
 
 def attach(engine: DeepSpeedEngine, **options: Any) -> Any:

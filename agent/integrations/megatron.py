@@ -17,7 +17,7 @@ except ImportError as error:
 import torch
 
 from rankscope.agent import attach as attach_to
-from rankscope.agent.integrations._steps import attach_outside
+from rankscope.agent.integrations._outer_optimizer import attach_outside
 from rankscope.agent.model.facts import first_step, plain_name
 from rankscope.agent.steps.torch_monitor import TorchMonitor
 

@@ -12,6 +12,8 @@ import sys
 import threading
 from types import CodeType, FrameType, TracebackType
 
+from rankscope.agent.wire import limits
+
 # What is on the stack, from the innermost frame outwards, and what it means: (end of the file's
 # name, function or None, phase). The first that fits decides.
 _SIGNS: tuple[tuple[str, str | None, str], ...] = (
@@ -27,9 +29,6 @@ _SIGNS: tuple[tuple[str, str | None, str], ...] = (
     (os.path.join("torch", "serialization.py"), None, "checkpoint"),
 )
 _DEPTH = 200
-# Of a process whose step does not end: threads, frames of each, letters of one. 16 KB in all, of
-# the 32 KB that an event may have.
-_MOST_THREADS, _MOST_FRAMES, _MOST_LETTERS = 8, 25, 80
 # Instructions that load what has a name.
 _NAMES = ("LOAD_FAST", "LOAD_DEREF", "LOAD_NAME", "LOAD_GLOBAL")
 # Parts of file names that are no code of the user's.
@@ -109,7 +108,8 @@ def stacks_of(thread: int) -> dict[str, list[str]]:
         thread: identifier of the one that is given first, as for `phase_of`.
 
     Returns:
-        At most 8 threads and 25 frames of each, as `forward (model.py:12)`.
+        At most `STACK_THREADS` threads and `STACK_FRAMES` frames of each (`wire/limits.py`), a
+        frame as `forward (model.py:12)`.
     """
     frames = sys._current_frames()
     names = {known.ident: known.name for known in threading.enumerate()}
@@ -118,19 +118,19 @@ def stacks_of(thread: int) -> dict[str, list[str]]:
         name = names.get(ident, f"thread {ident}")
         if name.startswith("rankscope-"):
             continue
-        if len(found) == _MOST_THREADS:
+        if len(found) == limits.STACK_THREADS:
             break
         name = name if name not in found else f"{name} ({ident})"
-        found[name[:_MOST_LETTERS]] = _lines(frames[ident])
+        found[name[: limits.STACK_CHARACTERS]] = _lines(frames[ident])
     return found
 
 
 def _lines(frame: FrameType | None) -> list[str]:
     lines: list[str] = []
-    while frame is not None and len(lines) < _MOST_FRAMES:
+    while frame is not None and len(lines) < limits.STACK_FRAMES:
         code = frame.f_code
         line = f"{code.co_name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
-        lines.append(line[:_MOST_LETTERS])
+        lines.append(line[: limits.STACK_CHARACTERS])
         frame = frame.f_back
     return lines
 

@@ -151,6 +151,11 @@ SHARDED_OVER = Limit(
     "they are ranks, and numbers of ranks",
 )
 
+# Of a process whose step does not end: threads, frames of each, characters of one. The agent sends
+# no more and the server keeps no more: 16,000 characters in all, far below the 262,144 of `CONFIG`,
+# which an event's data may have.
+STACK_THREADS, STACK_FRAMES, STACK_CHARACTERS = 8, 25, 80
+
 LIMITS = (
     *(BODY, OBJECTS, DEPTH, NAME, LABEL, WORD, TEXT, TENSOR_NAME, SERIES, SERIES_OF_RUN, ROWS),
     *(ITEMS, REASONS, RANKS, RANK, ATTEMPT, SEQ, STEP, COUNT, PID, HEARTBEAT, TABLES, DIMENSIONS),

@@ -24,7 +24,7 @@ from rankscope.server.evaluation.detector_settings import (
     for_project,
     project_overrides,
 )
-from rankscope.server.storage import settings
+from rankscope.server.storage import detector_settings
 from rankscope.server.storage.engine import reading, writing
 
 router = APIRouter(tags=["detectors"])
@@ -91,7 +91,7 @@ def get_run_settings(engine: Database, run: RunId) -> models.DetectorSettings:
     """What a run is judged by, from its first step to its last and whenever it is replayed."""
     with reading(engine) as connection:
         row = known_run(connection, run)
-        judged_by = settings.load_run(connection, run=row.key)
+        judged_by = detector_settings.load_run(connection, run=row.key)
     if judged_by is None:
         raise Problem(404, f"run {run!r} has not been examined yet; ask again in a second")
     declared = row.config.get("profile")
@@ -105,14 +105,16 @@ def _save(
 ) -> models.ProjectDetectors:
     with writing(engine) as connection:
         before = (
-            {} if replace else settings.load_project(connection, project=project, to_change=True)
+            {}
+            if replace
+            else detector_settings.load_project(connection, project=project, to_change=True)
         )
         after = _merged(before, changes)
         try:
             checked = read(after, detectors.installed().detectors, source=OF_THE_API)
         except SettingsError as error:
             raise Problem(422, str(error), problems=list(error.problems)) from error
-        settings.save_project(
+        detector_settings.save_project(
             connection, project=project, settings=checked.to_json(), now=time.time()
         )
         return _of_project(connection, given, project)

@@ -13,7 +13,7 @@ from rankscope.server.api import models
 from rankscope.server.api.deps import Database, RunId, known_run
 from rankscope.server.api.problems import Problem
 from rankscope.server.detectors.settings import ENABLED, Effective
-from rankscope.server.storage import agents, settings
+from rankscope.server.storage import agents, detector_settings
 from rankscope.server.storage.alerts import Findings, findings
 from rankscope.server.storage.engine import reading
 
@@ -41,7 +41,7 @@ def get_verdict(
     with reading(engine) as connection:
         row = known_run(connection, run)
         found = findings(connection, runs={row.key: row.id}, now=time.time())[row.key]
-        kept = settings.load_run(connection, run=row.key)
+        kept = detector_settings.load_run(connection, run=row.key)
         plans = agents.sampling(connection, run=row.key)
     judged_by = None if kept is None else Effective.from_json(kept)
     options: dict[str, Any] = {

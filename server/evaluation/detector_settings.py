@@ -18,7 +18,7 @@ from rankscope.server.detectors.settings import (
     effective,
     read,
 )
-from rankscope.server.storage import settings
+from rankscope.server.storage import detector_settings
 
 OF_THE_API = "set for the project"
 
@@ -77,7 +77,7 @@ def read_file(path: Path) -> Given:
 
 def project_overrides(connection: Connection, project: str) -> Overrides:
     """What was set for a project by the API; of that, what this server's detectors know."""
-    stored = settings.load_project(connection, project=project)
+    stored = detector_settings.load_project(connection, project=project)
     return Overrides(OF_THE_API, stored.get("profile"), stored.get("detectors", {}))
 
 

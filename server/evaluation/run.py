@@ -18,7 +18,7 @@ from rankscope.server.detectors.settings import Effective
 from rankscope.server.evaluation import dense_sampling, end_of_run, snapshot
 from rankscope.server.evaluation.align import MAX_LAG, WATCHED_LAYERS, Aligner
 from rankscope.server.evaluation.detector_settings import Given, for_project
-from rankscope.server.storage import comparisons, evaluation, leases, settings, snapshots
+from rankscope.server.storage import comparisons, detector_settings, evaluation, leases, snapshots
 from rankscope.server.storage.engine import reading, writing
 from rankscope.server.storage.evaluation import RunRow
 from rankscope.server.storage.leases import Lease
@@ -212,7 +212,7 @@ class RunEvaluation:
         stored = evaluation.load_alerts(connection, run=self._key)
         # A run is judged by the settings that held when it was first examined: evaluated again, it
         # says the same, whatever was set meanwhile.
-        kept_settings = settings.load_run(connection, run=self._key)
+        kept_settings = detector_settings.load_run(connection, run=self._key)
         if kept_settings is None:
             judged_by = for_project(connection, self._given, self._project)
             self._fresh_settings = judged_by
@@ -341,7 +341,7 @@ class RunEvaluation:
             leases.hold(connection, self.lease)
             if self._fresh_settings is not None:
                 judged_by = self._fresh_settings.to_json()
-                settings.save_run(connection, run=self._key, settings=judged_by)
+                detector_settings.save_run(connection, run=self._key, settings=judged_by)
             if self._stale:
                 evaluation.forget(connection, run=self._key)
             for window in changes.compared:

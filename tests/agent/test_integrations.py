@@ -12,7 +12,7 @@ import torch
 
 from rankscope import agent
 from rankscope.agent import integrations
-from rankscope.agent.integrations._steps import attach_outside
+from rankscope.agent.integrations._outer_optimizer import attach_outside
 
 
 def frameworks(path):

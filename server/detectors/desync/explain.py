@@ -1,4 +1,7 @@
-"""Puts a desync into words: what, why, and what to do about it."""
+"""Puts a desync into words: title, tensors, suspects, size and course.
+
+Cause and remedy of each broken link are in `links.py`, those of gradients in `gradient_links.py`.
+"""
 
 from __future__ import annotations
 

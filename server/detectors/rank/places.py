@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from rankscope.agent import wire
 from rankscope.server.detectors.wording import agree, count, listing, ranks
 from rankscope.server.window import Occurrence
 
@@ -16,8 +17,6 @@ _CERTAIN = ("collective", "device")
 # that no Python frame shows it: DDP reduces gradients in the backward pass and broadcasts
 # buffers in the forward pass, sharded optimizers gather parameters in their step.
 _POSSIBLE = ("forward", "backward", "step")
-# Of a rank's threads as the agent sends them: threads, frames of each, letters of one.
-_THREADS, _FRAMES, _LETTERS = 8, 25, 80
 _DOES = {
     "collective": "in a collective",
     "device": "waiting for its device",
@@ -122,9 +121,12 @@ def _stacks(given: object) -> dict[str, tuple[str, ...]]:
     """What an agent says of its threads, as far as it is what agents say."""
     if not isinstance(given, Mapping):
         return {}
+    characters = wire.limits.STACK_CHARACTERS
     return {
-        str(name)[:_LETTERS]: tuple(str(line)[:_LETTERS] for line in lines[:_FRAMES])
-        for name, lines in list(given.items())[:_THREADS]
+        str(name)[:characters]: tuple(
+            str(line)[:characters] for line in lines[: wire.limits.STACK_FRAMES]
+        )
+        for name, lines in list(given.items())[: wire.limits.STACK_THREADS]
         if isinstance(lines, Sequence) and not isinstance(lines, str)
     }
 

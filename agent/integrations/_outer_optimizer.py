@@ -1,4 +1,4 @@
-"""Optimizers that are none of torch's, and have torch's inside."""
+"""Outer optimizers: none of torch's, with one of torch's inside (DeepSpeed, Megatron-core)."""
 
 from __future__ import annotations
 
