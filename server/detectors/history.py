@@ -175,8 +175,8 @@ class Phases:
                 far = _BEYOND * max(abs(value) for value in before)
                 if min(since) > max(before) + far or max(since) < min(before) - far:
                     return (
-                        f"From step {step} on {self.SERIES[metric]} is another: "
-                        f"{number(float(np.median(since)))} in place of "
+                        f"From step {step} on, {self.SERIES[metric]} is "
+                        f"{number(float(np.median(since)))}; before, it was "
                         f"{number(float(np.median(before)))}."
                     )
         return ""

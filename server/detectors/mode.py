@@ -26,8 +26,8 @@ class ModePolicy(Policy):
     """Thresholds of `mode.evaluation`.
 
     Attributes:
-        looks: consecutive sampled steps that were taken in evaluation mode; a trainer may take a
-            single one so on purpose.
+        looks: consecutive sampled steps that were taken in evaluation mode, before it is reported;
+            a trainer may take a single one so on purpose.
     """
 
     looks: Count = 3
@@ -364,7 +364,7 @@ def _check(window: Window, state: ModeState) -> Check:
         if state.reported:
             return Check(
                 Status.NOT_APPLICABLE,
-                "No module computes something else in evaluation mode.",
+                "No module behaves differently in evaluation mode.",
             )
         return Check(Status.MISSING_INPUT, "No rank reports the mode of its modules.")
     compared = " and compared between the ranks" if state.compared else ""

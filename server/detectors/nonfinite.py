@@ -212,7 +212,7 @@ def _evaluation(episode: Episode[Values], window: Window) -> Finding:
             "statistics of batch norm that are not finite, averaged weights, a NaN in its data, or "
             "a mean over no samples."
             if evaluated
-            else "The trainer computed it so: a mean over nothing, a NaN in what it is of, or "
+            else "The trainer computed it so: a mean over nothing, a NaN among its values, or "
             "an overflow.",
         ),
         remedy=(

@@ -127,8 +127,7 @@ class Origin:
                 else f"when the loss of step {step} was computed, before its update"
             )
             source = (
-                "So they came that way from the checkpoint that was loaded, or from the "
-                "initialisation."
+                "So they came from the checkpoint that was loaded, or from the initialisation."
                 if at_start or begins
                 else f"The loss of step {step - 1} gave no sign of it: possibly its update was too "
                 "large, or something else has written to the parameters."

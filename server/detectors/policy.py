@@ -96,8 +96,8 @@ class RisePolicy(Policy):
     """Thresholds of what is reported otherwise where the learning rate was raised before it.
 
     Attributes:
-        rise: the rate over what it was, from which on it has been raised.
-        rise_before: how long before the fault that may have been.
+        rise: ratio of the learning rate to the earlier one, from which on it was raised.
+        rise_before: observations before the fault within which such a rise is looked for.
     """
 
     rise: Times = 1.5

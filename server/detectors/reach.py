@@ -173,9 +173,9 @@ class Recorded:
         shortest = math.ceil(reach.observations * interval)
         yield (
             reach.observations > reach.lasts * total,
-            f"{quoted} is recorded at one of {number(round(interval))} steps: what lasts less than "
-            f"{count(shortest, 'step')} may pass unseen, and where each is recorded, less than "
-            f"{number(reach.observations)}.",
+            f"{quoted} is recorded at one of {number(round(interval))} steps: a fault that lasts "
+            f"less than {count(shortest, 'step')} may go unseen; where every step is recorded, "
+            f"one of less than {number(reach.observations)}.",
         )
 
     def _returning(self, reach: Reach, quoted: str, seen: _Seen) -> Iterator[tuple[bool, str]]:
@@ -196,7 +196,7 @@ class Recorded:
         yield (
             True,
             f"{quoted} is recorded at one of {recorded} steps, and at most at {seen.span:,} in a "
-            "row: what comes again after more steps than these may pass unseen.",
+            "row: what recurs after more steps than these may go unseen.",
         )
 
 

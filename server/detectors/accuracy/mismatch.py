@@ -25,10 +25,10 @@ class MismatchPolicy(Policy):
     """Thresholds of `accuracy.mismatch`.
 
     Attributes:
-        min_fall: fall of the loss, as a share of its start.
-        min_trend: Mann-Kendall Z of the fall, of both.
-        min_drop: fall of the accuracy from one half to the other, at least.
-        min_error: the same in standard errors.
+        min_fall: fall of the loss that counts, as a share of the loss at the start.
+        min_trend: Mann-Kendall Z that the falls of loss and accuracy have to reach.
+        min_drop: smallest fall of the accuracy from the first half to the second that counts.
+        min_error: smallest such fall in standard errors.
     """
 
     min_fall: Share = 0.05
@@ -138,10 +138,11 @@ def _finding(episode: Episode[Disagreement]) -> Finding:
         last_step=episode.last_step,
         first_step=step,
         cause=(
-            f"The loss fell from {number(facts.loss_before)} to {number(facts.loss_after)}, so the "
-            "model learns; what it learns is not what the accuracy counts. Most likely the two are "
-            "given different labels or outputs (another order, another axis, another threshold), "
-            "or what is minimised is a penalty that grows at the cost of the answers."
+            f"The loss fell from {number(facts.loss_before)} to {number(facts.loss_after)}, so "
+            "the model learns; what it learns is not what the accuracy counts. Most likely the "
+            "two are given different labels or outputs (another order, another axis, another "
+            "threshold), or a penalty term makes up most of the loss, and its fall costs right "
+            "answers."
         ),
         remedy=(
             "Compute both by hand for one batch, from the same outputs and labels; where the loss "

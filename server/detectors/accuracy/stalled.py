@@ -23,15 +23,17 @@ class StalledPolicy(Policy):
     """Thresholds of `accuracy.stalled`; a block is 10 observations.
 
     Attributes:
-        min_fall: fall of the loss, as a share of its start.
-        min_trend: Mann-Kendall Z of the fall.
-        flat: change of the accuracy from one half to the other that is none, at least.
-        gain: rise of the accuracy since the start that is none, at least.
-        high: accuracy from which on nothing can be gained.
-        min_error: standard errors by which the accuracy's two halves differ at least.
-        gain_error: the same of the accuracy now and at the start.
-        blocks: this many are judged at a time.
-        first: observations that are the start.
+        min_fall: fall of the loss that counts, as a share of the loss at the start.
+        min_trend: Mann-Kendall Z that the fall of the loss has to reach.
+        flat: change of the accuracy from the first half to the second up to which it stands still,
+            or more where `min_error` allows it.
+        gain: rise of the accuracy since the start up to which nothing was gained, or more where
+            `gain_error` allows it.
+        high: accuracy from which on nothing is left to gain.
+        min_error: standard errors of the difference between the halves that count as no change.
+        gain_error: standard errors of the rise since the start that count as no gain.
+        blocks: number of most recent blocks that are judged.
+        first: number of observations at the start that are averaged.
         small_update: update, relative to the parameters, below which training is slow whatever its
             data; a tenth of the usual.
         calm: steps without it after which it is over.
@@ -190,9 +192,10 @@ def _finding(episode: Episode[Stuck], policy: StalledPolicy) -> Finding:
         )
     else:
         cause = (
-            "The model becomes surer without becoming better. Most likely it answers with the most "
-            f"frequent class ({share} are right); or the accuracy is computed from something else "
-            "than what the loss is computed from (another axis, another threshold, other labels)."
+            "The model's answers become more confident, not more often right. Most likely it "
+            f"answers with the most frequent class ({share} are right); or the accuracy is not "
+            "computed from what the loss is computed from (another axis, another threshold, "
+            "other labels)."
         )
         remedy = (
             f"Compare {share} with the share of the most frequent class. If they agree, weight the "

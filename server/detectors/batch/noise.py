@@ -33,16 +33,17 @@ class NoisePolicy(Policy):
     """Thresholds of `batch.noise`.
 
     Attributes:
-        factor: the noise scale over the batch, or the batch over it.
-        held: the same, as long as it holds once it was found.
-        in_a_row: consecutive samples, 10 steps from one to the next.
-        extreme: the noise scale over the batch from which on it is a warning.
-        evidence: steps with the norms of all ranks before anything is judged.
-        unlearned: the loss over that of the start, above which there is much to be learned.
-        min_gain: share of the loss whose gain is learning.
-        learned: an accuracy above which something was learned.
-        keep: what a step leaves of the moving means before it.
-        recent: losses and accuracies that are those of now.
+        factor: ratio of noise scale and batch, either way, from which on it is reported.
+        held: the same ratio, down to which a reported one goes on.
+        in_a_row: consecutive samples, 10 steps apart, at which the ratio has to be reached.
+        extreme: noise scale over the batch from which on it is a warning.
+        evidence: steps with the gradient norms of all ranks that are needed before anything is
+            judged.
+        unlearned: loss as a share of the loss at the start, above which much is left to be learned.
+        min_gain: share of the loss that has to be gained for the model to be learning.
+        learned: accuracy above which something was learned.
+        keep: weight that moving means keep from one step to the next.
+        recent: number of most recent losses and accuracies averaged.
     """
 
     factor: Times = 10.0
@@ -327,10 +328,7 @@ def _finding(episode: Episode[Noise], policy: NoisePolicy) -> Finding:
             title = (
                 f"No gradient can be distinguished from its noise with batches of {batch} {unit}"
             )
-            cause = (
-                "What the ranks' gradients have in common is less than what is to be expected of "
-                "noise alone."
-            )
+            cause = "The ranks' gradients have less in common than noise alone would give them."
         remedy = (
             "Accumulate over more micro-batches, or use more ranks or larger batches, and raise "
             "the learning rate with them (in proportion for SGD, with the root for Adam), until "
@@ -340,8 +338,8 @@ def _finding(episode: Episode[Noise], policy: NoisePolicy) -> Finding:
     else:
         title = f"The batch is more than gradients need: {batch} {unit}, and {scale} are enough"
         cause = (
-            f"Beyond the noise scale, {scale} {unit}, more samples hardly make a step better: this "
-            f"batch uses {number(samples)} times as many samples as the least that are needed."
+            f"Beyond the noise scale, {scale} {unit}, more samples hardly make a step better: "
+            f"this batch uses {number(samples)} times as many samples as are needed at least."
         )
         remedy = (
             f"Smaller batches, of about {scale}, learn as much from a fraction of the samples, at "
@@ -388,7 +386,7 @@ def _check(window: Window, state: NoiseState, policy: NoisePolicy) -> Check:
         return Check(
             Status.MISSING_INPUT,
             "No step has the norms of all ranks' own gradients and of the reduced one: they are "
-            "seen at sampled steps, and not under FSDP.",
+            "read at sampled steps only, and not under FSDP.",
         )
     if state.seen < policy.evidence:
         why = (

@@ -22,10 +22,10 @@ class CompressionPolicy(Policy):
     """Thresholds of `compression.error`.
 
     Attributes:
-        low: cosine of what came out to what went in, or, with error feedback, what came out over
-            what went in.
-        none: from here on it is critical.
-        looks: samples that the median is of.
+        low: cosine of the compressed gradient to the real one, below which it is reported; with
+            error feedback, its size over the real one's has to be below it too.
+        none: the same, below which it is critical.
+        looks: number of samples whose median is judged.
         calm: steps without it after which it is over.
     """
 
@@ -147,10 +147,10 @@ def _finding(episode: Episode[Loss], policy: CompressionPolicy) -> Finding:
         first_step=step,
         stage="reduced_gradient",
         cause=(
-            f"What {names} makes of the ranks' gradients holds {percent(1.0 - lost)} of the power "
-            f"of their mean, the median of {count(policy.looks, 'sample')}; the rest is left out "
-            "or comes in later steps. Early in training, where gradients change fast, it is out of "
-            "date by then."
+            f"What {names} makes of the ranks' gradients holds {percent(1.0 - lost)} of the "
+            f"power of their mean (median of {count(policy.looks, 'sample')}); the rest is lost "
+            "or comes in later steps. Early in training, where gradients change fast, it is out "
+            "of date by then."
         ),
         remedy=(
             "Compress less: a higher rank or share, or 16-bit gradients (`bf16_compress_hook`), "
@@ -180,7 +180,7 @@ def _check(
         return Check(
             Status.MISSING_INPUT,
             "No step has the gradients of all ranks before the reduction and after it: they are "
-            "seen at sampled steps, and not under FSDP.",
+            "read at sampled steps only, and not under FSDP.",
         )
     if len(state.cosines) < policy.looks:
         why = f"{count(state.measured, 'reduction')} of {policy.looks} needed."

@@ -25,8 +25,9 @@ class DuplicatedPolicy(Policy):
     """Thresholds of `data.duplicated`.
 
     Attributes:
-        some: consecutive ones at which some ranks had the same batch.
-        everyone: consecutive ones at which all ranks had.
+        some: consecutive compared steps at which the same ranks had the same batch, before it is
+            reported.
+        everyone: the same where all ranks had one batch.
     """
 
     some: Observations = 4
@@ -278,8 +279,8 @@ def _check(window: Window, state: DuplicatedState, replicas: bool) -> Check:
     if not replicas:
         return Check(
             Status.NOT_APPLICABLE,
-            "No two ranks hold the same tensors, or shards of FSDP: which should have batches of "
-            "their own is not known.",
+            "No two ranks hold the same tensors, or shards of FSDP: so it is not known which "
+            "should have batches of their own.",
         )
     if not state.judged:
         if state.steps < _GRACE:

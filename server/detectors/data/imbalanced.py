@@ -29,7 +29,8 @@ class ImbalancedPolicy(Policy):
     """Thresholds of `data.imbalanced`.
 
     Attributes:
-        factor: samples of a rank over the median of the others, or the other way round.
+        factor: ratio of a rank's samples and the median of the others', either way, from which on
+            it is reported.
     """
 
     factor: Times = 2.0
@@ -239,7 +240,7 @@ def _check(window: Window, state: UnevenState) -> Check:
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
     if state.sampled >= _SAMPLES and state.counted:
-        why = f"In the reduced gradient, ranks count by their numbers of {state.counted}."
+        why = f"The reduced gradient weights the ranks by their numbers of {state.counted}."
         return Check(Status.OK, why)
     if state.sampled >= _SAMPLES:
         return Check(

@@ -170,10 +170,10 @@ def _finding(episode: Episode[Rescaled]) -> Finding:
         ranks=facts.ranks,
         stage="batch",
         cause=sentences(
-            f"The root mean square of what the model of {who} is given was {number(facts.usual)} "
-            f"before step {step}, and is {number(facts.factor)} times that since; the other ranks' "
+            f"The inputs of {who} had a root mean square of {number(facts.usual)} before step "
+            f"{step} and have had {number(facts.factor)} times that since; the other ranks' "
             f"inputs are as before. {who.capitalize()} {agree(len(facts.ranks), 'normalises')} "
-            "them otherwise, twice or not at all, or reads other data.",
+            "them differently, twice or not at all, or reads other data.",
             "Layers that normalise hide this from the loss; running statistics of batch norm, and "
             "so evaluations and what is saved, suffer from it.",
         ),

@@ -42,13 +42,15 @@ class OutlierPolicy(Policy):
     """Thresholds of `data.outlier`.
 
     Attributes:
-        min_z: how far the logarithm of the rank's loss lies above the ranks' median.
+        min_z: robust z of the logarithm of the rank's loss among the ranks', from which on it is an
+            outlier.
         unlearned_z: the same where the loss is above that of the run's start.
-        others_z: how far those of the other ranks may lie from it.
-        min_ratio: the loss over what 98 % of all ranks' are below.
-        min_progress: rise over the rank's own median, as a share of the progress made.
-        evidence: observations before anything is judged, of the last 64.
-        chance: probability of this many outliers on one rank alone, below which it is none.
+        others_z: largest robust z of the other ranks' losses beside an outlier.
+        min_ratio: smallest ratio of the loss to the 98 % quantile of all ranks' losses.
+        min_progress: smallest rise over the rank's own median, as a share of the progress made.
+        evidence: observations, of the last 64, that are needed before anything is judged.
+        chance: probability that chance puts as many outliers on one rank, below which they are its
+            own.
     """
 
     min_z: Sigmas = 10.0
@@ -412,7 +414,7 @@ def _finding(episode: Episode[Batches]) -> Finding:
         )
         remedy = (
             f"Look at the samples of rank {newest.rank} at step {newest.step}: labels, length, "
-            "values out of range. One such batch is no harm where gradients are clipped."
+            "values out of range. One such batch does no harm where gradients are clipped."
         )
     return Finding(
         kind="data.outlier",

@@ -35,12 +35,12 @@ class OverlapPolicy(Policy):
     the ordinary run, in which each rank has a part of its own, knows no repeats at all.
 
     Attributes:
-        rarer: how much rarer than by chance a sample comes back to its own rank where ranks share
+        rarer: how much rarer than by chance a sample returns to its own rank, where ranks share
             their samples.
-        decided: logarithm of the odds at which the test is decided: once in 10,000 runs it errs,
+        decided: logarithm of the odds at which the test is decided: it errs once in 10,000 runs,
             either way.
-        next_epoch: share of the last samples that come again above which an epoch has ended and
-            the next one deals the same samples to other ranks.
+        next_epoch: share of recent samples that are repeats, above which an epoch has ended and the
+            next one deals the same samples to other ranks.
     """
 
     rarer: Times = 32
@@ -283,8 +283,8 @@ class Overlap(Detector[OverlapState]):
             state.watch.good(step)  # of before a restart
         if state.evidence <= -self.policy.decided:
             state.closed = (
-                f"At step {step} what comes again came to its own rank as often as chance has it: "
-                "another epoch, or data that hold the same samples several times."
+                f"At step {step} repeated samples came back to their own rank as often as by "
+                "chance: another epoch began, or the data hold the same samples several times."
             )
             owners.clear()
 
@@ -336,8 +336,8 @@ def _finding(episode: Episode[Shared], *, by_labels: bool = False) -> Finding:
         cause=(
             f"{shared.repeats:,} {what} since step {step} had been another rank's before, "
             f"{percent(share)} of those{compared}, and {again}: the ranks' parts of the data "
-            "overlap, and so others are not seen at all. Mostly each rank shuffles with a seed of "
-            "its own."
+            "overlap, and so some samples are not seen at all. Usually each rank shuffles with "
+            "a seed of its own."
         ),
         remedy=(
             "Give the sampler the same seed on all ranks: `DistributedSampler(seed=...)` and "
@@ -371,8 +371,8 @@ def _check(
     what = "sample" if state.by_samples else "batch"
     limit = "" if state.by_samples else "; samples in different batches cannot be distinguished"
     reported = (
-        f"Not more often than by chance was a {what} seen by two ranks in "
-        f"{count(state.judged, 'checked step')}{limit}."
+        f"In {count(state.judged, 'checked step')}, two ranks saw the same {what} no more often "
+        f"than by chance{limit}."
     )
     needed = policy.decided / math.log((1 - 1 / (policy.rarer * size)) / (1 - 1 / size))
     # Were all data dealt to each rank in an order of its own, half of what the others read in an
@@ -381,7 +381,7 @@ def _check(
     if expected < needed:
         return Check(
             Status.INSUFFICIENT_DATA,
-            f"{reported} But overlapping parts would have shown {number(expected)} times in these, "
-            f"of {number(math.ceil(needed))} needed.",
+            f"{reported} But overlapping parts would have shown only {number(expected)} times in "
+            f"these, and {number(math.ceil(needed))} times are needed.",
         )
     return Check(Status.OK, reported)

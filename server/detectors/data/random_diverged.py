@@ -28,7 +28,8 @@ class DrawnPolicy(Policy):
     """Thresholds of `desync.rng`.
 
     Attributes:
-        shared: consecutive ones at which ranks had one batch and one state, a new one each time.
+        shared: consecutive samples at which ranks had one batch and one state, new each time,
+            before they are taken for ranks that draw alike.
     """
 
     shared: Observations = 4

@@ -28,7 +28,8 @@ class SharedPolicy(Policy):
     """Thresholds of `rng.shared`.
 
     Attributes:
-        streak: consecutive ones at which states are equal and were drawn from since the one before.
+        streak: consecutive samples at which the states are equal and were drawn from since the
+            previous one, before it is reported.
     """
 
     streak: Observations = 5

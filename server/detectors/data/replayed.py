@@ -41,9 +41,9 @@ class ReplayedPolicy(Policy):
     """Thresholds of `data.replayed`.
 
     Attributes:
-        run: consecutive ones that repeat earlier ones at one distance.
-        far: between them from which on one observation less is enough: what is used again at once,
-            as in passes over one buffer of rollouts, is not so far.
+        run: consecutive batches that repeat earlier ones at one distance, before it is reported.
+        far: distance in steps from which on one batch less is enough: several passes over one
+            buffer of rollouts repeat batches sooner.
     """
 
     run: Observations = 3

@@ -27,8 +27,8 @@ class SharedPolicy(Policy):
     """Thresholds of `desync.batch`.
 
     Attributes:
-        shared: consecutive ones at which ranks had one batch, a new one each time, until they are a
-            group.
+        shared: consecutive compared steps at which ranks had one batch, new each time, before they
+            are taken for a group that shares its batches.
     """
 
     shared: Observations = 4
@@ -226,8 +226,8 @@ def _finding(episode: Episode[Different]) -> Finding:
         cause=(
             f"{ranks(group).capitalize()} hold different parts of the model and had one and the "
             f"same batch at {count(found.shared, 'step')} before; at step {episode.seen_step} "
-            f"they had not.{since} What they compute together is the result of no batch at all: a "
-            "loader that is seeded or sharded by the global rank, or a rank that drew one batch "
+            f"they had not.{since} What they compute together belongs to no batch: a loader that "
+            "is seeded or sharded by the global rank, or a rank that drew one batch "
             f"more.{unknown}"
         ),
         remedy=(

@@ -22,14 +22,14 @@ class UnmixedPolicy(Policy):
     """Thresholds of `data.unmixed`.
 
     Attributes:
-        size: samples that the median is of.
-        solved: mean of the last losses over that of the first ones below which the one class that
-            all targets are of has been learned, and nothing else was to be. Where the classes are
-            places in a batch (contrastive losses have the right one always first), no constant
-            answer comes so far.
-        share: of the scatter of all targets so far. Of random batches it is 1, of tasks of two
-            classes that follow each other, of ten classes, 0.3: what is drawn from one class at a
-            time has almost nothing of it.
+        size: number of samples whose median is judged.
+        solved: mean of the last losses over that of the first ones, below which the model has
+            learned the one class that all targets are of, and there was nothing else to learn.
+            Where the classes are places in a batch (contrastive losses have the right one always
+            first), no constant answer comes so far.
+        share: scatter of a batch's targets as a share of that of all targets so far, below which it
+            is reported. Random batches have 1, ten classes that follow each other in pairs 0.3, one
+            class at a time almost 0.
     """
 
     size: Observations = 32

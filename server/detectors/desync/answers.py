@@ -58,7 +58,9 @@ def _check(state: DesyncState, policy: DesyncPolicy, kind: str) -> Check:
             f"{who} hold versions of one model, the oldest {count(oldest, 'step')} old.",
         )
     if state.period and (kind == "desync.parameters" or _differing(state, stages)):
-        return Check(Status.OK, f"{who} are made equal {every(state.period)}, as synchronised.")
+        return Check(
+            Status.OK, f"{who} are made equal {every(state.period)}, when they are synchronised."
+        )
     alone = _alone(state)
     differed = max(state.differed.get(stage, 0) for stage in stages)
     how = "bit for bit" if kind == "desync.parameters" else "with each other"

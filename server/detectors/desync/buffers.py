@@ -36,7 +36,7 @@ class BuffersPolicy(Policy):
     """Thresholds of `desync.buffers`.
 
     Attributes:
-        clear_after: in which buffers agree again after which it is over.
+        clear_after: steps in which buffers agree again, after which it is over.
     """
 
     clear_after: Steps = 8
@@ -249,20 +249,21 @@ def _finding(incident: OwnBuffers) -> Finding:
         # Without a sample tensor by tensor, nothing says that it is more than its buffers.
         serious = any(not t.table.endswith(_OF_BUFFERS) for t in incident.tensors)
         module = f"`{names[0].partition('.')[0]}`" if names else "a watched module"
-        title = f"{who.capitalize()} {'holds' if one else 'hold'} another {module}"
-        title += f" than the rest since step {incident.first_step}" if widest.decided else ""
+        called = f"The module watched as {module}" if names else "A watched module"
+        shown = module if names else called
+        title = f"{shown} of {who} differs from the other ranks' since step {incident.first_step}"
         if not widest.decided:
-            title = f"{module} differs between {who} since step {incident.first_step}"
+            title = f"{shown} differs between {who} since step {incident.first_step}"
         alone = all(len(group) == 1 for group in groups_of(widest))
         some = "" if alone and len(widest.ranks) > 2 else ", on some ranks only"
         cause = (
-            f"The module watched as {module} is not the same on all ranks since step "
+            f"{called} is not the same on all ranks since step "
             f"{incident.first_step}{which}. It was updated from what is a rank's own (its loss, "
             f"its batches, gradients before the reduction){some}, or was not the same at its "
             "start. The trained parameters are compared for themselves: they agree, unless a "
             "desync alert says otherwise."
             if serious
-            else f"Buffers of the watched module {module} differ between the ranks{which}. Those "
+            else f"Buffers of {module} differ between the ranks{which}. Those "
             "of batch norm do in most trainings: each rank follows its own batches."
         )
         remedy = (

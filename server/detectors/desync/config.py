@@ -309,9 +309,9 @@ def _described(setting: Setting) -> str:
             f"{agree(len(names), 'is')} frozen on {ranks(held)} only"
             for held, names in setting.frozen.items()
         ]
-        return f"{called}: not the same on {ranks(setting.suspects)}; {listing(shown, most=4)}."
+        return f"{called}: differs on {ranks(setting.suspects)}; {listing(shown, most=4)}."
     if setting.key.endswith("digest"):
-        return f"{called}: not the same on {ranks(setting.suspects)}."
+        return f"{called}: differs on {ranks(setting.suspects)}."
     return f"{called}: {listing(said)}."
 
 

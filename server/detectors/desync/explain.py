@@ -125,10 +125,10 @@ def versions_finding(*, since: int, last_step: int, caught_up: int) -> Finding:
         first_step=since,
         stage="parameters",
         cause=(
-            "One rank makes each new version of the parameters, and what the others hold are "
-            f"versions of before, up to {count(caught_up, 'step')} old when they caught up: "
-            "workers that pull from a parameter server. A worker that falls further behind is "
-            "reported as a desync."
+            "One rank makes each new version of the parameters, and the others hold earlier "
+            f"versions, up to {count(caught_up, 'step')} old when they caught up: workers that "
+            "pull from a parameter server. A worker that falls further behind is reported as a "
+            "desync."
         ),
         remedy="Nothing, if this is meant. If it is not, broadcast the parameters in every step.",
         clear_after=16,
@@ -187,38 +187,41 @@ def _train_alone(incident: Divergence, critical: float) -> bool:
 def _title(incident: Divergence, *, alone: bool) -> str:
     if alone:
         return "The ranks train alone: the model is not wrapped, gradients are not reduced"
-    who, what = ranks(incident.ranks).capitalize(), _what(incident)
+    one, several = _what(incident)
     when = "from the start" if incident.from_start else f"since step {incident.first_step}"
     if _once(incident):
         when = f"at step {incident.first_step}, once"
     where = _where(incident)
-    if incident.decided:
-        verb = agree(len(incident.ranks), "has")
-        title = f"{who} {verb} {what[0]} than the other ranks {when}"
+    who = ranks(incident.ranks)
+    if incident.decided and len(incident.ranks) == 1:
+        verb = "differ" if one == several else "differs"
+        title = f"{who.capitalize()}'s {one} {verb} from the other ranks' {when}"
+    elif incident.decided:
+        title = f"The {several} of {who} differ from the other ranks' {when}"
     else:
-        title = f"{who} have {what[1]} {when}"
+        title = f"{who.capitalize()} have different {several} {when}"
         if incident.subgroups and incident.kind == "desync.gradients":
             title += f", equal only inside {shown_groups(incident)}"
     return f"{title} ({where})" if where else title
 
 
 def _what(incident: Divergence) -> tuple[str, str]:
-    """What ranks have that they should not: one rank against others, and ranks among each other."""
+    """What differs: of one rank, and of several."""
     if incident.stage == "clipped_gradient":
-        return "another gradient after clipping", "different gradients after clipping"
+        return "gradient after clipping", "gradients after clipping"
     if incident.kind == "desync.gradients":
-        return "another gradient", "different gradients"
+        return "gradient", "gradients"
     if incident.kind == "desync.hyperparameters":
         if not incident.values:
-            return "other optimizer settings", "different optimizer settings"
+            return "optimizer settings", "optimizer settings"
         if incident.setting in SETTINGS.values():
-            return f"another {incident.setting}", f"different {incident.setting}s"
-        return f"another {incident.setting}", f"different values of {incident.setting}"
+            return incident.setting, f"{incident.setting}s"
+        return incident.setting, f"values of {incident.setting}"
     if incident.stage == "frozen":
-        return "other frozen parameters", "different frozen parameters"
+        return "frozen parameters", "frozen parameters"
     if incident.kind == "desync.optimizer":
-        return "another optimizer state", "different optimizer states"
-    return "other parameters", "different parameters"
+        return "optimizer state", "optimizer states"
+    return "parameters", "parameters"
 
 
 def _where(incident: Divergence) -> str:
@@ -256,7 +259,7 @@ def _tensors(incident: Divergence) -> str:
     if incident.stage == "hyperparameters" or incident.missed or incident.lag[0]:
         return ""
     if not incident.tensor_count:
-        return "Which tensors differ is not known yet; it is with the next full fingerprint."
+        return "Which tensors differ is not known yet; the next full fingerprint shows it."
     if incident.one_element:
         return ""
     names = [_named(t) for t in incident.tensors]
@@ -297,16 +300,16 @@ def _size(incident: Divergence) -> str:
     )
     if len(incident.sizes) > 1:
         began, first, share = incident.sizes[0]
-        now = f"{now}, after {number(first)} ({number(share)} of it) at step {began}"
+        now = f"{now}, compared with {number(first)} ({number(share)} of it) at step {began}"
     match incident.growth:
         case Growth.CONSTANT:
             return f"{now}: nothing repairs that."
         case Growth.SHRINKING:
-            return f"{now}: they come closer."
+            return f"{now}: they come closer to each other."
         case Growth.GROWING:
             return f"{now}: they diverge further, as their updates differ."
         case Growth.EXPONENTIAL:
-            return f"{now}: the distance multiplies."
+            return f"{now}: the distance grows exponentially."
         case _:
             return f"{now}."
 
@@ -317,7 +320,7 @@ def _since(incident: Divergence) -> str:
         return ""
     broken, compared = incident.broken.get(incident.stage, 0), incident.compared[incident.stage]
     before = (
-        f"It was as it should be up to step {incident.last_equal}."
+        f"The ranks agreed in it up to step {incident.last_equal}."
         if incident.last_equal is not None and 0 <= incident.last_equal < incident.first_step
         else ""
     )
@@ -325,8 +328,12 @@ def _since(incident: Divergence) -> str:
         return before
     if _once(incident):
         since = count(compared - 1, "step")
-        return sentences(f"It happened once; at {since} since, the ranks agreed again.", before)
-    return sentences(f"It was so at {broken:,} of {count(compared, 'step')} compared.", before)
+        return sentences(
+            f"It happened once; at the {since} compared since, the ranks agreed again.", before
+        )
+    return sentences(
+        f"The ranks disagreed at {broken:,} of {count(compared, 'step')} compared.", before
+    )
 
 
 def _once(incident: Divergence) -> bool:

@@ -37,9 +37,9 @@ def gradient_link(incident: Divergence) -> tuple[str, str]:
         held = listing([t.name for t in incident.tensors], most=4)
         cause = (
             f"The gradient of {held} agrees inside the groups of ranks {shown} and not between "
-            "them, that of the other tensors as it should: ranks that share the model between "
-            "them (tensor or sequence parallel, tied layers of a pipeline) hold these tensors "
-            "all, and each has a part of their gradient only."
+            "them; that of the other tensors is as it should be. Ranks that share the model "
+            "between them (tensor or sequence parallel, tied layers of a pipeline) all hold "
+            "these tensors, and each has only a part of their gradient."
         )
         remedy = (
             "Sum the gradient of these tensors over the tensor-parallel (or tied) group as well, "
@@ -58,10 +58,10 @@ def gradient_link(incident: Divergence) -> tuple[str, str]:
     elif alone and len(incident.ranks) > 2 and partly:
         held = listing([t.name for t in incident.tensors], most=4)
         cause = (
-            f"At step {incident.first_step} every rank applied a gradient of its own of {held}, "
-            "and one that all share of the other tensors: these are not reduced. They were "
-            "replaced or added after the model was wrapped, their hooks were lost, or they are "
-            "missing from the all-reduce."
+            f"At step {incident.first_step} every rank applied its own gradient for {held} but "
+            f"the shared one for all other tensors: {held} {agree(len(incident.tensors), 'is')} "
+            "not all-reduced. The parameters were replaced or added after the model was "
+            "wrapped, their hooks were lost, or they are missing from the all-reduce."
         )
         remedy = (
             "Wrap the model last, after every change to its parameters, or add these tensors to "
@@ -96,14 +96,14 @@ def gradient_link(incident: Divergence) -> tuple[str, str]:
         )
     elif multiple := _multiple(incident):
         cause = (
-            f"At step {incident.first_step} the gradient that {ranks(incident.ranks)} applied was "
-            f"that of the other ranks in direction, and {multiple}"
+            f"At step {incident.first_step} the gradient that {ranks(incident.ranks)} applied "
+            f"was {multiple}"
         )
         remedy = (
             "Compute divisors, weights and scales alike on every rank, and after the reduction "
-            f"multiply gradients on all ranks or on none: look for a condition on the rank, and "
+            "multiply gradients on all ranks or on none: look for a condition on the rank, and "
             f"for a world size or a number of samples that {ranks(incident.ranks)} counts "
-            "otherwise."
+            "differently."
         )
     elif alone and len(incident.ranks) > 2:
         cause = (
@@ -225,16 +225,16 @@ def _multiple(incident: Divergence) -> str:
     # Alike in all tensors, as far as float32 and sketches go.
     if max(factors) - min(factors) > _ALIKE * abs(factor) or abs(factor - 1) <= _ALIKE:
         return ""
-    times = f"{number(factor)} times as large"
+    times = f"{number(factor)} times that of the other ranks"
     if abs(factor - size) <= _ALIKE * size:
         return f"{times}: it is the sum over the {size} ranks, not divided by their number."
     if abs(factor * size - 1) <= _ALIKE:
         return f"{times}: it was divided by the number of ranks twice."
     if factor < 0:
-        return f"{number(factor)} times it: its sign was turned after the reduction."
+        return f"{times}: its sign was turned after the reduction."
     return (
-        f"{times}: after the reduction it was divided by another number there, weighted, clipped, "
-        "or a loss scale was taken out of it that is not the others'."
+        f"{times}: after the reduction it was divided by another number than on the other ranks, "
+        "weighted, clipped, or unscaled by another loss scale."
     )
 
 
@@ -246,4 +246,7 @@ def _clipped(incident: Divergence) -> str:
         return ""
     who = "it" if len(incident.ranks) == 1 else "they"
     more = f"{who} alone clipped, or to a smaller norm" if factors[0] < 1 else f"{who} clipped less"
-    return f"That of {ranks(incident.ranks)} is {number(factors[0])} times the others': {more}."
+    return (
+        f"The gradient of {ranks(incident.ranks)} is {number(factors[0])} times the others': "
+        f"{more}."
+    )

@@ -106,7 +106,8 @@ def _start(incident: Divergence) -> tuple[str, str]:
             f"on {ranks(incident.ranks)} only (`if rank == ...`). {restore(incident)}",
         )
     alone = (
-        "Where rank 0 is alone it is mostly the one that did load, and the others are wrong."
+        "Where rank 0 is the one that differs, it is usually the one that did load, and the "
+        "others are wrong."
         if incident.decided and incident.ranks == (0,)
         else ""
     )
@@ -185,8 +186,8 @@ def _optimizer(incident: Divergence) -> tuple[str, str]:
         return (
             sentences(
                 f"At step {incident.tensor_step} the optimizer's state differs although the "
-                f"gradients agreed, and the parameters have since step {incident.shown_by}: "
-                "gradients are all that goes into this state, so it was there first: "
+                f"gradients agreed; the parameters have differed since step {incident.shown_by}. "
+                "Only gradients go into this state, so the state differed first: "
                 f"{_corrupted(incident)}",
                 unwatched,
             ),
@@ -281,8 +282,8 @@ def _drift(incident: Divergence) -> tuple[str, str]:
         "Most tensors differ by little more than rounding: the ranks compute the update with "
         "different arithmetic (mixed devices, library versions, fused against plain kernels). That "
         "is no fault of the synchronisation, but nothing repairs it either.",
-        "Use the same devices, libraries and optimizer implementation on all ranks, or broadcast "
-        "the parameters from rank 0 every some thousand steps.",
+        "Use the same devices, libraries and optimizer implementation on all ranks, or "
+        "broadcast the parameters from rank 0 every few thousand steps.",
     )
 
 
@@ -306,8 +307,8 @@ def _update(incident: Divergence) -> tuple[str, str]:
     skipped = ""
     if incident.last_equal is not None and incident.last_equal < step - 1:
         skipped = (
-            f"They were last compared and equal at step {incident.last_equal}, so it may have "
-            "begun at any step in between."
+            f"They were last compared and equal at step {incident.last_equal}, so the difference "
+            "may have begun at any step in between."
         )
     return (
         sentences(
@@ -343,8 +344,9 @@ def _stale(incident: Divergence) -> tuple[str, str]:
     oldest, usual = incident.lag
     return (
         f"The parameters of {ranks(incident.ranks)} are {count(oldest, 'step')} old, and growing "
-        f"older; no rank has caught up with more than {count(usual, 'step')} before. "
-        f"{'It pulls' if len(incident.ranks) == 1 else 'They pull'} too seldom, or pulls are lost.",
+        f"older; before, no rank was more than {count(usual, 'step')} behind when it caught up. "
+        f"{'It pulls' if len(incident.ranks) == 1 else 'They pull'} too seldom, or pulls are "
+        "lost.",
         "Find out what that worker waits for, and bound the staleness: let a worker wait (or drop "
         "its gradient) when its version is more than a set number of steps old.",
     )

@@ -37,10 +37,11 @@ class ProgressPolicy(Policy):
     """Thresholds of `desync.progress`.
 
     Attributes:
-        same: relative difference up to which two norms are one, summed on machines of different
-            kinds.
-        epochs: epochs without a difference after which ranks are level again.
-        late: consecutive steps at which a rank applied what the others did a step later.
+        same: relative difference up to which two norms count as equal, as summed on different kinds
+            of machines.
+        epochs: epochs without a difference after which it is over.
+        late: consecutive steps at which a rank applied what the others applied one step later,
+            before it is reported.
     """
 
     same: Share = 1e-6
@@ -134,7 +135,7 @@ class Progress(Detector[ProgressState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.progress",)
-    lasting: ClassVar[str] = "a step that one rank has more stays in its count"
+    lasting: ClassVar[str] = "an additional step of one rank stays in its count"
     policies: ClassVar[type[Policy]] = ProgressPolicy
     wants: ClassVar[tuple[str, ...]] = (*COUNTED, "grad_norm", _DISCARDED, _PASSES)
     min_ranks: ClassVar[int] = 2

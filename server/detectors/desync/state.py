@@ -41,14 +41,15 @@ class DesyncPolicy(Policy):
 
     Attributes:
         drift: relative distance below which ranks that differ in several tensors merely drift.
-        critical: relative distance from which it is critical.
-        clear_after: steps in which the ranks agree again after which it is over.
-        returns: this many returns to equality at one interval make it a synchronisation.
-        grace: steps without any comparison of a kind after which it counts as missing.
-        lag: steps by which a worker's version of the parameters may be old in any case.
-        longest_lags: times the longest lag that a worker has caught up with, that are allowed.
-        synchronous: this many comparisons that found all parameters equal make ranks that do not
-            diverge by design.
+        critical: relative distance from which on it is critical.
+        clear_after: steps in which the ranks agree again, after which it is over.
+        returns: returns to equality at one interval that make it a periodic synchronisation.
+        grace: steps without any comparison of a kind, after which it counts as missing.
+        lag: age in steps that a worker's version of the parameters may always have.
+        longest_lags: age that is allowed too, as a multiple of the longest lag that a worker has
+            made up.
+        synchronous: comparisons that found all parameters equal, after which the ranks do not
+            differ by design.
     """
 
     drift: Times = 1e-6

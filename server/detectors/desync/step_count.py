@@ -43,7 +43,9 @@ def counted_finding(episode: Episode[StepMismatch]) -> Finding:
     verb = agree(len(suspects), "has")
     reported = _listed(mismatch, what)
     if mismatch.what == "epoch":
-        title = f"{who} {agree(len(suspects), 'is')} in another epoch since step {step}"
+        title = f"{who} {agree(len(suspects), 'is')} in a different epoch since step {step}"
+        if not mismatch.decided:
+            title = f"{who} are in different epochs since step {step}"
         cause = (
             f"At step {step}, {reported}. Their epochs are not equally long: the data are dealt "
             "out unequally (sampler lengths, filtered samples, `drop_last` on some ranks only), or "
@@ -55,7 +57,9 @@ def counted_finding(episode: Episode[StepMismatch]) -> Finding:
             "`drop_last`, or one length agreed on by all), and count epochs by common steps."
         )
     elif mismatch.what == "steps_skipped" or _one_missing(mismatch):
-        title = f"{who} {verb} skipped other steps than the rest, at step {step}"
+        title = f"{who} {verb} not skipped the same steps as the other ranks, at step {step}"
+        if not mismatch.decided:
+            title = f"{who} have skipped different steps, at step {step}"
         cause = (
             f"At step {step}, {reported}: an overflow was seen on some ranks only, and each "
             "decided alone whether to step. What they hold differs by this step."
@@ -65,7 +69,9 @@ def counted_finding(episode: Episode[StepMismatch]) -> Finding:
             "after the reduction; then broadcast parameters and optimizer state."
         )
     else:
-        title = f"{who} {verb} taken another number of steps at step {step}"
+        title = f"{who} {verb} taken a different number of steps, at step {step}"
+        if not mismatch.decided:
+            title = f"{who} have taken different numbers of steps, at step {step}"
         cause = (
             f"At step {step}, {reported}: a rank was resumed from another checkpoint, took further "
             "steps, or left some out."
@@ -73,10 +79,6 @@ def counted_finding(episode: Episode[StepMismatch]) -> Finding:
         remedy = (
             "Restore the same checkpoint, its step and its optimizer on every rank, and call "
             "`optimizer.step()` under the same conditions everywhere."
-        )
-    if not mismatch.decided:
-        title = title.replace("another", "different").replace(
-            "other steps than the rest", "different steps"
         )
     return Finding(
         kind="desync.progress",
@@ -116,7 +118,7 @@ def late_finding(episode: Episode[StepMismatch]) -> Finding:
         "before the decision)"
     )
     if mismatch.what == "micro_steps":
-        title = f"{who.capitalize()} took a step more than the others, at step {step}"
+        title = f"{who.capitalize()} took one step more than the others, at step {step}"
         cause = (
             f"Without a backward pass of its own for step {step}, {who} stepped, and since then it "
             "applies at each of its steps the gradient that the others applied one step before: "
@@ -164,12 +166,15 @@ def _left_out(mismatch: StepMismatch, who: str, step: int) -> str:
 def begun_finding(mismatch: StepMismatch, step: int, last_step: int) -> Finding:
     """Ranks that began at different steps."""
     who = ranks(mismatch.suspects).capitalize()
-    begun = "began" if mismatch.decided else "began each"
     return Finding(
         kind="desync.progress",
         key="begin",
         severity="critical",
-        title=f"{who} {begun} at another step than the rest",
+        title=(
+            f"{who} began at a different step than the other ranks"
+            if mismatch.decided
+            else f"{who} began at different steps"
+        ),
         seen_step=step,
         last_step=max(step, last_step),
         first_step=step,

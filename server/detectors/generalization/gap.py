@@ -23,18 +23,20 @@ class GapPolicy(Policy):
     """Thresholds of `generalization.gap`.
 
     Attributes:
-        evaluations: this many before anything is judged.
-        after: this many of them after the best one.
-        last: this many of them are the last ones.
-        surer: rise of the accuracy since the best from which on the answers are not worse.
-        training: losses of training whose median counts, none of them older than as many steps or
-            than the evaluation before.
-        fallen: standard errors by which that of training has to be below what it was.
-        slight: rise of the last ones above the best, as a share of the best, that is reported.
-        rise: the same, from which on it is a warning.
-        noise: how many times the noise of the evaluations the rise has to be.
-        progress: the rise as a share of what the evaluation had gained.
-        trend: Mann-Kendall Z since the best.
+        evaluations: number of evaluations that are needed before anything is judged.
+        after: number of evaluations after the best one that have to be exceeded.
+        last: number of most recent evaluations whose median is judged.
+        surer: rise of the accuracy since the best evaluation, from which on the answers are not
+            worse but too confident.
+        training: number of training losses whose median is taken beside each evaluation, none older
+            than so many steps or than the previous evaluation.
+        fallen: smallest fall of the training loss since the best evaluation, in standard errors.
+        slight: rise of the last evaluations above the best, as a share of the best, from which on
+            it is reported.
+        rise: the same rise, from which on it is a warning.
+        noise: smallest rise as a multiple of the noise of the evaluations.
+        progress: smallest rise as a share of what the evaluations had gained.
+        trend: smallest Mann-Kendall Z of the evaluations since the best.
     """
 
     evaluations: Count = 6
@@ -320,8 +322,9 @@ def _finding(episode: Episode[Gap], state: Course, policy: GapPolicy) -> Finding
     )
     if facts.surer(policy):
         cause = (
-            f"{fell} The accuracy of the evaluation rose meanwhile ({percent(facts.accuracy_then)} "
-            f"to {percent(facts.accuracy_now)}): the answers are not worse, but too sure."
+            f"{fell} The accuracy of the evaluation rose meanwhile "
+            f"({percent(facts.accuracy_then)} to {percent(facts.accuracy_now)}): the answers are "
+            "not worse, but too confident."
         )
         remedy = (
             "If probabilities matter, calibrate them (temperature scaling) or smooth the labels; "

@@ -23,12 +23,14 @@ class AccumulatingPolicy(Policy):
     """Thresholds of `gradient.accumulating`.
 
     Attributes:
-        certain: consecutive steps that the gradients themselves show to add up.
-        alike: without that: consecutive steps whose gradient points where the last one did.
-        cosine: cosine from which on it does.
-        grown: by how much it has to have grown over them.
-        slack: share of the last norm below which it has not grown: noise makes it shorter now and
-            then.
+        certain: consecutive steps at which the gradients before the reduction show that they add
+            up.
+        alike: where those are not known: consecutive steps whose gradients have the direction of
+            the one before.
+        cosine: cosine from which on two gradients have the same direction.
+        grown: growth of the norm over these steps that is needed.
+        slack: norm as a share of the previous one, down to which it still counts as growing: noise
+            makes it shorter now and then.
     """
 
     certain: Count = 2
@@ -226,10 +228,11 @@ def _finding(episode: Episode[Adding], window: Window) -> Finding:
     )
     if adding.emptied:
         cause = (
-            f"Since step {step}, what is applied is the gradient of the step before plus this "
-            f"step's own, at {count(episode.seen + 1, 'checked step')}, although the gradients "
-            "were set to zero: they were empty when the step's own were added. So what adds them "
-            "up comes after the backward pass: the reduction, or code that keeps gradients."
+            f"Since step {step}, the optimizer applies the previous step's gradient plus this "
+            f"step's own, seen at {count(episode.seen + 1, 'checked step')}, although the "
+            "gradients were set to zero: they were empty when the step's own were added. So "
+            "they are added up after the backward pass, by the reduction or by code that keeps "
+            "gradients."
         )
         remedy = (
             "Look at what handles gradients between the backward pass and the step: a "
@@ -238,22 +241,22 @@ def _finding(episode: Episode[Adding], window: Window) -> Finding:
         )
     elif adding.certain:
         cause = (
-            f"Since step {step}, what is applied is the gradient of the step before plus this "
-            f"step's own, at {count(episode.seen + 1, 'checked step')}: "
+            f"Since step {step}, the optimizer applies the previous step's gradient plus this "
+            f"step's own, seen at {count(episode.seen + 1, 'checked step')}: "
             + (
                 "gradients are not set to zero between steps, so that old gradients are applied "
                 "again and the steps grow."
                 if adding.emptied is False
-                else "as it is when gradients are not set to zero between steps. Whether they were "
-                "was not seen."
+                else "as happens when gradients are not set to zero between steps. Rankscope "
+                "could not see whether they were."
             )
         )
     else:
         cause = (
-            f"Since step {step}, each gradient points where the one before it did (cosine "
-            f"{number(adding.cosine)}) and is longer, {number(adding.grown)} times by now: as it "
-            "is when gradients are not set to zero between steps. The gradients before the "
-            "reduction, which would settle it, were not seen."
+            f"Since step {step}, each gradient has the direction of the one before it (cosine "
+            f"{number(adding.cosine)}) and is longer, by now {number(adding.grown)} times, as "
+            "happens when gradients are not set to zero between steps. Rankscope could not see "
+            "the gradients before the reduction, which would settle it."
         )
     return Finding(
         kind="gradient.accumulating",

@@ -24,8 +24,8 @@ class ClippingPolicy(Policy):
 
     Attributes:
         share: share of the last 100 gradients that were clipped, from which on it is reported.
-        tiny: factor so small that it is no matter of outliers, and a warning.
-        soon: this many consecutive ones with such a factor are reported at once.
+        tiny: clipping factor below which it is no matter of outliers, and a warning.
+        soon: consecutive gradients with such a factor that are reported at once.
     """
 
     share: Share = 0.95

@@ -21,9 +21,10 @@ class DiscardedPolicy(Policy):
     """Thresholds of `gradient.discarded`.
 
     Attributes:
-        size: sampled steps that are judged at a time; below that the last group of an epoch, or a
-            repeated pass, may be all there is.
-        share: of these steps, at which gradients were thrown away: what a loop does, and no chance.
+        size: number of most recent sampled steps that are judged; with fewer, the last group of an
+            epoch or a repeated pass may be all there is.
+        share: share of these steps at which gradients were thrown away, from which on a loop does
+            it and not chance.
     """
 
     size: Observations = 40
@@ -132,8 +133,8 @@ def _finding(episode: Episode[Thrown]) -> Finding:
         kind="gradient.discarded",
         severity="info",
         title=(
-            f"{number(facts.discarded)} of {number(whole)} backward passes of a step are thrown "
-            f"away since step {episode.first_step}"
+            f"{number(facts.discarded)} of {number(whole)} backward passes of a step have been "
+            f"thrown away since step {episode.first_step}"
         ),
         seen_step=episode.seen_step,
         last_step=episode.last_step,

@@ -36,20 +36,20 @@ class ExplodingPolicy(RisePolicy):
     """Thresholds of `gradient.exploding`.
 
     Attributes:
-        evidence: finite norms before anything is judged.
-        warm: at the beginning that are not examined.
-        in_a_row: consecutive observations.
-        factor: newest norms over the usual ones.
-        of_start: newest norms over the first ones.
+        evidence: finite norms that are needed before anything is judged.
+        warm: norms at the beginning that are not examined.
+        in_a_row: consecutive observations that have to exceed the limits.
+        factor: median of the newest norms over the usual one, from which on it is reported.
+        of_start: median of the newest norms over the first ones that has to be exceeded too.
         onset: norm over the usual one at which it is taken to have begun.
-        newest: this many norms are the newest ones.
-        usual: this many norms before them are what is usual.
-        first: this many norms are the first ones.
-        held: norm over the usual one down to which it goes on.
-        critical: largest norm over the usual one from which on it is critical.
+        newest: number of most recent norms whose median is judged.
+        usual: number of norms before these whose median is the usual one.
+        first: number of norms at the start whose median is taken.
+        held: norm over the usual one, down to which it goes on.
+        critical: largest norm over the usual one, from which on it is critical.
         calm: steps below `held` after which it is over.
-        patience: consecutive observations, where the loss has not risen.
-        level: newest losses that are held against those of before.
+        patience: consecutive observations that are needed where the loss has not risen.
+        level: number of most recent losses compared with those before the onset.
     """
 
     evidence: Observations = 40
@@ -284,7 +284,10 @@ def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:
     clip = f"Clip the norm at {number(2 * facts.usual)}, twice the usual one."
     if math.isfinite(facts.clip):
         evidence["clip"] = facts.clip
-        clipped = f"Clipping cuts what is applied to {number(facts.clip)}: its direction is left."
+        clipped = (
+            f"Clipping cuts the applied gradient to a norm of {number(facts.clip)}: only its "
+            "direction is left."
+        )
         clip = "The norm is clipped already, which keeps single steps from being too long."
     if facts.lr_step >= 0:
         rise = {
@@ -303,8 +306,8 @@ def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:
         )
     elif facts.phase:
         cause = (
-            f"{facts.phase} The data are others since then, and what is to be learned of them "
-            "makes a gradient of its own."
+            f"{facts.phase} The data have been different since then, and learning them makes "
+            "gradients of another size."
         )
         remedy = (
             "Nothing, if the change is meant and the loss falls. Else look at the data from step "
@@ -312,9 +315,9 @@ def _finding(episode: Episode[Explosion], policy: ExplodingPolicy) -> Finding:
         )
     else:
         cause = sentences(
-            "No rise of the learning rate was seen before it. Possibly it is too high for "
-            "where the training has come to, a deep or recurrent path multiplies the gradient, "
-            "or the data changed (another source, inputs that are not normalised).",
+            "No rise of the learning rate was seen before it. Possibly it is too high for this "
+            "stage of the training, a deep or recurrent path multiplies the gradient, or the "
+            "data changed (another source, inputs that are not normalised).",
             clipped,
         )
         remedy = (

@@ -23,12 +23,12 @@ class OscillatingPolicy(Policy):
     """Thresholds of `gradient.oscillating`.
 
     Attributes:
-        earlier: earlier measurements before anything is judged.
-        factor: the scatter over the median of the earlier ones.
-        least: the scatter of the logarithm, at least.
-        in_a_row: consecutive measurements.
-        back: norms in a measurement, and steps without it after which it is over.
-        stride: norms from one measurement to the next.
+        earlier: number of earlier measurements that are needed before anything is judged.
+        factor: scatter over the median of the earlier ones, from which on it is reported.
+        least: smallest scatter of the logarithm of the norm that is reported.
+        in_a_row: consecutive measurements that have to exceed the limits.
+        back: number of norms in a measurement, and of steps without it after which it is over.
+        stride: number of norms from one measurement to the next.
     """
 
     earlier: Count = 4
@@ -211,8 +211,8 @@ def _finding(episode: Episode[Jumps]) -> Finding:
         cause = (
             "No rise of the learning rate was seen. Possibly the gradient is the mean of fewer "
             f"different samples (as if of {number(fewer)} times fewer: the scatter grows with "
-            "the root), as when a loader gives the same samples again and again, or batches "
-            "come from one source each."
+            "the root of that), as when a loader gives the same samples again and again, or "
+            "batches come from one source each."
         )
         remedy = (
             f"Count the different samples in the batches from step {episode.first_step} on; "

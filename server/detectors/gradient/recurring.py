@@ -54,11 +54,12 @@ class Recurrence:
         if self.period:
             return (
                 f"Every {count(self.period, 'step')} the gradient is {number(self.factor)} times "
-                "as large as between: something that takes turns with as many others makes it. "
-                "Possibly one of several data sources or loader workers gives inputs that are not "
-                "normalised, a loss term or penalty that is added at these steps has too large a "
-                "weight, or an accumulation is not divided by its number of micro-batches. "
-                "Clipping hides it from the loss: the step then goes where these batches point."
+                "as large as in between: something that recurs with this period causes it. "
+                "Possibly one of several data sources or loader workers gives inputs that are "
+                "not normalised, a loss term or penalty that is added at these steps has too "
+                "large a weight, or an accumulation is not divided by its number of "
+                "micro-batches. Clipping hides it from the loss: the step then goes where these "
+                "batches point."
             )
         return (
             f"At {self.share:.0%} of the steps the gradient is {number(self.factor)} times as "

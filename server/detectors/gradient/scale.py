@@ -28,10 +28,10 @@ class ScalePolicy(Policy):
     """Thresholds of `amp.scale_collapse`.
 
     Attributes:
-        gone: scale below which gradients are made smaller instead of larger.
-        calibration: at the beginning, in which the scale is still looked for.
-        share: share of skipped steps among the last 200.
-        skipped: skipped steps among the last 200, at least.
+        gone: loss scale below which gradients are made smaller instead of larger.
+        calibration: steps at the beginning in which the scaler is still looking for its scale.
+        share: share of the last 200 steps that were skipped, from which on it is reported.
+        skipped: smallest number of skipped steps among the last 200.
     """
 
     gone: Number = 1.0
@@ -159,7 +159,7 @@ def _finding(
     found, step = episode.facts, episode.first_step
     gone = found.scale < policy.gone
     if found.in_a_row:
-        title = f"No optimizer step is taken since step {step}: all of them are skipped"
+        title = f"No optimizer step has been taken since step {step}: all of them were skipped"
         cause = (
             f"The gradients of {count(found.in_a_row, 'step')} in a row were not finite, so the "
             "loss scaler skipped every one and halved its scale each time, which takes any usual "

@@ -30,20 +30,21 @@ class VanishingPolicy(Policy):
     """Thresholds of `gradient.vanishing`.
 
     Attributes:
-        small: gradient of the first matrix over that of the last.
-        tiny: from here on it is critical.
-        looks: samples before anything is judged.
-        evidence: losses before anything is judged.
-        matrices: matrices that a model has at least.
-        min_gain: share of the loss whose gain is learning.
-        learned: an accuracy above which something was learned.
-        back: this many of the last samples count.
-        first: losses that the mean at the start is of.
-        last: losses that the mean of now is of.
+        small: gradient of the first matrix over that of the last, below which it is reported.
+        tiny: the same, below which it is critical.
+        looks: samples that are needed before anything is judged.
+        evidence: losses that are needed before anything is judged.
+        matrices: smallest number of matrices of a model that is judged.
+        min_gain: share of the loss that has to be gained for the model to be learning.
+        learned: accuracy above which something was learned.
+        back: number of most recent samples that are judged.
+        first: number of losses at the start that are averaged.
+        last: number of most recent losses averaged.
         calm: steps without it after which it is over.
-        zero: gradient norms of exactly 0, from the first step on, after which nothing can be
-            learned; as many in a row later are no single steps.
-        recurs: single steps with a gradient of exactly 0 from which on they are no accident.
+        zero: consecutive gradient norms of exactly 0, from the first step on, after which nothing
+            can be learned; as many in a row later are no single steps.
+        recurs: number of single steps with a gradient of exactly 0, from which on they are no
+            accident.
     """
 
     small: Number = 1e-2
@@ -274,9 +275,9 @@ def _finding(episode: Episode[Fading], policy: VanishingPolicy) -> Finding:
         tensors=facts.weak,
         stage="local_gradient",
         cause=sentences(
-            f"Of {count(facts.matrices, 'matrix')} the last has a "
-            f"gradient of norm {number(most)}, the first of {number(least)}; below a hundredth of "
-            f"the last are {weak}.",
+            f"Of {count(facts.matrices, 'matrix')} the last has a gradient of norm "
+            f"{number(most)}, the first of {number(least)}; less than a hundredth of the last "
+            f"one's have {weak}.",
             f"The loss has gained {percent(max(facts.gained, 0.0))} so far: the layers at the end "
             "learn from features that do not change.",
             "Each layer multiplies the gradient by its weights and the slope of its activation: "
@@ -322,7 +323,7 @@ def _check(window: Window, state: VanishingState, policy: VanishingPolicy) -> Ch
         why = f"The model has fewer than {policy.matrices} matrices with a gradient."
         return Check(Status.NOT_APPLICABLE, why)
     if state.signed:
-        why = "The loss changes its sign: its value says nothing of what is learned."
+        why = "The loss changes its sign: its value says nothing about what is learned."
         return Check(Status.NOT_APPLICABLE, why)
     if not _judged(state, policy):
         why = (

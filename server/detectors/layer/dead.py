@@ -28,17 +28,19 @@ class DeadPolicy(Policy):
     """Thresholds of `layer.dead`.
 
     Attributes:
-        evidence: observations before it is judged how many tensors have no gradient.
-        varying: the same where their number varies by itself. That the last 4 of 24 are above all
+        evidence: observations that are needed before the number of tensors without a gradient is
+            judged.
+        varying: the same where that number varies by itself. That the last 4 of 24 are above all
             others happens by chance in one of 10,626 cases.
-        in_a_row: consecutive observations with more of them than is usual.
-        never: observations without a gradient that make a tensor one that never had any.
-        idle: units of a module that do nothing.
-        nearly_all: from here on it is critical.
-        looks: consecutive samples at such units.
-        back: observations that show what number of tensors without a gradient is usual.
+        in_a_row: consecutive observations with more such tensors than usual, before it is reported.
+        never: observations without a gradient after which a tensor never had any.
+        idle: share of a module's units that do nothing, above which it is reported.
+        nearly_all: the same share, from which on it is critical.
+        looks: consecutive samples at which the units did nothing.
+        back: number of observations that show how many tensors usually have no gradient.
         nothing_left: loss below which no gradient is needed any more.
-        overwriting: update, relative to the parameters, by which a few steps write over them.
+        overwriting: update of one step, relative to the parameters, with which a few steps
+            overwrite them.
         alike: scatter of the samples of a batch, relative to their size, below which all are alike.
         calm: steps without it after which it is over.
     """
@@ -335,14 +337,14 @@ def _cut(episode: Episode[Cut], window: Window) -> Finding:
     facts, step = episode.facts, episode.first_step
     amount = facts.missing - facts.usual
     of = f" of {facts.of}" if facts.of else ""
-    verb = agree(amount, "gets")
+    verb = agree(amount, "has")
     if facts.of and facts.missing >= facts.of:
-        title = f"No parameter gets a gradient any more since step {step}"
+        title = f"No parameter has got a gradient since step {step}"
     else:
-        title = f"{count(amount, 'tensor')}{of} {verb} no gradient any more since step {step}"
+        title = f"{count(amount, 'tensor')}{of} {verb} got no gradient since step {step}"
     names = listing([f"`{name}`" for name in facts.names], most=4)
     where = (
-        f"They are all that comes before `{facts.before}`: what goes into it carries no gradient."
+        f"They are all that comes before `{facts.before}`, whose input carries no gradient."
         if facts.before
         else ""
     )
@@ -392,8 +394,9 @@ def _never(episode: Episode[Cut], window: Window) -> Finding:
         stage="local_gradient",
         cause=(
             f"At {count(episode.seen, 'observation')} from the beginning on at least "
-            f"{count(facts.missing, 'tensor')}{of} had none{': ' if names else ''}{names}. They "
-            "are not used, or cut off from the loss."
+            f"{count(facts.missing, 'tensor')}{of} had no "
+            f"gradient{': ' if names else ''}{names}. They are not used, or cut off from the "
+            "loss."
         ),
         remedy=(
             "If they are not to be trained, set `requires_grad` to False. Else look for what "
@@ -425,8 +428,8 @@ def _idle(episode: Episode[Idle], policy: DeadPolicy) -> Finding:
         large = facts.update > policy.overwriting
         cause = (
             f"Since step {step} at the latest these units were 0 for hundreds of consecutive "
-            f"samples: {each}. A ReLU that is never active passes no gradient back, and so mostly "
-            "stays so. "
+            f"samples: {each}. A ReLU that is never active passes no gradient back, and so "
+            "usually stays inactive. "
             + (
                 f"The step of {facts.update_step} changed the parameters by "
                 f"{percent(facts.update)} of their size: it was too large (a learning rate too "
@@ -492,7 +495,7 @@ def _check(window: Window, state: DeadState, policy: DeadPolicy) -> Check:
             return Check(Status.INSUFFICIENT_DATA, "No gradient has been examined yet.")
         if state.nothing_left:
             why = (
-                f"No tensor had a gradient and the loss was 0, at all "
+                "No tensor had a gradient and the loss was 0 at all "
                 f"{count(state.nothing_left, 'checked step')}."
             )
             return Check(Status.INSUFFICIENT_DATA, why)

@@ -39,15 +39,16 @@ class DivergingPolicy(RisePolicy):
 
     Attributes:
         min_lost: share of the progress that has to be lost.
-        min_noise: how many times the noise of the block medians the loss has to lie above its
-            best, and its start above its best where there is progress.
-        blocks: this many blocks in a row open an incident.
-        evidence: blocks before anything is judged.
-        held: share of lost progress down to which an incident goes on.
+        min_noise: how far the loss has to lie above its best, as a multiple of the noise of the
+            block medians; its start, too, where there is progress.
+        blocks: consecutive blocks that open an incident.
+        evidence: blocks that are needed before anything is judged.
+        held: share of lost progress, down to which an incident goes on.
         begun: share of lost progress at which the rise is taken to have begun.
         calm: blocks below `held` after which it is over.
         game: multiple of its start up to which the loss of one of two players may rise.
-        small_start: progress below this share of the start is no measure; the start is then.
+        small_start: progress, as a share of the start, below which losses are measured against the
+            start instead.
         blown_up: multiple of its start above which a loss is too high however much it scatters: up
             there it has no course that noise could be measured by. Medians of 10 single samples
             stay below.
@@ -306,9 +307,9 @@ class LossDiverging(Detector[DivergingState]):
             )
         elif incident.phase:
             cause = (
-                f"{incident.phase} The data are others since then, as in the next phase of a "
-                "curriculum or with a second data set, and the loss is that of another task"
-                + (", which it learns." if incident.learns else "; it does not fall.")
+                f"{incident.phase} The data have been different since then, as in the next phase "
+                "of a curriculum or with a second data set, and the loss is that of another task"
+                + (", which the model learns." if incident.learns else "; it does not fall.")
             )
             remedy = (
                 "Nothing, if the change is meant and the loss falls. Else look at the data from "

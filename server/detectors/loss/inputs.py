@@ -150,7 +150,7 @@ def _finding(name: str, episode: Episode[float], given: Given) -> Finding:
             "or keep it and take `nll_loss` of the logarithm (`binary_cross_entropy`)."
         )
     else:
-        title = "`nll_loss` is given something else than logarithms of probabilities"
+        title = "`nll_loss` is not given logarithms of probabilities"
         cause = (
             "Their exponentials do not sum to 1 for each sample: the model returns scores or "
             "probabilities. The loss has no floor then: it falls by making one number larger."

@@ -29,9 +29,9 @@ class NonFinitePolicy(RisePolicy):
     """Thresholds of `loss.nonfinite`.
 
     Attributes:
-        clear_observations: finite losses in a row after which it is over.
-        run_away: multiple of the loss's start from which it had run away before, and the rank that
-            overflowed first did so by chance.
+        clear_observations: consecutive finite losses after which it is over.
+        run_away: multiple of the loss's start above which it had run away before; which rank
+            overflowed first is then chance.
     """
 
     clear_observations: Observations = 50

@@ -54,17 +54,18 @@ class OscillatingPolicy(RisePolicy):
     """Thresholds of `loss.oscillating`.
 
     Attributes:
-        size: values in a window.
-        stride: values from one window to the next.
+        size: number of values in a window.
+        stride: number of values from one window to the next.
         max_lag_one: autocorrelation at lag 1 below which values alternate.
         min_peak: share of the power around one frequency above which they are periodic.
         min_amplitude: smallest distance of the 10 % and 90 % quantiles, as a share of the progress.
         min_trend: Mann-Kendall Z below which the loss still falls.
-        clear_peak: share of the power from which a period is beyond doubt.
+        clear_peak: share of the power from which on a period is beyond doubt.
         clear_amplitude: amplitude, as a share of the progress, that is large.
         clear_trend: Mann-Kendall Z below which a loss with both of these falls all the same.
-        windows: this many in a row open an incident.
-        growing: ratio of the amplitudes of the last and the first third that is critical.
+        windows: consecutive windows that open an incident.
+        growing: ratio of the amplitudes of the last and the first third from which on it is
+            critical.
         calm: windows without it after which it is over.
     """
 
@@ -443,7 +444,10 @@ class LossOscillating(Detector[OscillatingState]):
                 "shuffle: `shuffle=True`, `DistributedSampler.set_epoch(epoch)`."
             )
         if incident.rise is not None:
-            remedy += f" It was quiet at {number(incident.rise['lr_before'])}."
+            remedy += (
+                f" At a learning rate of {number(incident.rise['lr_before'])} the loss did not "
+                "swing."
+            )
         severity = "critical" if incident.growing else "warning"
         settled = incident.shape and beside.harmless and not incident.growing
         return Finding(

@@ -30,31 +30,34 @@ class PlateauPolicy(Policy):
     """Thresholds of `loss.plateau`.
 
     Attributes:
-        evidence: losses before anything is judged.
+        evidence: losses that are needed before anything is judged.
         min_gain: share of the first losses that has to be gained.
-        rate: share of the highest rate so far below which a step is not meant to teach anything.
-        small_update: updates of the parameters, relative to their size, with which nothing can be
-            learned in hundreds of steps.
+        rate: learning rate as a share of the highest so far, below which a step is not meant to
+            teach anything.
+        small_update: update, relative to the parameters, with which nothing can be learned in
+            hundreds of steps.
         learned: accuracy above which something was learned, if not in this run.
-        accuracy_gain: rise of the accuracy since the start that is none, at least.
-        gain_error: the same in standard errors.
-        first: losses that the mean at the start is of.
-        last: losses that the mean of now is of.
-        explained: share of the deviance explained up to which nothing is known of the targets: a
-            hundredth is less than what is of use of any model.
-        most_explained: the same, at most, where single batches scatter so much that less cannot be
-            distinguished from 0; and what 3 standard errors above it may reach.
-        shares: observations of it that are needed.
-        falling: Mann-Kendall Z, below 0, of last losses that still fall: one of 160 flat ones has
-            that, and is examined again 10 losses later.
+        accuracy_gain: rise of the accuracy since the start up to which nothing was gained, or more
+            where `gain_error` allows it.
+        gain_error: standard errors of that rise that count as no gain.
+        first: number of losses at the start that are averaged.
+        last: number of most recent losses averaged.
+        explained: share of the deviance explained, up to which the model knows nothing of the
+            targets: a hundredth is less than any model is used for.
+        most_explained: largest such share where single batches scatter so much that less cannot be
+            distinguished from 0, and largest share plus 3 standard errors.
+        shares: observations of that share that are needed.
+        falling: Mann-Kendall Z, below 0, from which on the most recent losses still fall: one of
+            160 flat ones reaches it, and is examined again 10 losses later.
         rash_begin: largest update of the first steps, relative to the parameters, from which on the
-            initialisation is written over: a tenth of it by one step.
-        rash: the same of now; healthy medians reach 7e-3.
-        poor: share of the deviance explained below which most is left to be learned.
-        worse: share below 0 from which on the answers are far worse than the best constant one: a
-            loss of half as much again is no noise of a model that is about to learn, and no answer
-            that was fitted to other samples of the same data.
-        scale: size of the outputs over that of the targets from which on they are of one size.
+            initialisation is overwritten: one step changes a tenth of it.
+        rash: median of the most recent updates from which on they are too large; healthy medians
+            reach 7e-3.
+        poor: share of the deviance explained, below which most is left to be learned.
+        worse: share below 0 from which on the answers are far worse than the best constant one:
+            neither the noise of a model that is about to learn nor a fit to other samples of the
+            same data makes the loss half as large again.
+        scale: size of the outputs over that of the targets, from which on the two are of one size.
     """
 
     evidence: Observations = 200
@@ -493,7 +496,8 @@ def _explained(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
         return (
             f"{moved}: a step changes the parameters by {number(facts.update)} of their size, far "
             "below the usual 1e-3.",
-            f"Raise the learning rate{raised} (by tens, not at once), which makes updates of 1e-3.",
+            f"Raise the learning rate{raised} tenfold at a time, until updates are near 1e-3 of "
+            "the parameters.",
         )
     if facts.norm < 0.05 * facts.norm_first:
         return (
@@ -517,8 +521,8 @@ def _explained(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
         f"{moved} although steps change the parameters"
         f"{f' by {number(facts.update)} of their size' if math.isfinite(facts.update) else ''}. "
         "The targets do not belong to the inputs (shuffled separately), the gradient does not "
-        "reach the early layers (saturated or dead units), or the rate throws the parameters "
-        "about.",
+        "reach the early layers (saturated or dead units), or the rate is so high that steps "
+        "overshoot.",
         "Try to memorise one batch: if that fails, it is the model or the rate (try a tenth"
         f"{f', {number(facts.rate / 10)}' if facts.rate > 0 else ''}); if it works, compare inputs "
         "and targets of some samples by eye.",

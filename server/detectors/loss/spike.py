@@ -44,20 +44,20 @@ class SpikePolicy(RisePolicy):
         min_ratio: smallest ratio to the window's median.
         min_progress: smallest rise over the median, as a share of the progress made.
         recent_z: as `min_z`, over the values of the last 64 steps, where steps are left out.
-        recent: this many values are they at least.
-        evidence: accepted values before anything is judged.
-        calm: values back to normal after which it is over.
-        return_within: a spike that has not come back after this many is critical.
-        settle_after: after this many the new level is taken for what it is.
-        recurrent: this many spikes within `recurrent_within` are critical.
-        recurrent_within: the stretch in which spikes are counted.
-        carried: share of the rise that makes one rank its carrier.
-        carried_progress: as `min_progress`, of a passing jump that one rank carries, from which on
+        recent: smallest number of these values.
+        evidence: accepted values that are needed before anything is judged.
+        calm: normal values after which it is over.
+        return_within: values within which a spike has to come back, or it is critical.
+        settle_after: values after which the new level is accepted as the usual one.
+        recurrent: number of spikes within `recurrent_within` that is critical.
+        recurrent_within: number of most recent values in which spikes are counted.
+        carried: share of all ranks' rises that one rank has to have to be the carrier of the jump.
+        carried_progress: as `min_progress`, for a passing jump that one rank carries: from here on
             it is more than an odd batch.
-        lasting: this many values as high make it more than an odd batch: one is that batch, the
-            next what its update did.
-        learning: share of its rise that a loss loses within `return_within`, from the first to the
-            last 10, where it learns what a new phase brings.
+        lasting: number of high values from which on it is more than an odd batch: the first is that
+            batch, the next what its update did.
+        learning: share of its rise that the loss loses within `return_within`, from the first 10
+            values to the last 10, where the model learns what a new phase brings.
     """
 
     min_z: Sigmas = 8.0
@@ -382,7 +382,7 @@ class LossSpike(Detector[SpikeState]):
                 f"({number(incident.usual)} to {number(incident.value)})"
             )
         if recurrent:
-            title += f", spike {incident.spikes} of late"
+            title += f", the last of {incident.spikes} recent spikes"
         elif incident.stayed:
             title += " and has not come back"
         cause, remedy = self._explain(incident, recurrent)
@@ -428,9 +428,9 @@ class LossSpike(Detector[SpikeState]):
             )
         if incident.new_phase:
             return (
-                f"{incident.phase} The data are others since then, as in the next phase of a "
-                "curriculum or with a second data set, and the loss is that of another task"
-                + (", which it learns." if incident.learns else "; it does not fall."),
+                f"{incident.phase} The data have been different since then, as in the next phase "
+                "of a curriculum or with a second data set, and the loss is that of another task"
+                + (", which the model learns." if incident.learns else "; it does not fall."),
                 "Nothing, if the change is meant and the loss falls. Else look at the data from "
                 f"step {step} on.",
             )
@@ -466,8 +466,8 @@ class LossSpike(Detector[SpikeState]):
             )
         if recurrent:
             return (
-                "The loss keeps jumping and coming back: possibly the learning rate is at the edge "
-                "of what the model bears, or a part of the data is broken and comes by again.",
+                "The loss keeps jumping and coming back: possibly the learning rate is at the "
+                "edge of what the model bears, or a part of the data is broken and comes back.",
                 "Lower the learning rate by a factor of 3 or clip gradients; if the spikes come at "
                 "the same place of every epoch, look at that data.",
             )

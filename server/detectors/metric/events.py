@@ -116,7 +116,7 @@ def _title(name: str, main: Event, who: tuple[int, ...]) -> str:
     return {
         "shift": f"{name}{of} lies {by} {side} the other ranks' since step {step}",
         "recurring": f"{name}{of} is far from the other ranks' {often} since step {step}",
-        "silence": f"{name}{of} is no longer posted since step {step}",
+        "silence": f"{name}{of} has not been posted since step {step}",
         "spikes": f"{name}{of} jumps by {by} {often} since step {step}",
         "level": f"{name}{of} has moved from {number(main.usual)} by {number(main.size)} "
         f"since step {step}",
@@ -127,41 +127,44 @@ def _title(name: str, main: Event, who: tuple[int, ...]) -> str:
 
 
 def _what(main: Event, world: int) -> str:
-    far = f"{number(main.times)} times as far as"
+    far = f"{number(main.times)} times as far"
     if main.question == "shift":
         if main.from_start:
-            return f"Since the first steps the rank is {far} the next one from the median."
-        return f"That is {far} any rank had moved against the others before."
+            return f"Since the first steps the rank has been {far} from the median as the next one."
+        return f"That is {far} as any rank had moved against the others before."
     if main.question == "silence":
-        others = "other series of the same rank are posted on"
+        others = "other series of the same rank are still posted"
         if main.ranks and world > 1 and main.extreme:
             others += ", and the other ranks post this one"
         return f"It had been posted {count(main.count, 'time')}, and {others}."
     if main.question == "recurring":
         return (
-            f"{count(main.count, 'value')} of the last steps stand out by "
-            f"{number(main.times)} standard deviations, and they are of this rank alone."
+            f"{count(main.count, 'value')} of the last steps stand out by {number(main.times)} "
+            "standard deviations, and all are of this rank."
         )
     if main.question == "spikes":
         return (
-            f"{count(main.count, 'jump')} at equal distances, {number(main.times)} standard "
-            "deviations of the steps between."
+            f"There were {count(main.count, 'jump')} at equal distances, of {number(main.times)} "
+            "standard deviations of the steps in between."
         )
     if main.question == "level":
-        return f"It stays there, and the move is {far} the range in which it had been."
-    return f"That is {far} any value had been before."
+        return (
+            f"It stays there, and the move is {number(main.times)} times the range in which it "
+            "had been."
+        )
+    return f"That is {far} as any value had been before."
 
 
 def _why(main: Event) -> str:
     return {
         "shift": "Possibly the rank reads other data, runs other code or settings, or computes on "
         "a faulty device.",
-        "recurring": "Possibly something that only this rank does takes turns with its steps: a "
-        "source of its data, a loader worker, a branch that depends on the rank.",
+        "recurring": "Possibly something recurs on this rank alone: a source of its data, a "
+        "loader worker, a branch that depends on the rank.",
         "silence": "Possibly the branch that logs it is no longer reached, or what it is computed "
         "from is no longer there.",
-        "spikes": "Something that takes turns with as many steps makes it: one of several data "
-        "sources, a penalty or evaluation at these steps, or it is made so on purpose.",
+        "spikes": "Something that recurs with this period causes it: one of several data "
+        "sources, or a penalty or evaluation at these steps; or it is intended.",
         "level": "Possibly the training has entered another phase: other data, another setting, or "
         "something it has learned or lost.",
         "outlier": "Possibly the batch of this rank was an odd one.",

@@ -12,24 +12,27 @@ class MetricPolicy(Policy):
     """Thresholds of `metric.anomaly`.
 
     Attributes:
-        blocks: consecutive blocks of 16 observations that a new level lasts.
-        min_z: mean of them over the scatter of such means before.
-        min_times: the same as a multiple of the furthest such mean before.
-        min_others: an outlier as a multiple of the furthest of the other ranks.
-        lasting_blocks: consecutive blocks from which on it lasts.
-        extreme_z: scatter from which on it is extreme.
-        extreme_times: multiple of the furthest before, for the same.
-        drift_chance: that a rank drifts as far after the moves before, for a warning; its root for
-            information.
-        min_spread: a rank's shift as a multiple of the range in which the others always were.
-        start_times: a rank that differs from the first block on, as a multiple of the others.
+        blocks: consecutive blocks of 16 observations for which a new level has to last.
+        min_z: mean of these blocks over the scatter of earlier such means, from which on it is a
+            move.
+        min_times: smallest move as a multiple of the furthest earlier one.
+        min_others: smallest move of an outlier as a multiple of the furthest of the other ranks'.
+        lasting_blocks: consecutive blocks from which on a move is lasting.
+        extreme_z: as `min_z`, from which on a move is extreme.
+        extreme_times: as `min_times`, from which on a move is extreme.
+        drift_chance: probability that a rank drifts as far by chance after its earlier moves, below
+            which it is a warning; below its square root, information.
+        min_spread: smallest shift of a rank as a multiple of the range in which the others always
+            were.
+        start_times: difference of a rank from the first block on that is reported, as a multiple of
+            the others'.
         start_level: the same as a share of the level.
-        spike_z: standard deviations of single values that stand out.
-        single_times: multiple of all values before, of a single one that is reported.
-        recurring: outliers of one rank, or spikes, at least.
-        chance: probability that this many are of one rank, or at equal distances.
-        silence: steps without the series, while its rank posts others.
-        silence_gaps: and this many times the longest gap before.
+        spike_z: standard deviations from which on a single value stands out.
+        single_times: single value that is reported, as a multiple of the largest earlier one.
+        recurring: smallest number of outliers of one rank, or of spikes, that recur.
+        chance: probability that as many are of one rank, or at equal distances, by chance.
+        silence: steps without the series, while its rank posts others, before it is reported.
+        silence_gaps: the same as a multiple of the longest earlier gap.
         calm: observations without it after which it is over.
     """
 

@@ -20,9 +20,10 @@ class LostPolicy(Policy):
     """Thresholds of `push.lost`.
 
     Attributes:
-        reports: a worker's consecutive reports in which more is missing than ever came back.
-        steady: the same where the number on the way has never changed before.
-        clear_after: versions without a further one after which it is over.
+        reports: consecutive reports of a worker in which more pushes are missing than ever came
+            back, before it is reported.
+        steady: the same where the number of pushes on the way has never changed before.
+        clear_after: versions without a further lost push after which it is over.
     """
 
     reports: Observations = 8
@@ -193,17 +194,20 @@ def _finding(episode: Episode[Missing]) -> Finding:
         ranks=(missing.worker,),
         stage="reduced_gradient",
         cause=(
-            f"Of {missing.of:,} gradients that rank {missing.worker} said it pushed, {amount:,} "
+            f"Of {missing.of:,} gradients that rank {missing.worker} reported as pushed, "
+            f"{amount:,} "
             + (
-                "made no version of the model: the message was lost, refused, or failed where "
-                "nobody looked, or waits in a queue that grows."
+                f"{agree(amount, 'was')} never applied: the message was lost, refused, or failed "
+                "where nobody looked, or waits in a growing queue."
                 if lost
-                else "made a version once more: a push was tried again although it had arrived."
+                else f"{agree(amount, 'was')} applied twice: a push was sent again although it had "
+                "arrived."
             )
         ),
         remedy=(
-            "Let the server confirm every push by its number, try again what was not confirmed, "
-            "and apply each number once; look at what the server logs about this worker."
+            "Let the server confirm every push by its number, send again what was not "
+            "confirmed, and apply each number once; look at what the server logs about this "
+            "worker."
         ),
         clear_after=episode.clear_after,
         evidence={"pushes": missing.pushes, "pushed": missing.of, "observed": episode.seen},

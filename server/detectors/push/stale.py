@@ -21,11 +21,13 @@ class StalePolicy(Policy):
     """Thresholds of `push.stale`.
 
     Attributes:
-        least: versions by which a gradient may be old in any case.
-        times: what is usual for the worker, or for all of them at equal pace, that is allowed.
-        memory: pushes of a worker that say what is usual for it.
-        pushes: this many consecutive ones make it so: one alone is a hiccup of the machine.
-        clear_after: versions without one after which it is over, for each worker.
+        least: age in versions that a gradient may always have.
+        times: age that is allowed, as a multiple of what is usual for the worker, or for all of
+            them at equal pace.
+        memory: number of a worker's pushes that show what is usual for it.
+        pushes: consecutive stale pushes before it is reported: a single one is a hiccup of the
+            machine.
+        clear_after: versions, for each worker, without a stale push after which it is over.
     """
 
     least: Steps = 8

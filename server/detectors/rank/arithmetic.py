@@ -21,14 +21,15 @@ class ArithmeticPolicy(Policy):
     """When a sum that is to be zero is not.
 
     Attributes:
-        law_share: a sum is zero as far as rounding goes up to this share of what as many numbers
-            of that norm sum up to by chance.
-        law_looks: samples at which that held on all ranks make it a law.
-        law_memory: samples whose largest sum is remembered: of gradients that become small, what
-            rounding leaves does not.
-        law_factor: times the largest sum remembered, and that of any other rank, that a broken one
-            is.
-        law_certain: samples at which a rank broke it, and no other ever did: a fault.
+        law_share: largest sum that counts as zero up to rounding, as a share of what as many
+            numbers of that norm sum up to by chance.
+        law_looks: samples at which the sum has to be zero on all ranks to be a law.
+        law_memory: number of samples whose largest sum is remembered: where gradients become small,
+            what rounding leaves does not.
+        law_factor: smallest broken sum as a multiple of the largest one remembered, and of any
+            other rank's.
+        law_certain: samples at which one rank broke the law and no other ever did, after which it
+            is a fault for certain.
     """
 
     law_share: Share = 1e-5

@@ -22,9 +22,9 @@ class FailedPolicy(Policy):
     """Thresholds of `rank.failed`.
 
     Attributes:
-        settled: time for the other ranks to show how they ended, where what one says is that
-            another is gone.
-        heartbeats: missed heartbeats of a rank that runs, after which it is left to `rank.silent`.
+        settled: time that the other ranks have to report their own end, where an error says that
+            another rank is gone.
+        heartbeats: missed heartbeats of a running rank, after which it is left to `rank.silent`.
     """
 
     settled: Seconds = 20.0

@@ -30,23 +30,25 @@ class GradientOutlierPolicy(ArithmeticPolicy):
     """Thresholds of `rank.gradient_outlier`; counts are samples.
 
     Attributes:
-        size: samples in a window, at most.
-        least: and at least.
-        min_factor: times that the rank's norm is the others', or the other way round.
-        min_z: mean of the logarithm over its standard error; of N samples 1 + 10 / N times that.
+        size: largest number of samples in a window.
+        least: smallest number of samples in a window.
+        min_factor: ratio of the rank's norm and the others', either way, from which on it is
+            reported.
+        min_z: mean of the logarithm over its standard error that has to be reached; with N samples,
+            1 + 10 / N times that.
         min_spread: mean of the logarithm as a multiple of the range of the others' own.
-        least_level: gradients that have become smaller than this share of what they were in the
-            first `size` samples no longer matter.
-        windows: this many in a row open an incident.
-        burst_factor: a single sample at which a rank's norm is this many times its usual one.
-        burst_deviations: and this many of its own standard deviations beyond it.
-        bursts: a rank has at least this many.
-        burst_chance: more than any rank would have by chance, but for this probability.
-        burst_memory: samples among which bursts are counted.
-        beats: bursts at equal distances that are as improbable, at least.
-        shortest_beat: samples from one of them to the next.
-        memory: samples that say what is usual, and among which onsets are looked for.
-        renewed: samples after which what is usual for a rank is found anew.
+        least_level: size of gradients, as a share of that in the first `size` samples, below which
+            they no longer matter.
+        windows: consecutive windows that open an incident.
+        burst_factor: a rank's norm over its usual one, from which on a single sample is a burst.
+        burst_deviations: the same in standard deviations of its own norms.
+        bursts: smallest number of bursts of a rank.
+        burst_chance: probability that chance gives any rank as many bursts.
+        burst_memory: number of samples among which bursts are counted.
+        beats: smallest number of bursts at equal distances, where these are as improbable.
+        shortest_beat: smallest distance of such bursts, in samples.
+        memory: number of samples that show what is usual and among which the onset is looked for.
+        renewed: samples after which a rank's usual norm is measured anew.
         calm: samples without it after which it is over.
     """
 
@@ -494,7 +496,8 @@ def _finding(incident: _Outlier, key: str) -> Finding:
             cause = (
                 f"{cause}. These lie multiples of {number(incident.period)} steps apart: a batch "
                 "of its shard that comes back (in each epoch, where nothing is shuffled), "
-                "something that this rank alone does so often, or a device that fails with it."
+                "something that this rank alone does so often, or a device that fails at this "
+                "interval."
             )
         else:
             cause = (
@@ -512,20 +515,21 @@ def _finding(incident: _Outlier, key: str) -> Finding:
                 f"micro-batch). {remedy}"
             )
     elif not incident.decided:
-        title = f"Gradients of {who} differ {factor} times in size since step {step}"
+        title = f"Gradients of {who} differ in size by a factor of {factor} since step {step}"
         cause = (
-            f"The norms of the gradients that {who} compute differ {factor} times at nearly every "
-            f"sample (z = {number(incident.z)}), and nothing in this shows which one is wrong: a "
-            "sum taken for a mean, another number of micro-batches, inputs of another scale."
+            f"The norms of the gradients that {who} compute differ by a factor of {factor} at "
+            f"nearly every sample (z = {number(incident.z)}), and nothing in this shows which "
+            "one is wrong: a sum in place of a mean, another number of micro-batches, inputs of "
+            "another scale."
         )
         remedy = f"Compare the loss, the batch and the preprocessing of {who}."
     else:
         title = f"Gradients of {who} are {factor} times {side} than the others' since step {step}"
         cause = (
             f"The others' are around {number(incident.others)}; those that {who} computes lie on "
-            f"the same side at nearly every sample (z = {number(incident.z)}): a sum taken for a "
-            "mean, another number of micro-batches, a loss weight, inputs of another scale, or a "
-            "faulty device. The reduction mixes it into every copy."
+            f"the same side at nearly every sample (z = {number(incident.z)}): a sum in place of "
+            "a mean, another number of micro-batches, a loss weight, inputs of another scale, "
+            "or a faulty device. The reduction mixes it into every copy."
         )
         remedy = (
             f"Compare loss, batch and preprocessing of {who} with the others'; if they are alike, "

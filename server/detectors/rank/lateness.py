@@ -29,16 +29,15 @@ class LatenessPolicy(Policy):
     """When a rank is late.
 
     Attributes:
-        least_seconds: a rank is late by at least so much. A process that has lost its core gets it
-            back after some milliseconds, and where cores are shared the same one may come last
-            step after step.
-        least_share: and by this share of the step.
-        looks: at this many samples,
-        share: of which it was late at this share,
-        still: or at this one, once it is known to be late,
-        steps: and over this many steps.
+        least_seconds: smallest lateness. A process that has lost its core gets it back after some
+            milliseconds, and where cores are shared the same one may come last step after step.
+        least_share: the same as a share of the step.
+        looks: number of most recent samples that are judged.
+        share: share of these samples at which the rank was late, from which on it is reported.
+        still: the same share, down to which a reported one goes on.
+        steps: smallest number of steps over which the samples extend.
         calm: samples without it after which it is over.
-        memory: step times remembered, to date it.
+        memory: number of step times remembered, to find the onset.
     """
 
     least_seconds: Seconds = 0.005

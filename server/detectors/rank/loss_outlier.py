@@ -32,24 +32,27 @@ class LossOutlierPolicy(Policy):
     """Thresholds of `rank.loss_outlier`; counts are observations.
 
     Attributes:
-        size: observations in a window.
-        stride: from one window to the next.
-        min_z: mean difference over its standard error.
-        min_level: mean difference as a share of the others' level.
-        min_progress: mean difference as a share of the progress made.
-        min_spread: mean difference as a multiple of the range of the ranks' own that do not stand
-            out with it: shards that are unlike differ all, and one that lies a little further out
-            is no outlier. Where nothing shows which side is wrong, of the range on either side.
-        windows: this many in a row open an incident.
-        critical_level: share of the level, with `critical_progress`, that is critical.
-        critical_progress: share of the progress made.
-        same_side: share of the largest difference from which another rank is suspect with it.
-        undecided: share of the largest difference at which a rank on the other side makes it
-            impossible to say who is wrong.
-        memory: observations among which the onset is looked for.
+        size: number of observations in a window.
+        stride: number of observations from one window to the next.
+        min_z: smallest mean difference over its standard error.
+        min_level: smallest mean difference as a share of the others' level.
+        min_progress: smallest mean difference as a share of the progress made.
+        min_spread: smallest mean difference as a multiple of the range of the other ranks' own:
+            where shards are unlike, all ranks differ, and one that lies a little further out is no
+            outlier. Where nothing shows which side is wrong, of the range on either side.
+        windows: consecutive windows that open an incident.
+        critical_level: difference as a share of the level, from which on it is critical, with
+            `critical_progress`.
+        critical_progress: the same as a share of the progress made.
+        same_side: share of the largest difference from which on another rank is suspect too.
+        undecided: share of the largest difference from which on a rank on the other side leaves
+            open which one is wrong.
+        memory: number of observations among which the onset is looked for.
         established: share of the difference, relative to the level, that was there in the windows
-            before the onset: then it is none, and the difference as old as the run.
-        begun: the same of two halves: their losses may part as they fall, and the share is less.
+            before the onset: from here on there is no onset, and the difference is as old as the
+            run.
+        begun: the same where as many ranks lie on one side as on the other: their losses may part
+            as they fall, so a smaller share is enough.
         calm: windows without it after which it is over.
     """
 
@@ -433,13 +436,13 @@ class RankLossOutlier(Detector[LossOutlierState]):
                 why = (
                     "Possibly what it reads does not fit the others' data (labels, shard, "
                     "tokenizer, normalisation); or, where there is a desync alert as well, its "
-                    "copy of the model is not theirs any more."
+                    "copy of the model has diverged from theirs."
                 )
             else:
                 why = (
                     "Possibly it reads easier data than the others (repeated samples, mostly "
-                    "padding, a shard of its own), or averages its loss over another number of "
-                    "elements."
+                    "padding, a shard of its own), or averages its loss over a different number "
+                    "of elements."
                 )
             cause = sentences(
                 f"The others are at {number(incident.level)}; {ranks(who)} "
@@ -502,10 +505,11 @@ def _of_recurring(incident: _Outlier, change: Change) -> tuple[str, str, str]:
     times = f"{factor} times {'as large' if change.size > 0 else 'as small'}"
     return (
         f"The loss of {who} {verb} out again and again since step {step}",
-        f"At {count(change.count, 'step')} up to step {change.seen_step} it was, beside the other "
-        f"ranks', typically {times} as usual, further than at any step before, and theirs were as "
-        "usual. Some of the batches that it reads, or what is computed of them now and then, are "
-        "not like the others': a part of its data is broken, or its device makes errors.",
+        f"At {count(change.count, 'step')} up to step {change.seen_step} it was typically "
+        f"{times} as usual, relative to the other ranks', which were as usual; it had never been "
+        "so far off before. Some of the batches that it reads, or what is computed of them now "
+        "and then, are not like the others': a part of its data is broken, or its device makes "
+        "errors.",
         f"Look at the batches of {who} at these steps and at what is done to them; run the same "
         "batches on another device.",
     )

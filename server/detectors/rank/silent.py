@@ -23,14 +23,14 @@ class SilentPolicy(Policy):
 
     Attributes:
         min_silence: shortest silence that counts.
-        typical_gaps: this many times a rank's usual time between two posts.
-        longest_gaps: this many times its longest time between two posts.
-        heartbeats: missed heartbeats below which nothing counts.
-        failed_min: shortest silence that counts then.
-        failed_longest_gaps: this many times the longest gap then, up to `min_silence`.
-        unseen: time in which every rank has to be heard of for the first time.
+        typical_gaps: silence that counts, as a multiple of the rank's usual time between two posts.
+        longest_gaps: silence that counts, as a multiple of its longest time between two posts.
+        heartbeats: number of missed heartbeats below which no silence counts.
+        failed_min: shortest silence that counts after another rank has failed.
+        failed_longest_gaps: as `longest_gaps`, after another rank has failed, up to `min_silence`.
+        unseen: time in which every rank has to report for the first time.
         critical_after: silence that is critical, as a multiple of that which counts.
-        listening: longest time between two evaluations that counts as listening.
+        listening: longest time between two evaluations in which the server counts as listening.
     """
 
     min_silence: Seconds = 30.0
@@ -221,7 +221,7 @@ class RankSilent(Detector[SilentState]):
             return Check(
                 Status.INSUFFICIENT_DATA,
                 f"Nothing is heard of {ranks(quiet)}{after} at the moment, and "
-                f"{'it has' if len(quiet) == 1 else 'they have'} not said to have ended.",
+                f"{'it has' if len(quiet) == 1 else 'they have'} not reported an end.",
             )
         who = "The only rank" if window.world_size == 1 else "Every rank"
         return Check(Status.OK, f"{who} is heard of, or has said itself that it ended.")
@@ -259,7 +259,7 @@ class RankSilent(Detector[SilentState]):
             ahead = newest - max(life.last_seen for life in liveness)
             cause = (
                 f"{named.capitalize()}{on} fell silent {ahead:.0f} s before the last of the "
-                f"others did, and no rank that runs is heard of now: killed first, and the job was "
+                "others did, and no running rank is heard of now: killed first, and the job was "
                 f"stopped or hung after it.{last_seen_in}"
             )
         else:

@@ -34,11 +34,12 @@ class StalledPolicy(Policy):
     """Thresholds of `rank.stalled`, in seconds.
 
     Attributes:
-        deadlock: where every rank waits in a collective, and not all in the same.
-        elsewhere: where a rank does something else: it may well come back from it.
-        together: where all wait in one place: no rank of this run keeps them waiting.
-        typical_steps: this many times what a step usually takes, where that is longer.
-        critical_after: times as long, after which it is critical.
+        deadlock: time without a step after which it is reported where every rank waits in a
+            collective, and not all in the same.
+        elsewhere: the same where a rank does something else: it may well come back from it.
+        together: the same where all wait in one place: no rank of this run keeps them waiting.
+        typical_steps: the same as a multiple of a step's usual time, where that is longer.
+        critical_after: multiple of these times after which it is critical.
     """
 
     deadlock: Seconds = 30.0
@@ -157,7 +158,10 @@ class RankStalled(Detector[StalledState]):
         if together:
             found = Blame(tuple(standing), found.waiting, decided=False, deadlock=True)
         if seconds < allowed and (together or not failed):
-            why = f"No step ends, for less than {allowed:.0f} s so far: {described(standing)}."
+            why = (
+                f"No step has ended lately, but not yet for the {allowed:.0f} s after which this "
+                f"is reported: {described(standing)}."
+            )
             return None, _unknown(why)
         late = seconds >= allowed * self.policy.critical_after
         serious = bool(failed) or (found.deadlock and not together) or late
@@ -243,8 +247,8 @@ def _finding(
     else:
         title = f"{ranks(suspects).capitalize()} wait for each other in step {step}"
     broken = (
-        f"{ranks([life.rank for life in failed]).capitalize()} failed after that, as is the end "
-        f"of waiting in vain{f': {errors[0][:160].rstrip(chr(46))}' if errors else ''}."
+        f"{ranks([life.rank for life in failed]).capitalize()} then failed, as happens when a "
+        f"collective times out{f': {errors[0][:160].rstrip(chr(46))}' if errors else ''}."
         if failed
         else f"No step has ended for {seconds:.0f} s."
     )
@@ -252,9 +256,11 @@ def _finding(
         "They all wait in one place. A collective is held up by the network, by a device, or by a "
         "process that Rankscope does not see."
         if together
-        else "Mostly a rank ran out of data, left the loop, skipped a collective, entered one that "
-        "the others do not, or waits for something that does not come (a file, a lock, a download)."
+        else "Usually a rank ran out of data, left the loop, skipped a collective, entered one "
+        "that the others do not, or waits for something that does not come (a file, a "
+        "lock, a download)."
     )
+    they = "it was" if len(done) == 1 else "they were"
     return Finding(
         kind="rank.stalled",
         severity="critical" if serious else "warning",
@@ -265,7 +271,9 @@ def _finding(
         ranks=suspects,
         cause=sentences(
             f"No rank ended step {step}, and all were alive: {described(places)}. {broken} {why}",
-            f"{ranks(done).capitalize()} said to be done before." if done else "",
+            f"{ranks(done).capitalize()} had already reported that {they} finished."
+            if done
+            else "",
             f"{ranks(gone).capitalize()} had failed before." if gone else "",
             "" if found.decided or together else "Nothing shows which one is wrong.",
         ),

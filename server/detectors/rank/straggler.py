@@ -46,16 +46,16 @@ class StragglerPolicy(LatenessPolicy):
     """When a rank is late, and when the collectives themselves are slow.
 
     Attributes:
-        collective_skipped: samples at the beginning that count for nothing: connections are made
+        collective_skipped: samples at the beginning that are not counted: connections are made
             there.
-        collective_usual: this many samples at least say what is usual.
-        collective_factor: times what is usual.
-        collective_own: times that what the ranks take for themselves may have grown meanwhile:
-            where that grows, too, it is the machine that is busy.
-        collective_least_seconds: by so much more than usual.
-        collective_least_share: and by this share of the step.
-        collective_looks: at each of this many consecutive samples,
-        collective_steps: and over this many steps.
+        collective_usual: smallest number of samples that show what is usual.
+        collective_factor: time of the collectives over the usual one, from which on it is reported.
+        collective_own: largest growth of the ranks' own time meanwhile: where that grows too, the
+            machine is busy.
+        collective_least_seconds: smallest additional time.
+        collective_least_share: smallest additional time as a share of the step.
+        collective_looks: consecutive samples that have to exceed the limits.
+        collective_steps: smallest number of steps over which these samples extend.
         collective_calm: samples without it after which it is over.
     """
 

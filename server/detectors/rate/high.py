@@ -36,15 +36,15 @@ class HighPolicy(RisePolicy):
     """Thresholds of `lr.too_high`.
 
     Attributes:
-        large_update: median update, relative to the parameters, that is too large; healthy medians
-            reach 7e-3, single updates 9.9e-3.
-        overwriting: update at which this many steps are enough: a tenth of the parameters in each.
+        large_update: median update, relative to the parameters, above which it is too large;
+            healthy medians reach 7e-3, single updates 9.9e-3.
+        overwriting: update, relative to the parameters, above which `updates` steps are enough,
+            whatever the median.
         usual_update: update that the remedy aims at.
-        updates: sampled updates before their size counts.
-        evidence: losses before anything is judged.
-        near: between a sign in the loss and what confirms it.
-        least_cut, most_cut: what a rate that did not rise is multiplied by in the remedy, at least
-            and at most.
+        updates: sampled updates that are needed before their size counts.
+        evidence: losses that are needed before anything is judged.
+        near: largest distance in steps between a sign in the loss and what confirms it.
+        least_cut, most_cut: smallest and largest factor of the remedy for a rate that did not rise.
     """
 
     large_update: Share = 3e-2
@@ -248,8 +248,9 @@ def _finding(sign: Finding, high: High, policy: HighPolicy) -> Finding:
         first_step=sign.first_step,
         cause=cause,
         remedy=(
-            f"Restart before step {sign.first_step} with a learning rate of {number(usable)}, and "
-            "reach it by a warm-up of some hundred steps; clip the gradient against single steps."
+            f"Restart before step {sign.first_step} with a learning rate of {number(usable)}, "
+            "and reach it by a warm-up of some hundred steps; clip the gradient to limit single "
+            "steps."
         ),
         clear_after=sign.clear_after,
         evidence=evidence,

@@ -26,22 +26,22 @@ class LowPolicy(Policy):
     """Thresholds of `lr.too_low`.
 
     Attributes:
-        evidence: losses before anything is judged.
-        small_update: median update, relative to the parameters, that is too small; healthy medians
-            lie above 4e-5.
+        evidence: losses that are needed before anything is judged.
+        small_update: median update, relative to the parameters, below which it is too small;
+            healthy medians lie above 4e-5.
         usual_update: update that the remedy aims at; usual is 1e-4 to 1e-2.
-        updates: sampled updates before their size counts.
+        updates: sampled updates that are needed before their size counts.
         min_gain: share of the first losses that has to be gained.
         learned: accuracy above which something was learned, if not in this run.
-        collapsed: share of the peak to which a rate that collapses falls.
-        wait: losses after the fall before it is judged.
-        before: losses before it that show whether the loss was falling, and within which the rate
-            has to fall.
-        falling: fall of the loss over these, as a share of the progress made, that is one.
-        level: loss then, as a share of its start, below which there is nothing left to learn.
+        collapsed: share of its peak to which the rate has to fall to have collapsed.
+        wait: losses after the fall that are needed before it is judged.
+        before: number of losses before the fall that show whether the loss was falling, and within
+            which the rate has to fall.
+        falling: smallest fall of the loss over these, as a share of the progress made.
+        level: loss as a share of its start, below which nothing is left to be learned.
         gain_after: gain after the fall over that before it, from which on there is no fault.
-        first: losses that the mean at the start is of.
-        ending: share of the peak below which a low rate is the end of a schedule.
+        first: number of losses at the start that are averaged.
+        ending: share of its peak below which a low rate is the end of a schedule.
     """
 
     evidence: Observations = 200
@@ -282,11 +282,12 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window:
             f"{facts.collapse_step}, and the loss stopped falling at {number(facts.last)}"
         )
         cause = (
-            f"In the {policy.before} steps before, the loss fell by {number(facts.gained_before)}, "
-            f"in the {policy.wait} after, by {number(facts.gained_after)}. Most likely the "
-            "schedule counts in another unit than the one it was given: steps for epochs, "
-            f"micro-batches{if_several(window.world_size, 'or ranks')} for steps, or a total that "
-            "is too small."
+            f"In the {policy.before} steps before, the loss fell by "
+            f"{number(facts.gained_before)}, in the {policy.wait} after, by "
+            f"{number(facts.gained_after)}. Most likely the schedule was given a number in "
+            "another unit than it counts in: steps for epochs, "
+            f"micro-batches{if_several(window.world_size, 'or ranks')} for steps, or a total "
+            "that is too small."
         )
         remedy = (
             f"The schedule ended after {count(facts.collapse_step, 'call')} or so: compare that "
@@ -306,11 +307,11 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window:
             f"size are {number(times)} times as large."
         )
         remedy = (
-            f"Raise the learning rate by tens, up to {number(facts.rate * times)}, at which a step "
-            f"would change the parameters by {number(policy.usual_update)} of their size. If the "
-            "rate is meant to be so, look at the gradient: it may be divided once too often (by "
-            f"{if_several(window.world_size, 'ranks, ', before='')}micro-batches, or a mean over "
-            "tokens)."
+            f"Raise the learning rate tenfold at a time, up to {number(facts.rate * times)}, at "
+            f"which a step would change the parameters by {number(policy.usual_update)} of their "
+            "size. If the rate is meant to be so, look at the gradient: it may be divided once "
+            f"too often (by {if_several(window.world_size, 'ranks, ', before='')}micro-batches, "
+            "or a mean over tokens)."
         )
     return Finding(
         kind="lr.too_low",

@@ -35,18 +35,19 @@ class MismatchPolicy(Policy):
 
     Attributes:
         change: factor by which the batch has to change.
-        stable: times by which consecutive batches of one size may differ.
-        in_a_row: consecutive batches of the new size; the last one of an epoch is shorter, and
-            alone.
-        apart: factor by which the learning rate is off what the rule says.
-        settle: learning rates after the change before they are judged, and of which the largest
+        stable: factor by which batches of one size may differ.
+        in_a_row: consecutive batches of the new size that are needed; the last batch of an epoch is
+            shorter, and alone.
+        apart: factor between the learning rate and what the rule gives, from which on it is
+            reported.
+        settle: number of learning rates after the change that are needed, and of which the largest
             counts.
-        rising: share by which the rate grows over this many that it is still warmed up.
-        recent: learning rates and losses before and after the change that are compared.
-        watched: losses among which one that is worse is the change's consequence.
-        min_z: how far the mean loss has risen, or how many of the losses are above what was usual
-            beyond half of them, in standard errors.
-        min_rise: rise of the mean as a share of the progress made until then.
+        rising: growth of the rate over these, above which it is still being warmed up.
+        recent: number of learning rates and losses before and after the change that are compared.
+        watched: number of losses after the change within which a worse one is its consequence.
+        min_z: smallest rise of the mean loss in standard errors, or of the number of losses above
+            the usual one.
+        min_rise: smallest rise of the mean loss as a share of the progress made until then.
     """
 
     change: Times = 1.5
@@ -315,7 +316,7 @@ class RateMismatch(Detector[MismatchState]):
             state.last_change = (
                 f"The batch went from {number(change.before)} to {number(change.after)} samples at "
                 f"step {state.changed}, and the learning rate went "
-                + ("with it." if not (large or small) else "another way; no harm was seen of it.")
+                + ("with it." if not (large or small) else "another way, with no harm seen.")
             )
 
 

@@ -115,23 +115,27 @@ def _title(fault: Fault, step: int) -> str:
     if fault.pattern == "ranks" and fault.odd:
         who, times = ranks(sorted(fault.odd)), _together(fault.odd)
         if times == 0:
-            return f"The reduced gradient lacks what {who} put in {since}"
+            return f"The reduced gradient lacks the gradient of {who} {since}"
+        if times is None:
+            return f"The gradients of {who} have the wrong weights in the reduction {since}"
+        whose = (
+            f"{who.capitalize()}'s gradient" if len(fault.odd) == 1 else f"The gradients of {who}"
+        )
         verb = agree(len(fault.odd), "counts")
-        much = "otherwise than it should" if times is None else f"{number(times)} times"
-        return f"What {who} put into the reduction {verb} {much} {since}"
+        return f"{whose} {verb} {number(times)} times in the reduction {since}"
     if fault.pattern == "weights":
-        return f"Ranks count by weights of their own in the reduced gradient {since}"
+        return f"The reduced gradient weights the ranks unequally {since}"
     which = _named(fault.tensors)
     what = {
         "stale": f"is that of {_before(fault)}",
         "nothing": "is zero although gradients went in",
         "swapped": "holds that of another tensor",
         "ranks": (
-            "lacks the part of some ranks"
+            "lacks the gradient of some ranks"
             if all(abs(t.factor) <= SAME for t in fault.tensors)
-            else "has other weights of some ranks"
+            else "weights some ranks wrongly"
         ),
-        "factor": "differs from the rest in its factor",
+        "factor": "is scaled differently from the rest",
     }.get(fault.pattern, "is not the mean of what went in")
     return f"The reduced gradient{which} {what} {since}"
 
@@ -200,7 +204,7 @@ def _explain(fault: Fault, step: int) -> tuple[str, str]:
             return (
                 f"The reduced gradient is {number(fault.factor)} times the mean of the ranks' "
                 f"own gradients, in every tensor: they were divided by the {size} ranks twice. "
-                f"With SGD that is one {size}th of the learning rate; Adam hides most of it.",
+                f"With SGD that is 1/{size} of the learning rate; Adam hides most of it.",
                 "DistributedDataParallel and `ReduceOp.AVG` divide already: remove the division "
                 "by the world size from the loss or from the gradients.",
             )
@@ -209,9 +213,9 @@ def _explain(fault: Fault, step: int) -> tuple[str, str]:
         case "weights":
             shares = listing([f"{number(times)} on rank {r}" for r, times in fault.odd.items()])
             return (
-                f"At consecutive samples each rank counted the same, times 1/{size}: {shares}. "
-                "That is neither the same for all nor the ranks' share of the samples, or tokens, "
-                "that are recorded.",
+                f"At consecutive samples each rank kept its own weight, in units of 1/{size}: "
+                f"{shares}. These weights are neither equal nor the ranks' shares of the "
+                "recorded samples or tokens.",
                 "Give all ranks the same weight, or their share of the samples. Where the weights "
                 "are those of tokens, log them (`monitor.log(tokens=n)`): then they are checked.",
             )
@@ -300,15 +304,15 @@ def _of_ranks(fault: Fault, step: int) -> tuple[str, str]:
             "Check which buffer each rank hands to the collective, and the ranks of the process "
             "groups.",
         )
-    parts = [f"{ranks([rank])} {number(times)} times" for rank, times in odd.items()]
+    parts = [f"{ranks([rank])} counts {number(times)} times" for rank, times in odd.items()]
     said = (
-        f"In the reduced gradient of step {step} not all ranks count the same, beside the others: "
-        f"{listing(parts)}"
+        f"In the reduced gradient of step {step} the ranks are weighted unequally: relative to "
+        f"the others, {listing(parts)}"
     )
     if len(twice) == len(odd):
         why = "what they put in was added twice"
     elif any(times < 0 for times in odd.values()):
-        why = "with the sign turned, they pull away from where the others go"
+        why = "their sign was turned, so that they pull against the others"
     else:
         why = "their gradients were scaled between the backward pass and the reduction"
     return (

@@ -31,11 +31,11 @@ class ReductionPolicy(Policy):
     """Thresholds of `reduction.wrong`.
 
     Attributes:
-        exact: relative difference up to which a factor is one of the numbers of ranks.
-        held: in order after which something unexplained counts as a change; with one and the same
-            factor, or weights, after which it is none that is found anew at each step.
-        gross: by how much a rank counts too much or too little, at once; what is less has to be
-            `held`.
+        exact: relative difference up to which a factor counts as a number of ranks.
+        held: consecutive samples after which something unexplained is a change, or one factor or
+            set of weights is lasting.
+        gross: error of a rank's weight from which on it is reported at once; a smaller one has to
+            be `held`.
     """
 
     exact: Share = 1e-3
@@ -337,20 +337,21 @@ class ReductionWrong(Detector[ReductionState]):
             return Check(
                 Status.MISSING_INPUT,
                 "No step has the gradients of all ranks before the reduction and after it: they "
-                "are seen at sampled steps, and not under FSDP.",
+                "are read at sampled steps only, and not under FSDP.",
             )
         if state.compared == state.unequal:
             why = "The ranks never agreed on what came out: that is desync.gradients."
             return Check(Status.SUSPENDED, why)
         if state.compressed and not state.tensors:
             why = (
-                f"{listing(hooks)} sends approximations of all tensors examined: how near they "
-                "come is `compression.error`."
+                f"{listing(hooks)} sends approximations of all tensors examined: "
+                "`compression.error` says how near they come."
             )
             return Check(Status.NOT_APPLICABLE, why)
         if state.unexplained and state.unexplained >= state.kept:
             why = (
-                "What is applied is not the mean of the ranks' gradients from the start on: "
+                "From the start on, the applied gradient was not the mean of the ranks' "
+                "gradients: "
                 + (f"{listing(hooks)} compresses it" if hooks else "something changes it")
                 + " between the reduction and the step, so the reduction cannot be checked."
             )
@@ -364,8 +365,8 @@ class ReductionWrong(Detector[ReductionState]):
             left = f" {listing(state.unknown, most=3)} could not be examined."
         if state.compressed:
             left += (
-                f" Of {count(state.compressed, 'other')}, {listing(hooks)} sends an approximation: "
-                "how near it comes is `compression.error`."
+                f" Of {count(state.compressed, 'other')}, {listing(hooks)} sends an "
+                "approximation: `compression.error` says how near it comes."
             )
         scaled = ""
         if state.scaled:

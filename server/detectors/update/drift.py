@@ -27,12 +27,12 @@ class DriftPolicy(Policy):
     """Thresholds of `update.drift`.
 
     Attributes:
-        evidence: norms before anything is judged.
-        power: of the number of steps, faster than which parameters must not grow.
-        grown: times what they were at the start from which on growth matters.
-        far: times from which on it is critical.
-        faded: share of the largest norm so far down to which they must not fall.
-        falling: power of the number of steps, faster than which they fall.
+        evidence: norms that are needed before anything is judged.
+        power: power of the number of steps above which the parameters grow too fast.
+        grown: norm over that at the start, from which on growth matters.
+        far: norm over that at the start, from which on it is critical.
+        faded: norm as a share of the largest so far, below which shrinking matters.
+        falling: power of the number of steps above which the parameters shrink too fast.
     """
 
     evidence: Observations = 64

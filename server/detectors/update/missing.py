@@ -38,17 +38,18 @@ class MissingPolicy(Policy):
     """Thresholds of `update.missing`.
 
     Attributes:
-        some: consecutive ones at which a tensor was left as it was.
-        everything: consecutive ones at which the whole model was.
-        small_rate: share of the highest rate below which tensors may well stand still.
-        converged: share of the first gradients' norm below which they may, too.
-        never: consecutive samples, over as many steps at least, at which what the optimizer does
-            not hold
-            was as at first: another optimizer that moves it now and then has done so by then.
-        accumulated: backward passes without any step of the optimizer from which on it is no
+        some: consecutive checked steps at which a tensor did not change, before it is reported.
+        everything: consecutive checked steps at which nothing in the model changed, before it is
+            reported.
+        small_rate: learning rate as a share of the highest, below which tensors may stand still.
+        converged: gradient norm as a share of the first ones, below which they may, too.
+        never: consecutive samples, over at least as many steps, at which the tensors that the
+            optimizer does not hold were as at first: another optimizer that moves them now and then
+            has done so by then.
+        accumulated: backward passes without any step of the optimizer, from which on it is no
             accumulation; who accumulates takes some tens, and few hundreds.
-        forgotten: share of the trained tensors up to which what is left out was forgotten, as it
-            seems; who trains a part of a model on purpose leaves out most of it.
+        forgotten: share of the trained tensors up to which those left out were probably forgotten;
+            who trains a part of a model on purpose leaves out most of it.
     """
 
     some: Observations = 4

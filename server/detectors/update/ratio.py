@@ -37,17 +37,19 @@ class RatioPolicy(Policy):
     """Thresholds of `update.ratio`.
 
     Attributes:
-        high: update over parameters, of the whole model.
-        growth: times 1 over the steps so far, which is the ratio of parameters that grow from
-            negligible values at a steady pace.
-        critical: from here on it is critical.
-        matrix_high: of a single matrix.
-        matrix_low: of a single matrix, the least.
-        evidence: sampled steps before anything is judged, of the last 32.
-        warm: share of the highest learning rate below which a step does not count.
-        converged: share of the first gradients' norm below which it does not either.
-        explained: share of the deviance explained from which on most of it was learned.
-        rising: gain of that share, between the halves of the last 32 samples, that is learning.
+        high: update over parameters of the whole model, above which it is reported.
+        growth: this over the number of steps so far is the limit, where that is higher: parameters
+            that grow steadily from negligible values have a ratio of 1 over the steps.
+        critical: update over parameters of the whole model, from which on it is critical.
+        matrix_high: update over parameters of a single matrix, above which it is reported.
+        matrix_low: the same of a single matrix, below which it is reported.
+        evidence: sampled steps, of the last 32, that are needed before anything is judged.
+        warm: learning rate as a share of the highest, below which a step does not count.
+        converged: gradient norm as a share of the first ones, below which a step does not count
+            either.
+        explained: share of the deviance explained, from which on most was learned.
+        rising: smallest gain of that share between the halves of the last 32 samples that is
+            learning.
     """
 
     high: Number = 3e-2
@@ -269,14 +271,14 @@ def _finding(episode: Episode[Large], policy: RatioPolicy, window: Window) -> Fi
         tensors=tuple(names[:_MAX_NAMES]),
         stage="parameters",
         cause=sentences(
-            f"After {number(1 / facts.update)} such steps in one direction as much has been "
-            "changed as there is: what was learned is written over.",
+            f"After {number(1 / facts.update)} such steps in one direction the change is as "
+            "large as the parameters themselves: what was learned is written over.",
             f"Most of it in {most}." if most else "",
             "The learning rate is too high for these parameters, or gradients are not averaged "
             f"(a sum over samples{if_several(window.world_size, 'ranks', before=', ')} or "
             "micro-batches).",
-            f"The answers become better all the same: they explain {percent(facts.explained)} of "
-            "the deviance."
+            f"The answers still become better: they explain {percent(facts.explained)} of the "
+            "deviance."
             if facts.learns
             else "",
         ),
@@ -303,9 +305,9 @@ def _single(episode: Episode[Large]) -> Finding:
         tensors=tuple(names[:_MAX_NAMES]),
         stage="parameters",
         cause=(
-            f"The model as a whole changes by {number(facts.update)} of its size in a step, {most}."
-            " Usual are 1e-4 to 1e-2. Small initial weights make the ratio large, large ones make "
-            "it small, and so does a learning rate of their own."
+            f"The model as a whole changes by {number(facts.update)} of its size in a step, "
+            f"{most}; 1e-4 to 1e-2 is usual. Small initial weights make the ratio large, large "
+            "ones make it small; a learning rate of their own can do either."
         ),
         remedy=(
             "Look at the initial size of these weights, and at the learning rate and weight decay "

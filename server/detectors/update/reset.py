@@ -95,7 +95,7 @@ class UpdateReset(Detector[ResetState]):
         elif state.steps < _GRACE:
             check = Check(Status.INSUFFICIENT_DATA, "Too few steps to know the optimizer's state.")
         elif findings:
-            check = Check(Status.OK, f"It was so last at step {findings[-1].first_step}.")
+            check = Check(Status.OK, f"The last such change was at step {findings[-1].first_step}.")
         return Outcome({"update.reset": check}, tuple(findings))
 
 
@@ -129,7 +129,7 @@ def _finding(group: list[Reset], *, whole: bool) -> Finding:
             f"{text[:1].upper()}{text[1:]}. "
             + (
                 f"{if_several(len(who), 'All ranks report it: the', before='') or 'The'} "
-                "optimizer was built anew, a state of before was loaded into it, or code changed "
+                "optimizer was built anew, an earlier state was loaded into it, or code changed "
                 "it."
                 if whole
                 else "The other ranks do not report it: they went on with the state that they had."

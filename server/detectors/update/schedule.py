@@ -30,13 +30,14 @@ class SchedulePolicy(Policy):
     """Thresholds of `schedule.mismatch`.
 
     Attributes:
-        nothing: share of the highest rate below which a rate is none.
-        at_least: without a rate, at least: a last step with 0 is how many schedules end.
-        share: of all steps that were without a rate.
-        looks: consecutive samples at which the schedule was too fast.
-        looked: steps over which it was.
-        alternating: largest over smallest rate of a period of a few steps, from which on they are
-            no rounding: as a rise of the rate is found everywhere.
+        nothing: rate as a share of the highest, up to which it counts as 0.
+        at_least: smallest number of steps with a rate of 0 that is reported: many schedules end
+            with one.
+        share: smallest share of all steps that had a rate of 0.
+        looks: consecutive samples at which the schedule was too fast, before it is reported.
+        looked: smallest number of steps over which these samples extend.
+        alternating: largest over smallest rate of a period of a few steps, from which on it is no
+            rounding; as for a rise of the rate.
     """
 
     nothing: Share = 1e-6

@@ -343,7 +343,7 @@ def test_a_state_that_differs_while_gradients_were_not_sampled():
 
 def test_a_setting_that_is_not_the_learning_rate_is_not_called_so():
     other = differing("hyperparameters")
-    assert other.title == "Rank 2 has other optimizer settings than the other ranks since step 5"
+    assert other.title == "Rank 2's optimizer settings differ from the other ranks' since step 5"
     assert "learning rate" not in other.cause
     rate = differing("hyperparameters", lr=[0.1, 0.1, 0.2])
     assert rate.title.endswith("(0.2 instead of 0.1)")

@@ -114,7 +114,7 @@ def test_why_an_order_may_have_passed_unseen():
     check = seen_at(POWERS, until=600, reach=ORDER)
     assert check.why == (
         "Nothing came again. But `batch` is recorded at one of 40 steps, and at most at 9 in a "
-        "row: what comes again after more steps than these may pass unseen."
+        "row: what recurs after more steps than these may go unseen."
     )
 
 

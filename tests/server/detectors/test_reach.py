@@ -71,7 +71,7 @@ def test_a_long_sparse_log_reports_what_lasts_and_says_what_it_cannot_show():
     # 1,200 of them: a fortieth.
     alerts, check = reported(falling(6000).thinned(5), LossDiverging())
     assert (alerts, check.status) == ([], Status.OK)
-    assert "what lasts less than 150 steps may pass unseen" in check.why
+    assert "a fault that lasts less than 150 steps may go unseen" in check.why
 
 
 def test_what_a_rate_follows_from_limits_what_can_be_said_of_it():

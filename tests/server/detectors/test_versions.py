@@ -114,7 +114,9 @@ def serious(job, cuts):
 def test_ranks_that_are_averaged_now_and_then_are_well(ranks, cuts):
     alerts, found = serious(averaged(ranks), cuts)
     assert alerts == []
-    assert found.checks["desync.parameters"].why.endswith("every 8 steps, as synchronised.")
+    assert found.checks["desync.parameters"].why.endswith(
+        "every 8 steps, when they are synchronised."
+    )
 
 
 @pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
@@ -185,7 +187,9 @@ def test_more_averages_than_were_sampled_at_first_are_no_desync(cuts):
     job.unseen = {step for step in range(1, 60) if step % 8 not in (7, 0)}
     alerts, found = serious(job, cuts)
     assert alerts == []
-    assert found.checks["desync.parameters"].why.endswith("every 4 steps, as synchronised.")
+    assert found.checks["desync.parameters"].why.endswith(
+        "every 4 steps, when they are synchronised."
+    )
 
 
 @pytest.mark.parametrize("cuts", CUTS, ids=("whole", "blocks", "steps"))
@@ -196,7 +200,9 @@ def test_what_was_written_after_a_sampled_step_is_known_without_a_sample_of_the_
     job.unseen = {step for step in range(STEPS) if step % 4 != 3}
     alerts, found = serious(job, cuts)
     assert alerts == []
-    assert found.checks["desync.parameters"].why.endswith("every 4 steps, as synchronised.")
+    assert found.checks["desync.parameters"].why.endswith(
+        "every 4 steps, when they are synchronised."
+    )
 
 
 def test_averages_that_end_for_all_are_none_that_one_missed():

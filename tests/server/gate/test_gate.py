@@ -17,7 +17,7 @@ DESYNC = {
     "kind": "desync.gradients",
     "severity": "critical",
     "state": "open",
-    "title": "Rank 2 goes on with another gradient than the others",
+    "title": "The gradient of rank 2 differs from the other ranks",
     "ranks": [2],
     "tensors": ["conv2.weight"],
     "first_step": 147,
@@ -279,7 +279,7 @@ FAIL  run digits  {server.url}/runs/digits
   Not checked: 1 of 4 kinds of alert (does not apply: 1).
 
   desync.gradients  critical  (open)
-    Rank 2 goes on with another gradient than the others
+    The gradient of rank 2 differs from the other ranks
     since step: 147, last seen at step 299
     ranks: 2
     first broken link: reduced_gradient
