@@ -11,6 +11,7 @@ from rankscope.server.detectors import wording
 SOURCES = sorted(Path(inspect.getfile(server)).parent.rglob("*.py"))
 # Words whose plural is not the word and an s.
 PLURALS = {
+    "backward pass": "backward passes",
     "batch": "batches",
     "odd batch": "odd batches",
     "matrix": "matrices",
