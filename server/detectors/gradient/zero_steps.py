@@ -12,7 +12,7 @@ from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.walking import median
-from rankscope.server.detectors.wording import count, if_several, listing, number, sentences
+from rankscope.server.detectors.wording import count, if_several, listing, plural, sentences
 from rankscope.server.window import Window
 
 # Losses that say what is usual.
@@ -81,7 +81,7 @@ def finding(episode: Episode[list[int]], world_size: int, recurs: int) -> Findin
         recurs: how many of them are no accident.
     """
     steps = episode.facts
-    shown = listing([number(step) for step in steps], most=_MOST_STEPS)
+    shown = listing([str(step) for step in steps], most=_MOST_STEPS)
     one = len(steps) == 1
     return Finding(
         kind="gradient.vanishing",
@@ -93,7 +93,7 @@ def finding(episode: Episode[list[int]], world_size: int, recurs: int) -> Findin
         first_step=episode.first_step,
         stage="local_gradient",
         cause=sentences(
-            f"At step{'' if one else 's'} {shown} every gradient"
+            f"At {'step' if one else plural('step')} {shown} every gradient"
             f"{if_several(world_size, 'of every rank')} was exactly zero, although the loss was "
             "not, and the gradients of the steps between are of usual size: "
             f"{'that batch was' if one else 'those batches were'} not used.",

@@ -443,7 +443,9 @@ def test_sarif_of_a_pending_run_is_no_success(server, capsys):
 
 def test_github(server, capsys):
     lines = printed(server, capsys, "github").splitlines()
-    assert lines[0].startswith("::error title=desync.gradients in run digits::Rank 2 goes on")
+    assert lines[0].startswith(
+        "::error title=desync.gradients in run digits::The gradient of rank 2 differs"
+    )
     assert "cause: 100 %25 of it:%0Athe all-reduce" in lines[0]
     assert lines[1].startswith("::notice title=run digits%3A what was checked::Required for a pass")
     assert lines[1].endswith("%0Arank.loss_outlier: does not apply: 2 ranks")
