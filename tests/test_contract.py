@@ -105,6 +105,7 @@ def test_kinds():
         "update.drift",
         "update.frozen",
         "update.reset",
+        "update.reverted",
         "mode.evaluation",
         "eval.nonfinite",
         "buffers.nonfinite",

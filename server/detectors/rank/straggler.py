@@ -45,6 +45,9 @@ _NAMES = ("step_seconds", "compute_seconds", "wait_seconds", *QUEUEING)
 class StragglerPolicy(LatenessPolicy):
     """When a rank is late, and when the collectives themselves are slow.
 
+    When a rank counts as late is in `LatenessPolicy`, which `rank.starved` shares: a threshold of
+    this kind alone overrides it here.
+
     Attributes:
         collective_skipped: samples at the beginning that are not counted: connections are made
             there.

@@ -52,8 +52,11 @@ class Lab:
         self.folder.mkdir(parents=True, exist_ok=True)
         database = f"sqlite:///{self.folder / 'lab.db'}"
         command = (*RANKSCOPE, "serve", "--port", "0", "--db", database)
-        self._server = self._stack.enter_context(Process(command, log=self.folder / "server.log"))
-        self.server = Server(self._address())
+        log = self.folder / "server.log"
+        # Of a lab that goes on, the servers before have written to it, too.
+        before = log.stat().st_size if log.exists() else 0
+        self._server = self._stack.enter_context(Process(command, log=log))
+        self.server = Server(self._address(before))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -186,10 +189,11 @@ class Lab:
         self._done[line["number"], line["faulty"]] = line
         return line
 
-    def _address(self) -> str:
+    def _address(self, before: int) -> str:
         deadline = time.monotonic() + 60.0
         while time.monotonic() < deadline and self._server.exit_code is None:
-            found = _LISTENS.search(self._server.log.read_text(encoding="utf-8"))
+            written = self._server.log.read_bytes()[before:].decode(errors="replace")
+            found = _LISTENS.search(written)
             if found:
                 return found.group(1)
             time.sleep(0.1)
