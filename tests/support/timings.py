@@ -24,6 +24,7 @@ def timings(
     queued: bool = False,
     busy: bool = False,
     hosts: int = 1,
+    inside: bool = False,
 ) -> Trace:
     """Synchronous steps: each rank fetches, computes, and waits for the last one; then all reduce.
 
@@ -37,6 +38,7 @@ def timings(
         queued: what the suspect rank takes longer, it waits for a processor.
         busy: the others wait for theirs meanwhile, and not for it.
         hosts: machines that the ranks are on, in their order.
+        inside: rank 0 waits for the others in its forward pass already, which is not seen as such.
     """
     random = np.random.default_rng(seed)
     shape = ranks, steps
@@ -58,6 +60,9 @@ def timings(
         reduce[:, span] += slower
     arrival = fetch + own
     wait = arrival.max(axis=0) - arrival + reduce
+    known = wait.copy()
+    if inside:
+        known[0] = reduce[0]
     sampled = np.zeros(shape, dtype=bool)
     sampled[:, :8] = sampled[:, ::every] = True
     lost = np.zeros(shape)
@@ -75,7 +80,7 @@ def timings(
             "step_seconds": arrival + wait,
             "data_seconds": fetch,
             "compute_seconds": own + wait,
-            "wait_seconds": np.where(sampled, wait, 0.0),
+            "wait_seconds": np.where(sampled, known, 0.0),
             "queued_seconds": lost,
             "processor_seconds": arrival + wait - lost,
         },

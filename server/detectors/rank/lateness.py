@@ -190,7 +190,12 @@ class Lateness:
         self._ended: list[Late] = []
 
     def late(
-        self, ranks: Int64, seconds: Float64, lengths: Float64, idle: Float64
+        self,
+        ranks: Int64,
+        seconds: Float64,
+        lengths: Float64,
+        idle: Float64,
+        excused: Float64 | float = 0.0,
     ) -> list[frozenset[int]]:
         """At each of N steps those that take longer than half of the ranks do.
 
@@ -203,12 +208,13 @@ class Lateness:
             lengths: float64 [N], of the steps.
             idle: float64 [N, R], for how long ranks waited for anything but a processor; those of
                 which it is not known may have waited all the time.
+            excused: float64 [N], for how long a rank may have waited within what it took.
         """
         counts = np.isfinite(seconds).sum(axis=1)
         usual = np.sort(seconds, axis=1)[np.arange(len(seconds)), np.maximum(counts - 1, 0) // 2]
         least = np.maximum(self.policy.least_seconds, self.policy.least_share * lengths)
         with np.errstate(invalid="ignore"):
-            over = seconds - usual[:, None] > least[:, None]
+            over = seconds - usual[:, None] > (least + excused)[:, None]
         over[counts < 2] = False
         found = [frozenset[int]()] * len(seconds)
         for n in np.flatnonzero(over.any(axis=1)).tolist():

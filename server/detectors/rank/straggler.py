@@ -38,7 +38,7 @@ from rankscope.server.detectors.wording import agree, count, duration, number, p
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
-_NAMES = ("step_seconds", "compute_seconds", "wait_seconds", *QUEUEING)
+_NAMES = ("step_seconds", "compute_seconds", "wait_seconds", "data_seconds", *QUEUEING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,9 @@ class RankStraggler(Detector[StragglerState]):
         behind the median of its class (of two in the middle the faster one). What it waited for a
         processor (`queued_seconds`) longer than the median of the ranks on its machine does not
         count: a machine that has too much to do makes now this one late and now that one. Nor is it
-        late where half of the others were not idle for as long (`step_seconds` minus
+        late by what another rank takes for its data (`data_seconds`) longer than the median: it may
+        have waited for that one in its passes, as where buffers are broadcast in the forward pass.
+        Nor where half of the others were not idle for as long (`step_seconds` minus
         `processor_seconds` minus `queued_seconds`): nobody waited for it. It is a straggler where
         it was late at 90 % of 8 samples or more, over 20 steps or more, 8 samples without and it is
         over. The onset is where the steps became longer (change point of the logarithm, least
@@ -177,8 +179,15 @@ class RankStraggler(Detector[StragglerState]):
         for rows in columns:
             whole = np.logical_and.reduce(np.isfinite(own[:, rows]), axis=1)
             part = np.where(whole[:, None], fair[:, rows], np.nan)
+            # All begin a step together: who computes for longer by no more than another one has
+            # taken for its data may have waited for that one inside its passes.
+            data = np.sort(np.nan_to_num(block.series["data_seconds"][:, rows]), axis=1)
             found = state.lateness.late(
-                window.ranks[rows], part, block.lengths, block.idle[:, rows]
+                window.ranks[rows],
+                part,
+                block.lengths,
+                block.idle[:, rows],
+                data[:, -1] - data[:, (len(rows) - 1) // 2],
             )
             late = [before | more for before, more in zip(late, found, strict=True)]
             known[np.ix_(whole, rows)] = own[np.ix_(whole, rows)]
