@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.beats import tail
-from rankscope.server.detectors.statistics import change_point
+from rankscope.server.detectors.statistics import change_point, known_median
 from rankscope.server.window import Bool, Float64, Int64
 
 # Observations between two judgements: the fewest of which a median says something.
@@ -93,7 +93,8 @@ class PeerChange:
     def push(self, step: int, values: Float64) -> Iterator[Change]:
         """Takes the values of a step: float64 [R], positive, NaN where a rank has none."""
         self.steps.append(step)
-        self.logs.append(np.log(np.where(values > 0, values, np.nan)))
+        usable = (values > 0) & (values < np.inf)
+        self.logs.append(np.log(np.where(usable, values, np.nan)))
         self._waiting += 1
         if self._waiting >= BLOCK:
             self._waiting = 0
@@ -146,7 +147,8 @@ class PeerChange:
         if whole < 2:
             return None
         pieces = before[len(before) - whole * after :].reshape(whole, after, -1)
-        wander = np.ptp(np.nanmedian(pieces, axis=1), axis=0)
+        # A rank may have nothing in one of them: the others say how far it wanders.
+        wander = _range(known_median(pieces, axis=1))
         # All of n moves of what drifts are C times as small as the next one by chance in C^-n.
         moves = (whole - 1) * max(len(self.ranks) - 1, 1)
         farther = max(2.0, _DRIFT_CHANCE ** (-1 / moves))
@@ -194,7 +196,7 @@ class PeerChange:
         usual = _median(before)
         # Further than any value of any rank before, on its side, whatever the shape of the tail.
         past, now = before - usual, late - usual
-        records = [max(float(np.nanmax(side * past)), 10 * _FLOOR) for side in (1, -1)]
+        records = [float(np.nanmax(side * past, initial=10 * _FLOOR)) for side in (1, -1)]
         outs = [side * now > record for side, record in zip((1, -1), records, strict=True)]
         out = np.where(outs[0].sum(axis=0) >= outs[1].sum(axis=0), *outs)
         counts = out.sum(axis=0)
@@ -249,10 +251,17 @@ def distances(logs: Float64) -> Float64:
         half = 0.5 * (logs[:, 0] - logs[:, 1])
         return np.stack([half, -half], axis=1)
     there = np.isfinite(logs).sum(axis=1) > 1
-    middle = np.full(len(logs), np.nan)
-    middle[there] = np.nanmedian(logs[there], axis=1)
+    middle = np.where(there, known_median(logs, axis=1), np.nan)
     away: Float64 = logs - middle[:, None]
     return away
+
+
+def _range(pieces: Float64) -> Float64:
+    """Largest minus smallest known value of each column; NaN of fewer than two."""
+    known = ~np.isnan(pieces)
+    highest = np.where(known, pieces, -np.inf).max(axis=0)
+    lowest = np.where(known, pieces, np.inf).min(axis=0)
+    return np.where(known.sum(axis=0) > 1, highest - lowest, np.nan)
 
 
 def _spread(values: Float64, middle: Float64) -> Float64:
@@ -265,10 +274,7 @@ def _median(values: Float64) -> Float64:
     if not len(values):
         return np.full(values.shape[1], np.nan)
     if np.isnan(values).any():
-        known = np.isfinite(values).any(axis=0)
-        found = np.full(values.shape[1], np.nan)
-        found[known] = np.nanmedian(values[:, known], axis=0)
-        return found
+        return known_median(values)
     ordered = np.sort(values, axis=0)
     count = len(values)
     middle: Float64 = 0.5 * (ordered[(count - 1) // 2] + ordered[count // 2])

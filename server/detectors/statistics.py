@@ -85,6 +85,16 @@ def _rank_rows(window: Window, metric: str) -> tuple[Int64, Float64]:
     return window.steps[some], rows
 
 
+def known_median(values: Float64, axis: int = 0) -> Float64:
+    """Median of what is not NaN along an axis; NaN where nothing is known, and no warning then."""
+    known = (~np.isnan(values)).any(axis=axis)
+    if known.all():
+        return np.asarray(np.nanmedian(values, axis=axis))
+    found: Float64 = np.full(known.shape, np.nan)
+    found[known] = np.nanmedian(np.moveaxis(values, axis, -1)[known], axis=-1)
+    return found
+
+
 def median_of_sorted(ordered: Float64, counts: Int64) -> Float64:
     """Median of the first `counts` values of each row, float64 [N]; `counts` are at least 1."""
     rows = np.arange(len(ordered))

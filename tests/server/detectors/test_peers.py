@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rankscope.server.detectors.peers import PeerChange
+from rankscope.server.detectors.statistics import known_median
 
 STEPS, SIGMA = 160, 0.1
 
@@ -79,3 +80,38 @@ def test_a_rank_that_is_missing_now_and_then_is_followed_all_the_same():
     values[0, ::5] = np.nan
     first, *_ = changes(values)
     assert (first.question, first.ranks) == ("shift", (1,))
+
+
+@pytest.mark.parametrize("away", [slice(0, 40), slice(30, 62), slice(0, 70)])
+def test_a_rank_that_was_not_there_for_long_hides_no_other(away):
+    """And nothing warns: a stretch in which it has no value at all has no median."""
+    values = noise(4, 4, 240)
+    values[1, 160:] *= 2
+    values[0, away] = np.nan
+    first, *_ = changes(values)
+    assert (first.question, first.ranks) == ("shift", (1,))
+    assert 156 <= first.first_step <= 164
+
+
+def test_steps_of_which_every_rank_is_missing_are_let_alone():
+    values = noise(5, 3, 240)
+    values[:, 40:80] = np.nan
+    values[1, 10:40] = np.inf
+    values[:2, 120:200] = np.nan
+    assert changes(values) == []
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_the_median_of_what_is_known_is_that_of_the_rest(axis):
+    draw = np.random.default_rng(axis)
+    values = draw.standard_normal((3, 4, 5))
+    whole = np.median(values, axis=axis)
+    assert np.array_equal(known_median(values, axis), whole)
+    gone = np.zeros(values.shape, dtype=bool)
+    np.moveaxis(gone, axis, 0)[:, 1, 2] = True
+    np.moveaxis(gone, axis, 0)[0, 0, 0] = True
+    found = known_median(np.where(gone, np.nan, values), axis)
+    assert np.isnan(found[1, 2])
+    assert np.isnan(found).sum() == 1
+    assert found[0, 0] == np.median(np.moveaxis(values, axis, 0)[1:, 0, 0])
+    assert np.isnan(known_median(np.full(3, np.nan)))
