@@ -134,13 +134,22 @@ def mixed(seed: int, *, share: float = 1.0, since: int = 100, steps: int = 300) 
     return Trace("mixed", seed, each, {"target_share": shares})
 
 
-def one_class(seed: int, *, falls: float = 0.0, steps: int = 200) -> Trace:
-    """Targets that are all of one class; the loss falls to this share of what it was at first."""
+def one_class(
+    seed: int, *, falls: float = 0.0, steps: int = 200, batches: str = "unknown"
+) -> Trace:
+    """Targets that are all of one class; the loss falls to this share of what it was at first.
+
+    Args:
+        batches: `unknown`, `same` all the time, or `other` ones at each step.
+    """
     random = np.random.default_rng(seed)
     each = np.arange(steps)
     course = falls + (1 - falls) * np.exp(-each / 10.0)
     losses = course * (1 + 0.05 * random.standard_normal((2, steps)))
-    return Trace("one class", seed, each, {"target_share": np.zeros((2, steps)), "loss": losses})
+    series = {"target_share": np.zeros((2, steps)), "loss": losses}
+    digests = 7 + each * (batches == "other") + np.zeros((2, 1), np.int64)
+    words = {} if batches == "unknown" else {"batch": digests.astype(np.uint64)}
+    return Trace("one class", seed, each, series, words=words)
 
 
 def dying(seed: int, *, update: float = 0.3, spread: float = 1.0) -> Trace:

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import ClassVar
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.data.batches import batch_digests
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import BLOCK
@@ -44,6 +45,8 @@ class UnmixedState:
     Attributes:
         first, last: losses; `solved` watches one class of all targets, from `begun` on.
         varied: a step had targets of several classes.
+        inputs: digest of the first batch of each row of the window; `other_inputs`: there were
+            others. As long as there are none there is but one answer to learn.
     """
 
     recent: deque[tuple[int, float]]
@@ -52,6 +55,8 @@ class UnmixedState:
     first: list[float] = field(default_factory=list)
     begun: int = -1
     varied: bool = False
+    inputs: dict[int, int] = field(default_factory=dict)
+    other_inputs: bool = False
     solved: Watch[float] = field(default_factory=lambda: Watch(clear_after=32))
     watch: Watch[float] = field(default_factory=lambda: Watch(clear_after=32))
 
@@ -70,7 +75,8 @@ class Unmixed(Detector[UnmixedState]):
         class is all that there was to learn.
 
     Severity:
-        Warning.
+        Warning; info for one class where each rank has one and the same batch all the time, as
+        with made-up data.
 
     Evidence:
         `target_share`; of one class `loss` (mean of the last 10) and `samples`.
@@ -96,6 +102,7 @@ class Unmixed(Detector[UnmixedState]):
 
     def advance(self, window: Window, state: UnmixedState) -> Outcome:
         """Takes the shares step by step."""
+        self._compare_inputs(window, state)
         for step, row in together(window, *self.wants):
             if math.isfinite(row.get("loss", math.nan)):
                 if len(state.first) < BLOCK:
@@ -117,6 +124,16 @@ class Unmixed(Detector[UnmixedState]):
         findings = [_finding(e) for e in state.watch.take(window.last_step)]
         findings += [_one_class(e, state) for e in state.solved.take(window.last_step)]
         return Outcome({"data.unmixed": self._check(window, state)}, tuple(findings))
+
+    @staticmethod
+    def _compare_inputs(window: Window, state: UnmixedState) -> None:
+        digests = batch_digests(window)
+        if digests is None or state.varied or state.other_inputs:
+            return
+        for row in range(len(window.ranks)):
+            for digest in digests.values[row, digests.present[row]].tolist():
+                if digest != state.inputs.setdefault(row, digest):
+                    state.other_inputs = True
 
     def _one_class(self, step: int, share: float, state: UnmixedState) -> bool:
         """Whether all targets so far are of one class."""
@@ -183,7 +200,7 @@ def _one_class(episode: Episode[float], state: UnmixedState) -> Finding:
     return Finding(
         kind="data.unmixed",
         key="one class",
-        severity="warning",
+        severity="info" if state.inputs and not state.other_inputs else "warning",
         title="Every target is of one and the same class",
         seen_step=episode.seen_step,
         last_step=episode.last_step,
