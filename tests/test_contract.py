@@ -112,6 +112,7 @@ def test_kinds():
         "rank.failed",
         "loss.mismatch",
         "data.unmixed",
+        "throughput.dropped",
     )
     assert {*KINDS, *since} <= set(registry.KINDS)
 

@@ -77,6 +77,7 @@ REGISTRY: Mapping[str, str] = {
     "rank.stalled": "rank.stalled:RankStalled",
     "rank.starved": "rank.starved:RankStarved",
     "collective.slow": "rank.straggler:RankStraggler",
+    "throughput.dropped": "throughput.dropped:ThroughputDropped",
     "metric.anomaly": "metric.anomaly:MetricAnomaly",
 }
 

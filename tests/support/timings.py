@@ -25,11 +25,14 @@ def timings(
     busy: bool = False,
     hosts: int = 1,
     inside: bool = False,
+    batch: int = 0,
+    grows: int = 1,
 ) -> Trace:
     """Synchronous steps: each rank fetches, computes, and waits for the last one; then all reduce.
 
     Args:
-        fault: `none`; from `at` on `computes` or `fetches` by this much slower; `reduces`: all do.
+        fault: `none`; from `at` on `computes` or `fetches` by this much slower; `reduces`,
+            `all-compute`, `all-fetch`: all do.
         compute: seconds that a healthy rank computes; fetching and reducing take a tenth of it.
         noise: standard deviation of the logarithm of every time.
         every: waits are reported at one step in this number, and at the first 8.
@@ -38,6 +41,7 @@ def timings(
         queued: what the suspect rank takes longer, it waits for a processor.
         busy: the others wait for theirs meanwhile, and not for it.
         hosts: machines that the ranks are on, in their order.
+        batch: samples that a step is given; `grows`: as many times as many from `at` on.
         inside: rank 0 waits for the others in its forward pass already, which is not seen as such.
     """
     random = np.random.default_rng(seed)
@@ -56,6 +60,10 @@ def timings(
         own[suspects, span] += slower
     elif fault == "fetches":
         fetch[suspects, span] += slower
+    elif fault == "all-compute":
+        own[:, span] += slower
+    elif fault == "all-fetch":
+        fetch[:, span] += slower
     elif fault == "reduces":
         reduce[:, span] += slower
     arrival = fetch + own
@@ -67,15 +75,18 @@ def timings(
     sampled[:, :8] = sampled[:, ::every] = True
     lost = np.zeros(shape)
     if queued:
-        lost[suspects, span] = slower
+        lost[slice(None) if fault.startswith("all-") else suspects, span] = slower
     if busy:
         others = [r for r in range(ranks) if r not in suspects]
         lost[others] = wait[others]
+    sizes = np.full(shape, float(batch))
+    sizes[:, span] *= grows
     return Trace(
         f"timings-{fault}",
         seed,
         np.arange(steps),
         {
+            **({"samples": sizes} if batch else {}),
             "loss": times(1.0),
             "step_seconds": arrival + wait,
             "data_seconds": fetch,

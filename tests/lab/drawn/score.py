@@ -35,7 +35,13 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
     "hyperparameters": ("desync.hyperparameters", "schedule.mismatch", "lr."),
     "parameters": ("desync.parameters", "update.drift"),
     "buffers": ("desync.buffers", "buffers.nonfinite"),
-    "time": ("rank.straggler", "rank.starved", "collective.slow", "metric.anomaly"),
+    "time": (
+        "rank.straggler",
+        "rank.starved",
+        "collective.slow",
+        "throughput.dropped",
+        "metric.anomaly",
+    ),
     "process": ("rank.failed", "rank.silent", "rank.stalled", "desync.progress"),
     "loop": ("gradient.accumulating", "update.missing", "desync.", "mode.evaluation"),
 }

@@ -1,0 +1,277 @@
+"""Steps that take longer than they did, on all ranks alike."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.effects import BLUR, Rule
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Count, Observations, Policy, Seconds, Times
+from rankscope.server.detectors.rank.lateness import QUEUEING, medians, timed
+from rankscope.server.detectors.statistics import change_point, known_median
+from rankscope.server.detectors.wording import count, duration, if_several, number, sentences
+from rankscope.server.window import Check, Float64, Status, Window
+
+_PARTS = ("data_seconds", "compute_seconds", "wait_seconds")
+_SIZES = ("samples", "sample_elements", "tokens")
+_NAMES = ("step_seconds", *_PARTS, *QUEUEING, *_SIZES)
+# Steps between two judgements.
+_STRIDE = 8
+# Columns of what is remembered of a step: its number; its length, the same without what was waited
+# for a processor, and the size of its batch, as logarithms; its parts.
+_STEP, _LENGTH, _ALONE, _SIZE, _FIRST_PART = 0, 1, 2, 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedPolicy(Policy):
+    """Thresholds of `throughput.dropped`.
+
+    Attributes:
+        factor: median length of a step over that before, from which on it is reported. Of 400
+            healthy runs on a machine that had other things to do as well none came there.
+        apart: the shortest tenth of the steps over the longest tenth before, at the least: so it is
+            no more of the long steps that there were before.
+        least_seconds: smallest increase. By less a step varies with what else the machine does.
+        size: steps that have to be so.
+        before: steps before them, at the least.
+        memory: steps before them, at the most.
+        skipped: steps at the beginning that are not counted: caches and connections are made there.
+    """
+
+    factor: Times = 1.5
+    apart: Times = 1.15
+    least_seconds: Seconds = 0.003
+    size: Observations = 24
+    before: Observations = 24
+    memory: Observations = 256
+    skipped: Count = 5
+
+
+@dataclass(slots=True)
+class Slowdown:
+    """What is known of one.
+
+    Attributes:
+        before, now: median seconds of a step before, and since then.
+        parts: by how many seconds each part of a step has grown; NaN where it is not known.
+        sized: whether it is known how much a step is given.
+    """
+
+    before: float
+    now: float
+    parts: dict[str, float]
+    sized: bool
+
+
+@dataclass(slots=True)
+class DroppedState:
+    """What is remembered: the numbers of the last `size` steps, and of those before."""
+
+    past: deque[Float64] = field(default_factory=deque)
+    recent: deque[Float64] = field(default_factory=deque)
+    seen: int = 0
+    judged: int = 0
+    watch: Watch[Slowdown] = field(default_factory=lambda: Watch(clear_after=64))
+
+
+class ThroughputDropped(Detector[DroppedState]):
+    """Every step takes longer than before, on all ranks.
+
+    In a synchronous job all wait for the slowest one, and where all are slow alike no comparison of
+    ranks shows it: a loader that lost its cache or its workers, devices that are throttled, a
+    network or a file system that others use, work that the loop does at every step from some step
+    on (a check, logging, a profiler left running).
+
+    Statistic:
+        The length of a step (`step_seconds`), median over the ranks, against that of the up to 256
+        steps before the last 24. What a rank had to wait for a processor (`queued_seconds`, the
+        longest of all ranks) does not count: the machine has too much to do. Reported where the
+        median has grown to 1.5 times and by 3 ms, and nine in ten steps are longer by 15 % than
+        nine in ten before. Steps may grow with the square of the numbers that they are given
+        (`samples` times `sample_elements`, `tokens`): attention does. The onset is the change point
+        of the logarithm (least squares). Over when the median is nearer to what it was.
+
+    Severity:
+        Warning.
+
+    Evidence:
+        `step_seconds_before`, `step_seconds`, `times`; `more_data_seconds`, `more_compute_seconds`,
+        `more_wait_seconds`: by how much each part has grown, where it is known.
+
+    Source:
+        Own history beside the other ranks: NVIDIA's resiliency extension scores a rank against
+        both. Fail-slow of all ranks at once: Greyhound (ATC'25).
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("throughput.dropped",)
+    needs: ClassVar[tuple[str, ...]] = ("step_seconds",)
+    wants: ClassVar[tuple[str, ...]] = _NAMES
+    policies: ClassVar[type[Policy]] = DroppedPolicy
+    effects: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            root=("rank.straggler", "rank.starved", "collective.slow"),
+            consequence=("throughput.dropped",),
+            earliest=-BLUR,
+            same_ranks=False,
+            why="the step of all ranks is as long as that of the slowest one",
+        ),
+    )
+
+    policy: DroppedPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """As many steps as have to be slow."""
+        return (Reach(("step_seconds",), self.policy.size, TO_THE_END),)
+
+    def start(self) -> DroppedState:
+        """Nothing timed yet."""
+        return DroppedState()
+
+    def advance(self, window: Window, state: DroppedState) -> Outcome:
+        """Goes through the steps that were timed."""
+        policy = self.policy
+        for numbers in _numbers(window):
+            step = int(numbers[_STEP])
+            state.seen += 1
+            if state.seen <= policy.skipped or not math.isfinite(numbers[_LENGTH]):
+                continue
+            state.recent.append(numbers)
+            if len(state.recent) > policy.size:
+                # While steps are slow, what was before them stays the measure.
+                late = state.recent.popleft()
+                if state.watch.open(step) is None:
+                    state.past.append(late)
+            while len(state.past) > policy.memory:
+                state.past.popleft()
+            if state.seen % _STRIDE == 0 and len(state.past) >= policy.before:
+                self._judge(step, state)
+        findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
+        return Outcome({"throughput.dropped": self._check(window, state)}, findings)
+
+    def _judge(self, step: int, state: DroppedState) -> None:
+        policy = self.policy
+        past, recent = np.array(state.past), np.array(state.recent)
+        state.judged += 1
+        usual, now = known_median(past), known_median(recent)
+        # What is given to the model may be more than before: longer sequences, larger batches.
+        given = now[_SIZE] - usual[_SIZE]
+        excused = 2 * max(given, 0.0) if math.isfinite(given) else 0.0
+        rise = float(min((now - usual)[[_LENGTH, _ALONE]])) - excused
+        if state.watch.open(step) is not None:
+            longer = rise > 0.5 * math.log(policy.factor)
+        else:
+            shortest = float(np.quantile(recent[:, _ALONE], 0.1)) - excused
+            longest = float(np.quantile(past[:, _ALONE], 0.9))
+            longer = (
+                rise > math.log(policy.factor)
+                and shortest - longest > math.log(policy.apart)
+                and math.exp(now[_LENGTH]) - math.exp(usual[_LENGTH]) > policy.least_seconds
+            )
+        if not longer:
+            state.watch.good(step)
+            return
+        parts = (now - usual)[_FIRST_PART:].tolist()
+        facts = Slowdown(
+            before=math.exp(usual[_LENGTH]),
+            now=math.exp(now[_LENGTH]),
+            parts=dict(zip(_PARTS, parts, strict=True)),
+            sized=math.isfinite(given),
+        )
+        state.watch.bad(step, facts, first_step=_onset(past, recent)).facts = facts
+
+    def _check(self, window: Window, state: DroppedState) -> Check:
+        episode = state.watch.open(window.last_step)
+        if episode is not None:
+            return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+        if state.judged:
+            return Check(
+                Status.OK,
+                f"{count(state.seen, 'step')} took no longer than those before them.",
+            )
+        least = self.policy.before + self.policy.size + self.policy.skipped
+        return Check(
+            Status.INSUFFICIENT_DATA, f"{count(state.seen, 'step')} of {least} with their length."
+        )
+
+
+def _numbers(window: Window) -> Float64:
+    """Of each step that was timed what is remembered: float64 [N, 7]."""
+    block = timed(window, _NAMES)
+    queued = np.nan_to_num(block.series["queued_seconds"]).max(axis=1, initial=0.0)
+    known = block.lengths > 0
+    lengths = np.where(known, block.lengths, 1.0)
+    # Of what is nearly all waiting nothing can be said: a twentieth is left.
+    alone = np.maximum(lengths - queued, 0.05 * lengths)
+    samples, each, tokens = (medians(block.series[name]) for name in _SIZES)
+    size = np.where(np.isfinite(tokens), tokens, samples * np.where(np.isfinite(each), each, 1.0))
+    columns = [
+        block.steps.astype(np.float64),
+        np.where(known, np.log(lengths), np.nan),
+        np.where(known, np.log(alone), np.nan),
+        np.log(np.where(size > 0, size, np.nan)),
+        *(medians(block.series[name]) for name in _PARTS),
+    ]
+    rows: Float64 = np.stack(columns, axis=1)
+    return rows
+
+
+def _onset(past: Float64, recent: Float64) -> int:
+    """The first of the longer steps; up to as many before those that are judged, too."""
+    rows = np.concatenate([past[-len(recent) :], recent])
+    at, _, _ = change_point(rows[:, _ALONE])
+    return int(rows[at, _STEP])
+
+
+def _finding(episode: Episode[Slowdown], window: Window) -> Finding:
+    facts, step = episode.facts, episode.first_step
+    more = facts.now - facts.before
+    parts = {name: grown for name, grown in facts.parts.items() if math.isfinite(grown)}
+    # Where it is known what a rank waits for the others, that is no part of what it computes.
+    if "wait_seconds" in parts and "compute_seconds" in parts:
+        parts["compute_seconds"] -= parts["wait_seconds"]
+    largest = max(parts, key=lambda name: parts[name], default="")
+    where = ""
+    if largest and parts[largest] > 0.5 * more:
+        said = {
+            "data_seconds": "before the first forward pass: the loader, the copy to the device, "
+            "or other work of the loop between two steps",
+            "compute_seconds": "in the forward and backward pass and what lies between them and "
+            "the optimizer's step",
+            "wait_seconds": "after a rank's last gradient: in the reduction, or in what the loop "
+            "does between it and the optimizer's step",
+        }
+        where = f"Of the {duration(more)}, {duration(parts[largest])} are spent {said[largest]}."
+    return Finding(
+        kind="throughput.dropped",
+        severity="warning",
+        title=f"A step takes {number(facts.now / facts.before)} times as long as before"
+        f"{if_several(len(window.ranks), ', on all ranks,', before='')} since step {step}",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        cause=sentences(
+            f"A step took {duration(facts.before)} before step {step}, and takes "
+            f"{duration(facts.now)}.",
+            "Its batch has not grown accordingly." if facts.sized else "",
+            where,
+        ),
+        remedy=(
+            f"Look for what the loop does from step {step} on and did not do before (a check, "
+            "logging, saving, a profiler left running), at the loader (its workers, its cache, the "
+            "file system), and at what the machines share with others: throttled devices, the "
+            "network."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "step_seconds_before": facts.before,
+            "step_seconds": facts.now,
+            "times": facts.now / facts.before,
+            **{f"more_{name}": grown for name, grown in parts.items()},
+        },
+    )
