@@ -13,14 +13,20 @@ FAULTS = ("none", "stuck", "lost", "twice", "slow", "hiccup", "background", "man
 
 
 def pushes(
-    seed: int, *, fault: str = "none", workers: int = 3, versions: int = 240, at: int = 120
+    seed: int,
+    *,
+    fault: str = "none",
+    workers: int = 3,
+    versions: int = 240,
+    at: int = 120,
+    times_slow: int = 1,
 ) -> Trace:
     """Workers whose gradients take random times (gamma, a mean of 1), and one that is broken.
 
     Rank 0 is the server. Rank 2 goes wrong at the first version from `at` on that it pulls: it
     pulls no more (`stuck`), or one push, or every third one (`many-lost`), is lost, or applied
-    `twice`; or it is ten times as slow (`slow`), for one push (`hiccup`). With `background`, all
-    workers pull before their last push has been applied.
+    `twice`; or it is ten times as slow (`slow`), for `times_slow` pushes (`hiccup`). With
+    `background`, all workers pull before their last push has been applied.
     """
     assert fault in FAULTS
     random = np.random.default_rng(seed)
@@ -62,6 +68,6 @@ def pushes(
         if not (fault == "stuck" and is_broken) and version > pulled[w]:
             pulled[w] = version
             tell("pushes", w, version, sent[w])
-        slow = is_broken and (fault == "slow" or (fault == "hiccup" and broken == 1))
+        slow = is_broken and (fault == "slow" or (fault == "hiccup" and broken <= times_slow))
         heapq.heappush(due, (now + (10.0 if slow else 1.0) * random.gamma(8, 1 / 8), w))
     return Trace(f"pushes {fault}", seed, np.arange(versions), series, present)

@@ -25,15 +25,17 @@ class StalePolicy(Policy):
         times: age that is allowed, as a multiple of what is usual for the worker, or for all of
             them at equal pace.
         memory: number of a worker's pushes that show what is usual for it.
-        pushes: consecutive stale pushes before it is reported: a single one is a hiccup of the
-            machine.
+        pushes: consecutive stale pushes before it is reported: where workers share a machine that
+            has too much to do, one of them loses its processor for two or three of its pushes.
+        repeats: the same where they were all computed on one version: that is no matter of pace.
         clear_after: versions, for each worker, without a stale push after which it is over.
     """
 
     least: Steps = 8
     times: Times = 4.0
     memory: Observations = 64
-    pushes: Observations = 2
+    pushes: Observations = 4
+    repeats: Observations = 2
     clear_after: Steps = 16
 
 
@@ -94,8 +96,8 @@ class PushStale(Detector[StaleState]):
     Statistic:
         Staleness: the versions that the server made from the pull to the push. Among N workers of
         one pace it is N - 1. Too old is what exceeds 8, four times N - 1, and four times what three
-        of four of the last 64 pushes of this worker kept within; two consecutive pushes. Where they
-        were all computed on one version, it is dated back to the first one that was so again. Over
+        of four of the last 64 pushes of this worker kept within; four consecutive pushes, or two
+        that were computed on one version: it is dated back to the first one that was so again. Over
         after 16 versions without, times the number of workers.
 
     Severity:
@@ -155,10 +157,10 @@ class PushStale(Detector[StaleState]):
         pace.old += 1
         if pace.old == 1:
             pace.old_since = push.version
-        if pace.old < policy.pushes:
+        repeated = pace.since >= 0
+        if pace.old < (policy.repeats if repeated else policy.pushes):
             return
         pace.watch.clear_after = policy.clear_after * (others + 1)
-        repeated = pace.since >= 0
         old = Old(push.worker, push.computed_on, usual, 0, repeated)
         first = pace.since if repeated else pace.old_since
         facts = pace.watch.bad(push.version, old, first_step=first).facts
