@@ -36,7 +36,7 @@ def mean_over_ranks(window: Window, metric: str) -> tuple[Int64, Float64]:
     """
     known = window.derived.get(("mean", metric))
     if known is None:
-        known = _shared(window, "mean", metric, _mean_over_ranks(window, metric))
+        known = shared(window, "mean", metric, _mean_over_ranks(window, metric))
     return known[0], known[1]
 
 
@@ -48,13 +48,14 @@ def rank_rows(window: Window, metric: str) -> tuple[Int64, Float64]:
     """
     known = window.derived.get(("rows", metric))
     if known is None:
-        known = _shared(window, "rows", metric, _rank_rows(window, metric))
+        known = shared(window, "rows", metric, _rank_rows(window, metric))
     return known[0], known[1]
 
 
-def _shared(
+def shared(
     window: Window, what: str, metric: str, made: tuple[npt.NDArray[Any], ...]
 ) -> tuple[npt.NDArray[Any], ...]:
+    """Keeps what was computed of a metric with its window, read-only, for other detectors."""
     for array in made:
         array.flags.writeable = False
     window.derived[what, metric] = made

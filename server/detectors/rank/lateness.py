@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Observations, Policy, Seconds, Share, Steps
-from rankscope.server.detectors.statistics import Spacing, change_point, median_of_sorted
+from rankscope.server.detectors.statistics import (
+    Spacing,
+    change_point,
+    median_of_sorted,
+    shared,
+)
 from rankscope.server.detectors.walking import median
 from rankscope.server.window import Float64, Int64, Window
 
@@ -346,26 +351,65 @@ def medians(rows: Float64) -> Float64:
 
 
 def timed(window: Window, names: Sequence[str]) -> Timed:
-    """Steps at which any rank posted the first one of some series, with all of them there.
+    """Steps at which any rank posted `step_seconds`, with some series there.
+
+    Read-only: the detectors of times share what is computed of a window.
 
     Args:
-        names: `step_seconds` and `QUEUEING` are among them.
+        names: the series.
     """
-    found = {name: window.series.get(name) for name in names}
-    leading = found[names[0]]
-    columns = np.flatnonzero(leading.present.any(axis=0)) if leading else np.empty(0, np.int64)
-    nothing = np.full((len(columns), len(window.ranks)), np.nan)
-    series = {
-        name: nothing
-        if reported is None
-        else np.where(reported.present[:, columns], reported.values[:, columns], np.nan).T
-        for name, reported in found.items()
-    }
-    seconds, (queued, ran) = series["step_seconds"], (series[name] for name in QUEUEING)
+    series = {name: _timed_series(window, name) for name in names}
     return Timed(
-        steps=window.steps[columns],
+        steps=window.steps[_timed_columns(window)],
         series=series,
-        lengths=medians(seconds),
-        lengths_alone=medians(np.maximum(seconds - np.nan_to_num(queued), 0.0)),
-        idle=seconds - ran - queued,
+        lengths=timed_median(window, "step_seconds"),
+        lengths_alone=_lengths_alone(window),
+        idle=_idle(window),
     )
+
+
+def timed_median(window: Window, name: str) -> Float64:
+    """Median of a series over the ranks at the steps that were timed, float64 [N]."""
+    return _kept(window, "timed median", name, lambda: medians(_timed_series(window, name)))
+
+
+def _timed_columns(window: Window) -> Int64:
+    leading = window.series.get("step_seconds")
+    return np.flatnonzero(leading.present.any(axis=0)) if leading else np.empty(0, np.int64)
+
+
+def _timed_series(window: Window, name: str) -> Float64:
+    """Float64 [N, R]; NaN where a rank posted nothing."""
+
+    def made() -> Float64:
+        columns, reported = _timed_columns(window), window.series.get(name)
+        if reported is None:
+            return np.full((len(columns), len(window.ranks)), np.nan)
+        present, values = reported.present[:, columns], reported.values[:, columns]
+        return np.ascontiguousarray(np.where(present, values, np.nan).T)
+
+    return _kept(window, "timed", name, made)
+
+
+def _lengths_alone(window: Window) -> Float64:
+    def made() -> Float64:
+        seconds, queued = (_timed_series(window, n) for n in ("step_seconds", QUEUEING[0]))
+        return medians(np.maximum(seconds - np.nan_to_num(queued), 0.0))
+
+    return _kept(window, "timed", "alone", made)
+
+
+def _idle(window: Window) -> Float64:
+    def made() -> Float64:
+        seconds, queued, ran = (_timed_series(window, n) for n in ("step_seconds", *QUEUEING))
+        return seconds - ran - queued
+
+    return _kept(window, "timed", "idle", made)
+
+
+def _kept(window: Window, what: str, name: str, made: Callable[[], Float64]) -> Float64:
+    known = window.derived.get((what, name))
+    if known is None:
+        known = shared(window, what, name, (made(),))
+    array: Float64 = known[0]
+    return array
