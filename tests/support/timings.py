@@ -22,6 +22,7 @@ def timings(
     hiccups: float = 0.0,
     slower_rank: int = -1,
     queued: bool = False,
+    lost: float = -1.0,
     busy: bool = False,
     hosts: int = 1,
     inside: bool = False,
@@ -38,7 +39,7 @@ def timings(
         every: waits are reported at one step in this number, and at the first 8.
         hiccups: probability that a rank loses its core for 30 ms in a step.
         slower_rank: a second rank with the same fault.
-        queued: what the suspect rank takes longer, it waits for a processor.
+        queued: what the suspect rank takes longer, it waits for a processor; `lost`: so much of it.
         busy: the others wait for theirs meanwhile, and not for it.
         hosts: machines that the ranks are on, in their order.
         batch: samples that a step is given; `grows`: as many times as many from `at` on.
@@ -73,12 +74,13 @@ def timings(
         known[0] = reduce[0]
     sampled = np.zeros(shape, dtype=bool)
     sampled[:, :8] = sampled[:, ::every] = True
-    lost = np.zeros(shape)
+    waited = np.zeros(shape)
     if queued:
-        lost[slice(None) if fault.startswith("all-") else suspects, span] = slower
+        whose = slice(None) if fault.startswith("all-") else suspects
+        waited[whose, span] = slower if lost < 0 else lost
     if busy:
         others = [r for r in range(ranks) if r not in suspects]
-        lost[others] = wait[others]
+        waited[others] = wait[others]
     sizes = np.full(shape, float(batch))
     sizes[:, span] *= grows
     return Trace(
@@ -92,13 +94,13 @@ def timings(
             "data_seconds": fetch,
             "compute_seconds": own + wait,
             "wait_seconds": np.where(sampled, known, 0.0),
-            "queued_seconds": lost,
-            "processor_seconds": arrival + wait - lost,
+            "queued_seconds": waited,
+            "processor_seconds": arrival + wait - waited,
         },
         present={
             "wait_seconds": sampled,
-            "queued_seconds": lost > 0,
-            "processor_seconds": (lost > 0) & busy,
+            "queued_seconds": waited > 0,
+            "processor_seconds": (waited > 0) & busy,
         },
         hosts=tuple(f"node{r * hosts // ranks}" for r in range(ranks)),
     )

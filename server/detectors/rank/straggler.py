@@ -55,6 +55,8 @@ class StragglerPolicy(LatenessPolicy):
         collective_factor: time of the collectives over the usual one, from which on it is reported.
         collective_own: largest growth of the ranks' own time meanwhile: where that grows too, the
             machine is busy.
+        collective_queued: additional time over what ranks wait for a processor meanwhile, at the
+            least: the threads that reduce wait for theirs as well.
         collective_least_seconds: smallest additional time.
         collective_least_share: smallest additional time as a share of the step.
         collective_looks: consecutive samples that have to exceed the limits.
@@ -66,6 +68,7 @@ class StragglerPolicy(LatenessPolicy):
     collective_usual: Observations = 5
     collective_factor: Times = 2.0
     collective_own: Times = 1.5
+    collective_queued: Times = 2.0
     collective_least_seconds: Seconds = 0.01
     collective_least_share: Share = 0.3
     collective_looks: Observations = 8
@@ -93,7 +96,7 @@ class _Collectives:
 
     samples: int = 0
     usual: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
-    slow: list[tuple[int, float, float, float]] = field(default_factory=list)
+    slow: list[tuple[int, float, float, float, float]] = field(default_factory=list)
     quiet: int = -1
     spacing: Spacing = field(default_factory=Spacing)
     current: _Slow | None = None
@@ -133,7 +136,7 @@ class RankStraggler(Detector[StragglerState]):
         arrive. They are slow at more than twice their lower quartile so far, 10 ms and 30 % of the
         step more than that, at each of 8 consecutive samples over 20 steps or more (a busy machine
         lets some through), while what the ranks take for themselves is less than 1.5 times what it
-        was.
+        was, and what one of them waits for a processor is less than half of what is more.
 
     Severity:
         Warning; a straggler for which more than half of the step is waited is critical.
@@ -195,9 +198,13 @@ class RankStraggler(Detector[StragglerState]):
             # The last to arrive waits for the reduction alone.
             shortest = np.where(whole, np.fmax(shortest, waits), shortest)
         there, took = np.isfinite(known), medians(known)
+        queued = np.nan_to_num(block.series["queued_seconds"]).max(axis=1, initial=0.0)
         judged = there.any(axis=1) & (block.lengths > 0)
-        reported = (block.steps, block.lengths, block.lengths_alone, shortest, took, judged)
-        for n, (step, length, alone, least, middle, usable) in enumerate(
+        reported = (
+            *(block.steps, block.lengths, block.lengths_alone),
+            *(shortest, took, queued, judged),
+        )
+        for n, (step, length, alone, least, middle, lost, usable) in enumerate(
             zip(*(c.tolist() for c in reported), strict=True)
         ):
             state.timed += 1
@@ -205,7 +212,7 @@ class RankStraggler(Detector[StragglerState]):
             if usable:
                 who = window.ranks[there[n]]
                 state.lateness.observe(TimingSample(step, who, fair[n][there[n]], late[n], length))
-                self._reduced(state, step, least, middle, length)
+                self._reduced(state, step, least, middle, length, lost)
         findings = [_straggling(late) for late in state.lateness.take()]
         slow = state.collectives
         findings += [_slow(incident) for incident in slow.ended]
@@ -215,7 +222,13 @@ class RankStraggler(Detector[StragglerState]):
         return Outcome(self._checks(state, window), tuple(findings))
 
     def _reduced(
-        self, reported: StragglerState, step: int, seconds: float, own: float, length: float
+        self,
+        reported: StragglerState,
+        step: int,
+        seconds: float,
+        own: float,
+        length: float,
+        queued: float,
     ) -> None:
         policy, state = self.policy, reported.collectives
         state.samples += 1
@@ -236,7 +249,7 @@ class RankStraggler(Detector[StragglerState]):
             state.slow.clear()
             state.quiet = step
             return
-        state.slow = [*state.slow, (step, seconds, own, length)][
+        state.slow = [*state.slow, (step, seconds, own, length, queued)][
             -max(policy.collective_looks, policy.collective_steps) :
         ]
         first = state.slow[0][0]
@@ -246,9 +259,10 @@ class RankStraggler(Detector[StragglerState]):
                 or step - first < policy.collective_steps - 1
             ):
                 return
-            if median([o for _, _, o, _ in state.slow]) > policy.collective_own * median(
-                [o for _, o in state.usual]
-            ):
+            _, took, own_times, _, waited = zip(*state.slow, strict=True)
+            if median(own_times) > policy.collective_own * median([o for _, o in state.usual]):
+                return
+            if median(took) - usual < policy.collective_queued * median(waited):
                 return
             # A sample alone may have been slow long before.
             onset = reported.lateness.times.rise(state.quiet, step)
@@ -265,8 +279,8 @@ class RankStraggler(Detector[StragglerState]):
         current.clear_after = max(
             state.spacing.steps(policy.collective_calm), policy.collective_steps
         )
-        current.now = median([took for _, took, _, _ in state.slow])
-        current.step_seconds = median([took for _, _, _, took in state.slow])
+        current.now = median([took for _, took, _, _, _ in state.slow])
+        current.step_seconds = median([length for _, _, _, length, _ in state.slow])
 
     def _checks(self, state: StragglerState, window: Window) -> dict[str, Check]:
         return {

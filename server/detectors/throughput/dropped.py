@@ -91,7 +91,8 @@ class ThroughputDropped(Detector[DroppedState]):
     Statistic:
         The length of a step (`step_seconds`), median over the ranks, against that of the up to 256
         steps before the last 24. What a rank had to wait for a processor (`queued_seconds`, the
-        longest of all ranks) does not count: the machine has too much to do. Reported where the
+        longest of all ranks, twice: the threads that reduce wait as well) does not count: the
+        machine has too much to do. Reported where the
         median has grown to 1.5 times and by 3 ms, and nine in ten steps are longer by 15 % than
         nine in ten before. Steps may grow with the square of the numbers that they are given
         (`samples` times `sample_elements`, `tokens`): attention does. The onset is the change point
@@ -169,11 +170,12 @@ class ThroughputDropped(Detector[DroppedState]):
         if state.watch.open(step) is not None:
             longer = rise > 0.5 * math.log(policy.factor)
         else:
-            shortest = float(np.quantile(recent[:, _ALONE], 0.1)) - excused
-            longest = float(np.quantile(past[:, _ALONE], 0.9))
+            both = [_LENGTH, _ALONE]
+            shortest = np.quantile(recent[:, both], 0.1, axis=0) - excused
+            longest = np.quantile(past[:, both], 0.9, axis=0)
             longer = (
                 rise > math.log(policy.factor)
-                and shortest - longest > math.log(policy.apart)
+                and float((shortest - longest).min()) > math.log(policy.apart)
                 and math.exp(now[_LENGTH]) - math.exp(usual[_LENGTH]) > policy.least_seconds
             )
         if not longer:
@@ -219,8 +221,9 @@ def _numbers(window: Window) -> Float64:
     queued = np.nan_to_num(block.series["queued_seconds"]).max(axis=1, initial=0.0)
     known = block.lengths > 0
     lengths = np.where(known, block.lengths, 1.0)
+    # Threads that reduce wait for a processor as those do that compute, and only these are counted.
     # Of what is nearly all waiting nothing can be said: a twentieth is left.
-    alone = np.maximum(lengths - queued, 0.05 * lengths)
+    alone = np.maximum(lengths - 2 * queued, 0.05 * lengths)
     # What is known of one of the ranks at the least is enough: batches of ranks are alike.
     samples, each, tokens = (_largest(block.series[name]) for name in _SIZES)
     size = np.where(np.isfinite(tokens), tokens, samples * np.where(np.isfinite(each), each, 1.0))
