@@ -1,4 +1,4 @@
-"""Steps that take longer than they did, on all ranks alike."""
+"""Steps that take longer than they did, whichever rank one asks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Observations, Policy, Seconds, Times
 from rankscope.server.detectors.rank.lateness import QUEUEING, timed, timed_median
 from rankscope.server.detectors.statistics import change_point, known_median
-from rankscope.server.detectors.wording import count, duration, if_several, number, sentences
+from rankscope.server.detectors.wording import count, duration, number, sentences
 from rankscope.server.window import Check, Float64, Status, Window
 
 _PARTS = ("data_seconds", "compute_seconds", "wait_seconds")
@@ -38,9 +38,10 @@ class DroppedPolicy(Policy):
         apart: the shortest tenth of the steps over the longest tenth before, at the least: so it is
             no more of the long steps that there were before.
         least_seconds: smallest increase. By less a step varies with what else the machine does.
-        size: steps that have to be so.
-        before: steps before them, at the least.
-        memory: steps before them, at the most.
+        size: steps that have to be so. Of the same healthy runs 12 and 16 slow steps in a row were
+            met in some, 24 in none.
+        before: steps before them, at the least: as many.
+        memory: steps before them, at the most: what the run did long ago is no measure of today.
         skipped: steps at the beginning that are not counted: caches and connections are made there.
     """
 
@@ -81,7 +82,7 @@ class DroppedState:
 
 
 class ThroughputDropped(Detector[DroppedState]):
-    """Every step takes longer than before, on all ranks.
+    """Every step takes longer than before, on half of the ranks or more.
 
     In a synchronous job all wait for the slowest one, and where all are slow alike no comparison of
     ranks shows it: a loader that lost its cache or its workers, devices that are throttled, a
@@ -92,18 +93,19 @@ class ThroughputDropped(Detector[DroppedState]):
         The length of a step (`step_seconds`), median over the ranks, against that of the up to 256
         steps before the last 24. What a rank had to wait for a processor (`queued_seconds`, the
         longest of all ranks, twice: the threads that reduce wait as well) does not count: the
-        machine has too much to do. Reported where the
-        median has grown to 1.5 times and by 3 ms, and nine in ten steps are longer by 15 % than
-        nine in ten before. Steps may grow with the square of the numbers that they are given
-        (`samples` times `sample_elements`, `tokens`): attention does. The onset is the change point
-        of the logarithm (least squares). Over when the median is nearer to what it was.
+        machine has too much to do. Reported where the median has grown to 1.5 times and by 3 ms,
+        and nine in ten steps are longer by 15 % than nine in ten before. Steps may grow with the
+        square of the numbers that they are given (`samples` times `sample_elements`, `tokens`):
+        attention does. The onset is the change point of the logarithm (least squares). Over when
+        the median is nearer to what it was.
 
     Severity:
         Warning.
 
     Evidence:
         `step_seconds_before`, `step_seconds`, `times`; `more_data_seconds`, `more_compute_seconds`,
-        `more_wait_seconds`: by how much each part has grown, where it is known.
+        `more_wait_seconds`: by how much each part has grown, where it is known; what is known to
+        be waiting is no part of the computing.
 
     Source:
         Own history beside the other ranks: NVIDIA's resiliency extension scores a rank against
@@ -152,7 +154,7 @@ class ThroughputDropped(Detector[DroppedState]):
                 state.past.popleft()
             if state.seen % _STRIDE == 0 and len(state.past) >= policy.before:
                 self._judge(step, state)
-        findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
+        findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         return Outcome({"throughput.dropped": self._check(window, state)}, findings)
 
     def _judge(self, step: int, state: DroppedState) -> None:
@@ -203,7 +205,7 @@ class ThroughputDropped(Detector[DroppedState]):
     def _check(self, window: Window, state: DroppedState) -> Check:
         episode = state.watch.open(window.last_step)
         if episode is not None:
-            return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+            return Check(Status.OPEN, f"{_finding(episode).title}.")
         if state.judged:
             return Check(
                 Status.OK,
@@ -251,7 +253,7 @@ def _onset(past: Float64, recent: Float64) -> int:
     return int(rows[at, _STEP])
 
 
-def _finding(episode: Episode[Slowdown], window: Window) -> Finding:
+def _finding(episode: Episode[Slowdown]) -> Finding:
     facts, step = episode.facts, episode.first_step
     more = facts.now - facts.before
     parts = {name: grown for name, grown in facts.parts.items() if math.isfinite(grown)}
@@ -273,8 +275,8 @@ def _finding(episode: Episode[Slowdown], window: Window) -> Finding:
     return Finding(
         kind="throughput.dropped",
         severity="warning",
-        title=f"A step takes {number(facts.now / facts.before)} times as long as before"
-        f"{if_several(len(window.ranks), ', on all ranks,', before='')} since step {step}",
+        title=f"A step takes {number(facts.now / facts.before)} times as long as before, since "
+        f"step {step}",
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
