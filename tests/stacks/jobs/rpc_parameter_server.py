@@ -1,4 +1,10 @@
-"""An asynchronous parameter server over `torch.distributed.rpc`."""
+"""An asynchronous parameter server over `torch.distributed.rpc`, with bounded staleness.
+
+A worker that is ahead of the slowest by more than a few pushes waits for it ("stale synchronous
+parallel": Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
+Server", NeurIPS 2013). Without a bound, the machine may serve one worker's calls so late that it
+sleeps through the steps at which a case breaks it.
+"""
 
 import os
 import threading
@@ -12,6 +18,9 @@ from tests.stacks.jobs.async_parameter_server import FAULTS, Model
 LAUNCH = "torchrun"
 WORLD = 4
 __all__ = ["CASES", "LAUNCH", "WORLD", "begin"]
+
+# Pushes that a worker may be ahead of the slowest.
+AHEAD = 3
 
 
 def begin():
@@ -29,25 +38,39 @@ class Serving:
 
     def __init__(self, model, watch):
         self.model, self.watch = model, watch
-        self.lock = threading.Lock()
-        self.left = threading.Semaphore(0)
+        self.changed = threading.Condition()
+        # Pushes of each worker that is there.
+        self.clocks = dict.fromkeys(range(1, model.world), 0)
+
+    @property
+    def goes_on(self):
+        return self.watch.version < self.model.length
+
+    def may_go_on(self, worker):
+        return self.clocks[worker] - min(self.clocks.values()) <= AHEAD or not self.goes_on
 
 
 def _pull():
     serving = Serving.now
-    with serving.lock:
+    with serving.changed:
         return serving.watch.version, serving.model.flat()
 
 
 def _push(worker, version, flat):
     serving = Serving.now
-    with serving.lock:
+    with serving.changed:
         serving.model.apply_push(serving.watch, worker, version, flat)
-        return serving.watch.version < serving.model.length
+        serving.clocks[worker] += 1
+        serving.changed.notify_all()
+        serving.changed.wait_for(lambda: serving.may_go_on(worker))
+        return serving.goes_on
 
 
-def _leave():
-    Serving.now.left.release()
+def _leave(worker):
+    serving = Serving.now
+    with serving.changed:
+        del serving.clocks[worker]
+        serving.changed.notify_all()
 
 
 class Calls(Model):
@@ -56,8 +79,8 @@ class Calls(Model):
     def serve(self, watch):
         serving = Serving.now = Serving(self, watch)
         dist.barrier()
-        for _ in range(self.world - 1):
-            serving.left.acquire()
+        with serving.changed:
+            serving.changed.wait_for(lambda: not serving.clocks)
         dist.barrier()
 
     def work(self, watch):
@@ -75,7 +98,7 @@ class Calls(Model):
         return rpc.rpc_sync("rank0", _push, args=(self.rank, version, gradient))
 
     def leave(self):
-        rpc.rpc_sync("rank0", _leave)
+        rpc.rpc_sync("rank0", _leave, args=(self.rank,))
 
 
 CASES = faults.cases(Calls, *FAULTS)
