@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
+from rankscope.server.detectors.effects import BLUR, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Steps, Times
 from rankscope.server.detectors.push.applied import SERIES, Push, pushes
@@ -118,6 +119,19 @@ class PushStale(Detector[StaleState]):
     wants: ClassVar[tuple[str, ...]] = SERIES
     min_ranks: ClassVar[int] = 2
     policies: ClassVar[type[Policy]] = StalePolicy
+    effects: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            root=("push.stale",),
+            consequence=("rank.loss_outlier", "rank.gradient_outlier"),
+            earliest=-BLUR,
+            why="a worker on old weights has the losses and gradients of an older model",
+        ),
+        Rule(
+            root=("push.stale",),
+            consequence=("loss.diverging", "loss.oscillating", "gradient.exploding"),
+            why="gradients of old weights move the model in directions that were right before",
+        ),
+    )
     policy: StalePolicy
 
     def start(self) -> StaleState:

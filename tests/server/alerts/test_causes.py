@@ -29,6 +29,21 @@ CASES = {
         alert("layer.dead", 200),
         True,
     ),
+    "a worker that no longer pulls, and its loss that no longer falls": (
+        forever("push.stale", 101, severity="critical", ranks=(3,)),
+        alert("rank.loss_outlier", 120, ranks=(3,)),
+        True,
+    ),
+    "a worker that no longer pulls, and another one's loss": (
+        forever("push.stale", 101, severity="critical", ranks=(3,)),
+        alert("rank.loss_outlier", 120, ranks=(2,)),
+        False,
+    ),
+    "gradients of old weights, and the loss that rose": (
+        forever("push.stale", 101, severity="critical", ranks=(3,)),
+        alert("loss.diverging", 140),
+        True,
+    ),
     "a gradient that fades, and nothing learned": (
         alert("gradient.vanishing", 0, stage="local_gradient"),
         alert("loss.plateau", 0),
