@@ -14,6 +14,7 @@ def timings(
     rank: int = 1,
     at: int = 60,
     until: int = 10_000,
+    period: int = 1,
     steps: int = 200,
     compute: float = 0.02,
     slower: float = 0.05,
@@ -33,7 +34,7 @@ def timings(
 
     Args:
         fault: `none`; from `at` on `computes` or `fetches` by this much slower; `reduces`,
-            `all-compute`, `all-fetch`: all do.
+            `all-compute`, `all-fetch`: all do; with `period` at one step in this number.
         compute: seconds that a healthy rank computes; fetching and reducing take a tenth of it.
         noise: standard deviation of the logarithm of every time.
         every: waits are reported at one step in this number, and at the first 8.
@@ -56,7 +57,7 @@ def timings(
     reduce = times(compute / 10)[:1].repeat(ranks, axis=0)
     reduce += 0.03 * (random.random((1, steps)) < hiccups)
     suspects = [rank] if slower_rank < 0 else [rank, slower_rank]
-    span = slice(at, until)
+    span = slice(at, until, period)
     if fault == "computes":
         own[suspects, span] += slower
     elif fault == "fetches":

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.detectors.policy import Observations, Policy, Seconds, Share, Steps
+from rankscope.server.detectors.policy import Observations, Seconds, Share, Steps
+from rankscope.server.detectors.rank.jitter import Jitter, Jittering, JitterPolicy
 from rankscope.server.detectors.statistics import (
     Spacing,
     change_point,
@@ -30,7 +31,7 @@ QUEUEING = ("queued_seconds", "processor_seconds")
 
 
 @dataclass(frozen=True, slots=True)
-class LatenessPolicy(Policy):
+class LatenessPolicy(JitterPolicy):
     """When a rank is late.
 
     Attributes:
@@ -62,14 +63,14 @@ class TimingSample:
     Attributes:
         ranks: int64 [R], those of which it is.
         took: float64 [R], what they took, in seconds.
-        late: ranks that took too long.
+        late: ranks that took too long -> seconds more than half of the ranks.
         step_seconds: length of the step, median over the ranks.
     """
 
     step: int
     ranks: Int64
     took: Float64
-    late: frozenset[int]
+    late: Mapping[int, float]
     step_seconds: float
 
     def seconds(self) -> dict[int, float]:
@@ -189,6 +190,7 @@ class Lateness:
         self.times = StepTimes(policy.memory)
         self.spacing = Spacing()
         self.current: Late | None = None
+        self.jitter = Jitter(policy)
         # Enough that `steps` of them, one a step, are there.
         self._samples: deque[TimingSample] = deque(maxlen=max(policy.looks, policy.steps) + 1)
         self._previous = -1
@@ -201,11 +203,11 @@ class Lateness:
         lengths: Float64,
         idle: Float64,
         excused: Float64 | float = 0.0,
-    ) -> list[frozenset[int]]:
-        """At each of N steps those that take longer than half of the ranks do.
+    ) -> list[Mapping[int, float]]:
+        """At each of N steps those that take longer than half of the ranks do, and how much.
 
-        And for which these wait. Of an even number it is the faster one of the two in the middle:
-        of two ranks the slower one is late.
+        They are late where these wait for them. Of an even number it is the faster one of the two
+        in the middle: of two ranks the slower one is late.
 
         Args:
             ranks: int64 [R].
@@ -221,14 +223,15 @@ class Lateness:
         with np.errstate(invalid="ignore"):
             over = seconds - usual[:, None] > (least + excused)[:, None]
         over[counts < 2] = False
-        found = [frozenset[int]()] * len(seconds)
+        found: list[Mapping[int, float]] = [{}] * len(seconds)
         for n in np.flatnonzero(over.any(axis=1)).tolist():
             if np.isfinite(idle[n]).any():
                 waiting = np.isfinite(seconds[n]) & ~over[n]
                 waited = np.sort(np.where(np.isfinite(idle[n]), idle[n], np.inf)[waiting])
                 if not waited[len(waited) // 2] > least[n]:
                     continue
-            found[n] = frozenset(ranks[over[n]].tolist())
+            behind = seconds[n, over[n]] - usual[n]
+            found[n] = dict(zip(ranks[over[n]].tolist(), behind.tolist(), strict=True))
         return found
 
     def observe(self, sample: TimingSample) -> None:
@@ -243,8 +246,10 @@ class Lateness:
         self._samples.append(sample)
         who = self._persistent()
         if not who:
+            self.jitter.observe(sample.step, sample.step_seconds, sample.late, len(sample.ranks))
             return
-        recent = [known for known in self._within() if known.late & who]
+        self.jitter.forget()
+        recent = [known for known in self._within() if known.late.keys() & who]
         if current is None:
             first = recent[0]
             before = max((k.step for k in self._samples if k.step < first.step), default=-1)
@@ -267,7 +272,7 @@ class Lateness:
         current.clear_after = max(self.spacing.steps(policy.calm), policy.steps)
         current.ranks = tuple(sorted(who))
         current.own = median(
-            [known.seconds()[r] for known in recent for r in sorted(known.late & who)]
+            [known.seconds()[r] for known in recent for r in sorted(known.late.keys() & who)]
         )
         current.others = median(
             [took for known in recent for r, took in known.seconds().items() if r not in who]
@@ -281,6 +286,10 @@ class Lateness:
         self._ended = []
         if self.current is not None:
             yield self.current
+
+    def now_and_then(self) -> Iterator[Jittering]:
+        """The same of ranks that are late again and again, and in time in between."""
+        return self.jitter.take()
 
     def _within(self) -> list[TimingSample]:
         """The samples that count: the last `looks`; those of the last `steps` if these are more."""

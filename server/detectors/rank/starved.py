@@ -9,6 +9,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.policy import Policy
+from rankscope.server.detectors.rank.jitter import Jittering
 from rankscope.server.detectors.rank.lateness import (
     QUEUEING,
     Late,
@@ -43,14 +44,16 @@ class RankStarved(Detector[StarvedState]):
         a processor longer than the median of the ranks on its machine (`queued_seconds`) does not
         count, nor do steps at which half of the others were not idle for as long. 8 without, and 20
         steps, and it is over. The onset is where the steps became longer (change point of the
-        logarithm, least squares).
+        logarithm, least squares). The same now and then (key `jitter`) as in `rank.straggler`.
 
     Severity:
-        Warning; critical where more than half of the step goes into it.
+        Warning; critical where more than half of the step goes into it. Now and then: info where
+        it costs less than 20 % of the time.
 
     Evidence:
         `data_seconds`, `others_seconds`, `step_seconds`, `step_seconds_before`, `lost_share` (of
-        the step, that the others wait), `looks`.
+        the step, that the others wait), `looks`; now and then: `late_seconds`, `step_seconds`,
+        `lost_share`, `times` of `samples`.
 
     Source:
         Loaders are one of the causes of fail-slow ranks in XPUTimer (arXiv 2502.05413).
@@ -93,8 +96,9 @@ class RankStarved(Detector[StarvedState]):
                 lateness.observe(
                     TimingSample(step, window.ranks[there], took[n][there], late[n], length)
                 )
-        findings = tuple(_finding(late) for late in lateness.take())
-        return Outcome({"rank.starved": _check(state, window)}, findings)
+        findings = [_finding(late) for late in lateness.take()]
+        findings += [_jittering(late, self.policy) for late in lateness.now_and_then()]
+        return Outcome({"rank.starved": _check(state, window)}, tuple(findings))
 
 
 def _finding(late: Late) -> Finding:
@@ -129,10 +133,43 @@ def _finding(late: Late) -> Finding:
     )
 
 
+def _jittering(late: Jittering, policy: LatenessPolicy) -> Finding:
+    who, step = f"rank {late.rank}", late.first_step
+    of = f"{late.times} of {count(late.samples, 'step')}"
+    return Finding(
+        kind="rank.starved",
+        key="jitter",
+        severity="warning" if late.lost >= policy.jitter_lost else "info",
+        title=f"Rank {late.rank} begins a step {duration(late.late_seconds)} late now and then "
+        f"since step {step}: {of}",
+        seen_step=late.seen_step,
+        last_step=late.last_step,
+        first_step=step,
+        ranks=(late.rank,),
+        cause=(
+            f"At {of}, {who} came to its forward pass {duration(late.late_seconds)} after the "
+            f"others, and with them in between, where a step takes {duration(late.usual_seconds)}. "
+            "Its loader gives some batches too late, or it does something else between two steps "
+            f"(saving, logging). The others wait for it: {percent(late.lost)} of the last steps' "
+            "time. No other rank is late so often."
+        ),
+        remedy=(
+            f"Look at what {who} does between two steps at some steps only: saving, logging, a "
+            "loader whose workers begin anew, a file that is far away; save in the background, "
+            "prefetch more."
+        ),
+        clear_after=late.clear_after,
+        evidence=late.evidence(),
+    )
+
+
 def _check(state: StarvedState, window: Window) -> Check:
     lateness = state.lateness
     if lateness.current is not None and not lateness.current.over(window.last_step):
         return Check(Status.OPEN, f"{_finding(lateness.current).title}.")
+    jitter = lateness.jitter.current
+    if jitter is not None and not jitter.over(window.last_step):
+        return Check(Status.OPEN, f"{_jittering(jitter, lateness.policy).title}.")
     if lateness.judged < lateness.policy.looks:
         return Check(
             Status.INSUFFICIENT_DATA,

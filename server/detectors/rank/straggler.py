@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from rankscope.server.detectors.policy import (
     Steps,
     Times,
 )
+from rankscope.server.detectors.rank.jitter import Jittering
 from rankscope.server.detectors.rank.lateness import (
     QUEUEING,
     Late,
@@ -131,19 +133,24 @@ class RankStraggler(Detector[StragglerState]):
         Nor where half of the others were not idle for as long (`step_seconds` minus
         `processor_seconds` minus `queued_seconds`): nobody waited for it. It is a straggler where
         it was late at 90 % of 8 samples or more, over 20 steps or more, 8 samples without and it is
-        over. The onset is where the steps became longer (change point of the logarithm, least
-        squares). Collectives: the shortest wait of any rank of the class, that of the last to
-        arrive. They are slow at more than twice their lower quartile so far, 10 ms and 30 % of the
-        step more than that, at each of 8 consecutive samples over 20 steps or more (a busy machine
-        lets some through), while what the ranks take for themselves is less than 1.5 times what it
-        was, and what one of them waits for a processor is less than half of what is more.
+        over. It jitters (key `jitter`) where it was late by 10 ms and half of a usual step at 5 of
+        the last 64 samples, in time in between, and where that is more of all such delays than
+        chance gives one rank (binomial, at most 0.001). The onset is where the steps became longer
+        (change point of the logarithm, least squares). Collectives: the shortest wait of any rank
+        of the class, that of the last to arrive. They are slow at more than twice their lower
+        quartile so far, 10 ms and 30 % of the step more than that, at each of 8 consecutive samples
+        over 20 steps or more (a busy machine lets some through), while what the ranks take for
+        themselves is less than 1.5 times what it was, and what one of them waits for a processor is
+        less than half of what is more.
 
     Severity:
-        Warning; a straggler for which more than half of the step is waited is critical.
+        Warning; a straggler for which more than half of the step is waited is critical. One that
+        jitters is info where it costs less than 20 % of the time.
 
     Evidence:
         Straggler: `own_seconds`, `others_seconds`, `step_seconds`, `step_seconds_before`,
-        `lost_share` (of the step, that the others wait), `looks`. Collectives: `usual_seconds`,
+        `lost_share` (of the step, that the others wait), `looks`; one that jitters: `late_seconds`,
+        `step_seconds`, `lost_share`, `times` of `samples`. Collectives: `usual_seconds`,
         `seconds`, `step_seconds`.
 
     Source:
@@ -176,7 +183,7 @@ class RankStraggler(Detector[StragglerState]):
         own = block.series["compute_seconds"] - block.series["wait_seconds"]
         # Of a class that is not whole nobody knows who is the slowest.
         known = np.full(own.shape, np.nan)
-        late = [frozenset[int]()] * len(own)
+        late: list[Mapping[int, float]] = [{}] * len(own)
         shortest = np.full(len(own), -np.inf)
         fair = without_queueing(hosts, own, block.series["queued_seconds"])
         for rows in columns:
@@ -192,7 +199,7 @@ class RankStraggler(Detector[StragglerState]):
                 block.idle[:, rows],
                 data[:, -1] - data[:, (len(rows) - 1) // 2],
             )
-            late = [before | more for before, more in zip(late, found, strict=True)]
+            late = [{**before, **more} for before, more in zip(late, found, strict=True)]
             known[np.ix_(whole, rows)] = own[np.ix_(whole, rows)]
             waits = block.series["wait_seconds"][:, rows].min(axis=1)
             # The last to arrive waits for the reduction alone.
@@ -214,6 +221,7 @@ class RankStraggler(Detector[StragglerState]):
                 state.lateness.observe(TimingSample(step, who, fair[n][there[n]], late[n], length))
                 self._reduced(state, step, least, middle, length, lost)
         findings = [_straggling(late) for late in state.lateness.take()]
+        findings += [_jittering(late, self.policy) for late in state.lateness.now_and_then()]
         slow = state.collectives
         findings += [_slow(incident) for incident in slow.ended]
         slow.ended = []
@@ -283,8 +291,13 @@ class RankStraggler(Detector[StragglerState]):
         current.step_seconds = median([length for _, _, _, length, _ in state.slow])
 
     def _checks(self, state: StragglerState, window: Window) -> dict[str, Check]:
+        late, jitter = state.lateness.current, state.lateness.jitter.current
+        if late is None or late.over(window.last_step):
+            straggler = _check(state, window, jitter, partial(_jittering, policy=self.policy))
+        else:
+            straggler = _check(state, window, late, _straggling)
         return {
-            "rank.straggler": _check(state, window, state.lateness.current, _straggling),
+            "rank.straggler": straggler,
             "collective.slow": _check(state, window, state.collectives.current, _slow),
         }
 
@@ -364,10 +377,40 @@ def _slow(incident: _Slow) -> Finding:
     )
 
 
+def _jittering(late: Jittering, policy: StragglerPolicy) -> Finding:
+    who, step = f"rank {late.rank}", late.first_step
+    of = f"{late.times} of {count(late.samples, 'step')}"
+    return Finding(
+        kind="rank.straggler",
+        key="jitter",
+        severity="warning" if late.lost >= policy.jitter_lost else "info",
+        title=f"Rank {late.rank} is late by {duration(late.late_seconds)} now and then since step "
+        f"{step}: at {of}",
+        seen_step=late.seen_step,
+        last_step=late.last_step,
+        first_step=step,
+        ranks=(late.rank,),
+        cause=(
+            f"At {of} the forward and backward pass of {who}, loading left out, took "
+            f"{duration(late.late_seconds)} longer than the others', and as long as theirs in "
+            f"between, where a step takes {duration(late.usual_seconds)}. The others wait for it: "
+            f"{percent(late.lost)} of the last steps' time. No other rank is late so often."
+        ),
+        remedy=(
+            f"Look at what {who} does at some steps only: logging, checks or saving under "
+            "`if rank == ...` within the passes, batches of very different lengths, garbage "
+            f"collection, memory that is given back and asked for again. Look at the machine of "
+            f"{who}, too: a device that throttles, another job that wakes up now and then."
+        ),
+        clear_after=late.clear_after,
+        evidence=late.evidence(),
+    )
+
+
 def _check(
     state: StragglerState,
     window: Window,
-    incident: Late | _Slow | None,
+    incident: Incident | None,
     finding: Callable[..., Finding],
 ) -> Check:
     if incident is not None and not incident.over(window.last_step):

@@ -1,0 +1,176 @@
+"""A rank that is late by much again and again, and in time in between. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rankscope.server.detectors.beats import tail
+from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.policy import Number, Observations, Policy, Seconds, Share
+from rankscope.server.detectors.statistics import Spacing
+from rankscope.server.detectors.walking import median
+
+
+@dataclass(frozen=True, slots=True)
+class JitterPolicy(Policy):
+    """When a rank is late now and then.
+
+    Attributes:
+        jitter_samples: number of most recent samples that are judged.
+        jitter_seconds: lateness that counts, at the least. It is more than what a scheduler takes.
+        jitter_excess: the same as a share of the usual step.
+        jitter_times: samples of these at which the rank was so late, from which on it is reported:
+            326 healthy jobs of 2 to 4 ranks on 2 shared cores had 3 at the most.
+        jitter_chance: probability, at the most, that any of the ranks has so many of all such
+            delays where each delay strikes one of them at random: on a machine that has too much
+            to do all ranks are late now and then. A run of 1,000 steps is judged 16 times.
+        jitter_often: share of the samples since the first one, up to which it is now and then.
+        jitter_lost: share of the time that is waited for it, from which on it is a warning.
+    """
+
+    jitter_samples: Observations = 64
+    jitter_seconds: Seconds = 0.01
+    jitter_excess: Share = 0.5
+    jitter_times: Observations = 5
+    jitter_chance: Number = 1e-3
+    jitter_often: Share = 0.75
+    jitter_lost: Share = 0.2
+
+
+@dataclass(slots=True, kw_only=True)
+class Jittering(Incident):
+    """A rank that is late now and then.
+
+    Attributes:
+        rank: which.
+        late_seconds: median of how late it was where it was.
+        usual_seconds: median length of a step where it was not.
+        times, samples: it was late at this many of so many.
+        lost: share of the time of these that the others waited for it.
+    """
+
+    rank: int
+    late_seconds: float = 0.0
+    usual_seconds: float = 0.0
+    times: int = 0
+    samples: int = 0
+    lost: float = 0.0
+
+    def evidence(self) -> dict[str, float]:
+        """What the findings of all kinds have in common."""
+        return {
+            "late_seconds": self.late_seconds,
+            "step_seconds": self.usual_seconds,
+            "lost_share": self.lost,
+            "times": self.times,
+            "samples": self.samples,
+        }
+
+
+@dataclass(slots=True)
+class Jitter:
+    """Follows how late single ranks are, sample by sample.
+
+    Statistic:
+        Of the last 64 samples, at how many a rank was late by more than half of a usual step; and
+        whether that are too many of all ranks' delays for chance (binomial, times the ranks).
+
+    Args:
+        policy: thresholds.
+    """
+
+    policy: JitterPolicy
+    current: Jittering | None = None
+    _ranks: int = 0
+    _spacing: Spacing = field(default_factory=Spacing)
+    _samples: deque[tuple[int, float, Mapping[int, float]]] = field(init=False)
+    _ended: list[Jittering] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._samples = deque(maxlen=self.policy.jitter_samples)
+
+    def observe(self, step: int, seconds: float, late: Mapping[int, float], ranks: int) -> None:
+        """Takes the next sample.
+
+        Args:
+            step: of which it is.
+            seconds: length of the step.
+            late: rank -> by how many seconds it was late.
+            ranks: number of ranks that are compared.
+        """
+        self._ranks = ranks
+        self._spacing.push(step)
+        if self.current is not None and self.current.over(step):
+            self._ended.append(self.current)
+            self.current = None
+        self._samples.append((step, seconds, late))
+        # Whether it was a burst or goes on shows when it is in time again.
+        if sum(map(bool, (late for _, _, late in self._samples))) < self.policy.jitter_times:
+            return
+        rank = self._recurring()
+        if rank is not None:
+            self._report(rank, step)
+
+    def forget(self) -> None:
+        """Whoever was late so far is late all the time."""
+        self._samples.clear()
+
+    def take(self) -> Iterator[Jittering]:
+        """What is to be reported after a window: what ended in it, and what has not."""
+        yield from self._ended
+        self._ended = []
+        if self.current is not None:
+            yield self.current
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _much(self) -> float:
+        """Seconds of lateness that count."""
+        usual = median([seconds for _, seconds, late in self._samples if not late] or [0.0])
+        return max(self.policy.jitter_seconds, self.policy.jitter_excess * usual)
+
+    def _recurring(self) -> int | None:
+        policy, least = self.policy, self._much()
+        times = Counter(
+            rank
+            for _, _, late in self._samples
+            for rank, seconds in late.items()
+            if seconds > least
+        )
+        if not times:
+            return None
+        rank, most = times.most_common(1)[0]
+        if most < policy.jitter_times:
+            return None
+        if self._ranks * tail(times.total(), most, 1 / self._ranks) > policy.jitter_chance:
+            return None
+        first = next(
+            n for n, (_, _, late) in enumerate(self._samples) if late.get(rank, 0.0) > least
+        )
+        since = len(self._samples) - first
+        return rank if most <= policy.jitter_often * since else None
+
+    def _report(self, rank: int, step: int) -> None:
+        least = self._much()
+        late = [(at, by[rank]) for at, _, by in self._samples if by.get(rank, 0.0) > least]
+        first, last = late[0][0], late[-1][0]
+        if self.current is None or self.current.rank != rank:
+            if self.current is not None:
+                self._ended.append(self.current)
+            self.current = Jittering(
+                first_step=first, seen_step=step, last_step=last, clear_after=0, rank=rank
+            )
+        current = self.current
+        current.last_step = last
+        current.clear_after = self._spacing.steps(self.policy.jitter_samples)
+        since = [sample for sample in self._samples if sample[0] >= first]
+        current.late_seconds = median([seconds for _, seconds in late])
+        current.usual_seconds = median(
+            [seconds for _, seconds, by in since if by.get(rank, 0.0) <= least]
+        )
+        current.times, current.samples = len(late), len(since)
+        # Of all that is remembered: five slow steps are five of 64, not all of five.
+        whole = sum(seconds for _, seconds, _ in self._samples)
+        current.lost = min(sum(seconds for _, seconds in late) / whole, 1.0)
