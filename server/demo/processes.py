@@ -123,24 +123,13 @@ class Job:
         folder: Path,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        shared = {
-            "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            # Several processes share the cores: more threads in each would only be in the way.
-            "OMP_NUM_THREADS": "1",
-            # Else gloo looks for the address of the host's name, which not every machine has.
-            "GLOO_SOCKET_IFNAME": _loopback_interface(),
-            **(environment or {}),
-        }
+        shared = job_environment(ranks, environment)
         self.ranks: list[Process] = []
         try:
             for rank in range(ranks):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                self.ranks.append(
-                    Process(command, log=folder / f"rank{rank}.log", environment={**shared, **own})
-                )
+                own = {**shared, **own_environment(rank)}
+                log = folder / f"rank{rank}.log"
+                self.ranks.append(Process(command, log=log, environment=own))
         except BaseException:
             self.stop()
             raise
@@ -182,6 +171,26 @@ class Job:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def job_environment(ranks: int, further: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What all ranks of a job on this machine are told, as torchrun tells them."""
+    return {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        # Several processes share the cores: more threads in each would only be in the way.
+        "OMP_NUM_THREADS": "1",
+        # Else gloo looks for the address of the host's name, which not every machine has.
+        "GLOO_SOCKET_IFNAME": _loopback_interface(),
+        **(further or {}),
+    }
+
+
+def own_environment(rank: int) -> dict[str, str]:
+    """What a rank alone is told."""
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 
 
 def free_port() -> int:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
+import os
+import runpy
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankscope.server.demo.processes import PYTHON, Job
+from rankscope.server.demo.processes import PYTHON, Job, job_environment, own_environment
 
 REPOSITORY = Path(__file__).parent.parent.parent
 EXAMPLE = REPOSITORY / "examples" / "train_ddp.py"
 TORCHRUN = Path(sys.executable).with_name("torchrun")
+
+_context = multiprocessing.get_context("forkserver")
+_PRELOAD = ["torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "sklearn.datasets"]
 
 
 @dataclass(frozen=True)
@@ -63,11 +72,60 @@ def run_ranks(
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 90.0,
 ) -> Finished:
-    """Runs a job to its end."""
-    with started_ranks(
-        script, *arguments, ranks=ranks, folder=folder, environment=environment
-    ) as job:
-        return finished(job, timeout_s=timeout_s)
+    """Runs a job to its end, in processes that are forked from one which has imported torch.
+
+    That takes each of them 3 seconds of a core. How an interpreter ends by itself, and what its
+    command line says, is for `started_ranks` to try.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {"RANKSCOPE_SPOOL": str(folder / "spool"), **(environment or {})}
+    shared = {**os.environ, **job_environment(ranks, kept)}
+    _context.set_forkserver_preload(_PRELOAD)
+    logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
+    processes = [
+        _context.Process(
+            target=_run,
+            args=(str(script), arguments, {**shared, **own_environment(rank)}, str(log)),
+        )
+        for rank, log in enumerate(logs)
+    ]
+    deadline = time.monotonic() + timeout_s
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(max(deadline - time.monotonic(), 0.0))
+        codes = [process.exitcode for process in processes]
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+    texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs]
+    assert None not in codes, f"still running after {timeout_s} s: {codes}\n" + "\n".join(texts)
+    return Finished([code for code in codes if code is not None], texts)
+
+
+def _run(script: str, arguments: Sequence[str], environment: dict[str, str], log: str) -> None:
+    """As an interpreter runs a script, in a process that was forked."""
+    os.environ.clear()
+    os.environ.update(environment)
+    with open(log, "ab") as printed:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
+    sys.argv = [script, *arguments]
+    code: int | str | None = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def output(rank) -> str:
