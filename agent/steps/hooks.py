@@ -86,15 +86,17 @@ class SwitchedHook:
 
     Args:
         handle: of a hook that is on. Of one that is not torch's own the hook stays on.
+        first: it is the first of its place, also when it is put on again; else the last.
 
     Attributes:
         is_on: whether it is.
     """
 
-    __slots__ = ("_handle", "_key", "_places", "is_on")
+    __slots__ = ("_first", "_handle", "_key", "_places", "is_on")
 
-    def __init__(self, handle: RemovableHandle) -> None:
+    def __init__(self, handle: RemovableHandle, *, first: bool = False) -> None:
         hide(handle)
+        self._first = first
         self._handle = handle
         self._places: list[tuple[Any, Any]] = []
         self._key = -1
@@ -105,10 +107,12 @@ class SwitchedHook:
             self._places = [(t, t[self._key]) for t in tables if t is not None and self._key in t]
 
     def put_on(self) -> None:
-        """As the last of its place."""
+        """As the first or the last of its place."""
         # The hook itself last, when what torch wants to know of it is there.
         for table, entry in reversed(self._places):
             table[self._key] = entry
+            if self._first:
+                table.move_to_end(self._key, last=False)
         self.is_on = True
 
     def take_off(self) -> None:

@@ -434,8 +434,13 @@ class TorchMonitor(Monitor):
         ):
             hook.put_on()
         elif not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks
+            # Before others' hooks: in that of FSDP2, which gathers the parameters, a rank waits for
+            # the others, and it would look as if it waited for its data.
             self._root_hook = hooks.SwitchedHook(
-                model.register_forward_pre_hook(hooks.RootHook(self), with_kwargs=True)
+                model.register_forward_pre_hook(
+                    hooks.RootHook(self), prepend=True, with_kwargs=True
+                ),
+                first=True,
             )
 
     def _scalars(self, step: int, scalars: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Lightweight samples: losses and rates are due, and nothing is due at the steps beside."""
 
+import time
 import warnings
 
 import pytest
@@ -63,6 +64,20 @@ def test_losses_rates_times_and_samples_are_reported(watching, attach, model):
     seconds, rates = watching.points("step_seconds"), watching.points("samples_per_second")
     assert seconds.keys() == rates.keys() == steps - {0}
     assert all(rates[step] * seconds[step] == pytest.approx(5.0) for step in rates)
+
+
+@pytest.mark.parametrize("every", [1, EVERY])
+def test_what_other_hooks_wait_for_is_no_time_for_data(watching, attach, model, every):
+    # FSDP2 gathers the parameters in such a hook, and waits for the other ranks in it.
+    delay = 0.02
+    model.register_forward_pre_hook(lambda module, args: time.sleep(delay))
+    optimizer = sgd(model)
+    attach(model, optimizer, every)
+    trained(model, optimizer, range(13))
+    data, compute = watching.points("data_seconds"), watching.points("compute_seconds")
+    assert compute.keys() == data.keys() != set()
+    assert min(compute.values()) > delay
+    assert min(data.values()) < delay / 2
 
 
 @pytest.mark.parametrize("every", [1, 2])
