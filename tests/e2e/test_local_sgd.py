@@ -1,12 +1,10 @@
 """Two ranks that average their weights now and then, sampled as a user's run is."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.ranks import TORCHRUN
+from tests.support.ranks import REPOSITORY, run_ranks
 from tests.support.service import Service
 
 pytestmark = pytest.mark.e2e
@@ -21,22 +19,21 @@ def service(tmp_path_factory):
         yield service
 
 
-def alerts_of(service, run, every, *, missed=-1):
+def alerts_of(service, folder, run, every, *, missed=-1):
     """Alerts of a training that are more than information, and its checks."""
-    script = (str(SCRIPT), str(every), str(STEPS), str(missed))
-    environment = {k: v for k, v in os.environ.items() if k != "CI"}
-    subprocess.run(
-        [TORCHRUN, "--standalone", "--nproc-per-node=2", *script],
-        env={
-            **environment,
-            "OMP_NUM_THREADS": "1",
+    script = (str(every), str(STEPS), str(missed))
+    run_ranks(
+        SCRIPT,
+        *script,
+        ranks=2,
+        folder=folder,
+        environment={
+            "PYTHONPATH": str(REPOSITORY),
             "RANKSCOPE_SERVER": service.url,
             "RANKSCOPE_RUN": run,
         },
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
+        timeout_s=120,
+    ).check()
     service.wait_for_state(run, "finished")
     items = service.get(f"/runs/{run}/alerts", consequences="true", limit=200)["items"]
     return [a for a in items if a["kind"].startswith("desync.") and a["severity"] != "info"], items
@@ -45,8 +42,8 @@ def alerts_of(service, run, every, *, missed=-1):
 # Averages of every fourth step lie between the steps that are sampled, those of every 32nd come
 # after the first steps, in which each one is.
 @pytest.mark.parametrize("every", [1, 3, 4, 8, 32])
-def test_averages_are_no_desync(service, every):
-    serious, items = alerts_of(service, f"healthy-{every}", every)
+def test_averages_are_no_desync(service, tmp_path, every):
+    serious, items = alerts_of(service, tmp_path, f"healthy-{every}", every)
     assert serious == []
     meant = [a for a in items if a["evidence"].get("period") == every]
     assert [a["title"] for a in meant] == [
@@ -56,9 +53,9 @@ def test_averages_are_no_desync(service, every):
 
 
 @pytest.mark.parametrize("every", [2, 8])
-def test_the_one_that_misses_an_average_is_named(service, every):
+def test_the_one_that_misses_an_average_is_named(service, tmp_path, every):
     missed = 79
-    [alert], _ = alerts_of(service, f"missed-{every}", every, missed=missed)
+    [alert], _ = alerts_of(service, tmp_path, f"missed-{every}", every, missed=missed)
     assert (alert["kind"], alert["first_step"]) == ("desync.parameters", missed + 1)
     assert 1 in alert["ranks"]
     assert alert["parent"] is None

@@ -1,12 +1,10 @@
 """Two ranks whose model is not wrapped: they train alone, and nobody may find out another way."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.ranks import TORCHRUN
+from tests.support.ranks import REPOSITORY, run_ranks
 from tests.support.service import Service
 
 pytestmark = pytest.mark.e2e
@@ -22,21 +20,20 @@ def service(tmp_path_factory):
         yield service
 
 
-def alerts_of(service, run, *arguments):
+def alerts_of(service, folder, run, *arguments):
     """Alerts of a training, those that are the consequence of another one included."""
-    environment = {k: v for k, v in os.environ.items() if k != "CI"}
-    subprocess.run(
-        [TORCHRUN, "--standalone", "--nproc-per-node=2", str(SCRIPT), *map(str, arguments)],
-        env={
-            **environment,
-            "OMP_NUM_THREADS": "1",
+    run_ranks(
+        SCRIPT,
+        *map(str, arguments),
+        ranks=2,
+        folder=folder,
+        environment={
+            "PYTHONPATH": str(REPOSITORY),
             "RANKSCOPE_SERVER": service.url,
             "RANKSCOPE_RUN": run,
         },
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
+        timeout_s=120,
+    ).check()
     service.wait_for_state(run, "finished")
     return service.get(f"/runs/{run}/alerts", consequences="true", limit=200)["items"]
 
@@ -45,8 +42,8 @@ def alerts_of(service, run, *arguments):
     ("seed", "kind", "stage"),
     [(3, "desync.gradients", "reduced_gradient"), (OWN_SEEDS, "desync.parameters", "start")],
 )
-def test_ranks_that_never_exchange_anything_train_alone(service, seed, kind, stage):
-    items = alerts_of(service, f"alone-{seed}", 200, seed, NEVER)
+def test_ranks_that_never_exchange_anything_train_alone(service, tmp_path, seed, kind, stage):
+    items = alerts_of(service, tmp_path, f"alone-{seed}", 200, seed, NEVER)
     [alert] = [a for a in items if a["severity"] != "info" and a["parent"] is None]
     assert (alert["title"], alert["severity"]) == (ALONE, "critical")
     assert (alert["kind"], alert["stage"]) == (kind, stage)
@@ -55,6 +52,6 @@ def test_ranks_that_never_exchange_anything_train_alone(service, seed, kind, sta
 
 
 @pytest.mark.parametrize(("steps", "every"), [(200, 4), (60, NEVER)])
-def test_ranks_that_average_or_may_do_so_yet_do_not(service, steps, every):
-    items = alerts_of(service, f"averaged-{steps}-{every}", steps, 3, every)
+def test_ranks_that_average_or_may_do_so_yet_do_not(service, tmp_path, steps, every):
+    items = alerts_of(service, tmp_path, f"averaged-{steps}-{every}", steps, 3, every)
     assert [a["title"] for a in items if a["severity"] != "info" or a["title"] == ALONE] == []

@@ -1,8 +1,8 @@
 """Local SGD as a script: each rank trains for itself, at an interval of steps the weights are
 averaged.
 
-Run under torchrun; arguments: the interval, the number of steps, and the step after which rank 1
-keeps its own weights (-1 for none).
+Arguments: the interval, the number of steps, and the step after which rank 1 keeps its own weights
+(-1 for none).
 """
 
 import sys
