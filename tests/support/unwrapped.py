@@ -1,7 +1,8 @@
 """Ranks that form a process group and train without a wrapper, as scripts that wrap on GPUs do.
 
-Arguments: the number of steps, the seed of the model (-1: each rank has its own), and after how many steps the ranks average their parameters (0 for never), with which torch
-does not count that they are written. Batch norm and a falling rate: the ranks stay near each other.
+Arguments: the number of steps, the seed of the model (-1: each rank has its own), and after how
+many steps the ranks average their parameters (0 for never), with which torch does not count that
+they are written. Batch norm and a falling rate: the ranks stay near each other.
 """
 
 import sys
