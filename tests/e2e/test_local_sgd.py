@@ -19,9 +19,9 @@ def service(tmp_path_factory):
         yield service
 
 
-def alerts_of(service, folder, run, every, *, missed=-1):
+def alerts_of(service, folder, run, every, *, missed=-1, least=0):
     """Alerts of a training that are more than information, and its checks."""
-    script = (str(every), str(STEPS), str(missed))
+    script = (str(every), str(STEPS), str(missed), str(least))
     run_ranks(
         SCRIPT,
         *script,
@@ -59,3 +59,12 @@ def test_the_one_that_misses_an_average_is_named(service, tmp_path, every):
     assert (alert["kind"], alert["first_step"]) == ("desync.parameters", missed + 1)
     assert 1 in alert["ranks"]
     assert alert["parent"] is None
+
+
+@pytest.mark.parametrize("every", [2, 8])
+def test_tensors_that_are_not_averaged_are_named(service, tmp_path, every):
+    [alert], _ = alerts_of(service, tmp_path, f"weights-only-{every}", every, least=2)
+    assert (alert["kind"], alert["severity"]) == ("desync.parameters", "warning")
+    assert alert["tensors"] == ["0.bias", "2.bias"]
+    assert alert["first_step"] <= 2 * every
+    assert "2 tensors of 4 are left out of the averaging" in alert["title"]

@@ -1,8 +1,8 @@
 """Local SGD as a script: each rank trains for itself, at an interval of steps the weights are
 averaged.
 
-Arguments: the interval, the number of steps, and the step after which rank 1 keeps its own weights
-(-1 for none).
+Arguments: the interval, the number of steps, the step after which rank 1 keeps its own weights (-1
+for none), and of how many dimensions a tensor is at the least that is averaged.
 """
 
 import sys
@@ -14,7 +14,7 @@ from torch import nn
 from rankscope import agent
 
 
-def main(every, steps, missed):
+def main(every, steps, missed, least):
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(3)
@@ -30,13 +30,15 @@ def main(every, steps, missed):
             criterion(model(inputs), (inputs @ teacher).argmax(1)).backward()
             optimizer.step()
             if step % every == every - 1:
-                average(model, world, keep=rank == 1 and step == missed)
+                average(model, world, least, keep=rank == 1 and step == missed)
     dist.destroy_process_group()
 
 
 @torch.no_grad()
-def average(model, world, *, keep):
+def average(model, world, least, *, keep):
     for parameter in model.parameters():
+        if parameter.ndim < least:
+            continue
         mean = parameter.detach().clone()
         dist.all_reduce(mean)
         if not keep:

@@ -67,18 +67,21 @@ class Desync(Detector[DesyncState]):
         missed it. Where ranks hold versions of one model of which one rank makes the new ones (a
         parameter server) and were never all equal for four steps, it is the age of their versions
         that is judged: older than 8 steps, and than 4 times the oldest that was caught up with, is
-        a desync. Over after 8 steps of agreement.
+        a desync. Over after 8 steps of agreement. Tensors are left out of the averaging (key
+        `left out`) whose distance between the ranks shrinks in none of 4 samples at which each rank
+        had written its parameters and that of the same others shrank by a quarter or more.
 
     Severity:
         By the distance over the norm, from sketches: below 1e-6 in several tensors info (drift
         through different arithmetic), below 1e-3 warning, above critical, and warning while the
-        size is not known. Gradients, hyperparameters and parameters at the start are critical
-        whatever the size, drift aside: what differs there grows. Info for the first 64 steps where
-        every rank was alone from the beginning, in half of the tensors at least, and no DDP is
-        there to keep them equal: local SGD and parameter servers begin like this. For 128 steps
-        where they stay near each other; later, where nothing of an exchange was seen (no gradient
-        that two ranks share, no parameters written outside the optimizer), they train alone; never
-        said of ranks that hold different parts of the model, which are asked for their batches.
+        size is not known; so are tensors that are left out where others are averaged. Gradients,
+        hyperparameters and parameters at the start are critical whatever the size, drift aside:
+        what differs there grows. Info for the first 64 steps where every rank was alone from the
+        beginning, in half of the tensors at least, and no DDP is there to keep them equal: local
+        SGD and parameter servers begin like this. For 128 steps where they stay near each other;
+        later, where nothing of an exchange was seen (no gradient that two ranks share, no
+        parameters written outside the optimizer), they train alone; never said of ranks that hold
+        different parts of the model, which are asked for their batches.
 
     Evidence:
         `groups` (ranks that agree with each other), `decided`, `last_equal_step` and `agreed_until`
@@ -144,6 +147,8 @@ class Desync(Detector[DesyncState]):
                 stage = comparison.stage
                 state.differed[stage] = state.differed.get(stage, 0) + 1
             findings += self._meet(state, met, step)
+            if state.workers is None:
+                state.left_out.take(every)
             version_facts = state.versions.take(window, step, members)
             if broken or state.incident is not None or state.period or state.workers is not None:
                 self._step(window, state, step, comparisons, broken, findings, version_facts)
@@ -154,8 +159,11 @@ class Desync(Detector[DesyncState]):
                     state.last_equal[comparison.stage] = step
         state.given.take(window)
         state.last_step = max(state.last_step, window.last_step)
-        incident = state.incident
+        incident, left_out = state.incident, state.left_out.finding()
+        if left_out is not None:
+            findings.append(left_out)
         if incident is not None:
+            incident.in_part = left_out is not None
             if not incident.agreeing:
                 incident.stands(window.last_step, window.liveness)
             met_before = bool(state.returns or state.period) or state.workers is not None

@@ -166,7 +166,7 @@ def _may_be_meant(incident: Divergence) -> bool:
         return False
     if 0 < len(incident.tensors) < incident.tensor_count / 2:
         return False  # ranks that go their own ways differ in nearly all of their tensors
-    if incident.last_step - incident.first_step <= _PATIENCE:
+    if incident.last_step - incident.first_step <= _PATIENCE or incident.in_part:
         return True
     if incident.met >= 0 and not incident.unmet:
         # All of them write their parameters now and then, and nobody saw that it is no average.

@@ -61,6 +61,8 @@ class Divergence(Incident):
         met: last step before which all ranks wrote their parameters; -1 for none.
         met_after: steps from the one before, or from the beginning, to that.
         unmet: whether such a step was examined that did not make them equal.
+        in_part: whether the ranks are averaged in some tensors, and others are left out: that is a
+            finding of its own.
         alone: whether nothing was ever seen of an exchange between these ranks: no wrapper, no
             gradient that two of them share, no parameters written outside the optimizer.
         parts: whether its ranks hold different parts of the model, and work on one batch together.
@@ -101,6 +103,7 @@ class Divergence(Incident):
     met: int = -1
     met_after: int = 0
     unmet: bool = False
+    in_part: bool = False
     alone: bool = False
     parts: bool = False
     own_batches: bool = False

@@ -9,6 +9,7 @@ from rankscope.server.detectors.desync.averaging_rounds import AveragingRounds
 from rankscope.server.detectors.desync.beside import Beside
 from rankscope.server.detectors.desync.exchange import Exchange
 from rankscope.server.detectors.desync.incident import Divergence
+from rankscope.server.detectors.desync.left_out import LeftOut
 from rankscope.server.detectors.desync.resets import Resets
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.settings import Given
@@ -106,6 +107,7 @@ class DesyncState:
         given: the settings of each rank's optimizer, as far as they are known as numbers.
         resets: optimizers whose state was changed by something else than their steps.
         exchange: what was seen of an exchange between ranks that no wrapper keeps equal.
+        left_out: tensors that are not averaged where others are.
     """
 
     steps: int = 0
@@ -136,3 +138,4 @@ class DesyncState:
     given: Given = field(default_factory=Given)
     resets: Resets = field(default_factory=Resets)
     exchange: Exchange = field(default_factory=Exchange)
+    left_out: LeftOut = field(default_factory=LeftOut)
