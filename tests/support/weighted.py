@@ -35,7 +35,8 @@ def weighted(
         fault: from step `at` on, `factor`: the result is a multiple of what it should be; `rank`:
             what one rank puts in is; `replaced`: it is that of the rank after it; `frozen`: the
             result is that of step `at`. From the first step on, `fixed`: ranks have weights of
-            their own; `drawn`: at each step others.
+            their own; `drawn`: at each step others; `clipped`: each rank's gradient is clipped to the
+            norm `times` before.
         times: see `fault`.
         by: `tokens` or `samples` that ranks count by; empty for 1/N each.
         posted: which of these are posted.
@@ -77,6 +78,8 @@ def weighted(
             if fault in ("fixed", "drawn"):
                 held = fixed[list(members)] if fault == "fixed" else random.uniform(1, 9, len(held))
             shares = dict(zip(members, held / held.sum(), strict=True))
+            if hit and fault == "clipped":
+                shares = {r: w * min(1.0, times / _norm(local[r])) for r, w in shares.items()}
             if hit and fault == "rank" and rank in shares:
                 shares[rank] *= times
             if hit and fault == "replaced" and rank in shares:

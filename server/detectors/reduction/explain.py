@@ -42,7 +42,8 @@ class Fault:
     Attributes:
         expected: factor that clipping and loss scale leave.
         factor: times what the gradient is the mean, these taken out.
-        pattern: `factor`, `ranks`, `weights`, `stale`, `nothing`, `swapped` or `other`.
+        pattern: `factor`, `ranks`, `weights`, `clipped` (to the norm `factor`), `stale`, `nothing`,
+            `swapped` or `other`.
         by: what ranks count by in that mean; empty for equally.
         divisor: of a factor.
         changed: whether the factor was 1 before.
@@ -123,6 +124,8 @@ def _title(fault: Fault, step: int) -> str:
         )
         verb = agree(len(fault.odd), "counts")
         return f"{whose} {verb} {number(times)} times in the reduction {since}"
+    if fault.pattern == "clipped":
+        return f"Each rank clips its own gradient before the reduction {since}"
     if fault.pattern == "weights":
         return f"The reduced gradient weights the ranks unequally {since}"
     which = _named(fault.tensors)
@@ -143,7 +146,7 @@ def _title(fault: Fault, step: int) -> str:
 def _severity(fault: Fault, *, size: int) -> str:
     if fault.note and fault.factor > 0:
         return "info"
-    mild = fault.pattern in ("nothing", "other", "weights")
+    mild = fault.pattern in ("nothing", "other", "weights", "clipped")
     if fault.pattern == "factor" and not fault.tensors:
         of_ranks = any(abs(fault.factor / f - 1.0) <= SAME for f in (size, 1.0 / size))
         mild = fault.factor > 0 and not of_ranks
@@ -210,6 +213,16 @@ def _explain(fault: Fault, step: int) -> tuple[str, str]:
             )
         case "ranks":
             return _of_ranks(fault, step)
+        case "clipped":
+            return (
+                f"In the mean each rank counts with its gradient scaled down to a norm of "
+                f"{number(fault.factor)}, however large that was: ranks with large gradients count "
+                "less than others, and the mean is not that of all samples. So it is where "
+                "gradients are clipped between the backward pass and the reduction.",
+                "Clip after the reduction: there the norm is that of the mean, and the same on all "
+                "ranks. If clipping each rank's own is meant (differential privacy), silence this "
+                "kind.",
+            )
         case "weights":
             shares = listing([f"{number(times)} on rank {r}" for r, times in fault.odd.items()])
             return (

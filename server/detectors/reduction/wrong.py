@@ -14,6 +14,7 @@ from rankscope.server.comparison.weights import Meaning
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Outcome, Reach
 from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
+from rankscope.server.detectors.reduction.clipped import ClippedBefore
 from rankscope.server.detectors.reduction.explain import Divisor, Fault, finding_of
 from rankscope.server.detectors.reduction.means import Means
 from rankscope.server.detectors.wording import count, listing, ranks
@@ -83,6 +84,7 @@ class ReductionState:
     watch: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8))
     notes: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8))
     means: Means = field(default_factory=Means)
+    clipped: ClippedBefore = field(default_factory=ClippedBefore)
 
 
 class ReductionWrong(Detector[ReductionState]):
@@ -104,14 +106,16 @@ class ReductionWrong(Detector[ReductionState]):
         gradients were scaled by hand before); any other at the third sample in a row, unless it is
         one over the micro-batches of a step or a loss scale (a power of two from 64 on). So are
         weights that stay the same and are nobody's share; other weights at each step may be those
-        of tokens that nobody posts. Tensors without the common weights are compared with zeros, the
-        sampled step before, the other tensors of their shape, and other weights. Something else
-        altogether is reported only where the reduction was right before: a gradient may be changed
-        on purpose (clipping by value, noise, hooks). Where torch's own hooks round to 16 bits,
-        these bits are allowed for (and what float16 lacks below 6e-8); of matrices that PowerSGD
-        approximates, only what is not an approximation counts (zeros, a factor, a rank left out);
-        the tensors that it leaves alone are held to the mean. Not judged where the ranks do not
-        agree on the result, which is `desync.gradients`. Over after 8 steps in order.
+        of tokens that nobody posts. Weights times local norms that are one number for all ranks
+        that count less than 1/N, at three samples in a row, are clipping before the reduction.
+        Tensors without the common weights are compared with zeros, the sampled step before, the
+        other tensors of their shape, and other weights. Something else altogether is reported only
+        where the reduction was right before: a gradient may be changed on purpose (clipping by
+        value, noise, hooks). Where torch's own hooks round to 16 bits, these bits are allowed for
+        (and what float16 lacks below 6e-8); of matrices that PowerSGD approximates, only what is
+        not an approximation counts (zeros, a factor, a rank left out); the tensors that it leaves
+        alone are held to the mean. Not judged where the ranks do not agree on the result, which is
+        `desync.gradients`. Over after 8 steps in order.
 
         Means of means: ranks count equally, the largest number of tokens (or samples) of a step is
         twice the smallest or more at half of all samples, 8 at least, and the local norms do not
@@ -195,6 +199,11 @@ class ReductionWrong(Detector[ReductionState]):
                 self._unexplained(state, fault)
             return
         counts = _counts(window, made)
+        if (limit := state.clipped.take(window, made)) is not None:
+            fault.pattern, fault.factor = "clipped", limit.norm
+            if limit.count >= self.policy.held:
+                self._found(state, fault, first_step=limit.since)
+            return
         said = _said(made, expected, counts)
         fault.factor, fault.by = said.factor, said.by
         if said.how == "mean":
