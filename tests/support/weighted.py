@@ -28,6 +28,7 @@ def weighted(
     every: int = 4,
     groups: int = 1,
     micro: int = 1,
+    predivided: bool = False,
 ) -> Posted:
     """A job of which every step's gradients are drawn afresh, and reduced in float32.
 
@@ -35,8 +36,8 @@ def weighted(
         fault: from step `at` on, `factor`: the result is a multiple of what it should be; `rank`:
             what one rank puts in is; `replaced`: it is that of the rank after it; `frozen`: the
             result is that of step `at`. From the first step on, `fixed`: ranks have weights of
-            their own; `drawn`: at each step others; `clipped`: each rank's gradient is clipped to the
-            norm `times` before.
+            their own; `drawn`: at each step others. From step `at` on `clipped`: each rank's
+            gradient is clipped to the norm `times` before.
         times: see `fault`.
         by: `tokens` or `samples` that ranks count by; empty for 1/N each.
         posted: which of these are posted.
@@ -46,6 +47,7 @@ def weighted(
         groups: parts of every tensor, one on each of this number of consecutive ranks, that have
             the same gradients: each is reduced over the ranks that hold it.
         micro: backward passes of a step.
+        predivided: losses are cross entropies divided by the number of ranks.
     """
     random = np.random.default_rng(seed)
     signal = [random.standard_normal(s) / 4 for s in SHAPES]
@@ -104,6 +106,14 @@ def weighted(
                     "grad_norm": _norm(reduced),
                     "grad_norm_local": _norm(local[r]),
                 }
+                if predivided:
+                    loss = said.scalars["loss"]
+                    said.scalars |= {
+                        "loss": loss / ranks,
+                        "explained_deviance": 1 - loss / 2.3,
+                        "target_deviance": 2.2,
+                        "target_share": 2.2 / 2.3,
+                    }
                 said.words |= {"batch": word(step, r), "parameters": model_word(reduced)}
                 if step < 10 or step % every == 0:
                     said.print(step, "local_gradient", local[r])

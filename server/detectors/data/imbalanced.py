@@ -11,12 +11,14 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
 from rankscope.server.detectors.policy import Policy, Times
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.wording import count, number, ranks
 from rankscope.server.window import Check, Float64, Int64, Status, Window
 
 _GRACE = 20
+_COUNTS = ("samples", "tokens")
 # At this many consecutive samples, and one more each time their number has doubled beyond `_FIRST`.
 # Of batches of random lengths one in twelve is that short (deviation of the logarithm 0.5): eight
 # in a row happen by chance once in 5e8 samples, and even where it is one in four, a long run
@@ -70,6 +72,7 @@ class UnevenState:
     counted: str = ""
     what: str = "samples"
     streaks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    losses: LossWeights = field(default_factory=LossWeights)
     watch: Watch[Uneven] = field(default_factory=lambda: Watch(clear_after=16))
 
 
@@ -85,10 +88,11 @@ class Imbalanced(Detector[UnevenState]):
         each time the number of samples doubles beyond 64). Batches whose sizes vary by themselves,
         or that are short at the end of an epoch, are not on one side for so long. Over after 16
         steps. Where the reduction was seen to give ranks weights in proportion to their samples or
-        tokens (`reduction.wrong`), unequal numbers are in order.
+        tokens (`reduction.wrong`), or their losses to be multiplied by such weights (of a cross
+        entropy, of which the mean is known), unequal numbers are in order.
 
     Severity:
-        Warning. A loss that is weighted by hand, so that it comes out right, cannot be seen.
+        Warning.
 
     Evidence:
         `what`, `sizes` by rank, `share` (of all samples or tokens) and `weight` (in the average) of
@@ -100,14 +104,14 @@ class Imbalanced(Detector[UnevenState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("data.imbalanced",)
     policies: ClassVar[type[Policy]] = ImbalancedPolicy
-    wants: ClassVar[tuple[str, ...]] = ("samples", "tokens")
+    wants: ClassVar[tuple[str, ...]] = (*_COUNTS, "loss", *INPUTS)
     min_ranks: ClassVar[int] = 2
 
     policy: ImbalancedPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
         """Consecutive batches of another size."""
-        return (Reach(self.wants, _SAMPLES, TO_THE_END),)
+        return (Reach(_COUNTS, _SAMPLES, TO_THE_END),)
 
     def start(self) -> UnevenState:
         """No batch yet."""
@@ -116,6 +120,7 @@ class Imbalanced(Detector[UnevenState]):
     def advance(self, window: Window, state: UnevenState) -> Outcome:
         """Goes through the sizes of the batches step by step."""
         state.steps += len(window.steps)
+        state.losses.take(window)
         tokens = rank_rows(window, "tokens")
         by_step = dict(zip(tokens[0].tolist(), tokens[1], strict=True))
         steps, rows = rank_rows(window, "samples")
@@ -139,7 +144,7 @@ class Imbalanced(Detector[UnevenState]):
     def _step(self, state: UnevenState, step: int, who: Int64, sizes: Float64) -> None:
         state.sampled += 1
         factor = self.policy.factor
-        if state.counted:
+        if state.counted or state.losses.by_samples:
             state.streaks.clear()
             _even(state, step, who)
             return
@@ -239,8 +244,10 @@ def _check(window: Window, state: UnevenState) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
-    if state.sampled >= _SAMPLES and state.counted:
-        why = f"The reduced gradient weights the ranks by their numbers of {state.counted}."
+    if state.sampled >= _SAMPLES and (state.counted or state.losses.by_samples):
+        by = state.counted or "samples"
+        what = "reduced gradient weights" if state.counted else "losses weight"
+        why = f"The {what} the ranks by their numbers of {by}."
         return Check(Status.OK, why)
     if state.sampled >= _SAMPLES:
         return Check(

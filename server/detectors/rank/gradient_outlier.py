@@ -15,6 +15,7 @@ from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Ou
 from rankscope.server.detectors.beats import beat, tail
 from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
 from rankscope.server.detectors.peers import Change, PeerChange
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.rank.arithmetic import Arithmetic, ArithmeticPolicy
@@ -122,6 +123,7 @@ class GradientOutlierState:
         offset: what is wrong at present at nearly every sample.
         bursting: rank -> what is wrong with it now and then.
         members: ranks that are compared: the largest class of replicas.
+        weights: what their losses are multiplied by.
     """
 
     norms: RankHistory
@@ -140,6 +142,7 @@ class GradientOutlierState:
     bursting: dict[int, _Outlier] = field(default_factory=dict)
     members: tuple[int, ...] = ()
     peers: PeerChange | None = None
+    weights: LossWeights = field(default_factory=LossWeights)
 
     def present(self) -> Iterator[tuple[str, _Outlier]]:
         """What is wrong at present, by key."""
@@ -179,7 +182,8 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         of the equal distances.
         Smaller offsets, sooner: the logarithm of the norm over the median of all has moved by more
         than 8 standard errors and 2 standard deviations, twice as far as it ever wandered, and no
-        other rank's by half as much.
+        other rank's by half as much. Norms are not compared where losses are multiplied by their
+        ranks' shares of the samples: batches of other sizes scatter otherwise.
         Laws: a tensor whose local gradient sums to zero, to 1e-5 of its
         norm times the root of its size, on all ranks at 8 samples or more (that of a bias before a
         softmax does), and at a later one does not on one rank, by 30 times what any rank has left
@@ -207,6 +211,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.gradient_outlier",)
     needs: ClassVar[tuple[str, ...]] = ("grad_norm_local",)
+    wants: ClassVar[tuple[str, ...]] = ("loss", "samples", *INPUTS)
     min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = GradientOutlierPolicy
@@ -237,6 +242,7 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         for made in window.element_sums:
             state.arithmetic.observe(made)
         steps, rows = rank_rows(window, "grad_norm_local")
+        state.weights.take(window)
         # Ranks that hold different tensors (pipelines, tensor parallelism) have norms of their own.
         chosen = np.flatnonzero(np.isin(window.ranks, max(window.replicas, key=len)))
         members = window.ranks[chosen]
@@ -246,6 +252,9 @@ class RankGradientOutlier(Detector[GradientOutlierState]):
         norms = np.where(rows[:, chosen] > 0, rows[:, chosen], np.nan)
         there = np.isfinite(norms).sum(axis=1)
         judged = (there > 1) & (2 * there >= norms.shape[1])
+        if state.weights.by_samples:
+            # Their means are comparable, and what batches of other sizes scatter is not.
+            judged[:] = False
         steps, norms = steps[judged], norms[judged]
         logs = np.log(norms)
         deviations = logs - others_median(logs)

@@ -12,6 +12,7 @@ import numpy as np
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.history import RankHistory
 from rankscope.server.detectors.incident import Incident
+from rankscope.server.detectors.loss_weights import INPUTS, LossWeights, shares_of_samples
 from rankscope.server.detectors.peers import Change, PeerChange
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import (
@@ -107,6 +108,7 @@ class LossOutlierState:
     firing: int = 0
     incident: _Outlier | None = None
     peers: PeerChange | None = None
+    weights: LossWeights = field(default_factory=LossWeights)
 
 
 class RankLossOutlier(Detector[LossOutlierState]):
@@ -129,7 +131,9 @@ class RankLossOutlier(Detector[LossOutlierState]):
         the median of all has moved by more than 8 standard errors and 2 standard deviations, twice
         as far as it ever wandered, while no other rank's moved by half as much; or 4 or more single
         ones of it lie further away than any before, with a chance below 1e-8 of as many late and of
-        one rank (32 observations or more, judged at every 8th).
+        one rank (32 observations or more, judged at every 8th). Losses that are multiplied by their
+        ranks' shares of the samples are divided by them first (of a cross entropy, of which the
+        mean is known).
 
     Severity:
         Warning; critical where the mean of d is above the others' level and above 25 % of the
@@ -149,7 +153,7 @@ class RankLossOutlier(Detector[LossOutlierState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.loss_outlier",)
     needs: ClassVar[tuple[str, ...]] = ("loss",)
-    wants: ClassVar[tuple[str, ...]] = ("accuracy",)
+    wants: ClassVar[tuple[str, ...]] = ("accuracy", "samples", *INPUTS)
     min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = LossOutlierPolicy
@@ -178,6 +182,9 @@ class RankLossOutlier(Detector[LossOutlierState]):
         findings: list[Finding] = []
         accuracies = dict(zip(*_listed(rank_rows(window, "accuracy")), strict=True))
         steps, rows = rank_rows(window, "loss")
+        state.weights.take(window)
+        if state.weights.by_samples:
+            rows = rows / shares_of_samples(window, steps)
         ordered = np.sort(rows, axis=1)  # NaN last
         counts = np.isfinite(ordered).sum(axis=1)
         posted = window.series["loss"].present.sum(axis=0) if len(steps) else counts

@@ -13,6 +13,7 @@ from rankscope.server.comparison.conservation import COUNTS
 from rankscope.server.comparison.weights import Meaning
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Outcome, Reach
 from rankscope.server.detectors.episode import Watch
+from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.reduction.clipped import ClippedBefore
 from rankscope.server.detectors.reduction.explain import Divisor, Fault, finding_of
@@ -84,6 +85,7 @@ class ReductionState:
     watch: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8))
     notes: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8))
     means: Means = field(default_factory=Means)
+    losses: LossWeights = field(default_factory=LossWeights)
     clipped: ClippedBefore = field(default_factory=ClippedBefore)
 
 
@@ -104,18 +106,19 @@ class ReductionWrong(Detector[ReductionState]):
         that is 10 % too much or too little, else at the third sample in a row. One factor for all
         ranks that is the number of ranks, or one over it, is reported at once (the second time, if
         gradients were scaled by hand before); any other at the third sample in a row, unless it is
-        one over the micro-batches of a step or a loss scale (a power of two from 64 on). So are
-        weights that stay the same and are nobody's share; other weights at each step may be those
-        of tokens that nobody posts. Weights times local norms that are one number for all ranks
-        that count less than 1/N, at three samples in a row, are clipping before the reduction.
-        Tensors without the common weights are compared with zeros, the sampled step before, the
-        other tensors of their shape, and other weights. Something else altogether is reported only
-        where the reduction was right before: a gradient may be changed on purpose (clipping by
-        value, noise, hooks). Where torch's own hooks round to 16 bits, these bits are allowed for
-        (and what float16 lacks below 6e-8); of matrices that PowerSGD approximates, only what is
-        not an approximation counts (zeros, a factor, a rank left out); the tensors that it leaves
-        alone are held to the mean. Not judged where the ranks do not agree on the result, which is
-        `desync.gradients`. Over after 8 steps in order.
+        one over the micro-batches of a step or a loss scale (a power of two from 64 on), or what
+        the losses were divided by beforehand (of a cross entropy, of which the mean is known). So
+        are weights that stay the same and are nobody's share; other weights at each step may be
+        those of tokens that nobody posts. Weights times local norms that are one number for all
+        ranks that count less than 1/N, at three samples in a row, are clipping before the
+        reduction. Tensors without the common weights are compared with zeros, the sampled step
+        before, the other tensors of their shape, and other weights. Something else altogether is
+        reported only where the reduction was right before: a gradient may be changed on purpose
+        (clipping by value, noise, hooks). Where torch's own hooks round to 16 bits, these bits are
+        allowed for (and what float16 lacks below 6e-8); of matrices that PowerSGD approximates,
+        only what is not an approximation counts (zeros, a factor, a rank left out); the tensors
+        that it leaves alone are held to the mean. Not judged where the ranks do not agree on the
+        result, which is `desync.gradients`. Over after 8 steps in order.
 
         Means of means: ranks count equally, the largest number of tokens (or samples) of a step is
         twice the smallest or more at half of all samples, 8 at least, and the local norms do not
@@ -144,6 +147,7 @@ class ReductionWrong(Detector[ReductionState]):
     policies: ClassVar[type[Policy]] = ReductionPolicy
     wants: ClassVar[tuple[str, ...]] = (
         *("clip_coefficient", "amp_scale", "micro_steps", "grad_norm_local"),
+        *("loss", *INPUTS),
         *COUNTS,
     )
     min_ranks: ClassVar[int] = 2
@@ -161,6 +165,8 @@ class ReductionWrong(Detector[ReductionState]):
     def advance(self, window: Window, state: ReductionState) -> Outcome:
         """Goes through the reductions whose both sides are known."""
         state.steps += len(window.steps)
+        if window.reductions:
+            state.losses.take(window)
         for made in window.reductions:
             state.compared += 1
             state.unequal += not made.agreed
@@ -231,6 +237,8 @@ class ReductionWrong(Detector[ReductionState]):
         # A sum over 64 ranks is no loss scale.
         by_ranks = _by_ranks(factor, size, self.policy)
         scaled = _is_loss_scale(factor, self.policy) and not by_ranks
+        # A sum of gradients of losses that were divided by the number of ranks is their mean.
+        scaled |= _is(factor * state.losses.common, 1.0, self.policy)
         if not usual and not averaged and not scaled:
             streak = self._streak(state, made, (factor,))
             fault.pattern = "factor"
