@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rankscope.server.window import Occurrence
+from rankscope.server.window import Occurrence, Reduction
 from tests.support.traces import Trace
 
 
@@ -29,6 +29,7 @@ def timings(
     inside: bool = False,
     batch: int = 0,
     grows: int = 1,
+    unfrozen: bool = False,
 ) -> Trace:
     """Synchronous steps: each rank fetches, computes, and waits for the last one; then all reduce.
 
@@ -44,6 +45,7 @@ def timings(
         busy: the others wait for theirs meanwhile, and not for it.
         hosts: machines that the ranks are on, in their order.
         batch: samples that a step is given; `grows`: as many times as many from `at` on.
+        unfrozen: more tensors are reduced from `at` on.
         inside: rank 0 waits for the others in its forward pass already, which is not seen as such.
     """
     random = np.random.default_rng(seed)
@@ -103,7 +105,17 @@ def timings(
             "queued_seconds": waited > 0,
             "processor_seconds": (waited > 0) & busy,
         },
+        reductions=tuple(_reduction(step, ranks, 6 if step >= at else 2) for step in range(steps))
+        if unfrozen
+        else (),
         hosts=tuple(f"node{r * hosts // ranks}" for r in range(ranks)),
+    )
+
+
+def _reduction(step: int, ranks: int, tensors: int) -> Reduction:
+    """One that gave the mean."""
+    return Reduction(
+        step=step, ranks=np.arange(ranks), tensor_count=tensors, known=tensors, ratio=1.0
     )
 
 

@@ -94,8 +94,13 @@ class _Slow(Incident):
 
 @dataclass(slots=True)
 class _Collectives:
-    """How long the reduction takes once all ranks are there, sample by sample."""
+    """How long the reduction takes once all ranks are there, sample by sample.
 
+    Attributes:
+        tensors: number that is reduced; where another number is, nothing is usual yet.
+    """
+
+    tensors: int = 0
     samples: int = 0
     usual: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
     slow: list[tuple[int, float, float, float, float]] = field(default_factory=list)
@@ -103,6 +108,14 @@ class _Collectives:
     spacing: Spacing = field(default_factory=Spacing)
     current: _Slow | None = None
     ended: list[_Slow] = field(default_factory=list)
+
+    def reduces(self, tensors: int) -> None:
+        """So many tensors are reduced: more of them take longer."""
+        if self.tensors not in (0, tensors):
+            self.samples = 0
+            self.usual.clear()
+            self.slow.clear()
+        self.tensors = tensors
 
 
 @dataclass(slots=True)
@@ -141,7 +154,8 @@ class RankStraggler(Detector[StragglerState]):
         quartile so far, 10 ms and 30 % of the step more than that, at each of 8 consecutive samples
         over 20 steps or more (a busy machine lets some through), while what the ranks take for
         themselves is less than 1.5 times what it was, and what one of them waits for a processor is
-        less than half of what is more.
+        less than half of what is more. Where another number of tensors is reduced (layers that are
+        trained from there on), what is usual is learned anew.
 
     Severity:
         Warning; a straggler for which more than half of the step is waited is critical. One that
@@ -211,9 +225,12 @@ class RankStraggler(Detector[StragglerState]):
             *(block.steps, block.lengths, block.lengths_alone),
             *(shortest, took, queued, judged),
         )
+        reductions = deque(window.reductions)
         for n, (step, length, alone, least, middle, lost, usable) in enumerate(
             zip(*(c.tolist() for c in reported), strict=True)
         ):
+            while reductions and reductions[0].step <= step:
+                state.collectives.reduces(reductions.popleft().tensor_count)
             state.timed += 1
             state.lateness.times.push(step, alone)
             if usable:

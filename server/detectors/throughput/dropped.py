@@ -78,7 +78,15 @@ class DroppedState:
     recent: deque[list[float]] = field(default_factory=deque)
     seen: int = 0
     judged: int = 0
+    tensors: int = 0
     watch: Watch[Slowdown] = field(default_factory=lambda: Watch(clear_after=64))
+
+    def trains(self, tensors: int) -> None:
+        """So many tensors have a gradient: more of them take longer."""
+        if self.tensors not in (0, tensors):
+            self.past.clear()
+            self.recent.clear()
+        self.tensors = tensors
 
 
 class ThroughputDropped(Detector[DroppedState]):
@@ -97,7 +105,8 @@ class ThroughputDropped(Detector[DroppedState]):
         and nine in ten steps are longer by 15 % than nine in ten before. Steps may grow with the
         square of the numbers that they are given (`samples` times `sample_elements`, `tokens`):
         attention does. The onset is the change point of the logarithm (least squares). Over when
-        the median is nearer to what it was.
+        the median is nearer to what it was. Where another number of tensors is reduced (layers
+        that are trained from there on), what was before is no measure.
 
     Severity:
         Warning.
@@ -139,8 +148,11 @@ class ThroughputDropped(Detector[DroppedState]):
     def advance(self, window: Window, state: DroppedState) -> Outcome:
         """Goes through the steps that were timed."""
         policy = self.policy
+        reductions = deque(window.reductions)
         for numbers in _numbers(window).tolist():
             step = int(numbers[_STEP])
+            while reductions and reductions[0].step <= step:
+                state.trains(reductions.popleft().tensor_count)
             state.seen += 1
             if state.seen <= policy.skipped or not math.isfinite(numbers[_LENGTH]):
                 continue
