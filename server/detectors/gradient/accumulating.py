@@ -12,7 +12,7 @@ from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Ou
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Policy, Share, Signed, Times
 from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
-from rankscope.server.detectors.wording import count, number
+from rankscope.server.detectors.wording import agree, count, number, ranks
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
@@ -65,6 +65,7 @@ class AddingState:
         sums: reductions in a row that were the step before and this step's mean, since `since`.
         carried: samples in a row at which every rank still had an earlier gradient, since
             `carried_since`; -1 where the last one found none.
+        keeping: ranks that still had an earlier gradient where others had none.
         alike: observations in a row that point the same way and grow, since `alike_since`.
     """
 
@@ -80,6 +81,7 @@ class AddingState:
     start_norm: float = 0.0
     last_norm: float = 0.0
     norms: dict[int, float] = field(default_factory=dict)
+    keeping: tuple[int, ...] = ()
     watch: Watch[Adding] = field(default_factory=lambda: Watch(clear_after=16))
 
 
@@ -90,7 +92,8 @@ class GradientAccumulating(Detector[AddingState]):
         What is in the gradients when a step's own are added to them (`gradient_carried`), on every
         rank, at two samples in a row. Or, where both sides of the reduction are known at two
         consecutive steps: the reduced gradient is that of the step before plus the mean of this
-        step's own, to 1e-3, twice in a row. Else, a cosine above 0.8 to the gradient of the step
+        step's own, to 1e-3, twice in a row; named are the ranks that alone have carried something
+        then. Else, a cosine above 0.8 to the gradient of the step
         before at 8 consecutive observations, while the norm grows to twice its size. Over after 16
         steps.
 
@@ -135,6 +138,11 @@ class GradientAccumulating(Detector[AddingState]):
         norms = dict(zip(*(a.tolist() for a in mean_over_ranks(window, "grad_norm")), strict=True))
         held, rows = rank_rows(window, "gradient_carried")
         carried = dict(zip(held.tolist(), np.fmin.reduce(rows, axis=1).tolist(), strict=True))
+        keep = {
+            step: tuple(window.ranks[row > 0].tolist())
+            for step, row in zip(held.tolist(), rows, strict=True)
+            if 0 < np.count_nonzero(row > 0) < np.count_nonzero(~np.isnan(row))
+        }
         whole = all(_holds_all(config) for config in (window.config, *window.configs.values()))
         if not whole:
             cosines = {}
@@ -160,6 +168,7 @@ class GradientAccumulating(Detector[AddingState]):
                     state.sums = 0
                 if adds and state.sums >= self.policy.certain:
                     self._found(state, step, cosines.get(step, float("nan")), norm, certain=True)
+                    state.keeping = keep.get(step, state.keeping)
                     continue
             if step in cosines and np.isfinite(norm):
                 self._direction(state, step, cosines[step], norm)
@@ -168,7 +177,9 @@ class GradientAccumulating(Detector[AddingState]):
                 and state.alike < self.policy.alike
             ):
                 state.watch.good(step)
-        findings = tuple(_finding(e, window) for e in state.watch.take(window.last_step))
+        findings = tuple(
+            _finding(e, window, state.keeping) for e in state.watch.take(window.last_step)
+        )
         return Outcome({"gradient.accumulating": _check(window, state)}, findings)
 
     def _carried(self, state: AddingState, step: int, size: float, norm: float) -> None:
@@ -219,14 +230,27 @@ def _holds_all(config: Mapping[str, Any] | None) -> bool:
     )
 
 
-def _finding(episode: Episode[Adding], window: Window) -> Finding:
+def _finding(episode: Episode[Adding], window: Window, keeping: tuple[int, ...]) -> Finding:
     adding, step = episode.facts, episode.first_step
+    who = ranks(keeping)
+    whose = f" of {who}" if keeping else ""
     remedy = (
         "Call `optimizer.zero_grad()` once after each `optimizer.step()` (under accumulation: "
         "after the last micro-batch's step), on the optimizer that holds these parameters, "
         f"and go back to a checkpoint from before step {step}."
     )
-    if adding.emptied:
+    if keeping:
+        cause = (
+            f"Since step {step}, the reduced gradient contains that of the step before, seen at "
+            f"{count(episode.seen + 1, 'checked step')}: {who} {agree(len(keeping), 'does')} not "
+            "set its gradients to zero between steps, and the other ranks do. So all ranks apply "
+            "a part of old gradients again."
+        )
+        remedy = (
+            "Call `optimizer.zero_grad()` on every rank once a step: look for a condition on the "
+            f"rank around it. Go back to a checkpoint from before step {step}."
+        )
+    elif adding.emptied:
         cause = (
             f"Since step {step}, the optimizer applies the previous step's gradient plus this "
             f"step's own, seen at {count(episode.seen + 1, 'checked step')}, although the "
@@ -261,11 +285,11 @@ def _finding(episode: Episode[Adding], window: Window) -> Finding:
     return Finding(
         kind="gradient.accumulating",
         severity="critical" if adding.certain else "warning",
-        title=f"Gradients add up from step to step since step {step}",
+        title=f"Gradients{whose} add up from step to step since step {step}",
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
-        ranks=tuple(int(r) for r in window.ranks),
+        ranks=keeping or tuple(int(r) for r in window.ranks),
         stage="local_gradient",
         cause=cause,
         remedy=remedy,
@@ -283,7 +307,7 @@ def _finding(episode: Episode[Adding], window: Window) -> Finding:
 def _check(window: Window, state: AddingState) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_finding(episode, window).title}.")
+        return Check(Status.OPEN, f"{_finding(episode, window, state.keeping).title}.")
     if not state.judged:
         if state.steps < _GRACE:
             return Check(
