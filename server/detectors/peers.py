@@ -137,8 +137,10 @@ class PeerChange:
     def _shifted(self, logs: Float64, away: Float64, chosen: Int64, after: int) -> Change | None:
         before, late = away[:-after, chosen], away[-after:, chosen]
         usual, now = _median(before), _median(late)
-        # Losses scatter more, by factors, as they fall: neither side alone says how much.
-        scatter = np.maximum(_spread(before, usual), _spread(late, now))
+        # Losses scatter more, by factors, as they fall: neither side alone says how much, nor do a
+        # few values of one rank, which lie close together by chance now and then.
+        own = _spread(late, now)
+        scatter = np.fmax(np.fmax(_spread(before, usual), own), known_median(own))
         sigma = np.maximum(scatter, _FLOOR)
         size = now - usual
         # Distances that wander have means that wander: neighbours' moves are the measure then.

@@ -30,6 +30,7 @@ def layered(
     ranks: int = 2,
     every: int = 4,
     without: tuple[str, ...] = (),
+    stands: bool = False,
 ) -> Trace:
     """Layers that have gradients, or get none from step `at` on.
 
@@ -42,11 +43,12 @@ def layered(
             `large`, `one-large` and `cold` (updates).
         every: steps from one sample of single tensors to the next.
         without: metrics that are not posted.
+        stands: the loss falls no further from `at` on.
     """
     random = np.random.default_rng(seed)
     at_step = np.arange(steps)
     falls = 0.0 if fault in ("fading", "fading-surrogate") else 0.01
-    course = 2.3 * np.exp(-falls * at_step) + 0.05
+    course = 2.3 * np.exp(-falls * np.minimum(at_step, at if stands else steps)) + 0.05
     loss = course * np.exp(0.1 * random.standard_normal((ranks, steps)))
     if fault == "learned":
         loss[:, at:] = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
 from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import agree, count, listing, number, percent, sentences
 from rankscope.server.window import Check, Status, Window
 
@@ -42,6 +43,9 @@ class DeadPolicy(Policy):
         overwriting: update of one step, relative to the parameters, with which a few steps
             overwrite them.
         alike: scatter of the samples of a batch, relative to their size, below which all are alike.
+        learning: observations of the loss after which it shows whether the rest learns on, and of
+            which its medians are, before and now.
+        progress: share by which the loss has to have fallen since units were idle, for that.
         calm: steps without it after which it is over.
     """
 
@@ -56,6 +60,8 @@ class DeadPolicy(Policy):
     nothing_left: Number = 1e-12
     overwriting: Share = 0.1
     alike: Share = 1e-4
+    learning: Observations = 16
+    progress: Share = 0.1
     calm: Steps = 8
 
 
@@ -77,6 +83,8 @@ class Idle:
     Attributes:
         update, update_step: largest update before it, relative to the parameters, and its step.
         spread: scatter of the samples of a batch, relative to their size, the largest so far.
+        loss: median of the losses before it; NaN where none were posted.
+        learns: whether the loss goes on falling, or may do so yet.
     """
 
     what: str
@@ -85,6 +93,8 @@ class Idle:
     update: float = 0.0
     update_step: int = -1
     spread: float = math.inf
+    loss: float = math.nan
+    learns: bool = False
 
 
 @dataclass(slots=True)
@@ -122,6 +132,7 @@ class DeadState:
     spread: float = -1.0
     idle: dict[tuple[str, str], int] = field(default_factory=dict)
     worst: float = 0.0
+    losses: deque[tuple[int, float]] = field(default_factory=deque)
 
 
 class LayerDead(Detector[DeadState]):
@@ -143,7 +154,9 @@ class LayerDead(Detector[DeadState]):
     Severity:
         Warning for tensors without a gradient, critical for more than half of them; info for those
         that had none in the first 32 observations. Warning for more than half of a module's units
-        dead, critical from 90 % on; info for saturated ones.
+        dead, once the median of 16 losses after it is not 10 % below that before, and at once where
+        a step had overwritten the parameters; until then, and where the rest learns on, info.
+        Critical from 90 % on; info for saturated ones.
 
     Evidence:
         `missing` (tensors without a gradient) `of` this many, `usual`; of units `shares` by module,
@@ -187,7 +200,11 @@ class LayerDead(Detector[DeadState]):
         losses = _least(window, "loss")
         updates, spreads = _least(window, "update_ratio"), _least(window, "input_spread")
         seen = dict(layer_samples(window, "grad_norm", *_METRICS))
-        for step in sorted({*counts, *seen, *updates, *spreads}):
+        for step in sorted({*counts, *seen, *updates, *spreads, *losses}):
+            if step in losses:
+                state.losses.append((step, losses[step]))
+                if len(state.losses) > self.policy.learning:
+                    state.losses.popleft()
             state.spread = max(state.spread, spreads.get(step, -1.0))
             if updates.get(step, 0.0) > state.update[0] and state.units["dead"].current is None:
                 state.update = updates[step], step
@@ -308,11 +325,27 @@ class LayerDead(Detector[DeadState]):
         if not bad:
             watch.good(sample.step)
             return
-        facts = watch.bad(sample.step, Idle(what)).facts
+        episode = watch.bad(sample.step, Idle(what, loss=_median(state.losses)))
+        facts = episode.facts
+        facts.learns = self._learns(episode, state)
         facts.shares = bad
         facts.update, facts.update_step = state.update
         facts.spread = state.spread if state.spread >= 0 else math.inf
         facts.classes = dict(zip(sample.names, sample.dtypes, strict=True))
+
+    def _learns(self, episode: Episode[Idle], state: DeadState) -> bool:
+        """Whether the loss has gone on falling since units were idle, or may do so yet."""
+        before, losses = episode.facts.loss, state.losses
+        if not math.isfinite(before) or state.update[0] > self.policy.overwriting:
+            return False
+        if len(losses) < self.policy.learning or losses[0][0] <= episode.seen_step:
+            return True
+        return _median(losses) < before - self.policy.progress * abs(before)
+
+
+def _median(losses: Collection[tuple[int, float]]) -> float:
+    """Median of losses with their steps; NaN for none."""
+    return median([loss for _, loss in losses])
 
 
 def _least(window: Window, metric: str) -> dict[int, float]:
@@ -412,7 +445,9 @@ def _idle(episode: Episode[Idle], policy: DeadPolicy) -> Finding:
     worst = sorted(facts.shares, key=lambda name: (-facts.shares[name], name))
     share = facts.shares[worst[0]]
     dead = facts.what == "dead"
-    serious = "critical" if share >= policy.nearly_all else "warning"
+    serious = "info" if facts.learns else "warning"
+    if share >= policy.nearly_all:
+        serious = "critical"
     more = f" and {count(len(worst) - 1, 'module')} more" if len(worst) > 1 else ""
     each = listing([f"`{n}` {percent(facts.shares[n])}" for n in worst], most=6)
     if facts.spread < policy.alike:
@@ -439,6 +474,8 @@ def _idle(episode: Episode[Idle], policy: DeadPolicy) -> Finding:
                 "warm-up, an odd batch) or biases far below 0."
             )
         )
+        if facts.learns:
+            cause += " The loss goes on falling: the rest of the network learns without them."
         remedy = (
             "Restart from before it with a lower learning rate or a warm-up, and clip gradients; "
             "begin with biases of 0 and He's weights; or put LeakyReLU or GELU, or a "
