@@ -194,6 +194,9 @@ def chain(
             rate = 0.05 * 0.97 ** (step * ranks)
         if fault == "ended-schedule":
             rate = 0.05 * max(0.0, 1 - step / 20)
+        if fault in ("early-milestones", "milestones"):
+            every = 8 if fault == "early-milestones" else steps // 4
+            rate = 0.05 * 0.1 ** min(3, step // every)
         if fault == "slow-schedule":
             rate = 0.05 * 0.97**step
         row: list[Said] = []

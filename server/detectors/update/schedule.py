@@ -34,6 +34,10 @@ class SchedulePolicy(Policy):
         at_least: smallest number of steps with a rate of 0 that is reported: many schedules end
             with one.
         share: smallest share of all steps that had a rate of 0.
+        little: rate as a share of the highest, up to which it changes almost nothing: a schedule
+            that falls by steps has its last ones there.
+        long: steps at such rates over those before, from which on it is reported.
+        long_steps: smallest number of steps at such rates that is.
         looks: consecutive samples at which the schedule was too fast, before it is reported.
         looked: smallest number of steps over which these samples extend.
         alternating: largest over smallest rate of a period of a few steps, from which on it is no
@@ -43,6 +47,9 @@ class SchedulePolicy(Policy):
     nothing: Share = 1e-6
     at_least: Steps = 10
     share: Share = 0.05
+    little: Share = 0.01
+    long: Times = 4.0
+    long_steps: Steps = 64
     looks: Count = 3
     looked: Count = 4
     alternating: Times = 1.5
@@ -55,10 +62,12 @@ class Ended:
     Attributes:
         began: first step at which a rate was seen.
         highest: the largest until then.
+        newest: what is left of it.
     """
 
     began: int
     highest: float
+    newest: float = 0.0
 
 
 @dataclass(slots=True)
@@ -100,6 +109,7 @@ class ScheduleState:
     first: int = -1
     highest: float = 0.0
     nothing_since: int = -1
+    little_since: int = -1
     watch: Watch[Ended] = field(default_factory=lambda: Watch(clear_after=8))
     counts: dict[int, tuple[int, float]] = field(default_factory=dict)
     times: int = 0
@@ -122,7 +132,8 @@ class ScheduleMismatch(Detector[ScheduleState]):
     Statistic:
         `scheduler_steps` over optimizer steps between two samples: the same whole number above 1 on
         every rank at 3 samples in a row and over 4 steps. Or a learning rate below a millionth of
-        its largest for 10 steps and a twentieth of the steps before them, on every rank. A schedule
+        its largest for 10 steps and a twentieth of the steps before them, on every rank; or below a
+        hundredth of it for 64 steps and 4 times as many as came before them. A schedule
         that is no scheduler of torch is not counted: it is found when it has come to its end. Or a
         rate that has a period of 2 to 10 steps: in 64 consecutive ones the place within it explains
         95 % of the scatter (epoch folding), and the largest is 1.5 times the smallest.
@@ -166,7 +177,7 @@ class ScheduleMismatch(Detector[ScheduleState]):
             if rates > self.policy.nothing * state.highest:
                 state.highest = max(state.highest, rates)
                 state.nothing_since = -1
-                state.watch.good(step)
+                self._little(step, rates, state)
                 continue
             if state.highest <= 0:
                 continue  # a warm-up that begins with 0
@@ -192,6 +203,19 @@ class ScheduleMismatch(Detector[ScheduleState]):
         alternates = [_alternates(e) for e in state.alternates.take(window.last_step)]
         findings = (*fast, *(() if serious else ended), *alternates)
         return Outcome({"schedule.mismatch": _check(window, state)}, findings)
+
+    def _little(self, step: int, rate: float, state: ScheduleState) -> None:
+        """Whether nearly all of a training has a rate that is negligible beside its largest."""
+        policy = self.policy
+        if rate > policy.little * state.highest:
+            state.little_since = -1
+            state.watch.good(step)
+            return
+        since = state.little_since = step if state.little_since < 0 else state.little_since
+        least = max(policy.long_steps, policy.long * (since - state.first))
+        if step - since + 1 >= least:
+            ended = Ended(state.first, state.highest, rate)
+            state.watch.bad(step, ended, first_step=since).facts.newest = rate
 
     def _alternate(self, step: int, rate: float, state: ScheduleState) -> None:
         """Whether the rates of the last steps go to and fro."""
@@ -323,24 +347,28 @@ def _alternates(episode: Episode[Alternates]) -> Finding:
 def _finding(episode: Episode[Ended], window: Window) -> Finding:
     ended, step = episode.facts, episode.first_step
     length = step - ended.began
+    left, low, nothing = "0", "nothing", "nothing"
+    if ended.newest > 0:
+        low, nothing = number(ended.newest), "almost nothing"
+        left = f"1/{ended.highest / ended.newest:,.0f} of its largest"
     planned = (
         f" A schedule for {length * window.world_size:,} steps that advances once for each of the "
         f"{window.world_size} ranks would have ended there."
-        if window.world_size > 1
+        if window.world_size > 1 and not ended.newest
         else ""
     )
     return Finding(
         kind="schedule.mismatch",
         severity="warning",
-        title=f"The learning rate has been 0 since step {step}, and training goes on",
+        title=f"The learning rate has been {left} since step {step}, and training goes on",
         seen_step=episode.seen_step,
         last_step=episode.last_step,
         first_step=step,
         ranks=tuple(int(r) for r in window.ranks),
         stage="hyperparameters",
         cause=(
-            f"The learning rate fell from {number(ended.highest)} to nothing within "
-            f"{count(length, 'step')} and stays there: the steps since change nothing. The "
+            f"The learning rate fell from {number(ended.highest)} to {low} within "
+            f"{count(length, 'step')} and stays there: the steps since change {nothing}. The "
             "schedule was made for fewer steps than are taken, or advances more than once a step."
             f"{planned}"
         ),
