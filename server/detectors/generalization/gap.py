@@ -11,11 +11,15 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.generalization.no_better import Losses, NoBetter, finding_of
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.statistics import Spacing, mann_kendall, median_error, robust_sigma
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number, percent, sentences
 from rankscope.server.window import Check, Status, Window
+
+# Loss of the best answer that is the same for every input.
+_CONSTANT = "target_deviance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +108,21 @@ class Course:
     best: _Evaluation | None = None
     spacing: Spacing = field(default_factory=Spacing)
     watch: Watch[Gap] = field(default_factory=Watch)
+    no_better: NoBetter = field(default_factory=NoBetter)
 
 
 @dataclass(slots=True)
 class GapState:
-    """What `generalization.gap` remembers: losses of training, and evaluations by series."""
+    """What `generalization.gap` remembers.
+
+    Attributes:
+        training: losses with their steps.
+        constant: newest loss of the best constant answer.
+        courses: evaluations by series.
+    """
 
     training: deque[tuple[int, float]]
+    constant: float = math.nan
     courses: dict[str, Course] = field(default_factory=dict)
 
 
@@ -128,16 +140,18 @@ class GeneralizationGap(Detector[GapState]):
         last 20 steps or since the evaluation before) is below what it was at the best by more
         than twice the standard error of both, of N losses 1 + 10 / N times that. It is over when an
         evaluation comes back to within half of those 5 %.
+        Or 3 evaluations in a row lose as much as the best constant answer (`target_deviance`) or
+        more, while training loses a fifth of that or less.
 
     Severity:
-        Warning from a rise of 15 % on, info below; info also where the accuracy of the evaluation
-        went on rising (the model is too sure, its answers are not worse), and for losses that
-        change their sign.
+        Warning where it is no better than a constant answer. Else warning from a rise of 15 % on,
+        info below; info also where the accuracy of the evaluation went on rising (the model is too
+        sure, its answers are not worse), and for losses that change their sign.
 
     Evidence:
         `evaluation` (its name, where there are several), `best`, `best_step`, `now`, `rise` (at
         most), `training_then`, `training_now`, and with an accuracy `accuracy_then`,
-        `accuracy_now`.
+        `accuracy_now`. Of one no better than a constant answer `evaluated`, `training`, `constant`.
 
     Source:
         Early stopping by the rise above the best (Prechelt 1998), with a noise floor. SageMaker's
@@ -147,7 +161,7 @@ class GeneralizationGap(Detector[GapState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("generalization.gap",)
     needs: ClassVar[tuple[str, ...]] = ("eval/*loss",)
-    wants: ClassVar[tuple[str, ...]] = ("loss", "eval/*accuracy")
+    wants: ClassVar[tuple[str, ...]] = ("loss", _CONSTANT, "eval/*accuracy")
 
     policies: ClassVar[type[Policy]] = GapPolicy
     policy: GapPolicy
@@ -164,7 +178,8 @@ class GeneralizationGap(Detector[GapState]):
         """Takes the evaluations one by one."""
         evaluations = [name for name in sorted(window.series) if _is_judged(name)]
         accuracies = {name: name.removesuffix("loss") + "accuracy" for name in evaluations}
-        for step, row in together(window, "loss", *evaluations, *accuracies.values()):
+        for step, row in together(window, "loss", _CONSTANT, *evaluations, *accuracies.values()):
+            state.constant = row.get(_CONSTANT, state.constant)
             if math.isfinite(row.get("loss", math.nan)):
                 state.training.append((step, row["loss"]))
             for name, of_accuracy in accuracies.items():
@@ -174,12 +189,18 @@ class GeneralizationGap(Detector[GapState]):
                     accuracy = row.get(of_accuracy, math.nan)
                     training, error = self._training(step, state, course)
                     self._take(course, _Evaluation(step, loss, training, error, accuracy))
-        findings = tuple(
-            _finding(episode, course, self.policy)
-            for course in state.courses.values()
-            for episode in course.watch.take(window.last_step)
-        )
-        return Outcome({"generalization.gap": self._check(window, state)}, findings)
+                    spacing = course.spacing.steps(self.policy.last)
+                    course.no_better.take(step, Losses(loss, training, state.constant), spacing)
+        findings = []
+        for course in state.courses.values():
+            worse = list(course.no_better.watch.take(window.last_step))
+            rises = list(course.watch.take(window.last_step))
+            # One of them says it all: the one that was there first.
+            if worse and not (rises and rises[0].seen_step < worse[0].seen_step):
+                findings += [finding_of(episode, course.name) for episode in worse]
+            else:
+                findings += [_finding(episode, course, self.policy) for episode in rises]
+        return Outcome({"generalization.gap": self._check(window, state)}, tuple(findings))
 
     def _training(self, step: int, state: GapState, course: Course) -> tuple[float, float]:
         """The loss of training by the time of an evaluation, and its logarithm's error."""
@@ -257,6 +278,9 @@ class GeneralizationGap(Detector[GapState]):
 
     def _check(self, window: Window, state: GapState) -> Check:
         for course in state.courses.values():
+            worse = course.no_better.watch.open(window.last_step)
+            if worse is not None:
+                return Check(Status.OPEN, f"{finding_of(worse, course.name).title}.")
             episode = course.watch.open(window.last_step)
             if episode is not None:
                 return Check(Status.OPEN, f"{_finding(episode, course, self.policy).title}.")
