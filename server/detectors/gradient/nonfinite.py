@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,8 +16,13 @@ from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient.skipped import KEY, Skips
 from rankscope.server.detectors.origin import FOLLOWS, Origin, go_back, reports
 from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.wording import count, listing, ranks, sentences
+from rankscope.server.detectors.walking import median
+from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
 from rankscope.server.window import Check, Occurrence, Status, Window
+
+# Losses that are remembered, and growth within them that is none of single batches: where it goes
+# on, steps were too large long before a value was not finite.
+_BEFORE, _MANY_TIMES = 64, 1e3
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
@@ -35,6 +41,8 @@ class Broken:
         world: number of ranks.
         loss: whether the loss of all ranks was finite at that step; None: not posted.
         of: tensors that are trained; 0 where that is not known.
+        rise: of the loss before, as (step, size) of its least and its last; empty where it did not
+            grow to many times that.
         origin: what the ranks reported.
     """
 
@@ -45,17 +53,19 @@ class Broken:
     world: int
     loss: bool | None
     of: int
+    rise: tuple[tuple[int, float], ...] = ()
     origin: Origin = field(default_factory=Origin)
 
 
 @dataclass(slots=True)
 class BrokenState:
-    """What is remembered: skipped steps by rank, and what ranks reported steps to come."""
+    """What is remembered: skipped steps by rank, sizes of the loss, and what ranks reported."""
 
     judged: int = 0
     skipped: dict[int, float] = field(default_factory=dict)
     skips: Skips = field(default_factory=Skips)
     events: list[Occurrence] = field(default_factory=list)
+    sizes: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_BEFORE))
     watch: Watch[Broken] = field(default_factory=lambda: Watch(clear_after=8))
 
 
@@ -120,6 +130,8 @@ class GradientNonFinite(Detector[BrokenState]):
         losses = dict(zip(*_listed(*rank_rows(window, "loss")), strict=True))
         columns = {int(s): c for c, s in enumerate(window.steps)}
         for step, row, posted in _with_canaries(window, steps, norms):
+            if step in losses and np.isfinite(losses[step]).any():
+                state.sizes.append((step, float(np.nanmedian(np.abs(losses[step])))))
             there = posted
             if step in skipped:
                 there = there & ~self._skips(window, state, skipped[step])
@@ -150,6 +162,7 @@ class GradientNonFinite(Detector[BrokenState]):
                 world=len(row),
                 loss=loss,
                 of=int(window.config.get("parameter_tensors") or 0),
+                rise=_rise(state.sizes),
             )
             state.watch.bad(step, broken)
         episodes = list(state.watch.take(window.last_step))
@@ -204,6 +217,17 @@ def _with_canaries(
         yield step, *found[step]
 
 
+def _rise(sizes: Collection[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """What a loss has grown from and to, where it was on its way to what no number holds."""
+    known = [(step, size) for step, size in sizes if 0 < size < np.inf]
+    if not known:
+        return ()
+    least, last = min(known, key=lambda one: one[1]), known[-1]
+    # Of a loss near 0 single values are many times others.
+    usual = 10 * median([size for _, size in known])
+    return (least, last) if last[1] > max(_MANY_TIMES * least[1], usual) else ()
+
+
 def _listed(steps: Any, rows: Any) -> tuple[list[int], list[Any]]:
     return steps.tolist(), list(rows)
 
@@ -234,6 +258,18 @@ def _finding(episode: Episode[Broken]) -> Finding:
         "may be 0 or negative (their derivative at 0 is infinite), an overflow in 16 bits. "
         + go_back(step, begins=broken.begins)
     )
+    diverged = ""
+    if broken.rise:
+        (low, small), (high, large) = broken.rise
+        diverged = (
+            f"The loss had gone from {number(small)} at step {low} to {number(large)} in size at "
+            f"step {high}: training had diverged, and the values have outgrown what numbers hold."
+        )
+        remedy = (
+            "Look for what made it diverge: a learning rate that is too high or rises, a loss "
+            f"without a lower bound, a sign. {go_back(low + 1, begins=False)}"
+        )
+        seen = None
     return Finding(
         kind="gradient.nonfinite",
         severity="critical",
@@ -247,6 +283,7 @@ def _finding(episode: Episode[Broken]) -> Finding:
         cause=sentences(
             f"At step {step} the norm of the gradient is {broken.value}, and it was applied: what "
             "it reaches is not finite after that step.",
+            diverged,
             whose,
             seen[0] if seen is not None else "",
             held,
