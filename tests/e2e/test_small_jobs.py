@@ -92,13 +92,20 @@ def test_a_loss_far_from_those_before_it_has_the_next_steps_sampled(tmp_path):
     given = {"RANKSCOPE_ALLOWANCE": "0"}
     job = judged_job(SCRIPT, "jumping", "100", ranks=2, folder=tmp_path, environment=given)
     trips = [
-        (batch.rank, event.step, event.data["metric"])
+        (event.step, event.data["metric"])
         for batch in job.collector.batches
         for event in batch.events
-        if event.kind == "tripwire" and event.data["metric"] != "step_seconds"
+        if event.kind == "tripwire" and batch.rank == 1
     ]
-    assert (1, small_jobs.POISONED, "loss") in trips
+    # A step that took long on a busy machine trips, too; while its next steps are sampled, nothing
+    # else does.
+    near = range(small_jobs.POISONED - SAMPLES, small_jobs.POISONED + 1)
+    before = [step for step, metric in trips if step in near and metric == "step_seconds"]
+    assert (small_jobs.POISONED, "loss") in trips or before
     posted = [b.prints for b in job.collector.batches if b.rank == 1]
     steps = {p.step for prints in posted for p in prints if p.stage == "local_gradient"}
     first = small_jobs.POISONED + 1
+    if (small_jobs.POISONED, "loss") not in trips:
+        assert steps >= set(range(first, max(before) + SAMPLES + 1))
+        return
     assert steps >= set(range(first, first + SAMPLES))
