@@ -90,22 +90,18 @@ def test_a_nan_that_one_rank_puts_into_the_reduction_is_named_between_samples(tm
 
 def test_a_loss_far_from_those_before_it_has_the_next_steps_sampled(tmp_path):
     given = {"RANKSCOPE_ALLOWANCE": "0"}
-    job = judged_job(SCRIPT, "jumping", "100", ranks=2, folder=tmp_path, environment=given)
+    # Steps of forked processes are so even that one slow step trips first, and masks this.
+    job = judged_job(
+        *(SCRIPT, "jumping", "100"), ranks=2, folder=tmp_path, environment=given, forked=False
+    )
     trips = [
-        (event.step, event.data["metric"])
+        (batch.rank, event.step, event.data["metric"])
         for batch in job.collector.batches
         for event in batch.events
-        if event.kind == "tripwire" and batch.rank == 1
+        if event.kind == "tripwire" and event.data["metric"] != "step_seconds"
     ]
-    # A step that took long on a busy machine trips, too; while its next steps are sampled, nothing
-    # else does.
-    near = range(small_jobs.POISONED - SAMPLES, small_jobs.POISONED + 1)
-    before = [step for step, metric in trips if step in near and metric == "step_seconds"]
-    assert (small_jobs.POISONED, "loss") in trips or before
+    assert (1, small_jobs.POISONED, "loss") in trips
     posted = [b.prints for b in job.collector.batches if b.rank == 1]
     steps = {p.step for prints in posted for p in prints if p.stage == "local_gradient"}
     first = small_jobs.POISONED + 1
-    if (small_jobs.POISONED, "loss") not in trips:
-        assert steps >= set(range(first, max(before) + SAMPLES + 1))
-        return
     assert steps >= set(range(first, first + SAMPLES))
