@@ -44,8 +44,10 @@ class DeadPolicy(Policy):
             overwrite them.
         alike: scatter of the samples of a batch, relative to their size, below which all are alike.
         learning: observations of the loss after which it shows whether the rest learns on, and of
-            which its medians are, before and now.
-        progress: share by which the loss has to have fallen since units were idle, for that.
+            which its medians are, before and now: these are known to a third of what single losses
+            scatter by.
+        progress: share by which the loss has to have fallen since units were idle, for that: losses
+            of batches scatter by a fifth to a third, their medians by less than that.
         calm: steps without it after which it is over.
     """
 

@@ -18,7 +18,8 @@ class JitterPolicy(Policy):
     """When a rank is late now and then.
 
     Attributes:
-        jitter_samples: number of most recent samples that are judged.
+        jitter_samples: number of recent samples that are judged: a delay at every tenth step is
+            among them six times.
         jitter_seconds: lateness that counts, at the least. It is more than what a scheduler takes.
         jitter_excess: the same as a share of the usual step.
         jitter_times: samples of these at which the rank was so late, from which on it is reported:
