@@ -6,9 +6,7 @@ import math
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +14,15 @@ import torch
 from rankscope.agent.model.facts import plain_name
 from rankscope.agent.probes.arrival import Arrival
 from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts, processor_time
+from rankscope.agent.probes.finite_checks import (
+    MOST_CHECKS,
+    BackwardCheck,
+    Call,
+    Check,
+    all_finite,
+    finiteness,
+    numbers_in,
+)
 from rankscope.agent.probes.given import tensors_in
 from rankscope.agent.probes.module_hook import ModuleHooks
 from rankscope.agent.probes.norms import gathered, stored
@@ -37,8 +44,6 @@ _MOST_INPUTS = 64
 _MOST_ANSWERS = 16
 # Rows of a batch that are reported.
 _MOST_ROWS = 5
-# Checks of one step; what runs longer than that is checked in its first part.
-_MOST_CHECKS = 20_000
 _MOST_NAMES = 20
 
 
@@ -73,15 +78,15 @@ class NonFinite(Probe):
         self._names: list[str] = []
         self._modules: list[torch.nn.Module] = []
         self._parameter_hooks: list[Any] = []
-        self._checks: list[_Check] = []
-        self._outputs: dict[int, tuple[weakref.ref[torch.Tensor], _Backward]] = {}
+        self._checks: list[Check] = []
+        self._outputs: dict[int, tuple[weakref.ref[torch.Tensor], BackwardCheck]] = {}
         self._bad_step = -_QUIET - 1
         self._watch_until = -1
         self._incidents = 0
         self._inputs: list[tuple[Any, Any]] = []
         self._answers: deque[tuple[int, Arrival]] = deque(maxlen=_MOST_ANSWERS)
         self._returned = False  # whether the root module has
-        self._held: list[_Call] | None = None  # where outputs are held and not checked at once
+        self._held: list[Call] | None = None  # where outputs are held and not checked at once
         self._origin: dict[str, Any] = {}
         self._origin_step = -1
         self._seconds = 0.0
@@ -217,7 +222,7 @@ class NonFinite(Probe):
             there = [given[n] for n in names if isinstance(given.get(n), torch.Tensor)]
             numbers = [t for t in there if t.is_cpu and t.is_floating_point()]
             if numbers:
-                found[key] = _all_finite(numbers)
+                found[key] = all_finite(numbers)
 
     @torch.no_grad()
     def _check_held(self) -> None:
@@ -225,7 +230,7 @@ class NonFinite(Probe):
         calls, self._held = self._held, None if self._held is None else []
         if not calls:
             return
-        bad = [call for call in calls if not _all_finite(call.outputs)]
+        bad = [call for call in calls if not all_finite(call.outputs)]
         # Masks are infinite on purpose: NaN says more.
         first = next((c for c in bad if any(t.isnan().any() for t in c.outputs)), None)
         first = first or next(iter(bad), None)
@@ -233,10 +238,10 @@ class NonFinite(Probe):
         if first is None or "module" in found:
             return
         own = [p for p in first.module._parameters.values() if p is not None]
-        check = _Check(self._names[first.place], "forward", None)
+        check = Check(self._names[first.place], "forward", None)
         text, data = check.report(
-            inputs_finite=_all_finite(list(_tensors(first.given))),
-            parameters_finite=_all_finite(own),
+            inputs_finite=all_finite(list(numbers_in(first.given))),
+            parameters_finite=all_finite(own),
         )
         found |= data
         found["origin"] = text
@@ -267,7 +272,7 @@ class NonFinite(Probe):
         self._held = None
         self._hooks.put_on(self, self._modules)
         self._parameter_hooks = [
-            p.register_hook(self._guarded(_Backward(self._checks, name, parameter=key)))
+            p.register_hook(self._guarded(BackwardCheck(self._checks, name, parameter=key)))
             for name, m in zip(self._names, self._modules, strict=True)
             for key, p in m._parameters.items()
             if p is not None and p.requires_grad and p.is_leaf
@@ -289,12 +294,12 @@ class NonFinite(Probe):
                 given = [
                     t for t in tensors_in(args, kwargs) if t.is_floating_point() and readable(t)
                 ]
-                flag = _finite(given)
+                flag = finiteness(given)
             if flag is not None:
                 self._answers.append((self.context.step, Arrival(flag)))
             self._seconds += processor_time() - began
 
-    def _hold(self, held: list[_Call], place: int, module: torch.nn.Module, call: Any) -> None:
+    def _hold(self, held: list[Call], place: int, module: torch.nn.Module, call: Any) -> None:
         """Holds what a module took and gave until the root module has returned."""
         # What runs again inside a backward pass (checkpointing) or after the model is not held: it
         # would live longer for it.
@@ -307,30 +312,30 @@ class NonFinite(Probe):
             numbers = output.is_floating_point() or output.is_complex()
             outputs = [output.detach()] if numbers and output.is_cpu else []
         else:
-            outputs = [t.detach() for t in _tensors(output) if t.is_cpu]
+            outputs = [t.detach() for t in numbers_in(output) if t.is_cpu]
         if place == 0:
             with torch.no_grad():
                 self._root_gave(held, module, args, outputs)
-        elif outputs and len(held) < _MOST_CHECKS:
+        elif outputs and len(held) < MOST_CHECKS:
             plain = len(args) == 1 and type(args[0]) is torch.Tensor
-            held.append(_Call(place, module, args if plain else list(_tensors(args)), outputs))
+            held.append(Call(place, module, args if plain else list(numbers_in(args)), outputs))
         spent = clock() - began
         self._seconds += min(spent, LONGEST_PIECE) if place else spent
 
     def _root_gave(
-        self, held: list[_Call], module: torch.nn.Module, args: Any, outputs: list[torch.Tensor]
+        self, held: list[Call], module: torch.nn.Module, args: Any, outputs: list[torch.Tensor]
     ) -> None:
         """The root module comes last. Where it gave finite numbers nothing is checked."""
-        finite = _all_finite(outputs)
+        finite = all_finite(outputs)
         if outputs and self._now().get("output_finite") is not False:
             self._now()["output_finite"] = finite
         if not finite:
-            held.append(_Call(0, module, list(_tensors(args)), outputs))
+            held.append(Call(0, module, list(numbers_in(args)), outputs))
             self._check_held()
         self._held, self._returned = [], True
 
     def _module_called(self, place: int, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not self.context.trains(module) or len(self._checks) >= _MOST_CHECKS:
+        if not self.context.trains(module) or len(self._checks) >= MOST_CHECKS:
             return
         if self._held is not None:
             self._hold(self._held, place, module, (args, output))
@@ -341,29 +346,29 @@ class NonFinite(Probe):
     def _check(self, place: int, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Checks at once what a module took and gave."""
         name = self._names[place]
-        inputs, outputs = list(_tensors(args)), list(_tensors(output))
+        inputs, outputs = list(numbers_in(args)), list(numbers_in(output))
         own = [p for p in module._parameters.values() if p is not None]
         if outputs:
             self._checks.append(
-                _Check(name, "forward", _finite(outputs), _finite(inputs), _finite(own))
+                Check(name, "forward", finiteness(outputs), finiteness(inputs), finiteness(own))
             )
         for tensor in inputs:
             known, seen = self._outputs.get(id(tensor), (None, None))
             if known is not None and seen is not None and known() is tensor:
                 seen.consumers.append(name)
             elif tensor.requires_grad and not tensor.is_leaf:
-                self._watch_gradient(tensor, _Backward(self._checks, "", consumers=[name]))
+                self._watch_gradient(tensor, BackwardCheck(self._checks, "", consumers=[name]))
         for tensor in outputs:
             known, _ = self._outputs.get(id(tensor), (None, None))
             # A container passes on what a module inside it has made.
             if tensor.requires_grad and (known is None or known() is not tensor):
-                self._watch_gradient(tensor, _Backward(self._checks, name))
+                self._watch_gradient(tensor, BackwardCheck(self._checks, name))
 
-    def _watch_gradient(self, tensor: torch.Tensor, seen: _Backward) -> None:
+    def _watch_gradient(self, tensor: torch.Tensor, seen: BackwardCheck) -> None:
         tensor.register_hook(self._guarded(seen))
         self._outputs[id(tensor)] = (weakref.ref(tensor), seen)
 
-    def _guarded(self, call: _Backward) -> Any:
+    def _guarded(self, call: BackwardCheck) -> Any:
         return self.context.guarded(self.name, call)
 
     def after_step(self, facts: StepFacts) -> None:
@@ -395,7 +400,7 @@ class NonFinite(Probe):
         self._parameter_hooks, self._checks, self._outputs = [], [], {}
         self._held = None
 
-    def _report(self, facts: StepFacts, checks: list[_Check]) -> None:
+    def _report(self, facts: StepFacts, checks: list[Check]) -> None:
         there = [
             (row, column, flag)
             for row, check in enumerate(checks)
@@ -457,114 +462,3 @@ class NonFinite(Probe):
                 if count:
                     counts[name] = count
         return counts
-
-
-class _Call(NamedTuple):
-    """What a module took and gave; references, and no copies."""
-
-    place: int
-    module: torch.nn.Module
-    given: Sequence[Any]
-    outputs: list[torch.Tensor]
-
-
-@dataclass(slots=True)
-class _Check:
-    """Whether something was finite, numbers on its device.
-
-    Attributes:
-        module: name of the module that made it.
-        direction: `forward` or `backward`.
-        made, given, own: whether what was made, what it was made of, and the module's parameters
-            were finite; None where there was nothing.
-        of: in backward: what the gradient is one of.
-    """
-
-    module: str
-    direction: str
-    made: torch.Tensor | None
-    given: torch.Tensor | None = None
-    own: torch.Tensor | None = None
-    of: str = ""
-
-    def report(self, *, inputs_finite: bool, parameters_finite: bool) -> tuple[str, dict[str, Any]]:
-        """The check as a sentence and as data, where `made` was not finite."""
-        data: dict[str, Any] = {"module": self.module, "pass": self.direction}
-        if self.direction == "backward":
-            data["gradient"] = self.of
-            text = f"the first value that is not finite: in backward, the gradient of {self.of}"
-            return (f"{text}, made by {self.module}" if self.module else text), data
-        text = f"the first value that is not finite: in forward, the output of {self.module}"
-        if not parameters_finite:
-            text += ", whose parameters are not finite"
-        elif not inputs_finite:
-            text += ", whose input is not finite: made before it, outside of any module"
-        data |= {"input_finite": inputs_finite, "parameters_finite": parameters_finite}
-        return text, data
-
-
-@dataclass(slots=True)
-class _Backward:
-    """Tensor hook: checks the gradient that comes back to a tensor.
-
-    Attributes:
-        checks: where it goes.
-        module: whose output or parameter the tensor is; empty for none.
-        parameter: name of the parameter in the module; empty for an output.
-        consumers: modules that took the tensor: what they pass back is its gradient.
-    """
-
-    checks: list[_Check]
-    module: str
-    parameter: str = ""
-    consumers: list[str] = field(default_factory=list)
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        if len(self.checks) >= _MOST_CHECKS:
-            return
-        with torch.no_grad():
-            finite = _finite([gradient])
-        if self.parameter:
-            maker, of = self.module, f"{self.module}.{self.parameter}"
-        else:
-            # Of modules in one another the inner one.
-            inner = [c for c in self.consumers if not any(_holds(c, d) for d in self.consumers)]
-            maker = " or ".join(dict.fromkeys(inner))
-            of = f"the output of {self.module}" if self.module else f"the input of {maker}"
-        self.checks.append(_Check(maker, "backward", finite, of=of))
-
-
-def _holds(outer: str, inner: str) -> bool:
-    return inner.startswith(f"{outer}.")
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of real or complex numbers in what a module takes or gives."""
-    if isinstance(value, torch.Tensor):
-        if _has_numbers(value):
-            yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _has_numbers(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _all_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether all elements are finite, of tensors on the host."""
-    flag = _finite(tensors)
-    return flag is None or bool(flag)
-
-
-def _finite(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Whether all elements are finite, one number on their device; None for no elements."""
-    dense = [stored(t) for t in tensors]
-    found = [torch.isfinite(t).all() for t in dense if t is not None]
-    if len(found) > 1:
-        return gathered(found).all()
-    return found[0] if found else None
