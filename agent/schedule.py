@@ -138,10 +138,13 @@ class Schedule:
 
     def ask_dense(self, until_step: int, from_step: int = 0) -> None:
         """Makes everything due at every step from `from_step` up to `until_step`."""
-        wanted = from_step, until_step
-        if wanted not in self._requests:
-            self._requests = [*self._requests, wanted][-_DENSE_REQUESTS:]
-            self._requested_until = max(self._requested_until, until_step)
+        # What another one asks for, too, takes no place: a long request is not forgotten for short
+        # ones that lie within it.
+        if any(a <= from_step and until_step <= b for a, b in self._requests):
+            return
+        others = [(a, b) for a, b in self._requests if not (from_step <= a and b <= until_step)]
+        self._requests = [*others, (from_step, until_step)][-_DENSE_REQUESTS:]
+        self._requested_until = max(self._requested_until, until_step)
 
     def due(self, tier: str, step: int) -> bool:
         """Whether a tier is to be sampled at a step."""

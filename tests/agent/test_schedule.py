@@ -85,6 +85,25 @@ def test_the_server_can_request_dense_sampling():
     assert len(due["full"]) < 25
 
 
+def test_a_long_request_is_not_forgotten_for_short_ones_within_it():
+    schedule = Schedule(overhead=0.001)
+    run(schedule, 100, word=1.0, full=1.0)
+    schedule.ask_dense(10_000, 2_000)
+    for step in range(2_000, 4_000, 100):
+        schedule.ask_dense(step + 16, step)
+    assert schedule.due("full", 9_001)
+
+
+def test_a_short_request_gives_way_to_a_longer_one():
+    schedule = Schedule(overhead=0.001)
+    run(schedule, 100, word=1.0, full=1.0)
+    schedule.ask_dense(220, 201)
+    for step in range(1_000, 1_020):
+        schedule.ask_dense(step + 16, 1_000)
+    assert schedule.due("full", 205)
+    assert schedule.due("full", 1_035)
+
+
 def test_dense_sampling_may_begin_later():
     schedule = Schedule(overhead=0.001, dense_basic_steps=0)
     run(schedule, 1000, basic=1.0, word=1.0, full=1.0)
