@@ -11,7 +11,7 @@ from rankscope.server.detectors.desync.incident import Growth
 from rankscope.server.window import Comparison, Series, TensorDifference, Window
 from tests.support.chain import chain
 from tests.support.judging import judge
-from tests.support.scenarios import apart
+from tests.support.replicas import apart
 from tests.support.traces import Trace
 
 

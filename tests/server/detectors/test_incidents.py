@@ -16,7 +16,8 @@ from rankscope.server.detectors.loss import (
 from rankscope.server.detectors.rank import RankLossOutlier, RankSilent
 from rankscope.server.window import Series, Window
 from tests.support.judging import judge
-from tests.support.scenarios import Timeline, noise, recorded, silence, spikes, swinging, two_sides
+from tests.support.liveness import Timeline, silence
+from tests.support.scenarios import noise, recorded, spikes, swinging, two_sides
 from tests.support.traces import Trace
 
 

@@ -9,7 +9,7 @@ from rankscope.server.comparison import compare
 from rankscope.server.detectors.desync import Buffers, Desync, Progress
 from rankscope.server.window import Comparison, TensorDifference
 from tests.support.judging import judge
-from tests.support.scenarios import apart
+from tests.support.replicas import apart
 from tests.support.traces import Trace
 
 

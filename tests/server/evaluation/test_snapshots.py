@@ -24,7 +24,8 @@ from rankscope.server.storage.ingest import store_batch
 from tests.support.chain import chain
 from tests.support.fixture_run import SyntheticRun
 from tests.support.judging import judge
-from tests.support.scenarios import TRACES, apart, recorded
+from tests.support.replicas import apart
+from tests.support.scenarios import TRACES, recorded
 
 RECORDED = [path.stem for path in sorted(TRACES.glob("*.npz"))]
 DIVERGENT = ["none", "start", "bitflip", "skipped", "rate", "drift", "step-skipped", "none+own"]
