@@ -57,6 +57,9 @@ ROUTES = """
     GET /api/v1/alerts/{id}
     POST /api/v1/alerts/{id}/acknowledge
     POST /api/v1/runs/{run}/silences
+    GET /api/v1/runs/{run}/silences
+    DELETE /api/v1/silences/{id}
+    DELETE /api/v1/alerts/{id}/acknowledge
     GET /api/v1/runs/{run}/verdict
     GET /api/v1/runs/{run}/stream
     GET /healthz
@@ -152,7 +155,7 @@ def openapi(tmp_path_factory):
 
 def plain(path):
     """A path with the contract's names of its parameters."""
-    return re.sub(r"\{alert\w*\}", "{id}", re.sub(r"\{run\w*\}", "{run}", path))
+    return re.sub(r"\{(alert|silence)\w*\}", "{id}", re.sub(r"\{run\w*\}", "{run}", path))
 
 
 def test_routes(openapi):

@@ -1,6 +1,6 @@
 // One alert as a card: what, since when, which ranks and tensors, why, what to do, the evidence.
 
-import { Problem, age, post, runPage } from "./api.js";
+import { Problem, age, get, post, remove, runPage, runPath } from "./api.js";
 import { badge, duration, el, number, prose, ranksText, severityBadge } from "./dom.js";
 
 const PLAIN_CELLS = 40;
@@ -124,22 +124,38 @@ function grid(items) {
   );
 }
 
-function actions(alert, { onChanged, onSilence, onStep }) {
-  const acknowledge = async (event) => {
+/** A button that changes something on the server, and says so where that fails. */
+function changing(text, change, onChanged) {
+  const onclick = async (event) => {
     event.target.disabled = true;
     try {
-      await post(`/api/v1/alerts/${encodeURIComponent(alert.id)}/acknowledge`);
+      await change();
       onChanged?.();
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
       event.target.disabled = false;
-      event.target.textContent = `Not acknowledged: ${error.message}`;
+      event.target.textContent = `${text}: not done: ${error.message}`;
     }
   };
+  return el("button", { type: "button", onclick }, text);
+}
+
+/** Ends all silences of the alert's kind in its run. */
+async function endSilences(alert) {
+  const { items } = await get(`${runPath(alert.run)}/silences`);
+  for (const silence of items.filter((s) => s.kind === alert.kind)) {
+    await remove(`/api/v1/silences/${encodeURIComponent(silence.id)}`);
+  }
+}
+
+function actions(alert, { onChanged, onSilence, onStep }) {
+  const known = `/api/v1/alerts/${encodeURIComponent(alert.id)}/acknowledge`;
   const buttons = [
     onStep && el("button", { type: "button", onclick: () => onStep(alert) }, "Show on the charts"),
-    alert.state === "open" && !alert.acknowledged && el("button", { type: "button", onclick: acknowledge }, "Acknowledge"),
-    onSilence && el("button", { type: "button", onclick: () => onSilence(alert) }, "Silence this kind\u2026"),
+    alert.state === "open" && !alert.acknowledged && changing("Acknowledge", () => post(known), onChanged),
+    alert.acknowledged && changing("Take acknowledgement back", () => remove(known), onChanged),
+    onSilence && !alert.silenced && el("button", { type: "button", onclick: () => onSilence(alert) }, "Silence this kind\u2026"),
+    onSilence && alert.silenced && changing("End the silence", () => endSilences(alert), onChanged),
   ].filter(Boolean);
   return buttons.length > 0 && el("div", { class: "actions" }, buttons);
 }

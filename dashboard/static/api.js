@@ -50,6 +50,8 @@ export const post = (path, body = {}) =>
     body: JSON.stringify(body),
   });
 
+export const remove = (path) => ask(path, { method: "DELETE", headers: { Accept: "application/json" } });
+
 export const runPath = (run) => `/api/v1/runs/${encodeURIComponent(run)}`;
 export const runPage = (run) => `${root}/runs/${encodeURIComponent(run)}`;
 

@@ -91,6 +91,35 @@ def acknowledge(engine: Database, alert: str) -> models.AlertDetail:
         return _detail(connection, alert)
 
 
+@router.delete("/alerts/{alert}/acknowledge")
+def withdraw_acknowledgement(engine: Database, alert: str) -> models.AlertDetail:
+    """Takes an acknowledgement back."""
+    with writing(engine) as connection:
+        key, _ = _known(connection, alert)
+        alerts.acknowledge(connection, run=key, alert_id=alert, acknowledged=False)
+        return _detail(connection, alert)
+
+
+@router.get("/runs/{run}/silences")
+def run_silences(engine: Database, run: RunId) -> models.Items[models.Silence]:
+    """The silences that hold in a run now, oldest first; all on one page."""
+    with reading(engine) as connection:
+        key = known_run(connection, run).key
+        held = alerts.list_silences(connection, run=key, now=time.time())
+    return models.Items(items=[_silence(s, run) for s in held], next_cursor=None)
+
+
+@router.delete("/silences/{silence}", status_code=204)
+def end_silence(engine: Database, silence: str) -> None:
+    """Ends a silence: what it kept out of the verdict counts again."""
+    with writing(engine) as connection:
+        if not alerts.delete_silence(connection, silence):
+            raise Problem(
+                404,
+                f"there is no silence {silence!r}; GET /api/v1/runs/{{run}}/silences lists them",
+            )
+
+
 @router.post("/runs/{run}/silences", status_code=201)
 def silence(engine: Database, run: RunId, request: models.SilenceRequest) -> models.Silence:
     """Takes a kind out of the verdict of a run, for ever or for some seconds."""
@@ -102,7 +131,7 @@ def silence(engine: Database, run: RunId, request: models.SilenceRequest) -> mod
     now = time.time()
     until = None if request.seconds is None else now + request.seconds
     with writing(engine) as connection:
-        silence_id = alerts.add_silence(
+        added = alerts.add_silence(
             connection,
             run=known_run(connection, run).key,
             kind=request.kind,
@@ -110,13 +139,7 @@ def silence(engine: Database, run: RunId, request: models.SilenceRequest) -> mod
             comment=request.comment,
             now=now,
         )
-    return models.Silence(
-        id=silence_id,
-        run=run,
-        kind=request.kind,
-        until=None if until is None else models.time_of(until),
-        comment=request.comment,
-    )
+    return _silence(added, run)
 
 
 def _list(
@@ -148,6 +171,17 @@ def _detail(connection: Connection, alert: str) -> models.AlertDetail:
     return models.AlertDetail(
         **_members(found, silenced),
         history=[models.Transition(**(h | {"at": models.time_of(h["at"])})) for h in history],
+    )
+
+
+def _silence(silence: alerts.Silence, run: str) -> models.Silence:
+    return models.Silence(
+        id=silence.id,
+        run=run,
+        kind=silence.kind,
+        created_at=models.time_of(silence.created_at),
+        until=None if silence.until is None else models.time_of(silence.until),
+        comment=silence.comment,
     )
 
 

@@ -321,6 +321,7 @@ class Silence(BaseModel):
     id: str
     run: str
     kind: str
+    created_at: datetime
     until: datetime | None
     comment: str
 

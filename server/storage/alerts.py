@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
     case,
+    delete,
     func,
     insert,
     or_,
@@ -183,25 +184,56 @@ def alert_history(connection: Connection, *, run: int, alert_id: str) -> list[di
     return [{"step": r.step, "at": r.at, "what": r.what, "reason": r.reason} for r in rows]
 
 
-def acknowledge(connection: Connection, *, run: int, alert_id: str) -> None:
-    """Marks an alert as known to a person."""
+def acknowledge(
+    connection: Connection, *, run: int, alert_id: str, acknowledged: bool = True
+) -> None:
+    """Marks an alert as known to a person, or takes that back."""
     a = schema.alert
     connection.execute(
-        update(a).where(a.c.run == run, a.c.id == alert_id).values(acknowledged=True)
+        update(a).where(a.c.run == run, a.c.id == alert_id).values(acknowledged=acknowledged)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A kind that does not count in a run.
+
+    Attributes:
+        created_at, until: seconds since 1970; None: for ever.
+        comment: why.
+    """
+
+    id: str
+    kind: str
+    created_at: float
+    until: float | None
+    comment: str
 
 
 def add_silence(
     connection: Connection, *, run: int, kind: str, until: float | None, comment: str, now: float
-) -> str:
-    """Silences a kind in a run, for ever or until a time (seconds since 1970); returns its id."""
-    silence_id = secrets.token_hex(8)
-    connection.execute(
-        insert(schema.silence).values(
-            run=run, id=silence_id, kind=kind, created_at=now, until=until, comment=comment
-        )
+) -> Silence:
+    """Silences a kind in a run, for ever or until a time (seconds since 1970)."""
+    added = Silence(secrets.token_hex(8), kind, now, until, comment)
+    connection.execute(insert(schema.silence).values(run=run, **asdict(added)))
+    return added
+
+
+def list_silences(connection: Connection, *, run: int, now: float) -> list[Silence]:
+    """The silences that hold in a run now, oldest first."""
+    s = schema.silence
+    rows = connection.execute(
+        select(s.c.id, s.c.kind, s.c.created_at, s.c.until, s.c.comment)
+        .where(s.c.run == run, or_(s.c.until.is_(None), s.c.until > now))
+        .order_by(s.c.created_at, s.c.id)
     )
-    return silence_id
+    return [Silence(*row) for row in rows]
+
+
+def delete_silence(connection: Connection, silence_id: str) -> bool:
+    """Ends a silence; whether there was one."""
+    s = schema.silence
+    return connection.execute(delete(s).where(s.c.id == silence_id)).rowcount > 0
 
 
 def silenced_kinds(connection: Connection, *, run: int, now: float) -> frozenset[str]:

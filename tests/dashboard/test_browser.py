@@ -360,6 +360,10 @@ def test_an_alert_is_acknowledged_from_its_card(open_page, server):
     page.wait_for_selector(".alert .badge:has-text('acknowledged')")
     alerts = httpx.get(f"{server}/api/v1/runs/broken/alerts").json()["items"]
     assert [a["acknowledged"] for a in alerts if a["kind"].startswith("desync")] == [True]
+    card.get_by_role("button", name="Take acknowledgement back").click()
+    card.get_by_role("button", name="Acknowledge", exact=True).wait_for()
+    alerts = httpx.get(f"{server}/api/v1/runs/broken/alerts").json()["items"]
+    assert not any(a["acknowledged"] for a in alerts)
 
 
 def test_a_kind_is_silenced_from_a_card(open_page, server):
@@ -374,6 +378,9 @@ def test_a_kind_is_silenced_from_a_card(open_page, server):
     silence = answered.value.json()
     assert (silence["kind"], silence["comment"]) == (kind, "known")
     page.wait_for_selector(".alert .badge:has-text('silenced')")
+    card.get_by_role("button", name="End the silence").click()
+    card.get_by_role("button", name="Silence this kind").wait_for()
+    assert httpx.get(f"{server}/api/v1/runs/healthy/silences").json()["items"] == []
 
 
 def test_the_list_finds_runs_and_leads_to_them(open_page):

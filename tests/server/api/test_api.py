@@ -16,6 +16,7 @@ from rankscope.server.settings import Settings
 from rankscope.server.storage import schema
 from rankscope.server.storage.engine import writing
 from tests.support.api import MSGPACK, batch, column, get, post
+from tests.support.collector import wait_until
 from tests.support.fixture_run import SyntheticRun
 from tests.support.serve_app import serve_app
 
@@ -322,6 +323,30 @@ def test_an_alert_can_be_read_acknowledged_and_silenced(client):
     assert get(client, "/runs/otter/verdict")["verdict"] == "pass"
     run = get(client, "/runs/otter")
     assert (run["worst_alert"], run["open_alerts"]) == (None, 1)
+
+    [held] = get(client, "/runs/otter/silences")["items"]
+    assert (held["kind"], held["comment"], held["until"]) == ("desync.parameters", "known", None)
+    assert client.delete(f"/api/v1/silences/{held['id']}").status_code == 204
+    assert get(client, "/runs/otter/silences") == {"items": [], "next_cursor": None}
+    assert get(client, "/runs/otter/verdict")["verdict"] == "fail"
+    gone = client.delete(f"/api/v1/silences/{held['id']}")
+    assert gone.status_code == 404
+    assert "/silences lists them" in gone.json()["detail"]
+    answer = client.delete(f"/api/v1/alerts/{alert['id']}/acknowledge")
+    assert answer.json()["acknowledged"] is False
+    assert client.delete("/api/v1/alerts/none/acknowledge").status_code == 404
+
+
+def test_a_silence_that_has_ended_is_not_listed(client):
+    desynced(client)
+    for seconds in (0.2, 3600.0):
+        silence = {"kind": "desync.parameters", "seconds": seconds, "comment": f"{seconds}"}
+        assert client.post("/api/v1/runs/otter/silences", json=silence).status_code == 201
+    wait_until(lambda: len(get(client, "/runs/otter/silences")["items"]) == 1)
+    [held] = get(client, "/runs/otter/silences")["items"]
+    assert held["comment"] == "3600.0"
+    assert held["created_at"] < held["until"]
+    assert client.get("/api/v1/runs/nobody/silences").status_code == 404
 
 
 def test_a_run_that_goes_on_is_judged_as_if_it_ended_now(client):
