@@ -29,6 +29,9 @@ _SCALES = frozenset(
 _COUNTS = frozenset(("samples",))
 _RUNNING = frozenset(("scheduler_steps", "steps_skipped", "micro_steps"))
 _WATCHED = frozenset(("loss",)) | _SCALES | _COUNTS | _RUNNING
+# What says how long a step took, and nothing of what it computed. On a busy machine it is far away
+# whatever the training does: what it trips must not hide what the training's own values say.
+_TIMES = frozenset(("step_seconds",))
 
 # The recent past, in values, and how many of them there have to be before one is judged.
 _PAST, _LEAST = 32, 16
@@ -48,7 +51,8 @@ _MOST_COUNTS = 8
 # Full samples after a trip: what comes back at every third step is among them five times.
 SAMPLES = 16
 # At most `TOKENS` trips at once, half of them by one value, and one more every `_REFILL` steps: no
-# more than 16 steps in 1,024 (1.6 %) are sampled for what turns out to be nothing.
+# more than 16 steps in 1,024 (1.6 %) are sampled for what turns out to be nothing. Of these later
+# ones, too, times take half at most.
 TOKENS, _REFILL = 8, 1024
 # A logarithm for what is 0, below that of any number.
 _NOTHING = -800.0
@@ -87,30 +91,45 @@ class Tripwires:
         self._tokens = Tokens(TOKENS, first_step)
         self._each: dict[str, Tokens] = {}
         self._first = first_step
-        self._until = -1
+        # Last steps that are sampled for what has tripped: for anything, and for other than times.
+        self._until = self._values_until = -1
 
     def take(self, step: int, values: Mapping[str, float]) -> Trip | None:
         """Takes the values of a step; what has tripped, if anything has and is to be examined.
 
-        Steps may come late, and their values in several parts.
+        While the steps after a trip are sampled nothing trips, but for this: the training's own
+        values do after a slow step. Steps may come late, and their values in several parts.
         """
-        found = None
+        found = []
         for name, value in values.items():
             if name in _WATCHED:
                 past = self._pasts.get(name)
                 if past is None:
                     past = self._pasts[name] = _past_of(name)
-                if past.is_far(step, value) and found is None:
-                    found = name
-        if found is None or step <= self._until:
-            return None
-        each = self._each.setdefault(found, Tokens(TOKENS // 2, self._first))
+                if past.is_far(step, value):
+                    found.append(name)
+        for name in sorted(found, key=_TIMES.__contains__):
+            if self._is_examined(step, name):
+                return Trip(name, step, values[name], self._pasts[name].usual)
+        return None
+
+    def _is_examined(self, step: int, name: str) -> bool:
+        """Whether a value that is far away is examined; takes the tokens for it."""
+        is_time = name in _TIMES
+        if step <= (self._until if is_time else self._values_until):
+            return False
+        each = self._each.get(name)
+        if each is None:
+            refill = 2 * _REFILL if is_time else _REFILL
+            each = self._each[name] = Tokens(TOKENS // 2, self._first, refill)
         if not (each.has(step) and self._tokens.has(step)):
-            return None
+            return False
         each.take()
         self._tokens.take()
-        self._until = step + SAMPLES
-        return Trip(found, step, values[found], self._pasts[found].usual)
+        self._until = max(self._until, step + SAMPLES)
+        if not is_time:
+            self._values_until = step + SAMPLES
+        return True
 
 
 class _Past:
@@ -191,19 +210,20 @@ def _past_of(name: str) -> _Past | _Counted:
 
 
 class Tokens:
-    """A token bucket: full at the beginning, with one more token every `_REFILL` steps."""
+    """A token bucket: full at the beginning, with one more token every `refill` steps."""
 
-    __slots__ = ("_left", "_most", "_step")
+    __slots__ = ("_left", "_most", "_refill", "_step")
 
-    def __init__(self, most: int, step: int) -> None:
+    def __init__(self, most: int, step: int, refill: int = _REFILL) -> None:
         self._most = most
         self._left = float(most)
         self._step = step
+        self._refill = refill
 
     def has(self, step: int) -> bool:
         """Whether there is one at a step."""
         since, self._step = max(step - self._step, 0), max(step, self._step)
-        self._left = min(self._left + since / _REFILL, self._most)
+        self._left = min(self._left + since / self._refill, self._most)
         return self._left >= 1
 
     def take(self) -> None:

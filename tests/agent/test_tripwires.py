@@ -2,6 +2,7 @@
 
 import math
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -85,9 +86,53 @@ def test_false_trips_are_few_and_what_they_cost_is_bounded(draw):
     for step in range(20_000):
         given = {n: 10.0 ** generator.uniform(-300, 300) * (step % 3 == 0) + 1 for n in names}
         if (trip := wild.take(step, given)) is not None:
-            trips.append(trip.step)
-    assert SAMPLES * len(trips) <= SAMPLES * (8 + 20_000 / 1024)
-    assert all(b - a > SAMPLES for a, b in zip(trips, trips[1:], strict=False))
+            trips.append(trip)
+    sampled = {t.step + after for t in trips for after in range(1, SAMPLES + 1)}
+    assert len(sampled) <= SAMPLES * len(trips) <= SAMPLES * (8 + 20_000 / 1024)
+    # Only the training's own values trip while steps are sampled, and that for a slow step alone.
+    for before, after in pairwise(trips):
+        if before.metric != "step_seconds" or after.metric == "step_seconds":
+            assert after.step - before.step > SAMPLES
+    for family in (
+        [t.step for t in trips if t.metric == "step_seconds"],
+        [t.step for t in trips if t.metric != "step_seconds"],
+    ):
+        assert all(b - a > SAMPLES for a, b in pairwise(family))
+
+
+def test_a_loss_that_jumps_soon_after_a_slow_step_is_examined_all_the_same():
+    wires = Tripwires()
+    seen = []
+    for step, (loss, seconds) in enumerate(zip(noisy(200), noisy(200, seed=1), strict=True)):
+        # The trainer posts them in two parts: a loss when it is known, the time at the step's end.
+        for given in (
+            {"loss": 50.0 if step in (110, 114) else loss},
+            {"step_seconds": 30.0 if step in (101, 105, 120) else seconds},
+        ):
+            if (trip := wires.take(step, given)) is not None:
+                seen.append((trip.step, trip.metric))
+    assert seen == [(101, "step_seconds"), (110, "loss")]
+
+
+def test_of_two_values_of_one_step_that_are_far_the_training_s_own_is_examined():
+    wires = Tripwires()
+    for step in range(64):
+        assert wires.take(step, {"step_seconds": 0.1, "loss": 1.0}) is None
+    trip = wires.take(64, {"step_seconds": 9.0, "loss": 50.0})
+    assert (trip.step, trip.metric) == (64, "loss")
+
+
+def test_slow_steps_without_end_leave_the_loss_tokens():
+    wires = Tripwires()
+    slow, loss = 0, []
+    for step, (usual, value) in enumerate(zip(noisy(20_000), noisy(20_000, seed=1), strict=True)):
+        if wires.take(step, {"step_seconds": 30.0 if step % 5 == 0 else usual}) is not None:
+            slow += 1
+        jumps = step > 10_000 and step % 2_500 == 0
+        if (trip := wires.take(step, {"loss": 50.0 if jumps else value})) is not None:
+            loss.append(trip.step)
+    assert {12_500, 15_000, 17_500} <= set(loss)
+    assert slow <= 4 + 20_000 / 2048
 
 
 def test_counts_that_are_new_trip_and_those_that_vary_do_not():

@@ -16,7 +16,7 @@ from rankscope.server.storage import migrate, schema
 from rankscope.server.storage.engine import open_engine, reading, writing
 from rankscope.server.storage.ingest import store_batch
 from tests.support.collector import Collector
-from tests.support.ranks import run_interpreters, run_ranks
+from tests.support.ranks import run_ranks
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,10 @@ def judged_job(
     ranks: int,
     folder: Path,
     environment: Mapping[str, str] | None = None,
-    forked: bool = True,
 ) -> JudgedJob:
-    """Runs a script, which reads RANK and WORLD_SIZE, to its end, and judges what came of it.
-
-    Args:
-        forked: its processes have torch imported already; else each is an interpreter of its own.
-    """
+    """Runs a script, which reads RANK and WORLD_SIZE, to its end, and judges what came of it."""
     with Collector() as collector:
-        (run_ranks if forked else run_interpreters)(
+        run_ranks(
             script,
             *arguments,
             ranks=ranks,

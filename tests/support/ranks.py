@@ -64,21 +64,6 @@ def finished(job: Job, *, timeout_s: float = 90.0) -> Finished:
     return Finished(codes, [output(rank) for rank in job.ranks])
 
 
-def run_interpreters(
-    script: Path,
-    *arguments: str,
-    ranks: int,
-    folder: Path,
-    environment: Mapping[str, str] | None = None,
-    timeout_s: float = 90.0,
-) -> Finished:
-    """Runs a job to its end, each rank in an interpreter of its own."""
-    with started_ranks(
-        script, *arguments, ranks=ranks, folder=folder, environment=environment
-    ) as job:
-        return finished(job, timeout_s=timeout_s)
-
-
 def run_ranks(
     script: Path,
     *arguments: str,
