@@ -10,10 +10,11 @@ import numpy as np
 
 from rankscope.agent import wire
 from rankscope.server.comparison import compare, conservation, element_sums
+from rankscope.server.comparison.applied import applied
 from rankscope.server.comparison.compression import Compression
 from rankscope.server.comparison.conservation import Sums
 from rankscope.server.comparison.replicas import Replicas
-from rankscope.server.window import ElementSums, Float64, Int64, Reduction
+from rankscope.server.window import Applied, ElementSums, Float64, Int64, Reduction
 
 
 class _Stacked(NamedTuple):
@@ -113,13 +114,19 @@ class LocalGradients:
         came_out = reduced[taken[0]]
         if came_out.sketches is None or came_out.sketches.shape != sketches[0].shape:
             return None
-        digests = np.stack([reduced[rank].digests for rank in taken])
-        if not bool((digests == digests[0]).all()):
-            return Reduction(step=step, ranks=members, tensor_count=len(digests[0]), agreed=False)
         counted = {
             name: np.array([known.get(rank, np.nan) for rank in taken])
             for name, known in counts.items()
         }
+        digests = np.stack([reduced[rank].digests for rank in taken])
+        if not bool((digests == digests[0]).all()):
+            return Reduction(
+                step=step,
+                ranks=members,
+                tensor_count=len(digests[0]),
+                agreed=False,
+                applied=_applied(stacked, reduced, compression, counted),
+            )
         made = conservation.balance(
             step,
             members,
@@ -138,3 +145,28 @@ class LocalGradients:
             cosine=conservation.cosine(sketches, came_out.sketches),
             kept=conservation.kept(sketches, came_out.sketches, made.ratio),
         )
+
+
+def _applied(
+    stacked: _Stacked,
+    reduced: Mapping[int, wire.Fingerprint],
+    compression: Compression,
+    counts: Mapping[str, Float64],
+) -> Applied | None:
+    """What each rank applied, where they do not agree."""
+    shape = stacked.sketches[0].shape
+    came = [
+        made.sketches
+        for rank in stacked.ranks.tolist()
+        if (made := reduced[rank]).sketches is not None and made.sketches.shape == shape
+    ]
+    if len(came) < len(stacked.ranks):
+        return None
+    return applied(
+        stacked.sketches,
+        np.stack(came),
+        compare.joined_table({stacked.name: stacked.table}),
+        dtypes=stacked.table.dtypes,
+        compression=compression,
+        counts=counts,
+    )

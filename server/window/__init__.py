@@ -1,6 +1,7 @@
 """What storage, alignment, detectors, alerts and figures say to each other: plain values. Pure."""
 
 from rankscope.server.window.aligned import (
+    Applied,
     Bool,
     Comparison,
     ElementSums,
@@ -32,6 +33,7 @@ from rankscope.server.window.arrived import (
 
 __all__ = [
     "Alert",
+    "Applied",
     "Bool",
     "Check",
     "Columns",

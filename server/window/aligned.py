@@ -147,6 +147,38 @@ class Misreduced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What ranks that do not agree on the reduced gradient applied, beside what went in.
+
+    Attributes:
+        tensors: number of those that show it.
+        averaged: by rank, in how many of them it applied a multiple of the ranks' mean.
+        own: by rank, in how many it applied a multiple of its own gradient.
+        factors: by rank, times what the mean is they were; NaN where tensors have none in common.
+        unreduced: tensors of which every rank applied its own, the first ones of
+            `unreduced_count`.
+        changed: those of which some rank applied neither, the first ones.
+        rest: by rank, norm of what it applied beside a multiple of the mean, over that multiple's.
+        received: by rank, whether the other ranks' gradients are in what it applied.
+    """
+
+    tensors: int
+    averaged: tuple[int, ...]
+    own: tuple[int, ...]
+    factors: tuple[float, ...]
+    unreduced: tuple[str, ...] = ()
+    unreduced_count: int = 0
+    changed: tuple[str, ...] = ()
+    rest: tuple[float, ...] = ()
+    received: tuple[bool, ...] = ()
+
+    @property
+    def exchanged(self) -> bool:
+        """Whether a reduction took place, of any tensor."""
+        return any(self.averaged) or any(self.received)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
     """What came out of one step's reduction beside what went into it.
 
@@ -169,7 +201,9 @@ class Reduction:
             in a mean.
         weight_errors: their standard errors.
         before: the sampled step before, with which this one was compared; -1 for none.
-        agreed: whether the ranks agree on what came out; nothing else is known where they do not.
+        agreed: whether the ranks agree on what came out; where they do not, nothing else is known
+            but what each of them `applied`.
+        applied: that, where it could be found out.
         cosine: of what came out to the mean of what went in, over all tensors, from their sketches;
             free of clipping and loss scales. NaN where one of them is zero or not finite.
         kept: norm of what came out over that of the mean, over all tensors, without `ratio`; NaN
@@ -192,6 +226,7 @@ class Reduction:
     weight_errors: tuple[float, ...] = ()
     before: int = -1
     agreed: bool = True
+    applied: Applied | None = None
     cosine: float = float("nan")
     kept: float = float("nan")
 

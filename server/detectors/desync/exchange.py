@@ -26,7 +26,7 @@ class Exchange:
 
     Attributes:
         own_gradients: steps at which gradients were compared and every rank had its own.
-        shared: whether any two ranks ever had the same gradient.
+        shared: whether any two ranks ever had the same gradient, or others' in its own.
         writes_checked: steps before which it was looked for that parameters were written.
         written: whether any rank ever wrote its parameters outside the optimizer.
         wrapped: whether a wrapper, a sharding or copies of their own were declared.
@@ -43,6 +43,9 @@ class Exchange:
         config = window.config
         self.wrapped = rank_local or "data_parallel" not in config
         self.wrapped |= bool(config.get("data_parallel") or config.get("sharded_over"))
+        self.shared |= any(
+            made.applied is not None and made.applied.exchanged for made in window.reductions
+        )
         rounds, digests = window.series.get(MARK), window.digests.get("outside_optimizer")
         self.written |= rounds is not None and bool(rounds.present.any())
         # Not everything that writes is counted by torch: `parameter.data` has a counter of its own.

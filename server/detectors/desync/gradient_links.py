@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from rankscope.server.detectors.desync.applied import of_what_went_in, why_unreduced
 from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.recovery import restore, shown_groups
 from rankscope.server.detectors.wording import agree, listing, number, ranks, sentences
@@ -105,10 +106,12 @@ def gradient_link(incident: Divergence) -> tuple[str, str]:
             f"for a world size or a number of samples that {ranks(incident.ranks)} counts "
             "differently."
         )
+    elif known := of_what_went_in(incident):
+        cause, remedy = known
     elif alone and len(incident.ranks) > 2:
         cause = (
-            f"At step {incident.first_step} every rank applied a gradient of its own: no "
-            f"all-reduce took place. {_unreduced(incident)}"
+            f"At step {incident.first_step} every rank applied another gradient: no all-reduce "
+            f"took place, or the ranks changed what it gave. {why_unreduced(incident)}"
         )
         remedy = (
             "Call the wrapped model itself, run the last micro-batch (forward and backward) "
@@ -116,9 +119,9 @@ def gradient_link(incident: Divergence) -> tuple[str, str]:
         )
     elif alone and incident.everywhere and _never_equal(incident):
         cause = (
-            f"At every step since step {incident.first_step} each rank applied a gradient of its "
-            f"own: no all-reduce took place, or {ranks(incident.ranks)} change what it gave. "
-            f"{_unreduced(incident)}"
+            f"At every step since step {incident.first_step} each rank applied another gradient: "
+            f"no all-reduce took place, or {ranks(incident.ranks)} change what it gave. "
+            f"{why_unreduced(incident)}"
         )
         remedy = (
             "Call the wrapped model itself, run the last micro-batch (forward and backward) "
@@ -187,14 +190,6 @@ def _of_parts(incident: Divergence) -> tuple[str, str]:
         "Sum the gradient of these tensors over the ranks that share the model before the step, "
         "and let what follows a gathered result draw the same random numbers on all of them.",
     )
-
-
-def _unreduced(incident: Divergence) -> str:
-    """Why nothing was reduced: what has worked before is more often left out than gone around."""
-    around, inside = "the forward pass went around the wrapper (`ddp.module(x)`)", "`no_sync`"
-    if incident.last_equal is None:
-        return f"{around.capitalize()}, or the step was taken inside {inside}."
-    return f"The last backward pass before the step was inside {inside}, or {around}."
 
 
 def _never_equal(incident: Divergence) -> bool:

@@ -11,7 +11,13 @@ from itertools import pairwise
 import numpy as np
 
 from rankscope.server.detectors.incident import Incident
-from rankscope.server.window import Comparison, RankLiveness, TensorDifference
+from rankscope.server.window import (
+    Applied,
+    Comparison,
+    RankLiveness,
+    Reduction,
+    TensorDifference,
+)
 
 _MAX_SIZES = 64
 # Steps after the onset that count as the first ones.
@@ -69,6 +75,8 @@ class Divergence(Incident):
         own_batches: whether they were seen to read different batches when it began, all the same.
         at_start: whether it was there at the first step of a process.
         agreeing: whether the last comparison of the parameters found them equal.
+        applied: of reduced gradients, what each of `applied_ranks` applied beside what went into
+            the reduction, at the first step at which that was seen; None for unknown.
         reported: what the suspect ranks have reported of their optimizer's state.
         state_divergence: of parameters, the divergence of the optimizer's state that was seen
             later and must have come first.
@@ -107,6 +115,8 @@ class Divergence(Incident):
     alone: bool = False
     parts: bool = False
     own_batches: bool = False
+    applied: Applied | None = None
+    applied_ranks: tuple[int, ...] = ()
     reported: str = ""
     state_divergence: Divergence | None = None
     shown_by: int | None = None
@@ -178,6 +188,34 @@ class Divergence(Incident):
             self._name_tensors(comparisons)
         else:
             self._name_more(comparisons)
+
+    def take_reductions(self, reductions: Sequence[Reduction]) -> None:
+        """Learns what each rank applied: of the first reduction that shows it.
+
+        One that shows that gradients were exchanged is better than one that shows too little.
+        """
+        members = {rank for group in self.groups for rank in group}
+        for made in reductions:
+            if self.stage != "reduced_gradient" or (self.applied and self.applied.exchanged):
+                return
+            known, there = made.applied, tuple(int(r) for r in made.ranks)
+            if known is None or made.step < self.first_step or not members <= set(there):
+                continue
+            if self.applied is None or known.exchanged:
+                self.applied, self.applied_ranks = known, there
+                self._decide(known, there)
+
+    def _decide(self, applied: Applied, there: tuple[int, ...]) -> None:
+        """Of ranks without a majority, those that applied the mean show who is wrong."""
+        right = {r for r, n in zip(there, applied.averaged, strict=True) if n == applied.tensors}
+        if self.decided or right not in [set(group) for group in self.groups]:
+            return
+        self.decided, self.tentative = True, False
+        self.ranks = tuple(r for r in there if r not in right)
+        self.groups = (
+            tuple(sorted(right)),
+            *(group for group in self.groups if set(group) != right),
+        )
 
     def _name_tensors(self, comparisons: Sequence[Comparison]) -> None:
         with_tensors = [c for c in comparisons if c.tensors]

@@ -1,13 +1,15 @@
 """What is said of a broken link leads to what broke it."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from rankscope.server.detectors.desync.exchange import Exchange
 from rankscope.server.detectors.desync.explain import finding_of
 from rankscope.server.detectors.desync.incident import Divergence
-from rankscope.server.window import Comparison, TensorDifference
+from rankscope.server.window import Applied, Comparison, Reduction, TensorDifference
 
 
 def tensor(name="w", *, factor=math.nan, partner="", ranks=(3,)):
@@ -55,6 +57,94 @@ def test_tensors_that_nobody_reduces_are_not_called_a_missing_all_reduce():
     # Where all of them differ it is one.
     everything = tuple(tensor(f"w{i}", ranks=(1, 2, 3)) for i in range(8))
     assert "no all-reduce took place" in said(incident(decided=False, tensors=everything))
+
+
+EVERYTHING = tuple(tensor(f"w{i}", ranks=(1, 2, 3)) for i in range(8))
+
+
+def applied(averaged, own, **more):
+    given = {"factors": (1.0,) * 4, "rest": (0.0,) * 4, "received": (False,) * 4} | more
+    return Applied(tensors=8, averaged=averaged, own=own, **given)
+
+
+def beside(known, **more):
+    made = incident(tensors=EVERYTHING, **{"decided": False, **more})
+    everyone = np.arange(4)
+    made.take_reductions(
+        [Reduction(step=26, ranks=everyone, tensor_count=8, agreed=False, applied=known)]
+    )
+    return made
+
+
+def test_that_nothing_was_reduced_is_claimed_where_that_was_seen():
+    text = said(beside(applied((0,) * 4, (8,) * 4)))
+    assert "every rank applied its own gradient: no all-reduce took place." in text
+    unseen = said(incident(decided=False, tensors=EVERYTHING))
+    assert "no all-reduce took place, or the ranks changed what it gave" in unseen
+
+
+def test_a_tensor_left_out_is_named_where_clipping_by_a_common_norm_changes_all_of_them():
+    known = applied(
+        *((7,) * 4, (1,) * 4),
+        unreduced=("w3",),
+        unreduced_count=1,
+        factors=(0.5, 0.6, 0.7, 0.4),
+    )
+    text = said(beside(known))
+    assert "applied its own gradient for w3, and the mean of all for the other tensors" in text
+    assert "as clipping does by a norm of which a part differs" in text
+    assert "no all-reduce took place" not in text
+
+
+def test_noise_on_a_rank_is_no_missing_all_reduce():
+    known = applied(
+        *((8, 8, 8, 0), (0,) * 4), rest=(0.0, 0.0, 0.0, 0.8), received=(True,) * 4, changed=("w0",)
+    )
+    text = said(beside(known, decided=True))
+    assert "the gradients of other ranks were in it" in text
+    assert "0.8 on rank 3" in text
+    assert "all-reduce was skipped" not in text
+    each = applied((0,) * 4, (0,) * 4, rest=(0.8,) * 4, received=(True,) * 4, changed=("w0",))
+    assert "no all-reduce took place" not in said(beside(each))
+
+
+def test_a_mean_times_other_numbers_is_called_one():
+    text = said(beside(applied((8,) * 4, (0,) * 4, factors=(0.5, 0.6, 0.7, 0.4))))
+    assert "times a number of its own: 0.5 on rank 0, 0.6 on rank 1" in text
+    assert "no all-reduce took place" not in text
+
+
+def test_of_two_ranks_the_one_that_applied_the_mean_is_right():
+    made = two_ranks(8)
+    known = Applied(
+        tensors=8,
+        averaged=(8, 0),
+        own=(0, 0),
+        factors=(1.0, math.nan),
+        rest=(0.0, 0.5),
+        received=(True, True),
+    )
+    made.take_reductions(
+        [Reduction(step=3, ranks=np.arange(2), tensor_count=8, agreed=False, applied=known)]
+    )
+    found = finding_of(made, 1e-6, 1e-2)
+    assert found.ranks == (1,)
+    assert "nothing shows which one is wrong" not in found.cause
+
+
+def test_ranks_whose_gradients_are_exchanged_do_not_train_alone():
+    known = applied((0,) * 4, (0,) * 4, rest=(0.8,) * 4, received=(True,) * 4)
+    window = SimpleNamespace(
+        config={"data_parallel": None},
+        series={},
+        digests={},
+        reductions=[
+            Reduction(step=3, ranks=np.arange(4), tensor_count=8, agreed=False, applied=known)
+        ],
+    )
+    exchange = Exchange()
+    exchange.observe(window, rank_local=False)
+    assert exchange.shared
 
 
 def test_exchanged_tensors_are_named_with_what_they_hold():

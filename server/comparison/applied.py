@@ -1,0 +1,136 @@
+"""What ranks applied that do not agree on the reduced gradient: the mean, their own, or neither.
+
+Sketches are linear: where what a rank applied is a multiple of the mean of what all ranks put in,
+an all-reduce took place, whatever was done to its result afterwards; where it is a multiple of
+what the rank put in itself, none did. Pure.
+
+Shapes: R ranks of one replica class, T tensors, K buckets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rankscope.server.comparison import compression as compressions
+from rankscope.server.comparison import weights as weighing
+from rankscope.server.comparison.compare import LabelledTable
+from rankscope.server.comparison.compression import Compression
+from rankscope.server.comparison.conservation import HALF_TOLERANCE, TOLERANCE
+from rankscope.server.window import Applied, Float64
+
+_HALF = frozenset(("float16", "bfloat16"))
+# Factors of two tensors are one within this, as of a reduction (`conservation`).
+_SAME = 1e-3
+_MAX_TENSORS = 64
+# Of two gradients with a cosine beyond 1 - 5e-7 nothing tells which of them is in a third: float64
+# of sketches in float32 leaves no digit.
+_DEPENDENT = 1e-6
+
+
+def applied(
+    local: Float64,
+    came: Float64,
+    table: LabelledTable,
+    *,
+    dtypes: Sequence[str] = (),
+    compression: Compression = compressions.NONE,
+    counts: Mapping[str, Float64] | None = None,
+) -> Applied | None:
+    """What each rank applied beside what went in; None where nothing shows it.
+
+    Args:
+        local: float64 [R, T, K], what the ranks put in.
+        came: float64 [R, T, K], what they applied.
+        dtypes: of the tensors; those of 16 bits are known less exactly.
+        compression: of what travels as an approximation nothing is said.
+        counts: name -> float64 [R], tokens or samples of the ranks, as far as they are known.
+    """
+    finite = np.isfinite(local).all(axis=(0, 2)) & np.isfinite(came).all(axis=(0, 2))
+    there = (local != 0).any(axis=2).any(axis=0)
+    # A number is a multiple of any other.
+    wide = np.array([math.prod(shape) > 1 for shape in table.shapes], dtype=bool)
+    shows = np.flatnonzero(finite & there & wide & ~compression.lossy(table.shapes))
+    if not len(shows):
+        return None
+    local, came = local[:, shows], came[:, shows]
+    half = [bool(dtypes) and dtypes[i] in _HALF or compression.half for i in shows.tolist()]
+    tolerance = np.where(half, HALF_TOLERANCE, TOLERANCE)
+    sizes = np.sqrt((local**2).sum(axis=2))
+    most: tuple[int, Float64, Float64] | None = None
+    for base in weighing.expected(len(local), counts or {}).values():
+        mean = np.broadcast_to(weighing.combined(base, local), local.shape)
+        factors, rest = _multiples(mean, came, sizes.mean(axis=0), tolerance)
+        found = int(np.isfinite(factors).sum())
+        if most is None or found > most[0]:
+            most = found, factors, rest
+    assert most is not None
+    _, factors, rest = most
+    averaged = np.isfinite(factors)
+    own = np.isfinite(_multiples(local, came, sizes, tolerance)[0]) & ~averaged
+    names = [table.names[i] for i in shows.tolist()]
+    unreduced, changed = own.all(axis=0), (~averaged & ~own).any(axis=0)
+    return Applied(
+        tensors=len(shows),
+        averaged=tuple(averaged.sum(axis=1).tolist()),
+        own=tuple(own.sum(axis=1).tolist()),
+        factors=tuple(_common(of_rank) for of_rank in factors),
+        unreduced=tuple(names[i] for i in np.flatnonzero(unreduced)[:_MAX_TENSORS]),
+        unreduced_count=int(unreduced.sum()),
+        changed=tuple(names[i] for i in np.flatnonzero(changed)[:_MAX_TENSORS]),
+        rest=tuple(rest.tolist()),
+        received=tuple(_has_received(local, of_rank, i) for i, of_rank in enumerate(came)),
+    )
+
+
+def _has_received(local: Float64, came: Float64, row: int) -> bool:
+    """Whether the gradients of the other ranks are in what one applied, [T, K].
+
+    Least squares on its own gradient and the mean of the others': in a mean over N ranks the others
+    have (N - 1) / N of both weights, without a reduction none. Half of that share is asked for, at
+    `SIGMAS` standard errors: what a filter or noise makes of its own is no other rank's.
+    """
+    others = np.delete(local, row, axis=0).mean(axis=0)
+    basis = np.stack([local[row].reshape(-1), others.reshape(-1)])
+    target = came.reshape(-1)
+    spare = len(target) - len(basis)
+    gram = basis @ basis.T
+    if spare < len(basis) or not np.linalg.det(gram) > _DEPENDENT * gram[0, 0] * gram[1, 1]:
+        return False
+    weights = np.linalg.solve(gram, basis @ target)
+    rest = target - weights @ basis
+    error = math.sqrt(float(rest @ rest) / spare * float(np.linalg.inv(gram)[1, 1]))
+    least = 0.5 * (len(local) - 1) / len(local)
+    share = float(weights[1]) / float(np.abs(weights).sum()) if weights.any() else 0.0
+    return share >= least and float(weights[1]) > weighing.SIGMAS * error
+
+
+def _multiples(
+    base: Float64, came: Float64, sizes: Float64, tolerance: Float64
+) -> tuple[Float64, Float64]:
+    """Times what they are of a base, [R, T, K], tensors came out; NaN for no multiple, [R, T].
+
+    And what is left beside it, [R], over all tensors, relative to it.
+    """
+    power = (base**2).sum(axis=2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factors = (base * came).sum(axis=2) / power
+        squares = ((came - factors[:, :, None] * base) ** 2).sum(axis=2)
+        sound = np.sqrt(squares) <= tolerance * np.abs(factors) * sizes
+        whole = factors**2 * power
+        left = np.sqrt(np.nansum(squares, axis=1) / np.nansum(whole, axis=1))
+    # A mean that is lost in its own rounding is no multiple of anything.
+    usable = (factors != 0) & (power > (1e-6 * sizes) ** 2)
+    made: Float64 = np.where(sound & usable, factors, np.nan)
+    return made, left
+
+
+def _common(factors: Float64) -> float:
+    """The factor that all tensors of a rank have which have one; NaN where it is not one."""
+    known = factors[np.isfinite(factors)]
+    if not len(known):
+        return math.nan
+    middle = float(np.median(known))
+    return middle if bool((np.abs(known - middle) <= _SAME * abs(middle)).all()) else math.nan
