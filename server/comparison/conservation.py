@@ -261,7 +261,10 @@ class _Parts:
                 off[row] = False
             else:
                 wrong.append(found)
-        return replace(made, wrong_count=int(off.sum()), wrong=tuple(wrong))
+        common: tuple[str, ...] = ()
+        if any(found.how == "factor" for found in wrong):
+            common = tuple(self.table.names[i] for i in np.flatnonzero(sound)[:_MAX_TENSORS])
+        return replace(made, wrong_count=int(off.sum()), wrong=tuple(wrong), common=common)
 
     def _closely(
         self, made: Reduction, sound: Bool, allowed: Float64, weights: Float64

@@ -193,6 +193,7 @@ class Reduction:
         ratio_error: how far it may be off, for rounding.
         weighted_by: what ranks count by in that mean (`tokens`, `samples`); empty for equally.
         wrong: tensors that do not have it, or the weights of most, of `wrong_count`.
+        common: those that have it, the first ones; only where others have another factor.
         pattern: what else the whole is: `weights` of the ranks, `accumulated` (the reduced gradient
             of the step before and this step's mean), `stale` (the mean, or what came out, at the
             step `before`), or `other`; empty where the ratio says all, and where all tensors are
@@ -221,6 +222,7 @@ class Reduction:
     weighted_by: str = ""
     wrong_count: int = 0
     wrong: tuple[Misreduced, ...] = ()
+    common: tuple[str, ...] = ()
     pattern: str = ""
     weights: tuple[float, ...] = ()
     weight_errors: tuple[float, ...] = ()

@@ -162,6 +162,12 @@ def chain(
                 reduced[one] = mean[one] + (
                     entering[rank][other] - entering[rank][one]
                 ) / np.float32(ranks)
+        if fault in ("twice-elsewhere", "sum-of-one") and hit:
+            times = np.float32(ranks if fault == "sum-of-one" else 1 / ranks)
+            reduced = [
+                g * times if (i == target) == (fault == "sum-of-one") else g
+                for i, g in enumerate(reduced)
+            ]
         if fault == "nothing" and hit:
             reduced[target] = np.zeros_like(reduced[target])
         if fault == "stale" and hit and before is not None:

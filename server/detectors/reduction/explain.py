@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -49,6 +50,7 @@ class Fault:
         changed: whether the factor was 1 before.
         odd: of `ranks`, rank -> times what it should count in all tensors; of `weights`, all ranks.
         tensors: those that are wrong; empty for all.
+        most: whether these are those that have the factor of most, and the others are right.
         note: whether it may well be meant.
         observed: observations that found it.
     """
@@ -62,6 +64,7 @@ class Fault:
     changed: bool = False
     odd: dict[int, float] = field(default_factory=dict)
     tensors: tuple[Misreduced, ...] = ()
+    most: bool = False
     note: bool = False
     observed: int = 1
 
@@ -96,7 +99,9 @@ def finding_of(episode: Episode[Fault]) -> Finding:
             "expected_ratio": fault.expected,
             "observed": fault.observed,
             "ranks_in_it": len(everyone),
-            "wrong_count": made.wrong_count if fault.tensors else made.known,
+            "wrong_count": (
+                made.wrong_count if fault.tensors and not fault.most else _of_most(made)
+            ),
             "tensor_count": made.tensor_count,
             "weights": list(made.weights),
             "weight_errors": list(made.weight_errors),
@@ -109,10 +114,17 @@ def finding_of(episode: Episode[Fault]) -> Finding:
     )
 
 
+def _of_most(made: Reduction) -> int:
+    """Number of tensors that have the factor of most."""
+    return made.known - made.wrong_count if made.common else made.known
+
+
 def _title(fault: Fault, step: int) -> str:
     since = f"since step {step}"
-    if fault.pattern == "factor":
-        return f"The reduced gradient is {number(fault.factor)} times the mean {since}"
+    if fault.pattern == "factor" and not math.isnan(times := _times(fault)):
+        return (
+            f"The reduced gradient{_named(fault.tensors)} is {number(times)} times the mean {since}"
+        )
     if fault.pattern == "ranks" and fault.odd:
         who, times = ranks(sorted(fault.odd)), _together(fault.odd)
         if times == 0:
@@ -147,7 +159,7 @@ def _severity(fault: Fault, *, size: int) -> str:
     if fault.note and fault.factor > 0:
         return "info"
     mild = fault.pattern in ("nothing", "other", "weights", "clipped")
-    if fault.pattern == "factor" and not fault.tensors:
+    if fault.pattern == "factor" and (fault.most or not fault.tensors):
         of_ranks = any(abs(fault.factor / f - 1.0) <= SAME for f in (size, 1.0 / size))
         mild = fault.factor > 0 and not of_ranks
     if fault.pattern == "ranks" and fault.odd:
@@ -162,6 +174,15 @@ def _together(odd: dict[int, float]) -> float | None:
     if all(abs(t) <= SAME for t in times):
         return 0.0
     return times[0] if all(abs(t - times[0]) <= SAME * abs(times[0]) for t in times) else None
+
+
+def _times(fault: Fault) -> float:
+    """Times what the mean the wrong tensors are; NaN where they have no factor in common."""
+    factors = [t.factor for t in fault.tensors] or [1.0]
+    alike = all(t.how == "factor" for t in fault.tensors) and (
+        max(factors) - min(factors) <= SAME * abs(factors[0])
+    )
+    return fault.factor * factors[0] if alike else math.nan
 
 
 def _before(fault: Fault) -> str:
@@ -185,11 +206,7 @@ def _explain(fault: Fault, step: int) -> tuple[str, str]:
     size = len(made.ranks)
     match fault.pattern:
         case "factor" if fault.tensors:
-            return (
-                f"In some tensors the ranks' gradients were divided by {size} once more or once "
-                "less than in the others.",
-                "Check the code that reduces or scales these tensors' gradients by hand.",
-            )
+            return _of_some_tensors(fault, size)
         case "factor" if min(abs(fault.factor / f - 1.0) for f in (size, 1 / size)) > SAME:
             return _of_a_factor(fault, size)
         case "factor" if fault.factor > 1:
@@ -265,6 +282,30 @@ def _explain(fault: Fault, step: int) -> tuple[str, str]:
                 "Check what touches gradients between `backward` and `optimizer.step()`; if "
                 "nothing does, suspect the collective library or the links (run its own tests).",
             )
+
+
+def _of_some_tensors(fault: Fault, size: int) -> tuple[str, str]:
+    """A factor that some tensors have, be they most of them, and others have not."""
+    check = "Check the code that reduces or scales these tensors' gradients by hand."
+    times = _times(fault)
+    if math.isnan(times):
+        return (
+            f"In some tensors the ranks' gradients were divided by {size} once more or once less "
+            "than in the others.",
+            check,
+        )
+    held = listing([t.name for t in fault.tensors], most=4)
+    cause = f"The reduced gradient of {held} is {number(times)} times the mean of the ranks' own"
+    beside = 1.0 if fault.most else fault.factor
+    others = "That of the other tensors is the mean"
+    if abs(beside - 1.0) > SAME:
+        others = f"That of the other tensors is {number(beside)} times the mean"
+    how = ""
+    if abs(times / beside / size - 1.0) <= SAME:
+        how = f": it was added up and not divided by the {size} ranks, or multiplied again"
+    elif abs(times / beside * size - 1.0) <= SAME:
+        how = f": it was divided by the {size} ranks twice"
+    return f"{cause}{how}. {others}.", check
 
 
 def _of_a_factor(fault: Fault, size: int) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from rankscope.server.detectors.reduction.clipped import ClippedBefore
 from rankscope.server.detectors.reduction.explain import Divisor, Fault, finding_of
 from rankscope.server.detectors.reduction.means import Means
 from rankscope.server.detectors.wording import count, listing, ranks
-from rankscope.server.window import Check, Float64, Reduction, Status, Window
+from rankscope.server.window import Check, Float64, Misreduced, Reduction, Status, Window
 
 _GRACE = 20
 _SPECIFIC = frozenset(("nothing", "stale", "swapped", "ranks"))
@@ -239,6 +239,15 @@ class ReductionWrong(Detector[ReductionState]):
         scaled = _is_loss_scale(factor, self.policy) and not by_ranks
         # A sum of gradients of losses that were divided by the number of ranks is their mean.
         scaled |= _is(factor * state.losses.common, 1.0, self.policy)
+        if not usual and _is_right_elsewhere(made, factor, self.policy):
+            # It is not in every tensor: those that have it are wrong, though they be most of them.
+            fault.most, fault.tensors = (
+                True,
+                tuple(
+                    Misreduced(name=name, shape=(), relative=abs(factor - 1.0), how="factor")
+                    for name in made.common
+                ),
+            )
         if not usual and not averaged and not scaled:
             streak = self._streak(state, made, (factor,))
             fault.pattern = "factor"
@@ -260,7 +269,7 @@ class ReductionWrong(Detector[ReductionState]):
             t for t in made.wrong if t.how in _SPECIFIC or _by_ranks(t.factor, size, self.policy)
         ]
         if wrong:
-            fault.pattern, fault.tensors = wrong[0].how, tuple(wrong)
+            fault.pattern, fault.most, fault.tensors = wrong[0].how, False, tuple(wrong)
             self._found(state, fault)
         elif any(t.how == "other" for t in made.wrong):
             fault.pattern, fault.tensors = "other", made.wrong
@@ -407,6 +416,13 @@ def _said(made: Reduction, expected: float, counts: dict[str, Float64]) -> Meani
     weights, errors = np.array(made.weights), np.array(made.weight_errors)
     bases = weighing.expected(len(weights), counts)
     return weighing.meaning(weights / expected, errors / expected, bases)
+
+
+def _is_right_elsewhere(made: Reduction, factor: float, policy: ReductionPolicy) -> bool:
+    """Whether tensors without the factor of most are the mean itself."""
+    return bool(made.common) and any(
+        t.how == "factor" and _is(factor * t.factor, 1.0, policy) for t in made.wrong
+    )
 
 
 def _divisor(factor: float, size: int, world: int, micro: int, policy: ReductionPolicy) -> Divisor:
