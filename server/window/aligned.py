@@ -174,8 +174,14 @@ class Applied:
 
     @property
     def exchanged(self) -> bool:
-        """Whether a reduction took place, of any tensor."""
+        """Whether any rank applied other ranks' gradients, in any tensor."""
         return any(self.averaged) or any(self.received)
+
+    @property
+    def reduced(self) -> bool:
+        """Whether most ranks did: a reduction took place."""
+        seen = [bool(a or r) for a, r in zip(self.averaged, self.received, strict=True)]
+        return 2 * sum(seen) > len(seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,7 +164,7 @@ def _may_be_meant(incident: Divergence) -> bool:
     """Whether ranks that were never kept equal may be made so yet, or stay near each other."""
     if not incident.tentative:
         return False
-    if incident.applied is not None and incident.applied.exchanged:
+    if incident.applied is not None and incident.applied.reduced:
         return False  # ranks that are averaged now and then do not exchange gradients as well
     if 0 < len(incident.tensors) < incident.tensor_count / 2:
         return False  # ranks that go their own ways differ in nearly all of their tensors

@@ -196,12 +196,12 @@ class Divergence(Incident):
         """
         members = {rank for group in self.groups for rank in group}
         for made in reductions:
-            if self.stage != "reduced_gradient" or (self.applied and self.applied.exchanged):
+            if self.stage != "reduced_gradient" or (self.applied and self.applied.reduced):
                 return
             known, there = made.applied, tuple(int(r) for r in made.ranks)
             if known is None or made.step < self.first_step or not members <= set(there):
                 continue
-            if self.applied is None or known.exchanged:
+            if self.applied is None or known.reduced:
                 self.applied, self.applied_ranks = known, there
                 self._decide(known, there)
 
