@@ -18,6 +18,7 @@ from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.reduction.clipped import ClippedBefore
 from rankscope.server.detectors.reduction.explain import Divisor, Fault, finding_of
 from rankscope.server.detectors.reduction.means import Means
+from rankscope.server.detectors.reduction.shards import ShardClipping
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import Check, Float64, Misreduced, Reduction, Status, Window
 
@@ -85,6 +86,7 @@ class ReductionState:
     watch: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8))
     notes: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8))
     means: Means = field(default_factory=Means)
+    shards: ShardClipping = field(default_factory=ShardClipping)
     losses: LossWeights = field(default_factory=LossWeights)
     clipped: ClippedBefore = field(default_factory=ClippedBefore)
 
@@ -124,6 +126,11 @@ class ReductionWrong(Detector[ReductionState]):
         twice the smallest or more at half of all samples, 8 at least, and the local norms do not
         grow with them (exponent below 1/4 by 3 standard errors; of sums it is 1/2 at least).
 
+        Shards: of ranks over which one replica is dealt out (FSDP), the factors of torch's clipping
+        differ by 0.1 % or more at three consecutive samples; or two of them or more have one and
+        the same norm there, to 1e-4, which is the largest of all, and have been seen to have others
+        (in total, or of single tensors: a gradient of signs has one norm for ever).
+
     Severity:
         Critical; a warning where a tensor's gradient is dropped, where what it is is not known,
         where a rank counts up to a half too much or too little, and for a factor that is not the
@@ -146,7 +153,7 @@ class ReductionWrong(Detector[ReductionState]):
     kinds: ClassVar[tuple[str, ...]] = ("reduction.wrong",)
     policies: ClassVar[type[Policy]] = ReductionPolicy
     wants: ClassVar[tuple[str, ...]] = (
-        *("clip_coefficient", "amp_scale", "micro_steps", "grad_norm_local"),
+        *("clip_coefficient", "amp_scale", "micro_steps", "grad_norm_local", "grad_norm"),
         *("loss", *INPUTS),
         *COUNTS,
     )
@@ -184,6 +191,8 @@ class ReductionWrong(Detector[ReductionState]):
             for episode in watch.take(window.last_step)
         ]
         findings += state.means.findings(window)
+        state.shards.take(window)
+        findings += state.shards.findings(window)
         return Outcome({"reduction.wrong": self._check(window, state)}, tuple(findings))
 
     # ---------------------------------------------------------------------------- one reduction
@@ -353,7 +362,7 @@ class ReductionWrong(Detector[ReductionState]):
             episode = watch.open(window.last_step)
             if episode is not None:
                 return Check(Status.OPEN, f"{finding_of(episode).title}.")
-        title = state.means.title(window.last_step)
+        title = state.shards.title(window.last_step) or state.means.title(window.last_step)
         if title:
             return Check(Status.OPEN, f"{title}.")
         hooks = _hooks(window)
