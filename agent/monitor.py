@@ -34,6 +34,8 @@ _CLOSE_SECONDS = 5.0
 # A step that takes this long is reported, with the place where it is: half of what a collective's
 # shortest usual time-out is, and longer than nearly all steps.
 _STALLED_SECONDS = 10.0
+# The phase of a rank whose forward passes go on and whose steps do not come.
+GOES_ON = "passes"
 # Backward passes without any step from which on that is worth a word: while more may be to come
 # before a first step, and when none is.
 _PASSES, _PASSES_AT_END = 32, 8
@@ -75,7 +77,11 @@ class Monitor:
         self._granted: int | None = None  # the server's last dense-sampling request
         self._stood = (step, time.monotonic())
         self._stalled_at = self._failed_at = ""
-        self._unstepped = 0  # backward passes that were reported to be without a step
+        # Forward passes of training so far, at the step's beginning and when last asked for; when
+        # there last was another one, and how often one was found.
+        self._passes_before = self._passes_seen = self._advances = 0
+        self._advanced = -math.inf
+        self._unstepped = 0  # passes of the step in progress, as last reported
         self._guard = Guard(self._report, everywhere=True)
         # A value that cannot be recorded is no reason to stop recording the others.
         self._bookkeeping = self._guard.probe("records", tolerance=1000)
@@ -151,35 +157,69 @@ class Monitor:
         return phase
 
     def _report_stalled(self, phase: str) -> None:
-        """Reports where the training thread is, once for each place, when a step does not end."""
+        """Reports where the training thread is, once for each place, when a step does not end.
+
+        Of one that computes batch after batch (its steps are skipped, say) it reports that instead.
+        """
         step, since = self._stood
         now = time.monotonic()
         if step != self._count.step:
             self._stood, self._stalled_at = (self._count.step, now), ""
-        elif now - since >= _STALLED_SECONDS and not self.closed:
-            self._report_unstepped(_PASSES)
-            place = place_of(self._thread)
-            if place != self._stalled_at:
-                self._stalled_at = place
-                data: dict[str, Any] = {"phase": phase, "step": step}
-                data["seconds"] = round(now - since, 1)
-                data["stacks"] = stacks_of(self._thread)
-                # Of a step that is complete on all ranks: the server goes no further meanwhile.
-                before = max(step - 2, 0)
-                self._records.event(Event(step=before, kind="stalled", text=place, data=data))
+            self._passes_before = self._passes_seen = self._forward_passes(asked=False)
+            self._advances, self._unstepped = 0, 0
+            return
+        passes = self._forward_passes(asked=now - since >= _STALLED_SECONDS / 2)
+        if passes != self._passes_seen:
+            self._passes_seen, self._advanced = passes, now
+            self._advances += 1
+        if now - since < _STALLED_SECONDS or self.closed:
+            return
+        self._report_unstepped(_PASSES, now - since)
+        # The first one found may be the only one of this step, in which it now stands.
+        goes_on = self._advances > 1 and now - self._advanced < _STALLED_SECONDS
+        place = "" if goes_on else place_of(self._thread)
+        known = place or phase if not goes_on else GOES_ON
+        if known == self._stalled_at:
+            return
+        self._stalled_at = known
+        if self._advances > 1 and not goes_on:
+            since = self._advanced
+        data: dict[str, Any] = {"phase": GOES_ON if goes_on else phase, "step": step}
+        data["seconds"] = round(now - since, 1)
+        if not goes_on:
+            data["stacks"] = stacks_of(self._thread)
+        # Of a step that is complete on all ranks: the server goes no further meanwhile.
+        before = max(step - 2, 0)
+        self._records.event(Event(step=before, kind="stalled", text=place, data=data))
 
-    def _report_unstepped(self, least: int) -> None:
-        """Reports a run of many backward passes, `least` or more, of which no step came."""
-        if self._count.step != self._first_step:
+    def _report_unstepped(self, least: int, seconds: float = 0.0) -> None:
+        """Reports a step of many passes, `least` or more, that does not come.
+
+        Args:
+            seconds: since the step before; 0 at the end, where only a first step is waited for.
+        """
+        if self._count.step != self._first_step and not seconds:
             return
         passes, thrown_away = self._passes_without_step()
-        if passes >= max(least, 2 * self._unstepped):
-            self._unstepped = passes
+        forwards = self._passes_seen - self._passes_before
+        if max(passes, forwards) >= max(least, 2 * self._unstepped):
+            self._unstepped = max(passes, forwards)
             text = f"{passes} backward passes and no step of the optimizer"
-            data = {"passes": passes, "discarded": thrown_away}
+            data = {"passes": passes, "discarded": thrown_away, "forwards": forwards}
+            data |= {"seconds": round(seconds), "steps": self._count.step - self._first_step}
             self._records.event(
-                Event(step=self._first_step, kind="unstepped", text=text, data=data)
+                Event(step=self._count.step, kind="unstepped", text=text, data=data)
             )
+
+    def _forward_passes(self, *, asked: bool) -> int:
+        """Forward passes of training, as far as they are counted.
+
+        Called from another thread than the training's.
+
+        Args:
+            asked: they are to be counted from now on, until the step in progress ends.
+        """
+        return 0
 
     def _passes_without_step(self) -> tuple[int, int]:
         """Backward passes since the last step, and those whose gradients were thrown away."""

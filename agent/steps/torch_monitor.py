@@ -65,6 +65,7 @@ class TorchMonitor(Monitor):
         self._unseen_reported = False
         self._root_hook: hooks.SwitchedHook | None = None
         self._is_hooked = True  # whether the root hook is on
+        self._forwards = 0  # calls of the model, while it is
 
         self._tracked = Tracked(model, optimizer)
         self._spent = Spent(self._tracked.group.tensors)
@@ -202,6 +203,7 @@ class TorchMonitor(Monitor):
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """The model is called, for training or for evaluation."""
+        self._forwards += 1
         mode = self._machine.mode
         if mode is COUNTED or self._passes.is_repeated(module):
             return
@@ -274,6 +276,15 @@ class TorchMonitor(Monitor):
     def _passes_without_step(self) -> tuple[int, int]:
         # What is compiled into one graph steps unseen.
         return (0, 0) if self._loss is None or self._unseen_reported else self._loss.passes_so_far()
+
+    def _forward_passes(self, *, asked: bool) -> int:
+        hook = self._root_hook
+        if asked and hook is not None and not hook.is_on and not self.closed:
+            # Where steps are short it is off between samples; the next step takes it off again.
+            self._is_hooked = True
+            hook.put_on()
+        # Of an evaluation nothing is said: it ends no steps in the ordinary course of things.
+        return self._forwards if self._context.trains(self._model) else self._passes_seen
 
     def _found(self, kind: type[Kind]) -> Kind | None:
         """The probe of a kind; None where it could not be made."""

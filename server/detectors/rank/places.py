@@ -17,6 +17,8 @@ _CERTAIN = ("collective", "device")
 # that no Python frame shows it: DDP reduces gradients in the backward pass and broadcasts
 # buffers in the forward pass, sharded optimizers gather parameters in their step.
 _POSSIBLE = ("forward", "backward", "step")
+# Of a rank that computes batch after batch, and whose steps do not come.
+GOES_ON = "passes"
 _DOES = {
     "collective": "in a collective",
     "device": "waiting for its device",
@@ -27,6 +29,7 @@ _DOES = {
     "scheduler": "in the scheduler",
     "checkpoint": "saving or loading a checkpoint",
     "evaluation": "evaluating",
+    GOES_ON: "making forward passes without a step",
     "idle": "in the user's code",
     "": "in the user's code",
 }

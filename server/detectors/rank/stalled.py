@@ -11,6 +11,7 @@ import numpy as np
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.rank.places import (
+    GOES_ON,
     Blame,
     Place,
     blame,
@@ -70,8 +71,8 @@ class RankStalled(Detector[StalledState]):
     off its stack by the agent's own thread: in its first step, in its last one and in an evaluation
     too. A rank waits where it is in a collective, in a synchronisation with its device, or inside a
     forward or backward pass or a step of the optimizer, in which a data-parallel wrapper waits
-    without a line of Python. A rank that loads data, evaluates, saves or is in code of the user's
-    does not wait.
+    without a line of Python. A rank that loads data, evaluates, saves, is in code of the user's or
+    makes one forward pass after the other, its steps being skipped, does not wait.
 
     Statistic:
         No rank has ended a step since, and at least one waits. The suspect ranks are those that do
@@ -121,7 +122,8 @@ class RankStalled(Detector[StalledState]):
             if event.kind == "stalled" and life is not None and not event.at < life.first_seen:
                 place = place_of_event(event, window.now, life.attempt)
                 known_place = state.places.get(event.rank)
-                if known_place is not None and known_place.step == place.step:
+                same = known_place is not None and known_place.step == place.step
+                if known_place is not None and same and known_place.phase != GOES_ON:
                     # Since when a step does not end changes only as more is known of it.
                     place = place.since_at_most(known_place.since)
                 state.places[event.rank] = place
@@ -316,4 +318,6 @@ def _where(
     if len(at) == 1 and (place := at.pop()):
         doing = f"{does.pop()} " if len(does) == 1 else ""
         return f"{which} {doing}at {place[:_PLACE]}"
+    if {place.phase for place in there} == {GOES_ON}:
+        return f"{which} {there[0].does}"
     return f"{which} somewhere else"

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.effects import BLUR, Rule
 from rankscope.server.detectors.episode import Watch
-from rankscope.server.detectors.policy import Observations, Policy, Share
+from rankscope.server.detectors.policy import Observations, Policy, Seconds, Share, Times
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.update.still import (
     Frozen,
@@ -30,6 +31,7 @@ _GRACE = 20
 _FIRST = 32
 _FROZEN = "parameters.frozen"
 _UNSTEPPED = "unstepped"
+_DURATION = "step_seconds"
 _MAX_NAMES = 500
 
 
@@ -48,6 +50,10 @@ class MissingPolicy(Policy):
             has done so by then.
         accumulated: backward passes without any step of the optimizer, from which on it is no
             accumulation; who accumulates takes some tens, and few hundreds.
+        longest_steps: time without a step, after steps that came, as a multiple of the longest of
+            them: what else a loop does in between (an evaluation, a checkpoint) is in that.
+        without: seconds without a step, where that is longer; an evaluation that is not called one
+            ends within it in trainings that are short.
         forgotten: share of the trained tensors up to which those left out were probably forgotten;
             who trains a part of a model on purpose leaves out most of it.
     """
@@ -58,6 +64,8 @@ class MissingPolicy(Policy):
     converged: Share = 1e-5
     never: Observations = 8
     accumulated: Observations = 512
+    longest_steps: Times = 10.0
+    without: Seconds = 30.0
     forgotten: Share = 0.5
 
 
@@ -80,8 +88,9 @@ class MissingState:
             `never_since`; `moved` once one of them was not.
         carried: samples at which their gradients were not set to zero; -1 once they were.
         frozen: what was trained at first and is no longer.
-        unstepped: rank -> backward passes of a process that has not ended a step yet, and those
-            whose gradients were thrown away; its start.
+        unstepped: rank -> backward passes of a process that has not ended a step yet, or none since
+            the last one, and those whose gradients were thrown away.
+        longest: longest step so far, seconds.
     """
 
     steps: int = 0
@@ -105,6 +114,7 @@ class MissingState:
     watch: Watch[Still] = field(default_factory=lambda: Watch(clear_after=16))
     frozen: Watch[Frozen] = field(default_factory=lambda: Watch(clear_after=0))
     unstepped: dict[int, Unstepped] = field(default_factory=dict)
+    longest: float = 0.0
 
 
 class UpdateMissing(Detector[MissingState]):
@@ -120,7 +130,9 @@ class UpdateMissing(Detector[MissingState]):
         steps. And parameters in the optimizer that required a gradient at attach and do not any
         more, after steps have moved them. And processes that call `backward` and never step: 8
         passes or more until their end, or 32 so far of which half were thrown away again
-        (`zero_grad`), or 512 (accumulation takes less), reported when no step has ended for 10 s.
+        (`zero_grad`), or 512 (accumulation takes less), reported when no step has ended for 10 s;
+        after steps that came, the same when none has ended for 30 s and 10 times the longest of
+        them, and so are 512 forward passes of training without a backward pass.
 
     Severity:
         Critical where nothing moves, or no step is made at all (info where something did move
@@ -150,6 +162,17 @@ class UpdateMissing(Detector[MissingState]):
         "steps_skipped",
         "tensors_never_updated",
         "gradient_carried_outside",
+        _DURATION,
+    )
+    effects: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            root=("amp.scale_collapse", "gradient.nonfinite", "loss.nonfinite"),
+            consequence=("update.missing",),
+            key="unstepped",
+            earliest=-BLUR,
+            same_ranks=False,
+            why="steps whose gradient is not finite are skipped",
+        ),
     )
 
     policy: MissingPolicy
@@ -169,6 +192,9 @@ class UpdateMissing(Detector[MissingState]):
         self._coverage(window, state)
         digest_series = window.digests.get("parameters")
         rows = {name: dict(_by_step(window, name)) for name in self.wants}
+        if (durations := window.series.get(_DURATION)) is not None:
+            known = durations.values[durations.present]
+            state.longest = max(state.longest, float(np.nanmax(known, initial=0.0)))
         for column, step in enumerate(window.steps.tolist()):
             rates = rows["lr"].get(step)
             rate = float(np.nanmax(rates)) if rates is not None else None
@@ -228,9 +254,11 @@ class UpdateMissing(Detector[MissingState]):
         liveness = {life.rank: life for life in window.liveness}
         for event in window.events:
             if event.kind == _UNSTEPPED:
-                passes = int(event.data.get("passes", 0))
-                discarded = int(event.data.get("discarded", 0))
-                state.unstepped[event.rank] = Unstepped(event.step, passes, discarded)
+                given = {
+                    name: int(event.data.get(name, 0))
+                    for name in ("passes", "discarded", "forwards", "seconds", "steps")
+                }
+                state.unstepped[event.rank] = Unstepped(event.step, **given)
         found: dict[int, Unstepped] = {}
         for rank, one in tuple(state.unstepped.items()):
             life = liveness.get(rank)
@@ -238,11 +266,15 @@ class UpdateMissing(Detector[MissingState]):
                 del state.unstepped[rank]
                 continue
             one.ended = life.state != "running"
-            if (
-                one.ended
-                or one.passes >= self.policy.accumulated
-                or (2 * one.discarded >= one.passes)
-            ):
+            if one.steps:
+                least = max(self.policy.without, self.policy.longest_steps * state.longest)
+                if one.seconds < least:
+                    continue
+            elif one.ended:
+                found[rank] = one
+                continue
+            many = max(one.passes, one.forwards if one.steps else 0) >= self.policy.accumulated
+            if many or (one.passes and 2 * one.discarded >= one.passes):
                 found[rank] = one
         return unstepped_finding(found, window) if found else None
 

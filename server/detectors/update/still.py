@@ -59,18 +59,24 @@ class Frozen:
 
 @dataclass(slots=True)
 class Unstepped:
-    """Backward passes of a process that has never stepped.
+    """Passes of a process that has never stepped, or not since its last step.
 
     Attributes:
-        step: its first one, which has not ended.
-        passes: how many.
+        step: the one that has not ended.
+        passes: backward passes for it.
         discarded: those whose gradients were set to zero, or replaced, again.
+        forwards: forward passes of training for it, as far as they were counted.
+        seconds: for how long.
+        steps: that the process has ended before.
         ended: whether the process has ended so.
     """
 
     step: int
     passes: int
     discarded: int
+    forwards: int = 0
+    seconds: int = 0
+    steps: int = 0
     ended: bool = False
 
 
@@ -133,7 +139,9 @@ def finding_of(episode: Episode[Still], window: Window) -> Finding:
 
 
 def unstepped_finding(found: Mapping[int, Unstepped], window: Window) -> Finding:
-    """Of ranks that call `backward` and never step."""
+    """Of ranks that call `backward` and never step, or do not any more."""
+    if all(one.steps for one in found.values()):
+        return _stopped(found, window)
     who = tuple(sorted(found))
     where = "" if len(who) == window.world_size else f" on {ranks(who)}"
     passes = max(one.passes for one in found.values())
@@ -168,6 +176,51 @@ def unstepped_finding(found: Mapping[int, Unstepped], window: Window) -> Finding
         ),
         clear_after=0,
         evidence={"passes": passes, "discarded": discarded, "ended": ended},
+    )
+
+
+def _stopped(found: Mapping[int, Unstepped], window: Window) -> Finding:
+    """Of ranks that have stepped, and compute on without a step."""
+    who = tuple(sorted(found))
+    where = "" if len(who) == window.world_size else f" on {ranks(who)}"
+    passes = max(one.passes for one in found.values())
+    forwards = max(one.forwards for one in found.values())
+    seconds = max(one.seconds for one in found.values())
+    step = min(one.step for one in found.values())
+    made = count(passes, "backward pass") if passes else count(forwards, "forward pass")
+    return Finding(
+        kind="update.missing",
+        key="unstepped",
+        severity="critical" if passes else "warning",
+        title=f"No optimizer step has ended since step {step - 1} in {made}{where}",
+        seen_step=step,
+        last_step=max(window.last_step, step),
+        first_step=step,
+        ranks=who,
+        stage="optimizer",
+        cause=sentences(
+            f"For {seconds} s{where} the model has been run as in training ({made} at least), and "
+            "no step of an optimizer was seen: nothing is learnt any more.",
+            "Usual causes: a condition skips every step (a loss or gradient that is not finite), "
+            "the loop has changed to another optimizer, or a loss scaler skips the steps.",
+            ""
+            if passes
+            else "Without a backward pass it may be an evaluation, in training mode and with "
+            "gradients.",
+        ),
+        remedy=(
+            "Look at the condition before `backward()` and `optimizer.step()`, and at what makes "
+            "it hold; end a training that skips many steps in a row with an error. Call "
+            "`model.eval()` and use `torch.no_grad()` where nothing is trained."
+        ),
+        clear_after=0,
+        evidence={
+            "passes": passes,
+            "discarded": max(one.discarded for one in found.values()),
+            "forwards": forwards,
+            "seconds": seconds,
+            "ended": all(one.ended for one in found.values()),
+        },
     )
 
 
