@@ -151,7 +151,7 @@ def _values(window: Window, metric: str, members: tuple[int, ...], column: int) 
     if series is None:
         return None
     rows = np.flatnonzero(np.isin(window.ranks, members))
-    values = series.values[rows, column]
+    values: Float64 = series.values[rows, column]
     if not series.present[rows, column].all() or not np.isfinite(values).all():
         return None
     return values
