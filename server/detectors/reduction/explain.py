@@ -121,10 +121,8 @@ def _of_most(made: Reduction) -> int:
 
 def _title(fault: Fault, step: int) -> str:
     since = f"since step {step}"
-    if fault.pattern == "factor" and not math.isnan(times := _times(fault)):
-        return (
-            f"The reduced gradient{_named(fault.tensors)} is {number(times)} times the mean {since}"
-        )
+    if fault.pattern == "factor" and not math.isnan(in_common := _times(fault)):
+        return f"The reduced gradient{_named(fault.tensors)} is {number(in_common)} times the mean {since}"
     if fault.pattern == "ranks" and fault.odd:
         who, times = ranks(sorted(fault.odd)), _together(fault.odd)
         if times == 0:

@@ -193,8 +193,8 @@ class UpdateMissing(Detector[MissingState]):
         digest_series = window.digests.get("parameters")
         rows = {name: dict(_by_step(window, name)) for name in self.wants}
         if (durations := window.series.get(_DURATION)) is not None:
-            known = durations.values[durations.present]
-            state.longest = max(state.longest, float(np.nanmax(known, initial=0.0)))
+            took = durations.values[durations.present]
+            state.longest = max(state.longest, float(np.nanmax(took, initial=0.0)))
         for column, step in enumerate(window.steps.tolist()):
             rates = rows["lr"].get(step)
             rate = float(np.nanmax(rates)) if rates is not None else None
@@ -254,11 +254,13 @@ class UpdateMissing(Detector[MissingState]):
         liveness = {life.rank: life for life in window.liveness}
         for event in window.events:
             if event.kind == _UNSTEPPED:
-                given = {
-                    name: int(event.data.get(name, 0))
-                    for name in ("passes", "discarded", "forwards", "seconds", "steps")
-                }
-                state.unstepped[event.rank] = Unstepped(event.step, **given)
+                names = ("passes", "discarded", "forwards", "seconds", "steps")
+                passes, discarded, forwards, seconds, steps = (
+                    int(event.data.get(name, 0)) for name in names
+                )
+                state.unstepped[event.rank] = Unstepped(
+                    event.step, passes, discarded, forwards, seconds, steps
+                )
         found: dict[int, Unstepped] = {}
         for rank, one in tuple(state.unstepped.items()):
             life = liveness.get(rank)
