@@ -105,6 +105,11 @@ class AveragingRounds:
         return _finding(third, period, fourth.step)
 
 
+def interval_of(returns: Sequence[int]) -> int:
+    """Steps between the last two synchronisations; since the first one, where there was but one."""
+    return returns[-1] - returns[-2] if len(returns) > 1 else max(returns[-1], 1)
+
+
 def _finding(missed: AveragingRound, period: int, seen: int) -> Finding:
     who, step = ranks(missed.absent), missed.step
     return Finding(

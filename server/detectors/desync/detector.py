@@ -13,7 +13,7 @@ import numpy as np
 from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.data.batches import batch_digests
 from rankscope.server.detectors.desync.answers import SUBJECTS, checks_of
-from rankscope.server.detectors.desync.averaging_rounds import MARK, AveragingRound
+from rankscope.server.detectors.desync.averaging_rounds import MARK, AveragingRound, interval_of
 from rankscope.server.detectors.desync.explain import (
     finding_of,
     periodic_finding,
@@ -249,7 +249,7 @@ class Desync(Detector[DesyncState]):
         if left_out and parameters is not None and (incident is None or incident.tentative):
             self._close(state, findings, last_step=step - 1)
             self._miss(
-                window, state, parameters, comparisons, version_facts, _interval(state.returns)
+                window, state, parameters, comparisons, version_facts, interval_of(state.returns)
             )
             return
         if incident is None:
@@ -584,11 +584,6 @@ def _gradients_seen(state: DesyncState, step: int, comparisons: Sequence[Compari
         if step != state.gradients_until + 1:
             state.gradients_since = step
         state.gradients_until = step
-
-
-def _interval(returns: Sequence[int]) -> int:
-    """Steps between the last two synchronisations; since the first one, where there was but one."""
-    return returns[-1] - returns[-2] if len(returns) > 1 else max(returns[-1], 1)
 
 
 def _workers(state: DesyncState, last_step: int) -> Finding:

@@ -122,7 +122,8 @@ def _of_most(made: Reduction) -> int:
 def _title(fault: Fault, step: int) -> str:
     since = f"since step {step}"
     if fault.pattern == "factor" and not math.isnan(in_common := _times(fault)):
-        return f"The reduced gradient{_named(fault.tensors)} is {number(in_common)} times the mean {since}"
+        which = _named(fault.tensors)
+        return f"The reduced gradient{which} is {number(in_common)} times the mean {since}"
     if fault.pattern == "ranks" and fault.odd:
         who, times = ranks(sorted(fault.odd)), _together(fault.odd)
         if times == 0:
