@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from rankscope.server.detectors.rank.lateness import (
     timed,
     without_queueing,
 )
+from rankscope.server.detectors.rank.rounds import NAMES, Rounds
 from rankscope.server.detectors.wording import agree, count, duration, percent, ranks
 from rankscope.server.window import Check, Status, Window
 
@@ -31,6 +32,7 @@ class StarvedState:
     """What is remembered."""
 
     lateness: Lateness
+    rounds: Rounds = field(default_factory=Rounds)
 
 
 class RankStarved(Detector[StarvedState]):
@@ -45,6 +47,9 @@ class RankStarved(Detector[StarvedState]):
         count, nor do steps at which half of the others were not idle for as long. 8 without, and 20
         steps, and it is over. The onset is where the steps became longer (change point of the
         logarithm, least squares). The same now and then (key `jitter`) as in `rank.straggler`.
+        Steps before which ranks that train for themselves average their parameters are left out:
+        whoever comes first waits there for the others. Where there are such averages
+        `rank.straggler` alone has who is late now and then.
 
     Severity:
         Warning; critical where more than half of the step goes into it. Now and then: info where
@@ -61,7 +66,7 @@ class RankStarved(Detector[StarvedState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.starved",)
     needs: ClassVar[tuple[str, ...]] = ("data_seconds",)
-    wants: ClassVar[tuple[str, ...]] = ("step_seconds", *QUEUEING)
+    wants: ClassVar[tuple[str, ...]] = NAMES
     min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = LatenessPolicy
@@ -85,7 +90,9 @@ class RankStarved(Detector[StarvedState]):
         late = lateness.late(
             window.ranks, np.where(reported, took, np.nan), block.lengths, block.idle
         )
-        judged = (reported.sum(axis=1) > 1) & (block.lengths > 0)
+        # Who comes first to an average waits longest there, and not for data.
+        averaged = state.rounds.averaged(window, block)
+        judged = (reported.sum(axis=1) > 1) & (block.lengths > 0) & ~averaged
         columns = (block.steps, block.lengths, block.lengths_alone, judged)
         for n, (step, length, alone, usable) in enumerate(
             zip(*(c.tolist() for c in columns), strict=True)
@@ -97,7 +104,10 @@ class RankStarved(Detector[StarvedState]):
                     TimingSample(step, window.ranks[there], took[n][there], late[n], length)
                 )
         findings = [_finding(late) for late in lateness.take()]
-        findings += [_jittering(late, self.policy) for late in lateness.now_and_then()]
+        now_and_then = [_jittering(late, self.policy) for late in lateness.now_and_then()]
+        if not state.rounds.met:
+            # Between averages nobody waits for a rank that is late once: `rank.straggler` has them.
+            findings += now_and_then
         return Outcome({"rank.starved": _check(state, window)}, tuple(findings))
 
 
@@ -168,7 +178,7 @@ def _check(state: StarvedState, window: Window) -> Check:
     if lateness.current is not None and not lateness.current.over(window.last_step):
         return Check(Status.OPEN, f"{_finding(lateness.current).title}.")
     jitter = lateness.jitter.current
-    if jitter is not None and not jitter.over(window.last_step):
+    if jitter is not None and not state.rounds.met and not jitter.over(window.last_step):
         return Check(Status.OPEN, f"{_jittering(jitter, lateness.policy).title}.")
     if lateness.judged < lateness.policy.looks:
         return Check(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
@@ -28,18 +28,26 @@ from rankscope.server.detectors.rank.lateness import (
     Late,
     Lateness,
     LatenessPolicy,
+    Timed,
     TimingSample,
     medians,
     rows_of_hosts,
     timed,
     without_queueing,
 )
+from rankscope.server.detectors.rank.rounds import NAMES as OF_ROUNDS
+from rankscope.server.detectors.rank.rounds import Rounds
 from rankscope.server.detectors.statistics import Spacing
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import agree, count, duration, number, percent, ranks
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
+_WHY_LATE = (
+    "Look at what {who} does between two averages and the others do not: loading, logging, checks "
+    "or saving under `if rank == ...`, longer batches. Look at its machine, too: another job on "
+    "it, a throttled device, fewer cores."
+)
 _NAMES = ("step_seconds", "compute_seconds", "wait_seconds", "data_seconds", *QUEUEING)
 
 
@@ -123,6 +131,8 @@ class StragglerState:
     """What is remembered."""
 
     lateness: Lateness
+    by_round: Lateness
+    rounds: Rounds = field(default_factory=Rounds)
     collectives: _Collectives = field(default_factory=_Collectives)
     steps: int = 0
     timed: int = 0
@@ -157,6 +167,14 @@ class RankStraggler(Detector[StragglerState]):
         less than half of what is more. Where another number of tensors is reduced (layers that are
         trained from there on), what is usual is learned anew.
 
+        Rounds: ranks that train for themselves between averages of their parameters (seen to differ
+        in between, and to write them before a step) wait for the last one in the averaging, within
+        the next step's `data_seconds`. What a rank takes for itself is there the time from one
+        average to the next without what it waited beyond what it usually needs for data, and
+        without what it waited for a processor longer than the median. Late (key `rounds`), or now
+        and then (key `jitter`), is who comes after the others by the same limits, a round in place
+        of a step.
+
     Severity:
         Warning; a straggler for which more than half of the step is waited is critical. One that
         jitters is info where it costs less than 20 % of the time.
@@ -173,7 +191,7 @@ class RankStraggler(Detector[StragglerState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("rank.straggler", "collective.slow")
-    wants: ClassVar[tuple[str, ...]] = _NAMES
+    wants: ClassVar[tuple[str, ...]] = tuple(dict.fromkeys((*_NAMES, *OF_ROUNDS)))
     min_ranks: ClassVar[int] = 2
 
     policies: ClassVar[type[Policy]] = StragglerPolicy
@@ -185,7 +203,7 @@ class RankStraggler(Detector[StragglerState]):
 
     def start(self) -> StragglerState:
         """Nothing timed yet."""
-        return StragglerState(lateness=Lateness(self.policy))
+        return StragglerState(Lateness(self.policy), Lateness(self.policy))
 
     def advance(self, window: Window, state: StragglerState) -> Outcome:
         """Goes through the steps that were timed."""
@@ -239,12 +257,26 @@ class RankStraggler(Detector[StragglerState]):
                 self._reduced(state, step, least, middle, length, lost)
         findings = [_straggling(late) for late in state.lateness.take()]
         findings += [_jittering(late, self.policy) for late in state.lateness.now_and_then()]
+        findings += self._by_round(window, state, block)
         slow = state.collectives
         findings += [_slow(incident) for incident in slow.ended]
         slow.ended = []
         if slow.current is not None:
             findings.append(_slow(slow.current))
         return Outcome(self._checks(state, window), tuple(findings))
+
+    def _by_round(self, window: Window, state: StragglerState, block: Timed) -> list[Finding]:
+        """Who comes late to the averages of ranks that train for themselves in between."""
+        lateness = state.by_round
+        averaged = state.rounds.averaged(window, block)
+        for sample in state.rounds.take(window.ranks, block, averaged):
+            unknown = np.full((1, len(sample.ranks)), np.nan)
+            length = np.array([sample.step_seconds])
+            late = lateness.late(sample.ranks, sample.took[None], length, unknown)
+            lateness.times.push(sample.step, sample.step_seconds)
+            lateness.observe(replace(sample, late=late[0]))
+        found = [_late_to_rounds(late) for late in lateness.take()]
+        return found + [_late_to_some(late, self.policy) for late in lateness.now_and_then()]
 
     def _reduced(
         self,
@@ -309,7 +341,15 @@ class RankStraggler(Detector[StragglerState]):
 
     def _checks(self, state: StragglerState, window: Window) -> dict[str, Check]:
         late, jitter = state.lateness.current, state.lateness.jitter.current
-        if late is None or late.over(window.last_step):
+        rounds = state.by_round.current
+        if not state.lateness.judged and state.by_round.judged:
+            some = state.by_round.jitter.current
+            if rounds is not None and not rounds.over(window.last_step):
+                straggler = _check(state, window, rounds, _late_to_rounds)
+            else:
+                to_some = partial(_late_to_some, policy=self.policy)
+                straggler = _check(state, window, some, to_some)
+        elif late is None or late.over(window.last_step):
             straggler = _check(state, window, jitter, partial(_jittering, policy=self.policy))
         else:
             straggler = _check(state, window, late, _straggling)
@@ -424,6 +464,61 @@ def _jittering(late: Jittering, policy: StragglerPolicy) -> Finding:
     )
 
 
+def _late_to_rounds(late: Late) -> Finding:
+    """Of ranks that are late to each average."""
+    who, step = ranks(late.ranks), late.first_step
+    verb, comes = agree(len(late.ranks), "takes"), agree(len(late.ranks), "comes")
+    return Finding(
+        kind="rank.straggler",
+        key="rounds",
+        severity="critical" if late.lost > 0.5 else "warning",
+        title=f"{who.capitalize()} {comes} last to the averages since step {step}: the others wait "
+        f"{percent(late.lost)} of the time",
+        seen_step=late.seen_step,
+        last_step=late.last_step,
+        first_step=step,
+        ranks=late.ranks,
+        cause=(
+            f"Between two averages of the parameters {who} {verb} {duration(late.own)}, the others "
+            f"{duration(late.others)}; then they wait in the averaging, for "
+            f"{percent(late.lost)} of the time."
+        ),
+        remedy=_WHY_LATE.format(who=who),
+        clear_after=late.clear_after,
+        evidence={
+            "own_seconds": late.own,
+            "others_seconds": late.others,
+            **late.evidence(),
+        },
+    )
+
+
+def _late_to_some(late: Jittering, policy: StragglerPolicy) -> Finding:
+    """Of one that is late to an average now and then."""
+    who, step = f"rank {late.rank}", late.first_step
+    of = f"{late.times} of {count(late.samples, 'round')}"
+    return Finding(
+        kind="rank.straggler",
+        key="jitter",
+        severity="warning" if late.lost >= policy.jitter_lost else "info",
+        title=f"Rank {late.rank} comes {duration(late.late_seconds)} late to averages now and then "
+        f"since step {step}: to {of}",
+        seen_step=late.seen_step,
+        last_step=late.last_step,
+        first_step=step,
+        ranks=(late.rank,),
+        cause=(
+            f"To {of} {who} came {duration(late.late_seconds)} after the others, and with them in "
+            f"between, where it is {duration(late.usual_seconds)} from one average of the "
+            "parameters to the next. The others wait for it in the averaging: "
+            f"{percent(late.lost)} of the last rounds' time. No other rank is late so often."
+        ),
+        remedy=_WHY_LATE.format(who=who),
+        clear_after=late.clear_after,
+        evidence=late.evidence(),
+    )
+
+
 def _check(
     state: StragglerState,
     window: Window,
@@ -432,7 +527,12 @@ def _check(
 ) -> Check:
     if incident is not None and not incident.over(window.last_step):
         return Check(Status.OPEN, f"{finding(incident).title}.")
-    judged = state.lateness.judged
+    judged, rounds = state.lateness.judged, state.by_round.judged
+    if rounds >= 8 and not judged:
+        return Check(
+            Status.OK,
+            f"How late each rank came to an average was compared at {count(rounds, 'round')}.",
+        )
     if judged >= 8:
         return Check(
             Status.OK,
