@@ -9,6 +9,9 @@ from rankscope.agent.model.tensors import TensorGroup
 from rankscope.agent.probes.base import Context, Probe, SharedPass, StepFacts, processor_time
 from rankscope.agent.probes.norms import lie_here
 
+# Samples before which nothing was written, after which a write is a rare one.
+_RARE = 8
+
 
 class Parameters(Probe):
     """Digests and fingerprints of the trainable parameters.
@@ -19,7 +22,8 @@ class Parameters(Probe):
     written by something else than the optimizer. That change is posted as a digest of its own, 0
     where there was none, so that ranks which all changed in the same way still agree. Of a model
     that is sharded it is also posted by how much each tensor has changed: with no replica to
-    compare with, that says which tensor it was, on which rank. Before a sampled step sketches are
+    compare with, that says which tensor it was, on which rank. So it is of any other after 8
+    samples before which nothing was written. Before a sampled step sketches are
     taken, too: the same pass again.
 
     Leaves, at sampled steps, `parameters_before` and `parameters`: fingerprints under way of before
@@ -32,6 +36,7 @@ class Parameters(Probe):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._last: _Sample | None = None
+        self._unwritten = 0  # samples before which nothing was written, the last ones
         self._pass = SharedPass("word", "full")
 
     def start(self, facts: StepFacts) -> None:
@@ -60,7 +65,10 @@ class Parameters(Probe):
             now = pending.result()
             change = (plan.model_digest(now.digests) - sample.digest) % 2**64
             facts.digests["outside_optimizer"] = change
-            if change and sample.fingerprints is not None and group.is_sharded:
+            # Which tensors: for all that is written now and then, as where a bit has flipped; what
+            # is written again and again is compared as the step leaves it.
+            rare, self._unwritten = self._unwritten >= _RARE, 0 if change else self._unwritten + 1
+            if change and sample.fingerprints is not None and (group.is_sharded or rare):
                 by = changed_by(sample.fingerprints, now)
                 facts.fingerprints.append(group.fingerprints(facts.step, "outside_optimizer", by))
 

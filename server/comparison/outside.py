@@ -8,7 +8,9 @@ they need no replica to show it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +25,57 @@ STAGE = "outside_optimizer"
 _QUIET = 8
 
 _Prints = Mapping[tuple[int, str], Mapping[int, Mapping[str, wire.Fingerprint]]]
+
+
+def unchanged_too(
+    prints: Mapping[int, Mapping[str, wire.Fingerprint]],
+    words: Series | None,
+    ranks: Int64,
+    steps: Int64,
+    step: int,
+) -> Mapping[int, Mapping[str, wire.Fingerprint]]:
+    """By how much tensors changed before a step, of ranks that wrote nothing as well.
+
+    These post a digest of 0 and no fingerprint: nothing has changed in any tensor.
+
+    Args:
+        prints: of those that wrote something, by rank and table.
+        words: model digests of this link.
+        ranks, steps: rows and columns of the words.
+    """
+    column = int(np.searchsorted(steps, step))
+    if words is None or not prints or column == len(steps) or steps[column] != step:
+        return prints
+    first = next(iter(prints.values()))
+    if any(
+        of_rank.keys() != first.keys()
+        or any(len(of_rank[t].digests) != len(first[t].digests) for t in first)
+        for of_rank in prints.values()
+    ):
+        return prints  # ranks that hold different parts
+    nothing = {
+        table: replace(
+            made,
+            digests=np.zeros_like(made.digests),
+            sketches=None if made.sketches is None else np.zeros_like(made.sketches),
+        )
+        for table, made in first.items()
+    }
+    known = words.present[:, column] & (words.values[:, column] == 0)
+    quiet = [rank for rank in ranks[known].tolist() if rank not in prints]
+    return {**prints, **dict.fromkeys(quiet, nothing)}
+
+
+def without_shares(comparison: Comparison) -> Comparison:
+    """The same without what is relative to a change of nothing: of what share that is, is unknown.
+
+    How far the parameters differ is seen of these themselves.
+    """
+    relative = np.where(np.isinf(comparison.relative), np.nan, comparison.relative)
+    tensors = tuple(
+        replace(t, relative=math.nan) if math.isinf(t.relative) else t for t in comparison.tensors
+    )
+    return replace(comparison, relative=relative, tensors=tensors)
 
 
 class Outside:

@@ -14,7 +14,7 @@ from rankscope.server.comparison import compare
 from rankscope.server.comparison.frozen import STAGE as FROZEN
 from rankscope.server.comparison.frozen import Frozen
 from rankscope.server.comparison.outside import STAGE as OUTSIDE
-from rankscope.server.comparison.outside import Outside
+from rankscope.server.comparison.outside import Outside, unchanged_too, without_shares
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
 from rankscope.server.comparison.shared_tensors import SharedTensors
 from rankscope.server.window import Comparison, Int64, Series, joined_fingerprint
@@ -85,6 +85,7 @@ class Comparisons:
         for key, taken in fingerprints:
             if key[1] == OUTSIDE:
                 changes[key] = taken
+                taken = unchanged_too(taken, all_digests.get(OUTSIDE), ranks, steps, key[0])
             if key[1] == FROZEN:
                 taken = self._frozen.filled(taken)
             known, whole = parts.get(key, {}), found.get(key)
@@ -100,7 +101,7 @@ class Comparisons:
                     key, of_class, of_members, exact=key in of_digests
                 )
                 if compared is not None:
-                    made.append(compared)
+                    made.append(without_shares(compared) if key[1] == OUTSIDE else compared)
             if key[1] == FROZEN:
                 frozen = self._frozen.compared(
                     key, taken, ranks, compare.merged(made) if made else None
