@@ -122,6 +122,7 @@ def constant_answers(
     update: float = 1e-3,
     games: bool = False,
     accuracy: float = 0.2,
+    dataset: int = 0,
     steps: int = 300,
 ) -> Trace:
     """A loss that comes down to what the frequencies of the targets give, or below.
@@ -133,13 +134,14 @@ def constant_answers(
         falls: of the loss, from step 20 to the last.
         scatter: of a single loss, as a share of it.
         games: another optimizer steps in turns with this one.
+        dataset: samples that a rank has, of which two are reported at each step; 0: none are.
     """
     random = np.random.default_rng(seed)
     each = np.arange(steps)
     course = np.where(each < until, before, explained)
     level = entropy * (1 - course) + (begins - entropy) * np.exp(-each / 20)
     level += falls * (1 - each / steps)
-    loss = level * (1 + scatter * random.standard_normal((2, steps)))
+    loss = level * np.maximum(1 + scatter * random.standard_normal((2, steps)), 0.01)
     updates = np.where(each < 5, first_update, update) * np.ones((2, 1))
     series = {
         "loss": loss,
@@ -149,7 +151,14 @@ def constant_answers(
         "lr": np.full((2, steps), 1e-3),
     }
     turns = Occurrence(0, 0, "optimizers.turns", "turns", {"optimizers": 2}, 0.0)
-    return Trace("constant answers", seed, each, series, events=(turns,) if games else ())
+    words = {}
+    if dataset:
+        samples = (2 * each + np.array([[0], [1]])).astype(np.uint64) % np.uint64(dataset)
+        # Two of 32 bits in one number; those of the second rank are others.
+        pairs = samples << np.uint64(33) | samples << np.uint64(1) | np.array([[0], [1]], np.uint64)
+        words["rows/0"] = pairs
+    events = (turns,) if games else ()
+    return Trace("constant answers", seed, each, series, words=words, events=events)
 
 
 def thrown_away(seed: int, *, discarded: int = 3, every: int = 1, games: bool = False) -> Trace:

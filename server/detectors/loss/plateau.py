@@ -11,9 +11,10 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas
+from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.profiles import TURNS
-from rankscope.server.detectors.statistics import BLOCK, mann_kendall
+from rankscope.server.detectors.statistics import BLOCK, mann_kendall, robust_sigma
+from rankscope.server.detectors.visits import Visits
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import count, number, percent
 from rankscope.server.window import Check, Status, Window
@@ -21,6 +22,8 @@ from rankscope.server.window import Check, Status, Window
 # Scatter of a step's targets over that of all before, from which on it is no chance: of 64 targets
 # it errs by some hundredths.
 _WIDER = 1.25
+# Standard deviations that none of the thousands of blocks of a run exceeds by chance.
+_BY_CHANCE = 4.0
 # Losses from one sample to the next.
 _STRIDE = 10
 
@@ -58,6 +61,9 @@ class PlateauPolicy(Policy):
             neither the noise of a model that is about to learn nor a fit to other samples of the
             same data makes the loss half as large again.
         scale: size of the outputs over that of the targets, from which on the two are of one size.
+        visits: times that a sample has come on average, up to which what a training learns is no
+            memory of its samples: labels at random take tens of epochs to be fitted (Zhang et al.
+            2017).
     """
 
     evidence: Observations = 200
@@ -78,6 +84,7 @@ class PlateauPolicy(Policy):
     poor: Share = 0.5
     worse: Share = 0.5
     scale: Share = 0.5
+    visits: Times = 4.0
 
 
 @dataclass(slots=True)
@@ -93,6 +100,7 @@ class Flat:
         worse: the answers are far worse than one that is always the same.
         scale: size of the outputs over that of the targets, in the first steps; NaN where it is not
             known.
+        overcome: the model has begun to learn since, of data that it had not seen often.
     """
 
     first: float
@@ -110,6 +118,7 @@ class Flat:
     rash: bool = False
     worse: bool = False
     scale: float = math.nan
+    overcome: bool = False
 
     @property
     def gain(self) -> float:
@@ -119,10 +128,19 @@ class Flat:
     def certain(self, policy: PlateauPolicy) -> bool:
         """Whether something beside the loss says that it should have moved."""
         if self.nothing or self.rash or self.worse:
-            return True
+            return not self.got_over(policy)
         if math.isnan(self.accuracy):
             return self.update < policy.small_update
-        return self.accuracy <= policy.learned
+        return self.accuracy <= policy.learned and not self.got_over(policy)
+
+    def got_over(self, policy: PlateauPolicy) -> bool:
+        """Whether it was the plateau at the beginning of a training that learns.
+
+        Not where something else was wrong meanwhile: what was known before was lost, steps were too
+        large or too small, targets were not scaled.
+        """
+        wrong = self.rash or self.worse or self.lost_at >= 0 or self.update > 3 * policy.rash
+        return self.overcome and not wrong and not self.update < policy.small_update
 
 
 @dataclass(slots=True)
@@ -150,7 +168,10 @@ class PlateauState:
     scales: list[float] = field(default_factory=list)
     known: list[tuple[int, float]] = field(default_factory=list)
     block: list[tuple[int, float]] = field(default_factory=list)
-    watch: Watch[Flat] = field(default_factory=lambda: Watch(clear_after=_STRIDE))
+    losses: list[float] = field(default_factory=list)  # means of blocks, of the whole run
+    unclear: bool = False  # the losses scatter too much to show whether they have moved
+    visits: Visits = field(default_factory=Visits)
+    watch: Watch[Flat] = field(default_factory=Watch)
 
 
 class LossPlateau(Detector[PlateauState]):
@@ -165,20 +186,24 @@ class LossPlateau(Detector[PlateauState]):
         updates say more.
 
         Or, wherever the loss began: over the last 100 losses, which do not fall (Mann-Kendall Z of
-        ten medians of ten above -2.5), the share of the deviance that the answers explain is 0.01
-        or less (or no more than 3 standard errors, 0.05 at most). The answers are then no better
-        than the frequencies of the classes, or the mean of the targets: whatever the inputs say is
-        not used. Not where optimizers step in turns, as the players of a game do: there the best
-        answer may be a constant. Or the loss does not fall, less than half of the deviance is
-        explained, the first updates were as large as a tenth of the parameters, and those of now
-        are above 1e-2 of them. Or the share is below -0.5 by 3 standard errors, whether the loss
-        falls or not: after 200 steps the answers are still worse than one that is always the same,
-        as with targets that are not scaled.
+        ten medians of ten above -2.5; of losses that scatter so much that a fall of 5 % would not
+        show, also in those of the second half of the run), the share of the deviance that the
+        answers explain is 0.01 or less (or no more than 3 standard errors, 0.05 at most, for which
+        up to half of the run is taken). The answers are then no better than the frequencies of the
+        classes, or the mean of the targets: whatever the inputs say is not used. Not where
+        optimizers step in turns, as the players of a game do: there the best answer may be a
+        constant. Or the loss does not fall, less than half of the deviance is explained, the first
+        updates were as large as a tenth of the parameters, and those of now are above 1e-2 of them.
+        Or the share is below -0.5 by 3 standard errors, whether the loss falls or not: after 200
+        steps the answers are still worse than one that is always the same, as with targets that are
+        not scaled.
 
     Severity:
         Warning where the accuracy is low, updates are below 1e-5 of the parameters, or the share of
-        the deviance says so; info where none of them is posted and the updates are of usual size.
-        Losses that change their sign are surrogates and are not judged.
+        the deviance says so; info once the model explains more than 0.01 (by 3 standard errors) or
+        its accuracy has risen, of data of which it has seen each sample up to 4 times, and nothing
+        but the plateau was wrong; info where none of them is posted and the updates are of usual
+        size. Losses that change their sign are surrogates and are not judged.
 
     Evidence:
         `first`, `last` (means of the loss), `gain`, `standard_error` (of `last`), and where they
@@ -215,11 +240,14 @@ class LossPlateau(Detector[PlateauState]):
         last = self.policy.last
         state = PlateauState(deque(maxlen=last), deque(maxlen=last))
         state.shares = deque(maxlen=last)
+        # As many losses as it is judged by show whether it is over because the model learns.
+        state.watch.clear_after = last
         return state
 
     def advance(self, window: Window, state: PlateauState) -> Outcome:
         """Takes the losses one by one."""
         state.turns |= any(event.kind == TURNS for event in window.events)
+        state.visits.take(window)
         for step, row in together(window, *self.needs, *self.wants):
             self._remember(row, state)
             loss = row.get("loss", math.nan)
@@ -233,6 +261,8 @@ class LossPlateau(Detector[PlateauState]):
                 state.first.append(loss)
                 state.start_step = step if state.total == 1 else state.start_step
             state.last.append(loss)
+            if state.total % BLOCK == 0:
+                state.losses.append(float(np.mean(list(state.last)[-BLOCK:])))
             self._share(step, _explained_now(row), state)
             if (
                 state.total >= self.policy.evidence
@@ -286,7 +316,11 @@ class LossPlateau(Detector[PlateauState]):
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else math.nan
         if not (nothing or rash or worse):
             if state.moved or self._learned(accuracy, state):
+                self._begun(explained, shares, accuracy, state)
                 state.watch.good(step)
+                return
+            state.unclear = self._unclear(first, state)
+            if state.unclear:
                 return
             if math.isnan(accuracy) and not state.updates:
                 return  # Nothing shows whether it has not begun or is done.
@@ -321,11 +355,41 @@ class LossPlateau(Detector[PlateauState]):
         gained = accuracy - began > max(policy.gain_error * error, policy.accuracy_gain)
         return accuracy > policy.learned or gained
 
+    def _begun(
+        self, explained: float, shares: list[float], accuracy: float, state: PlateauState
+    ) -> None:
+        """Notes of a plateau that is over whether it is because the model has begun to learn."""
+        episode, policy = state.watch.current, self.policy
+        if episode is None or not state.visits.mean <= policy.visits:
+            return
+        learns = self._learned(accuracy, state)
+        if math.isfinite(explained):
+            error = policy.gain_error * noise_of_mean(shares)
+            learns |= explained - error > policy.explained
+        episode.facts.overcome |= learns
+
+    def _unclear(self, first: float, state: PlateauState) -> bool:
+        """Whether the losses scatter too much to show that they have not moved."""
+        policy = self.policy
+        error = math.hypot(noise_of_mean(state.first), noise_of_mean(state.last))
+        return policy.gain_error * error > 2 * policy.min_gain * abs(first)
+
     def _falls(self, state: PlateauState) -> bool:
-        """Whether the last losses still fall."""
+        """Whether the last losses still fall.
+
+        Where the last 100 scatter so much that they cannot show the fall of `min_gain`, as of
+        batches of one sample, those of the second half of the run count as well.
+        """
         losses = list(state.last)
         pieces = [losses[at : at + BLOCK] for at in range(0, len(losses), BLOCK)]
-        return mann_kendall([median(piece) for piece in pieces]) < -self.policy.falling
+        if mann_kendall([median(piece) for piece in pieces]) < -self.policy.falling:
+            return True
+        error = self.policy.gain_error * noise_of_mean(losses)
+        half = state.losses[len(state.losses) // 2 :]
+        if error <= self.policy.min_gain * abs(float(np.mean(losses))) or len(half) < 2 * BLOCK:
+            return False
+        longer = [float(np.mean(piece)) for piece in np.array_split(half, BLOCK)]
+        return mann_kendall(longer) < -self.policy.falling
 
     def _constant(self, shares: list[float], state: PlateauState) -> bool:
         """Whether the answers are beyond doubt no better than one that is always the same."""
@@ -333,9 +397,15 @@ class LossPlateau(Detector[PlateauState]):
         if len(shares) < policy.shares or state.turns:
             return False
         mean, error = float(np.mean(shares)), policy.gain_error * noise_of_mean(shares)
-        if mean > max(policy.explained, min(error, policy.most_explained)):
-            return False
-        return mean + error <= 2 * policy.most_explained and not self._falls(state)
+        blocks = len(shares) // BLOCK
+        while error > policy.most_explained:
+            # Single samples say little: as many more as it takes, of the second half of the run.
+            blocks *= 2
+            if 2 * blocks > len(state.known) or not blocks:
+                return False
+            longer = [share for _, share in state.known[-blocks:]]
+            mean, error = float(np.mean(longer)), policy.gain_error * noise_of_mean(longer)
+        return mean <= max(policy.explained, error) and not self._falls(state)
 
     def _worse(self, shares: list[float], state: PlateauState) -> bool:
         """Whether the answers are beyond doubt far worse than one that is always the same."""
@@ -356,7 +426,10 @@ class LossPlateau(Detector[PlateauState]):
 
     def _date(self, facts: Flat, state: PlateauState) -> None:
         """Since when nothing is explained, where something was before."""
-        limit = 2 * self.policy.most_explained
+        shares = [share for _, share in state.known]
+        # Of small batches a block of ten is above any fixed limit by chance.
+        noise = robust_sigma(np.diff(shares)) / math.sqrt(2) if len(shares) > 2 else 0.0
+        limit = max(2 * self.policy.most_explained, _BY_CHANCE * noise)
         at = len(state.known)
         while at > 0 and state.known[at - 1][1] <= limit:
             at -= 1
@@ -388,6 +461,9 @@ def _check(window: Window, state: PlateauState, policy: PlateauPolicy) -> Check:
     if state.total < policy.evidence:
         why = f"{count(state.total, 'finite loss value')} of {policy.evidence} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
+    if state.unclear:
+        why = "Single losses scatter too much to show whether they have moved."
+        return Check(Status.INSUFFICIENT_DATA, why)
     if state.accuracies or state.updates:
         return Check(Status.OK, "The loss has hardly moved, but what was learned before stays.")
     why = (
@@ -418,7 +494,10 @@ def _finding(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:
     if math.isfinite(facts.explained):
         evidence["explained_deviance"] = facts.explained
     title = (
-        f"Nothing is learned: the loss is still at {number(facts.last)}{at}"
+        f"The loss stayed at {number(facts.last)} for "
+        f"{count(episode.last_step - episode.first_step + 1, 'step')}, and falls since"
+        if facts.got_over(policy)
+        else f"Nothing is learned: the loss is still at {number(facts.last)}{at}"
         if facts.certain(policy) and facts.gain <= policy.min_gain
         else f"The loss stays at {number(facts.last)}{at}: {_nothing_of(facts)}"
         if facts.certain(policy)
@@ -450,6 +529,14 @@ def _nothing_of(facts: Flat) -> str:
 def _explained(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
     """Cause and remedy, the likeliest by what the other signals say."""
     moved = f"The loss came from {number(facts.first)} to {number(facts.last)}"
+    if facts.got_over(policy):
+        return (
+            f"{moved}, and stood there until the model found out how the targets follow from the "
+            "inputs. Many trainings begin with such a plateau: long dependences, groups of inputs "
+            "that say something only together, weights that begin near a saddle.",
+            "Nothing, if it does not take too long. Another initialisation, a warm-up to a higher "
+            "learning rate, or easier samples first (a curriculum) shorten it.",
+        )
     if facts.lost_at >= 0:
         return (
             f"Up to step {facts.lost_at} the model explained up to {percent(facts.knew)} of the "

@@ -1,0 +1,47 @@
+"""How often a training has been through its data: memorising takes many epochs. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.agent.wire import NO_SAMPLE, SAMPLE_DIGESTS
+from rankscope.server.window import Window
+
+# Samples that are counted. When there are more, every second one is from then on.
+_MEMORY = 16_384
+
+
+@dataclass(slots=True)
+class Visits:
+    """Counts how often each sample came, of those that the agents report.
+
+    Of a batch these are the ones with the smallest hashes, the same ones wherever they come. Of
+    inputs that are made or augmented at each step every one is new.
+    """
+
+    _times: Counter[int] = field(default_factory=Counter)
+    _halvings: int = 0
+
+    def take(self, window: Window) -> None:
+        """Counts a window's samples, of all ranks."""
+        for name in SAMPLE_DIGESTS:
+            series = window.digests.get(name)
+            if series is None:
+                continue
+            pairs = series.values[series.present]
+            items = np.concatenate((pairs >> np.uint64(32), pairs & np.uint64(NO_SAMPLE)))
+            kept = items & np.uint64((1 << self._halvings) - 1) == 0
+            self._times.update(items[(items != np.uint64(NO_SAMPLE)) & kept].tolist())
+        while len(self._times) > _MEMORY:
+            self._halvings += 1
+            low = (1 << self._halvings) - 1
+            self._times = Counter({i: n for i, n in self._times.items() if not i & low})
+
+    @property
+    def mean(self) -> float:
+        """How often a sample has come so far; NaN where no samples are reported."""
+        return self._times.total() / len(self._times) if self._times else math.nan
