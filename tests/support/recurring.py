@@ -104,3 +104,28 @@ def stuck(
     if stored:
         series["samples_stored"] = np.full(loss.shape, float(stored))
     return Trace("stuck", seed, at, series, words={"batch": batches})
+
+
+def heavy_tails(seed: int, *, since: int = 0, targets: bool = True, steps: int = 600) -> Trace:
+    """A squared error and the gradient's norm, of batches of which one in 25 has an outlier.
+
+    Args:
+        since: the step from which on there are outliers.
+        targets: these are in the targets; else nothing shows in them.
+    """
+    random = np.random.default_rng(seed)
+    at = np.arange(steps)
+    course = 2.0 * np.exp(-0.02 * at) + 0.2
+    # The end of a Pareto distribution with exponent 1.5, cut: some are 30, some are 300.
+    odd = (random.random((2, steps)) < 0.02) & (at >= since)
+    outliers = np.where(odd, 30 * np.minimum(random.random((2, steps)) ** (-2 / 3), 10), 0.0)
+    noise = np.exp(0.1 * random.standard_normal((2, steps)))
+    loss = course * noise + outliers
+    scatter = 2.0 * np.exp(0.1 * random.standard_normal((2, steps)))
+    norms = np.sqrt(np.mean(loss, axis=0)) * np.exp(0.1 * random.standard_normal(steps))
+    series = {
+        "loss": loss,
+        "target_deviance": scatter + (outliers if targets else 0.0),
+        "grad_norm": np.tile(norms, (2, 1)),
+    }
+    return Trace("heavy tails", seed, at, series)

@@ -27,7 +27,7 @@ from tests.support.phases import (
     unlike_targets,
 )
 from tests.support.pushes import pushes
-from tests.support.recurring import blown_up, skipping, stuck, teeth
+from tests.support.recurring import blown_up, heavy_tails, skipping, stuck, teeth
 from tests.support.replicas import apart
 from tests.support.reported import frozen_written, set_back, skipped_gradients, state_changed
 from tests.support.resizing import resized
@@ -204,6 +204,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         set_back,
         zeros,
         zero_at,
+        heavy_tails,
         teeth,
         blown_up,
         skipping,

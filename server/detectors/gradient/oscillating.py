@@ -12,6 +12,7 @@ import numpy as np
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient.recurring import Recurrence, Recurring
+from rankscope.server.detectors.odd_targets import SERIES, OddTargets
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Times
 from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import count, number
@@ -45,6 +46,8 @@ class Jumps:
 
     Attributes:
         recurs: what comes again, where the scatter is that.
+        odd_targets: the large ones are those of odd targets, which the data have had from the
+            start.
     """
 
     before: float
@@ -53,6 +56,7 @@ class Jumps:
     lr_now: float
     signed: bool
     recurs: Recurrence | None = None
+    odd_targets: bool = False
 
 
 @dataclass(slots=True)
@@ -67,6 +71,13 @@ class OscillatingState:
     above: int = 0
     signed: bool = False
     recurring: Recurring = field(default_factory=Recurring)
+    targets: OddTargets = field(default_factory=OddTargets)
+    longest: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=256))
+
+
+# Share of the scatter of log norms that that of the targets explains. Of 256 independent ones it is
+# 1 / 256.
+_EXPLAINED = 0.5
 
 
 class GradientOscillating(Detector[OscillatingState]):
@@ -82,7 +93,10 @@ class GradientOscillating(Detector[OscillatingState]):
         above 10 times the median and 8 robust standard deviations. Over after 64 steps without it.
 
     Severity:
-        Warning; info for losses that change their sign, whose gradient has no lasting size.
+        Warning; info for losses that change their sign, whose gradient has no lasting size, and
+        where at least three of four large norms (3 times the median of 256) are of steps whose
+        targets scatter more than nine tenths of those before (`target_deviance`), or this scatter
+        explains more than half of that of the log norms, as it has done since the training began.
 
     Evidence:
         `scatter_before`, `scatter`, `lr_before`, `lr`; of what recurs `period` (observations, 0 for
@@ -97,7 +111,7 @@ class GradientOscillating(Detector[OscillatingState]):
     kinds: ClassVar[tuple[str, ...]] = ("gradient.oscillating",)
     policies: ClassVar[type[Policy]] = OscillatingPolicy
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
-    wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr", "loss")
+    wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr", "loss", SERIES)
 
     policy: OscillatingPolicy
 
@@ -114,7 +128,8 @@ class GradientOscillating(Detector[OscillatingState]):
 
     def advance(self, window: Window, state: OscillatingState) -> Outcome:
         """Takes the norms one by one; a norm of 0 has no logarithm and is left out."""
-        for step, row in together(window, *self.needs, *self.wants):
+        state.targets.take(window)
+        for step, row in together(window, *self.needs, *self.wants[:3]):
             state.signed |= row.get("loss", 0.0) < 0
             if "lr" in row:
                 state.rates.append(row["lr"])
@@ -123,6 +138,7 @@ class GradientOscillating(Detector[OscillatingState]):
                 continue
             state.total += 1
             state.norms.append((step, math.log(norm)))
+            state.longest.append((step, math.log(norm)))
             if state.recurring.push(step, math.log(norm)) and state.recurring.found:
                 self._recur(step, state, state.recurring.found)
             if len(state.norms) == self.policy.back and state.total % self.policy.stride == 0:
@@ -149,6 +165,7 @@ class GradientOscillating(Detector[OscillatingState]):
         facts = Jumps(usual, scatter, rates[0], rates[-1], state.signed)
         episode = state.watch.bad(step, facts, first_step=_onset(state, usual))
         episode.facts.now = max(episode.facts.now, scatter)
+        episode.facts.odd_targets = _of_targets(step, state)
 
     def _recur(self, step: int, state: OscillatingState, found: Recurrence) -> None:
         scatter = float(np.std(np.diff([norm for _, norm in state.norms]))) / math.sqrt(2)
@@ -156,6 +173,25 @@ class GradientOscillating(Detector[OscillatingState]):
         facts = Jumps(median(state.earlier), scatter, rates[0], rates[-1], state.signed)
         episode = state.watch.bad(step, facts, first_step=found.first_step)
         episode.facts.recurs = found
+        episode.facts.odd_targets = not found.period and _of_targets(step, state)
+
+
+def _of_targets(now: int, state: OscillatingState) -> bool:
+    """Whether the large norms of the last 256 come of odd targets that the data have had always.
+
+    Large is what is 3 times the median or more. Of targets that have nothing to do with it a tenth
+    is odd: three of four have a chance of less than 1 in 250. Or, where outliers are in many
+    batches, the scatter of the targets explains more than half of that of the norms.
+    """
+    middle = median([norm for _, norm in state.longest])
+    large = [step for step, norm in state.longest if norm > middle + math.log(3)]
+    known = {step: state.targets.odd(step) for step in large}
+    odd = [step for step, is_odd in known.items() if is_odd]
+    others = sum(is_odd is False for is_odd in known.values())
+    if state.targets.explained(state.longest) > _EXPLAINED:
+        odd = [step for step, is_odd in known.items() if is_odd is not None]
+        others = 0
+    return len(odd) >= max(3, 3 * others) and state.targets.of_data(odd, now)
 
 
 def _onset(state: OscillatingState, usual: float) -> int:
@@ -194,13 +230,23 @@ def _finding(episode: Episode[Jumps]) -> Finding:
         "lr": facts.lr_now,
     }
     evidence = {name: value for name, value in reported.items() if math.isfinite(value)}
-    if facts.recurs is not None:
+    if facts.recurs is not None and not facts.odd_targets:
         title, cause, remedy = facts.recurs.title, facts.recurs.cause, facts.recurs.remedy
         evidence |= {
             "period": facts.recurs.period,
             "factor": facts.recurs.factor,
             "share": facts.recurs.share,
         }
+    elif facts.odd_targets:
+        cause = (
+            "At the steps of large gradients the targets lie far from the others, as they have "
+            "done from the start: the data have outliers, which a squared error gives nearly all "
+            "of the gradient."
+        )
+        remedy = (
+            "Look at the largest targets: if they are wrong or stand for missing values, leave "
+            "them out. Else a robust loss (Huber, absolute error) or clipped gradients."
+        )
     elif facts.lr_now > 1.5 * facts.lr_before:
         cause = (
             f"The learning rate rose from {number(facts.lr_before)} to {number(facts.lr_now)}: the "
@@ -221,7 +267,7 @@ def _finding(episode: Episode[Jumps]) -> Finding:
         )
     return Finding(
         kind="gradient.oscillating",
-        severity="info" if facts.signed else "warning",
+        severity="info" if facts.signed or facts.odd_targets else "warning",
         title=f"{title} since step {episode.first_step}",
         seen_step=episode.seen_step,
         last_step=episode.last_step,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -15,6 +15,7 @@ from rankscope.server.detectors.batch_sizes import SERIES, BatchSizes, effective
 from rankscope.server.detectors.history import Companions, Phases, RankHistory, rate_sentence
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.loss.sign import LossSign
+from rankscope.server.detectors.odd_targets import OddTargets
 from rankscope.server.detectors.policy import (
     Count,
     Observations,
@@ -97,6 +98,8 @@ class _Spike(Incident):
     recent: deque[float]
     observations: int = 0
     high: int = 1
+    in_a_row: int = 1
+    longest: int = 1
     calm: int = 0
     returned: bool = False
     stayed: bool = False
@@ -106,6 +109,8 @@ class _Spike(Incident):
     learns: bool = True
     # A loss that was positive is negative.
     negated: bool = False
+    # The targets of the high values are odd themselves, and such targets are the data's.
+    odd_targets: bool = False
     # Samples of a rank at this step, and usually.
     batch: tuple[float, float] = (math.nan, math.nan)
 
@@ -127,8 +132,19 @@ class SpikeState:
     sizes: BatchSizes = field(default_factory=BatchSizes)
     onsets: deque[int] = field(default_factory=deque)
     sign: LossSign = field(default_factory=LossSign)
+    targets: OddTargets = field(default_factory=OddTargets)
+    # Steps of the spikes that their targets explain, who carried each, and the number of others.
+    odd: list[int] = field(default_factory=list)
+    carriers: list[tuple[int, ...]] = field(default_factory=list)
+    others: int = 0
     judged: int = 0
     incident: _Spike | None = None
+
+
+# The spikes that targets explain over those that they do not, from which on the rest is chance.
+_FEW_OTHERS = 3
+# Probability below which it is no chance that one of two ranks has them all.
+_CHANCE = 0.01
 
 
 class LossSpike(Detector[SpikeState]):
@@ -152,13 +168,14 @@ class LossSpike(Detector[SpikeState]):
         Info for a jump of all ranks that is over after one or two values: an odd batch, of which
         healthy trainings have some. Warning from the third value on, and at once where one rank
         carries it and the mean rises by more than a fifth of the progress made, or the learning
-        rate was raised before. Critical where the loss has not come back
-        below the upper quartile of the 64 values within 50 observations, or from the third spike
-        within 1,000 observations on. Info where the data became others at that step (a mark, or
-        targets or sizes of samples beyond all of the 64 before by a tenth) and the loss, within 50
-        observations, loses a quarter of the rise again: the next phase of a curriculum. Warning
-        where it does not. Never more than info for losses that change their sign in their ordinary
-        course.
+        rate was raised before. Critical where the loss has not come back below the upper quartile
+        of the 64 values within 50 observations, or from the third spike within 1,000 observations
+        on. Info where the data became others at that step (a mark, or targets or sizes of samples
+        beyond all of the 64 before by a tenth) and the loss, within 50 observations, loses a
+        quarter of the rise again: the next phase of a curriculum. Warning where it does not. Info
+        where the jumps are those of the targets' own scatter (`target_deviance` rises by half as
+        much or more), which have come so since the training began, each over after two steps. Never
+        more than info for losses that change their sign in their ordinary course.
 
     Evidence:
         `z`, `value`, `usual` (median of the 64), `highest_before`, `progress`, `peak`, `peak_step`,
@@ -191,6 +208,7 @@ class LossSpike(Detector[SpikeState]):
         findings: list[Finding] = []
         state.companions.take(window)
         state.phases.take(window)
+        state.targets.take(window)
         steps, means = mean_over_ranks(window, "loss")
         rows = rank_rows(window, "loss")[1]
         sizes = effective_sizes(window, "loss").tolist()
@@ -209,7 +227,7 @@ class LossSpike(Detector[SpikeState]):
                     self._settle(state, incident)
                     incident = state.incident = None
                 else:
-                    self._follow(state, incident, step, value)
+                    self._follow(state, incident, step, value, window.ranks, row)
             if incident is None:
                 state.judged += len(state.baseline) >= self.policy.evidence
                 z = self._judge(state, value, size)
@@ -223,6 +241,9 @@ class LossSpike(Detector[SpikeState]):
                 else:
                     state.incident = self._open(state, step, value, z, window.ranks, row)
                     state.incident.batch = (size, state.sizes.usual)
+                    self._hold_against_targets(
+                        state, state.incident, step, value, state.incident.ranks
+                    )
         if state.incident is not None:
             findings.append(self._finding(state.incident))
         return Outcome({"loss.spike": self._check(state)}, tuple(findings))
@@ -304,7 +325,15 @@ class LossSpike(Detector[SpikeState]):
             return (), math.nan
         return (int(known[usable][highest]),), float(row[usable][highest])
 
-    def _follow(self, state: SpikeState, incident: _Spike, step: int, value: float) -> None:
+    def _follow(
+        self,
+        state: SpikeState,
+        incident: _Spike,
+        step: int,
+        value: float,
+        known: Int64,
+        row: Float64,
+    ) -> None:
         policy = self.policy
         incident.observations += 1
         incident.recent.append(value)
@@ -318,9 +347,17 @@ class LossSpike(Detector[SpikeState]):
             )
         )
         if abnormal:
+            if incident.calm:
+                # The loss had come back: this is a further jump.
+                incident.in_a_row = 0
             if incident.calm >= policy.calm:
                 incident.spikes += 1
                 state.onsets.append(state.progress.count)
+            incident.in_a_row += 1
+            incident.longest = max(incident.longest, incident.in_a_row)
+            if incident.calm:
+                who = self._carrier(state, known, row)[0]
+                self._hold_against_targets(state, incident, step, value, who)
             incident.calm = 0
             incident.high += 1
             incident.last_step = step
@@ -337,6 +374,26 @@ class LossSpike(Detector[SpikeState]):
             values = list(incident.recent)
             early, late = float(np.median(values[:BLOCK])), float(np.median(values[-BLOCK:]))
             incident.learns = early - late > policy.learning * (early - incident.usual)
+
+    def _hold_against_targets(
+        self, state: SpikeState, incident: _Spike, step: int, value: float, who: tuple[int, ...]
+    ) -> None:
+        """Whether a jump is that of its targets, which are odd as often as the data have such."""
+        explained = state.targets.explain(step, value - incident.usual)
+        if explained:
+            state.odd.append(step)
+            state.carriers.append(who)
+        elif explained is not None:
+            state.others += 1
+        carriers = Counter(state.carriers).most_common(1)
+        alone = carriers[0][1] if carriers and carriers[0][0] else 0
+        # All of them on one of two ranks is chance, with few.
+        one = 2.0 ** (1 - alone) < _CHANCE and alone == len(state.odd)
+        # Of what was not sampled nothing is known: it is like the rest.
+        most = len(state.odd) > _FEW_OTHERS * state.others
+        incident.odd_targets = (
+            most and not one and bool(state.odd) and state.targets.of_data(state.odd, step)
+        )
 
     def _settle(self, state: SpikeState, incident: _Spike) -> None:
         """Where the loss has stayed above, its new level is the measure from now on."""
@@ -361,13 +418,16 @@ class LossSpike(Detector[SpikeState]):
         )
 
     def _finding(self, incident: _Spike) -> Finding:
-        who = incident.ranks
+        # Outliers of the data come to any rank.
+        who = () if self._of_targets(incident) else incident.ranks
         recurrent = incident.spikes >= self.policy.recurrent
         rise = incident.value - incident.usual
         odd = not who or rise <= self.policy.carried_progress * incident.progress
         passing = incident.high < self.policy.lasting and odd and incident.rise is None
         severity = "info" if passing else "warning"
-        if incident.stayed or recurrent:
+        if self._of_targets(incident):
+            severity = "info"
+        elif incident.stayed or recurrent:
             severity = "critical"
         if incident.new_phase:
             severity = "info" if incident.learns else "warning"
@@ -416,8 +476,30 @@ class LossSpike(Detector[SpikeState]):
             evidence=evidence,
         )
 
+    def _of_targets(self, incident: _Spike) -> bool:
+        """Whether the jumps are the data's, and the loss came back from each within a step or two.
+
+        With a rate that was raised it is the rate's.
+        """
+        return (
+            incident.odd_targets
+            and incident.longest < self.policy.lasting
+            and not incident.stayed
+            and incident.rise is None
+        )
+
     def _explain(self, incident: _Spike, recurrent: bool) -> tuple[str, str]:
         step, who = incident.first_step, incident.ranks
+        if self._of_targets(incident):
+            return (
+                "At such steps the targets themselves lie as far from the others, and the loss "
+                "comes back with the next batch: the data have outliers (heavy tails), of which "
+                "some batches hold one. A squared error gives such a sample nearly all of the "
+                "gradient.",
+                f"Look at the targets of step {step}: if they are wrong or stand for missing "
+                "values, leave them out. Else a robust loss (Huber, absolute error), the logarithm "
+                "of the targets, or clipped gradients.",
+            )
         if incident.negated:
             return (
                 "A loss that had been positive at all steps before is negative from one step to "
