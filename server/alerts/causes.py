@@ -114,6 +114,8 @@ def _fits(rule: Rule, root: Alert, consequence: Alert) -> bool:
     if rule.same_ranks and root.ranks and consequence.ranks:
         if not set(root.ranks) & set(consequence.ranks):
             return False
+    if rule.same_period and not _same_period(root, consequence):
+        return False
     both_ways = _is(root.kind, rule.consequence) and _is(consequence.kind, rule.root)
     if both_ways and root.kind in TIME_BASED:
         # Steps do not say who fell silent first: the first that is gone stops all the others.
@@ -125,6 +127,14 @@ def _fits(rule: Rule, root: Alert, consequence: Alert) -> bool:
     if begins - BLUR > consequence.seen_step:
         return False  # what was seen before is not made by it, whenever that is said to have begun
     return begins + rule.earliest <= consequence.first_step <= _end(rule, root)
+
+
+def _same_period(root: Alert, consequence: Alert) -> bool:
+    """Whether what recurs does so with the root's distance, to within a step or a twentieth."""
+    distance, period = root.evidence.get("distance"), consequence.evidence.get("period")
+    if not isinstance(distance, int | float) or not isinstance(period, int | float):
+        return False
+    return abs(period - distance) <= max(1.0, distance / 20)
 
 
 def _end(rule: Rule, root: Alert) -> float:

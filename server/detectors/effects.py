@@ -26,6 +26,7 @@ class Rule:
         same_ranks: whether they have to have a rank in common, where both name ranks.
         key: what the consequence's key begins with, where a kind has findings of several sorts.
         root_key: the same of the root's key.
+        same_period: the consequence's `period` has to be the root's `distance`, in steps.
     """
 
     root: tuple[str, ...]
@@ -37,3 +38,4 @@ class Rule:
     same_ranks: bool = True
     key: str = ""
     root_key: str = ""
+    same_period: bool = False

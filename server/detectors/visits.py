@@ -13,6 +13,8 @@ from rankscope.server.window import Window
 
 # Samples that are counted. When there are more, every second one is from then on.
 _MEMORY = 16_384
+# Mean number of visits up to which every sample is new, but for some that the data hold twice.
+_NEW = 1.05
 
 
 @dataclass(slots=True)
@@ -40,6 +42,11 @@ class Visits:
             self._halvings += 1
             low = (1 << self._halvings) - 1
             self._times = Counter({i: n for i, n in self._times.items() if not i & low})
+
+    @property
+    def all_new(self) -> bool:
+        """Whether samples are reported, and next to none of them came a second time."""
+        return self.mean < _NEW
 
     @property
     def mean(self) -> float:

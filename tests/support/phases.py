@@ -135,12 +135,18 @@ def mixed(seed: int, *, share: float = 1.0, since: int = 100, steps: int = 300) 
 
 
 def one_class(
-    seed: int, *, falls: float = 0.0, steps: int = 200, batches: str = "unknown"
+    seed: int,
+    *,
+    falls: float = 0.0,
+    steps: int = 200,
+    batches: str = "unknown",
+    in_turn: bool = False,
 ) -> Trace:
     """Targets that are all of one class; the loss falls to this share of what it was at first.
 
     Args:
         batches: `unknown`, `same` all the time, or `other` ones at each step.
+        in_turn: one class follows the other, each in batches of its own.
     """
     random = np.random.default_rng(seed)
     each = np.arange(steps)
@@ -148,6 +154,8 @@ def one_class(
     losses = course * (1 + 0.05 * random.standard_normal((2, steps)))
     series = {"target_share": np.zeros((2, steps)), "loss": losses}
     digests = 7 + each * (batches == "other") + np.zeros((2, 1), np.int64)
+    if in_turn:
+        series["explained_deviance"] = 1 - losses
     words = {} if batches == "unknown" else {"batch": digests.astype(np.uint64)}
     return Trace("one class", seed, each, series, words=words)
 

@@ -16,6 +16,8 @@ from rankscope.server.detectors.data.batches import BATCHES, batch_digests, labe
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Number, Policy, Share, Times
 from rankscope.server.detectors.restarts import passed, restarts
+from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.visits import Visits
 from rankscope.server.detectors.wording import count, number, percent, ranks
 from rankscope.server.window import Check, Status, Window
 
@@ -25,6 +27,8 @@ _MEMORY = 200_000
 # Samples of a step that are examined, of all ranks together: dozens of steps are enough then.
 _A_STEP = 64
 _RECENT = 4
+# Lengths of a loader after which its samples have come again, were they the same.
+_EPOCHS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,7 @@ class OverlapState:
         found: whether the test has decided that parts overlap: what comes again in later epochs
             says nothing against it, and no sampler mends itself before a restart.
         closed: why it is no longer judged; empty while it is.
+        visits: how often samples came; `epoch`: batches of a rank's loader, NaN where not known.
         whole, labels: the same of whole batches, where this is of samples (few steps report these),
             and of their labels.
     """
@@ -101,6 +106,8 @@ class OverlapState:
     watch: Watch[Shared] = field(default_factory=lambda: Watch(clear_after=64))
     whole: OverlapState | None = None
     labels: OverlapState | None = None
+    visits: Visits = field(default_factory=Visits)
+    epoch: float = math.nan
 
     def thin_out(self, halvings: int) -> None:
         """Keeps every second sample so often, from now on."""
@@ -146,6 +153,7 @@ class Overlap(Detector[OverlapState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("data.overlap",)
     policies: ClassVar[type[Policy]] = OverlapPolicy
+    wants: ClassVar[tuple[str, ...]] = ("loader_batches",)
     min_ranks: ClassVar[int] = 2
 
     policy: OverlapPolicy
@@ -162,6 +170,10 @@ class Overlap(Detector[OverlapState]):
     def advance(self, window: Window, state: OverlapState) -> Outcome:
         """Goes through the batches step by step."""
         state.steps += len(window.steps)
+        state.visits.take(window)
+        batches = rank_rows(window, "loader_batches")[1]
+        if batches.size and not np.isnan(batches).all():
+            state.epoch = float(np.nanmax(batches))
         series = batch_digests(window)
         members = max(window.data_parallel, key=len)
         if series is not None and len(members) > 1:
@@ -367,6 +379,13 @@ def _check(
         return Check(Status.MISSING_INPUT, "No two replicas post digests of their batches.")
     if state.closed:
         return Check(Status.OK, f"The ranks' parts did not overlap until then. {state.closed}")
+    if state.visits.all_new and state.steps >= _EPOCHS * state.epoch:
+        return Check(
+            Status.INSUFFICIENT_DATA,
+            f"No sample came a second time in {count(state.steps, 'step')}, in which the data were "
+            "gone through more than once: inputs are augmented anew each time, and samples cannot "
+            "be recognised.",
+        )
     size = len(max(window.data_parallel, key=len))
     what = "sample" if state.by_samples else "batch"
     limit = "" if state.by_samples else "; samples in different batches cannot be distinguished"

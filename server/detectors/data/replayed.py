@@ -17,10 +17,11 @@ from rankscope.server.detectors.data.batches import (
     label_digests,
 )
 from rankscope.server.detectors.data.own_repeats import OwnRepeats, own_finding
-from rankscope.server.detectors.effects import BLUR, Rule
+from rankscope.server.detectors.effects import BLUR, EPISODE, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Steps
 from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.visits import Visits
 from rankscope.server.detectors.wording import agree, count, if_several, number, ranks, sentences
 from rankscope.server.window import Check, Status, Window
 
@@ -131,6 +132,7 @@ class ReplayedState:
     batches: Order = field(default_factory=Order)
     labels: Order = field(default_factory=lambda: Order(Collisions()))
     own: OwnRepeats = field(default_factory=OwnRepeats)
+    visits: Visits = field(default_factory=Visits)
 
     @property
     def by_labels(self) -> bool:
@@ -185,6 +187,14 @@ class Replayed(Detector[ReplayedState]):
             earliest=-BLUR,
             why="a model memorises what one rank reads over and over",
         ),
+        Rule(
+            root=("data.unshuffled",),
+            consequence=("loss.oscillating", "gradient.oscillating", "metric.anomaly"),
+            earliest=-10 * EPISODE,
+            same_ranks=False,
+            same_period=True,
+            why="batches that come in the same order each epoch make the same losses each epoch",
+        ),
     )
 
     policy: ReplayedPolicy
@@ -200,6 +210,7 @@ class Replayed(Detector[ReplayedState]):
     def advance(self, window: Window, state: ReplayedState) -> Outcome:
         """Goes through the batches step by step."""
         state.steps += len(window.steps)
+        state.visits.take(window)
         for series, order in (
             (batch_digests(window), state.batches),
             (label_digests(window), state.labels),
@@ -472,6 +483,15 @@ def _check(
         return Check(
             Status.NOT_APPLICABLE, "The batches are all the same: they have no order to repeat."
         )
+    labels = state.labels.labels
+    known = labels is not None and labels.count >= 2 * labels.needed()
+    if watch is seen.epochs and state.visits.all_new and not known:
+        why = (
+            f"No sample came a second time in {count(seen.judged, 'checked step')}: no epoch has "
+            "been repeated yet, or the inputs are augmented anew each time; and the labels, which "
+            "stay as they are, are not known or too much alike to show an order."
+        )
+        return Check(Status.INSUFFICIENT_DATA, why)
     return Check(
         Status.OK,
         f"No sequence of batches came a second time in {count(seen.judged, 'checked step')}.",

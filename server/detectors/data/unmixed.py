@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.data.batches import batch_digests
+from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.statistics import BLOCK
@@ -44,7 +45,7 @@ class UnmixedState:
 
     Attributes:
         first, last: losses; `solved` watches one class of all targets, from `begun` on.
-        varied: a step had targets of several classes.
+        varied: there were targets of several classes.
         inputs: digest of the first batch of each row of the window; `other_inputs`: there were
             others. As long as there are none there is but one answer to learn.
     """
@@ -87,8 +88,19 @@ class Unmixed(Detector[UnmixedState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("data.unmixed",)
+
+    effects: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            root=("data.unmixed",),
+            consequence=("loss.oscillating", "gradient.oscillating"),
+            earliest=-EPISODE,
+            same_ranks=False,
+            why="each class that comes unlearns the one before",
+        ),
+    )
+
     policies: ClassVar[type[Policy]] = UnmixedPolicy
-    wants: ClassVar[tuple[str, ...]] = ("target_share", "loss")
+    wants: ClassVar[tuple[str, ...]] = ("target_share", "loss", "explained_deviance")
 
     policy: UnmixedPolicy
 
@@ -111,6 +123,9 @@ class Unmixed(Detector[UnmixedState]):
             if "target_share" not in row:
                 continue
             state.judged += 1
+            # Where a constant answer loses something, there have been several classes, though one
+            # at a time.
+            state.varied |= "explained_deviance" in row
             if self._one_class(step, row["target_share"], state):
                 continue
             state.recent.append((step, row["target_share"]))

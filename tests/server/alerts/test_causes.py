@@ -44,6 +44,16 @@ CASES = {
         alert("loss.diverging", 140),
         True,
     ),
+    "batches in one order, and losses that recur with it": (
+        forever("data.unshuffled", 20, evidence={"distance": 20}),
+        alert("loss.oscillating", 3, seen_step=63, evidence={"period": 20}),
+        True,
+    ),
+    "batches in one order, and losses that recur with another period": (
+        forever("data.unshuffled", 20, evidence={"distance": 20}),
+        alert("loss.oscillating", 3, seen_step=63, evidence={"period": 7}),
+        False,
+    ),
     "a gradient that fades, and nothing learned": (
         alert("gradient.vanishing", 0, stage="local_gradient"),
         alert("loss.plateau", 0),
