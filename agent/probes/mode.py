@@ -17,6 +17,10 @@ from rankscope.agent.probes.base import Context, Probe, StepFacts
 _EVENT = "mode.changed"
 # Names that an event lists, and events of one process: a trainer may change modes at every step.
 _MOST_NAMES, _MOST_EVENTS = 200, 64
+# Functions of torch that draw what they drop, where they are told that it is training.
+_DROPPING = frozenset(
+    ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+)
 _ROOT = "(the whole model)"
 # Class -> whether its code asks for its mode.
 _asking: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
@@ -26,8 +30,9 @@ class ModeDependent(NamedTuple):
     """A module that computes something else in evaluation mode.
 
     Attributes:
-        sort: `normalization`, `dropout` (whatever draws random numbers in training mode only), or
-            `own`: code of the user's that asks for the mode, to whatever end.
+        sort: `normalization`, `dropout` (whatever draws random numbers in training mode only, also
+            where a method of the user's calls `functional.dropout` by its mode), or `own`: code of
+            the user's that asks for the mode, to whatever end.
     """
 
     name: str
@@ -48,8 +53,8 @@ class Mode(Probe):
     modules.
 
     The event `mode.changed` says which they are: at the first step and at each change, 64 times at
-    most; and how many of the normalizations in eval were `new` at attach, with statistics of no
-    batch at all.
+    most; and how many of the normalizations in eval are `new`, with statistics of no batch at all
+    (`new_trained`: of these, how many have a weight that requires a gradient).
     """
 
     name = "mode"
@@ -80,6 +85,9 @@ class Mode(Probe):
                 self._dependent = self._mode_dependent()
             dependent = self._dependent
             off = [one for one in dependent if not one.module.training]
+            if self._new:
+                # A step in training mode has given them statistics.
+                self._new -= {id(one.module) for one in dependent if one.module.training}
             if dependent:
                 facts.scalars["modules_in_eval"] = len(off) / len(dependent)
             now = evaluates, tuple(one.name for one in off), len(dependent)
@@ -87,7 +95,9 @@ class Mode(Probe):
                 self._reported = now
                 self._events += 1
                 text, data = _described(evaluates, off, dependent)
-                data["new"] = sum(id(one.module) in self._new for one in off)
+                new = [one.module for one in off if id(one.module) in self._new]
+                data["new"] = len(new)
+                data["new_trained"] = sum(_is_trained(module) for module in new)
                 context.event(facts.step, _EVENT, text, data)
 
     def _mode_dependent(self) -> tuple[ModeDependent, ...]:
@@ -148,7 +158,7 @@ def _sort_of(module: torch.nn.Module) -> str:
         return ""
     if rates:
         return "dropout" if any(rates) else ""
-    return "own"
+    return "dropout" if _drops(kind) else "own"
 
 
 def _is_new(module: torch.nn.Module) -> bool:
@@ -156,7 +166,15 @@ def _is_new(module: torch.nn.Module) -> bool:
     batches = getattr(module, "num_batches_tracked", None)
     if not isinstance(module, _NormBase) or not isinstance(batches, torch.Tensor):
         return False
-    return batches.device.type != "meta" and int(batches) == 0
+    if batches.device.type == "meta" or int(batches):
+        return False
+    # Converted checkpoints may have statistics and no count.
+    mean = module.running_mean
+    return mean is None or not bool(mean.any())
+
+
+def _is_trained(module: torch.nn.Module) -> bool:
+    return any(p.requires_grad for p in module.parameters(recurse=False))
 
 
 def _dropout_rates(module: torch.nn.Module) -> list[float]:
@@ -186,6 +204,19 @@ def _reads_training(kind: type[torch.nn.Module]) -> bool:
                 if any("training" in c.co_names for c in _codes(code)):
                     return True
     return False
+
+
+def _drops(kind: type[torch.nn.Module]) -> bool:
+    """Whether a method of a class of the user's calls a dropout function by its mode."""
+    own = (owner for owner in kind.__mro__ if owner not in torch.nn.Module.__mro__)
+    functions = (f for owner in own for f in vars(owner).values())
+    codes = (getattr(function, "__code__", None) for function in functions)
+    return any(
+        "training" in c.co_names and any(name in _DROPPING for name in c.co_names)
+        for code in codes
+        if code is not None
+        for c in _codes(code)
+    )
 
 
 def _codes(code: types.CodeType) -> Iterable[types.CodeType]:

@@ -42,7 +42,8 @@ class Modes:
         whole: the whole model is in evaluation mode.
         names: of mode-dependent modules in evaluation mode, the first 200; `count` `of` them are.
         normalization, dropout, own: how many of each sort these are.
-        new: of the normalizations, how many have statistics that no batch went into.
+        new: of the normalizations, how many have statistics that no batch went into; `new_trained`:
+            how many of these have weights that are trained.
     """
 
     step: int
@@ -54,11 +55,12 @@ class Modes:
     dropout: int
     own: int
     new: int
+    new_trained: int
 
     @classmethod
     def read(cls, step: int, data: Mapping[str, Any]) -> Modes:
         """Of an event."""
-        numbers = ("count", "of", "normalization", "dropout", "own", "new")
+        numbers = ("count", "of", "normalization", "dropout", "own", "new", "new_trained")
         reported = data.get("names", ())
         names = tuple(str(n) for n in reported) if isinstance(reported, list | tuple) else ()
         return cls(step, bool(data.get("whole")), names, *(_whole(data.get(n)) for n in numbers))
@@ -121,13 +123,14 @@ class EvaluationMode(Detector[ModeState]):
         modules of the user's own that ask for `self.training`) at training steps. Wrong are, at 3
         consecutive sampled steps: the whole model in evaluation mode; modules in evaluation mode
         that were not at the first step; ranks that hold the same model and differ. Modules in
-        evaluation mode from the first step on are meant to be (a frozen backbone, a teacher).
+        evaluation mode from the first step on are meant to be (a frozen backbone, a teacher), but
+        for normalizations whose weights are trained by statistics of no batch.
 
     Severity:
         Warning. Info for normalization alone, which is frozen on purpose as often as not (in the
         midst of a run, or with the whole model from its start), unless it is new and normalizes by
         statistics of no batch at all; and for modules of the user's own alone, as what they do with
-        their mode is not known.
+        their mode is not known, unless the whole model evaluates that trained before.
 
     Evidence:
         `modules` (in evaluation mode), `in_evaluation` `of` the mode-dependent ones, `whole_model`,
@@ -215,7 +218,7 @@ class EvaluationMode(Detector[ModeState]):
 
 
 def _together(state: ModeState, now: Mapping[int, Modes]) -> Evaluating | None:
-    """Ranks that take their steps in evaluation mode, and did not at first."""
+    """Ranks that take their steps in evaluation mode, or in parts of it that are not meant."""
     wrong: dict[int, Modes] = {}
     names: set[str] = set()
     from_start = True
@@ -224,7 +227,9 @@ def _together(state: ModeState, now: Mapping[int, Modes]) -> Evaluating | None:
             continue
         first = state.first[rank]
         added = set(modes.names) - set(first.names)
-        if modes.whole or added or modes.count > first.count:
+        # A frozen part or a teacher has statistics, or no weights that are trained.
+        unmeant = modes.new_trained > 0
+        if modes.whole or added or modes.count > first.count or unmeant:
             wrong[rank] = modes
             names |= added if added and not modes.whole else set(modes.names)
             from_start = from_start and modes == first
@@ -257,7 +262,8 @@ def _severity(found: Evaluating) -> str:
     if any(m.normalization for m in modes):
         meant = found.from_start or not any(m.whole for m in modes)
         return "info" if meant and not any(m.new for m in modes) else "warning"
-    return "info"
+    # A whole model that has trained in training mode before does not evaluate on purpose.
+    return "warning" if not found.from_start and any(m.whole for m in modes) else "info"
 
 
 def _finding(episode: Episode[Evaluating], window: Window) -> Finding:
@@ -292,10 +298,13 @@ def _finding(episode: Episode[Evaluating], window: Window) -> Finding:
         title = f"{count(len(found.names), 'module')} evaluate while the model trains, {since}"
         if len(found.names) == 1:
             title = f"{found.names[0]} evaluates while the model trains, {since}"
-        cause = (
+        changed = (
             f"{what} changed to evaluation mode at step {step} and did not change back, "
-            f"while the rest of the model trains. {effect}."
+            if not found.from_start
+            else f"{what} {agree(len(found.names), 'is')} in evaluation mode from the first step "
+            "on, with weights that are trained, "
         )
+        cause = f"{changed}while the rest of the model trains. {effect}."
     return Finding(
         kind=_KIND,
         severity=_severity(found),

@@ -27,6 +27,13 @@ class Noisy(nn.Module):
         return x + torch.randn_like(x) if self.training else x
 
 
+class ByMode(nn.Module):
+    """Has no rate of its own."""
+
+    def forward(self, x):
+        return functional.dropout(x, 0.3, training=self.training)
+
+
 class Plain(nn.Module):
     def train(self, mode=True):
         self.training = mode
@@ -88,6 +95,7 @@ def events(watching):
         (OwnDropout(0.0), ""),
         (OwnDropout(0.1), "dropout"),
         (Noisy(), "own"),
+        (ByMode(), "dropout"),
         (Plain(), ""),
     ],
 )
@@ -142,6 +150,27 @@ def test_a_norm_that_no_batch_went_into_is_new(watching, batches):
     watching.attach(model, optimizer)
     train(model, optimizer, range(2))
     assert events(watching)[0]["new"] == (not batches)
+
+
+def test_a_norm_that_was_trained_before_it_is_frozen_is_not_new(watching):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching.attach(model, optimizer)
+    train(model, optimizer, range(2))
+    model[1].eval()
+    train(model, optimizer, range(2, 4))
+    assert events(watching)[2]["new"] == 0
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_new_norm_whose_weight_is_trained(watching, trained):
+    model = net()
+    model[1].eval()
+    model[1].requires_grad_(trained)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching.attach(model, optimizer)
+    train(model, optimizer, range(2))
+    assert events(watching)[0]["new_trained"] == trained
 
 
 def test_modules_that_come_later_are_counted(watching):

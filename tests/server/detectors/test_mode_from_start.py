@@ -1,0 +1,39 @@
+"""Modules that evaluate from the first step on, and a whole model of the user's own modules."""
+
+import numpy as np
+import pytest
+
+from rankscope.server.detectors.mode import EvaluationMode
+from rankscope.server.window import Occurrence
+from tests.support.judging import judge
+from tests.support.traces import Trace
+
+STEPS = 60
+
+
+def run(*changes):
+    """One rank; what it says at some steps of its modules, of which there are four."""
+    events = tuple(
+        Occurrence(0, step, "mode.changed", "", {"of": 4, "names": ["norm"] * (count > 0), **more})
+        for step, more in changes
+        for count in [more.get("count", 0)]
+    )
+    series = {"modules_in_eval": np.full((1, STEPS), 0.25)}
+    return Trace("mode", 0, np.arange(STEPS), series, events=events)
+
+
+@pytest.mark.parametrize("trained", [0, 1])
+def test_a_part_that_normalizes_by_no_statistics_while_it_is_trained(trained):
+    part = {"count": 1, "normalization": 1, "new": 1, "new_trained": trained}
+    found = judge(run((0, part)), [EvaluationMode()])
+    assert [a.severity for a in found.alerts] == ["warning"] * trained
+    if trained:
+        assert "with weights that are trained" in found.alerts[0].cause
+
+
+@pytest.mark.parametrize(("since", "severity"), [(0, "info"), (20, "warning")])
+def test_a_whole_model_that_trained_before_does_not_evaluate_on_purpose(since, severity):
+    whole = {"count": 1, "own": 1, "whole": True}
+    changes = [(0, {}), (since, whole)] if since else [(0, whole)]
+    (alert,) = judge(run(*changes), [EvaluationMode()]).alerts
+    assert (alert.severity, alert.first_step) == (severity, since)
