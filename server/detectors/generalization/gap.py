@@ -62,6 +62,8 @@ class Gap:
 
     Attributes:
         highest: of the medians of the last evaluations.
+        gained: by the best evaluation over the first, or by training since, where that is more.
+        bounded: the loss is known to have 0 as its lower bound, so that its size is a measure.
     """
 
     best: float
@@ -72,11 +74,14 @@ class Gap:
     training_now: float
     accuracy_then: float
     accuracy_now: float
+    gained: float = math.nan
+    bounded: bool = True
 
     @property
     def rise(self) -> float:
-        """Above the best, as a share of it, at most."""
-        return (self.highest - self.best) / abs(self.best) if self.best else math.inf
+        """Above the best, as a share of it (or of what it had gained), at most."""
+        scale = _scale(self.best, self.gained, bounded=self.bounded)
+        return (self.highest - self.best) / scale if scale else math.inf
 
     def surer(self, policy: GapPolicy) -> bool:
         """Whether the accuracy went on rising: then confidence is wrong and not the answers."""
@@ -118,11 +123,13 @@ class GapState:
     Attributes:
         training: losses with their steps.
         constant: newest loss of the best constant answer.
+        lowest: loss of training and evaluation so far.
         courses: evaluations by series.
     """
 
     training: deque[tuple[int, float]]
     constant: float = math.nan
+    lowest: float = math.inf
     courses: dict[str, Course] = field(default_factory=dict)
 
 
@@ -140,6 +147,8 @@ class GeneralizationGap(Detector[GapState]):
         last 20 steps or since the evaluation before) is below what it was at the best by more
         than twice the standard error of both, of N losses 1 + 10 / N times that. It is over when an
         evaluation comes back to within half of those 5 %.
+        Where the loss has been negative, or is none whose lower bound is known (no accuracy and no
+        `target_deviance`), these shares are of what the evaluations had gained, or training since.
         Or 3 evaluations in a row lose as much as the best constant answer (`target_deviance`) or
         more, while training loses a fifth of that or less.
 
@@ -182,13 +191,20 @@ class GeneralizationGap(Detector[GapState]):
             state.constant = row.get(_CONSTANT, state.constant)
             if math.isfinite(row.get("loss", math.nan)):
                 state.training.append((step, row["loss"]))
+                state.lowest = min(state.lowest, row["loss"])
             for name, of_accuracy in accuracies.items():
                 loss = row.get(name, math.nan)
                 if math.isfinite(loss):
                     course = state.courses.setdefault(name, Course(_name(name)))
                     accuracy = row.get(of_accuracy, math.nan)
                     training, error = self._training(step, state, course)
-                    self._take(course, _Evaluation(step, loss, training, error, accuracy))
+                    state.lowest = min(state.lowest, loss)
+                    # A cross entropy or a squared error; likelihoods of densities have no bound.
+                    bounded = state.lowest >= 0 and (
+                        math.isfinite(state.constant) or math.isfinite(accuracy)
+                    )
+                    new = _Evaluation(step, loss, training, error, accuracy)
+                    self._take(course, new, bounded=bounded)
                     spacing = course.spacing.steps(self.policy.last)
                     course.no_better.take(step, Losses(loss, training, state.constant), spacing)
         findings = []
@@ -226,7 +242,7 @@ class GeneralizationGap(Detector[GapState]):
         fell = -math.log(max(now.training / then.training, 1e-12))
         return fell > self.policy.fallen * math.hypot(then.error, now.error)
 
-    def _take(self, state: Course, new: _Evaluation) -> None:
+    def _take(self, state: Course, new: _Evaluation, *, bounded: bool) -> None:
         policy = self.policy
         state.evaluations.append(new)
         state.spacing.push(new.step)
@@ -236,11 +252,13 @@ class GeneralizationGap(Detector[GapState]):
         if state.best is None or new.loss < state.best.loss:
             state.best = new
         best = state.best
+        gained = np.nanmax([state.first - best.loss, best.training - new.training])
+        scale = _scale(best.loss, float(gained), bounded=bounded)
         state.watch.clear_after = state.spacing.steps(policy.last)
         known = state.watch.current
         if known is not None and known.holding:
             # Hysteresis: what is open stays so until half of the rise is gone.
-            if new.loss - best.loss < 0.5 * policy.slight * abs(best.loss):
+            if new.loss - best.loss < 0.5 * policy.slight * scale:
                 state.watch.good(new.step)
                 return
             last = [e.loss for e in list(state.evaluations)[-policy.last :]]
@@ -254,7 +272,7 @@ class GeneralizationGap(Detector[GapState]):
         rise = now - best.loss
         noise = robust_sigma(np.diff([e.loss for e in state.evaluations])) / math.sqrt(2)
         rises = (
-            rise > policy.slight * abs(best.loss)
+            rise > policy.slight * scale
             and rise > policy.noise * noise
             and rise > policy.progress * (state.first - best.loss)
             and mann_kendall([e.loss for e in later]) > policy.trend
@@ -273,6 +291,8 @@ class GeneralizationGap(Detector[GapState]):
             new.training,
             best.accuracy,
             median(accuracies),
+            float(gained),
+            bounded,
         )
         state.watch.bad(new.step, facts, first_step=best.step)
 
@@ -292,6 +312,17 @@ class GeneralizationGap(Detector[GapState]):
         if not any(c.best is not None and math.isfinite(c.best.training) for c in judged):
             return Check(Status.MISSING_INPUT, "No rank posts the loss of training.")
         return Check(Status.OK, sentences(*(_standing(course) for course in judged[:4])))
+
+
+def _scale(best: float, gained: float, *, bounded: bool) -> float:
+    """What a rise is held against: the best loss, or what it had gained where 0 is no bound.
+
+    The negative log-likelihood of a density, or an energy, may be 0 anywhere: its unit is changed
+    by a constant, and no share of it means anything.
+    """
+    if bounded or gained <= 0:
+        return abs(best)
+    return gained if best < 0 else max(best, gained)
 
 
 def _is_judged(name: str) -> bool:
@@ -354,6 +385,17 @@ def _finding(episode: Episode[Gap], state: Course, policy: GapPolicy) -> Finding
             "If probabilities matter, calibrate them (temperature scaling) or smooth the labels; "
             "otherwise choose the checkpoint by accuracy."
         )
+    elif not facts.bounded:
+        cause = (
+            f"{fell} What training gains is of its own samples alone and is lost on others. As the "
+            "loss has no lower bound that is known (a density, an energy), it can go on falling "
+            "there: narrow peaks at the samples, or scores without a limit."
+        )
+        remedy = (
+            f"Use the checkpoint of step {facts.best_step} and stop there. To get further: more "
+            "data or noise on them, weight decay, a smaller model, a bound of the scale "
+            "(a least variance, a penalty on the size of scores)."
+        )
     else:
         cause = (
             f"{fell} The model memorises its samples: they are too few for its size, some "
@@ -363,13 +405,14 @@ def _finding(episode: Episode[Gap], state: Course, policy: GapPolicy) -> Finding
             f"Use the checkpoint of step {facts.best_step} and stop there. To get further: more "
             "data or augmentation, weight decay or dropout, a smaller model."
         )
+    above = percent(facts.rise) if facts.bounded else number(facts.highest - facts.best)
     surrogate = facts.best < 0 or state.first < 0
     return Finding(
         kind="generalization.gap",
         key=state.name,
         severity="info" if facts.surer(policy) or surrogate or slight else "warning",
         title=(
-            f"The loss of the {which} is {percent(facts.rise)} above its best of "
+            f"The loss of the {which} is {above} above its best of "
             f"{number(facts.best)} (step {facts.best_step}) while that of training falls"
         ),
         seen_step=episode.seen_step,

@@ -37,3 +37,25 @@ def test_an_evaluation_of_the_training_data_is_none_to_generalise_to():
     found = judge(renamed(train=False), [GeneralizationGap()])
     assert found.alerts == ()
     assert found.checks["generalization.gap"].status == "insufficient_data"
+
+
+@pytest.mark.parametrize("constant", [10.0, 20.0])
+def test_the_unit_of_a_density_does_not_count(constant):
+    run = recorded(0, trace="F10-overfit")
+    series = {name: run.series[name] - constant for name in ("loss", "eval/loss")}
+    (alert,) = judge(replace(run, series=series), [GeneralizationGap()]).alerts
+    assert alert.severity == "info"
+    assert "no lower bound" in alert.cause
+    assert "memorises" not in alert.cause
+    assert "%" not in alert.title
+    # Training has gained 0.3 since, whatever the constant.
+    assert 0.3 < alert.evidence["rise"] < 2.0
+
+
+def test_a_loss_that_is_not_known_is_held_against_what_it_had_gained():
+    run = recorded(0, trace="F10-overfit")
+    known = judge(run, [GeneralizationGap()]).alerts[0].evidence["rise"]
+    series = {name: run.series[name] for name in ("loss", "eval/loss")}
+    (alert,) = judge(replace(run, series=series), [GeneralizationGap()]).alerts
+    assert "no lower bound that is known" in alert.cause
+    assert alert.evidence["rise"] <= known
