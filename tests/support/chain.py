@@ -203,6 +203,8 @@ def chain(
         if fault in ("early-milestones", "milestones"):
             every = 8 if fault == "early-milestones" else steps // 4
             rate = 0.05 * 0.1 ** min(3, step // every)
+        if fault == "staircase":
+            rate = 0.05 * 0.5 ** (step // 10)
         if fault == "slow-schedule":
             rate = 0.05 * 0.97**step
         row: list[Said] = []

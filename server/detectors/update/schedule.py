@@ -231,7 +231,14 @@ class ScheduleMismatch(Detector[ScheduleState]):
         ):
             state.alternates.good(step)
             return
-        found = folded(detrended(_RATES) @ np.log(rates))
+        logs = np.log(rates)
+        # A staircase is periodic as well without its trend, and never comes back.
+        rises = float((logs - np.minimum.accumulate(logs)).max())
+        falls = float((np.maximum.accumulate(logs) - logs).max())
+        if min(rises, falls) < math.log(self.policy.alternating):
+            state.alternates.good(step)
+            return
+        found = folded(detrended(_RATES) @ logs)
         low = high = 1.0
         if found is not None:
             low, high = math.exp(found.profile.min()), math.exp(found.profile.max())
