@@ -302,8 +302,12 @@ class _Parts:
             older, oldest = (m[rows].reshape(-1) for m in (self.before.reduced, self.before.mean))
             if self.before.step == made.step - 1:
                 both, rest = _fit(np.stack([mean, older]), target)
-                # What was clipped in between is carried over shorter than it came.
-                if rest <= allowed and min(both) > 0.01 * max(np.abs(both)):
+                # How much each contributes, whatever scale it is in (a loss is scaled, its gradient
+                # no longer). What was clipped in between is carried over shorter than it came; a
+                # contribution of the size of the rounding is none.
+                sizes = both * (_norm(mean), _norm(older))
+                least = max(0.01, 2 * allowed) * float(np.abs(sizes).max())
+                if rest <= allowed and sizes.min() > least:
                     return replace(made, pattern="accumulated", weights=tuple(both.tolist()))
             for past in (oldest, older):
                 once, rest = _fit(past[None], target)

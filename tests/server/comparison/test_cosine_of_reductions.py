@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.server.comparison import conservation
+from rankscope.server.comparison.compare import LabelledTable
 from tests.support.chain import chain
 
 
@@ -39,3 +40,29 @@ def test_a_tensor_that_is_not_known_does_not_count():
     assert conservation.cosine(local, reduced) == pytest.approx(1.0)
     assert math.isnan(conservation.cosine(local, np.zeros_like(reduced)))
     assert math.isnan(conservation.cosine(np.full_like(local, math.nan), reduced))
+
+
+def two_steps(carried, scale, rounding, *, seed=3):
+    """What a reduction's explanation is, after one of another gradient.
+
+    Args:
+        carried: share of the step before that is added again.
+        scale: of the loss, which its gradient keeps up to the reduction.
+        rounding: of what comes out, relative.
+    """
+    random = np.random.default_rng(seed)
+    local = random.standard_normal((2, 2, 3, 64))
+    table = LabelledTable(("a", "b", "c"), ((64,),) * 3, ("parameters",) * 3)
+    ranks = np.arange(2)
+    means = local.mean(axis=1)
+    out = means[1] + carried * means[0]
+    out *= 1 + rounding * random.standard_normal(out.shape)
+    before = conservation.Sums(0, scale * means[0], means[0])
+    return conservation.balance(1, ranks, scale * local[1], out, table, before=before)
+
+
+@pytest.mark.parametrize("scale", [1.0, 8192.0, 1 / 8192])
+@pytest.mark.parametrize(("carried", "found"), [(1.0, True), (0.2, True), (0.0, False)])
+def test_adding_up_is_distinguished_from_rounding_at_any_scale_of_the_loss(scale, carried, found):
+    made = two_steps(carried, scale, 5e-4)
+    assert (made.pattern == "accumulated") is found
