@@ -30,26 +30,31 @@ class SharedSet:
     Attributes:
         ranks: more than one, of more than one replica class; ascending.
         tensors: names, shapes and shards, in the order of the lowest rank.
-        sure: whether they are known to be replicas without further evidence.
+        alike: whether the models of the ranks have the same names throughout.
+        declared: whether the user has said that they are replicas.
     """
 
     ranks: tuple[int, ...]
     tensors: tuple[_Tensor, ...]
-    sure: bool
+    alike: bool
+    declared: bool
 
 
 class SharedTensors:
     """Compares them.
 
     Tensors of one name and shape on ranks with different models may still be strangers (stages of a
-    pipeline that number their layers alike). They count as replicas where the models have the same
-    names throughout, so that only some tensors are cut; where the user has said so; or from the
-    time on at which they were seen to have one and the same gradient that is not zero.
+    pipeline that number their layers alike). They count as replicas where the user has said so;
+    where the models have the same names throughout, so that only some tensors are cut, unless the
+    ranks held other values from the start (stages may have as many layers of the same names); or
+    from the time on at which they were seen to have one and the same gradient that is not zero.
     """
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
         self._proven: set[tuple[tuple[int, ...], tuple[_Tensor, ...]]] = set()
+        # Those that had other values on each rank when the monitor was attached.
+        self._strange: set[tuple[tuple[int, ...], tuple[_Tensor, ...]]] = set()
         # Whether the last comparison of a stage found them to differ.
         self._differed: dict[str, bool] = {}
         # The same for the comparisons of this window.
@@ -143,7 +148,7 @@ class SharedTensors:
             alike = len({names[number] for number in numbers}) == 1
             # What is read off a distributed tensor has an `@` in it.
             declared = all(shard and "@" not in shard for _, _, shard in held)
-            sets.append(SharedSet(tuple(members.tolist()), tuple(held), alike or declared))
+            sets.append(SharedSet(tuple(members.tolist()), tuple(held), alike, declared))
         return tuple(sets)
 
     def _tensors(self, rank: int) -> tuple[_Tensor, ...]:
@@ -194,7 +199,10 @@ class SharedTensors:
             sketches = picked[shared.ranks[0]].sketches
             if sketches is not None and bool(sketches.any(axis=1).all()):
                 self._proven.add(known)
-        if not (shared.sure or known in self._proven):
+        if key[1] == "start" and not compared.equal:
+            self._strange.add(known)
+        sure = shared.declared or (shared.alike and known not in self._strange)
+        if not (sure or known in self._proven):
             return None
         # Out of all: they are a part of the model.
         return replace(compared, tensor_count=whole)

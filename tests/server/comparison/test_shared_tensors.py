@@ -205,6 +205,16 @@ def test_until_they_have_had_one_gradient():
     assert [t.name for t in found.tensors] == ["layer.0"]
 
 
+def test_what_differed_from_the_start_is_a_stranger_until_it_has_had_one_gradient():
+    aligner = Aligner({"loss"})
+    assert compared(aligner, PAIRS, 0, pairs(0, differ=True, stage="start"))[0].equal
+    [found] = compared(aligner, {}, 1, pairs(1, differ=True))
+    assert found.equal
+    compared(aligner, {}, 2, pairs(2, differ=False))
+    [found] = compared(aligner, {}, 3, pairs(3, differ=True, stage="parameters"))
+    assert [t.name for t in found.tensors] == ["norm"]
+
+
 def test_a_gradient_of_zeros_proves_nothing():
     aligner = Aligner({"loss"})
     compared(aligner, STAGES, 0, [fingerprint_of(r, 0, [0, 5 + r // 2]) for r in range(4)])
