@@ -21,6 +21,11 @@ _ROUNDS = 4
 # What a round leaves of the distance, at the most: one local step after it, of two between rounds,
 # leaves 1 / sqrt(2) of a random walk.
 _LEFT = 0.75
+# How much further the ranks are from each other in what nobody averages. What is averaged may be
+# as far away one step after a round as before it: where steps overshoot (a learning rate near the
+# curvature's limit), distances stop growing after a step or two. Twice, a random walk reaches after
+# four times as many steps.
+_DRIFTED = 2.0
 
 
 @dataclass(slots=True)
@@ -50,6 +55,10 @@ class LeftOut:
     distances: Mapping[str, float] = field(default_factory=dict)
     ranks: tuple[int, ...] = ()
     _rounds: deque[_Round] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
+    _smallest: dict[str, float] = field(default_factory=dict)
+    _largest: dict[str, float] = field(default_factory=dict)
+    # Tensors that came closer at a round -> the largest distance up to the last one of these.
+    _averaged: dict[str, float] = field(default_factory=dict)
     _quiet: int = 0
     _tensors: tuple[str, ...] = ()
     _of: int = 0
@@ -65,6 +74,7 @@ class LeftOut:
             return
         if parameters.equal:
             self.distances = {}
+            self._smallest.clear()
             self._rounds.clear()
             return
         if not parameters.tensor_count:
@@ -72,6 +82,9 @@ class LeftOut:
         before = self.distances
         # Changes of single elements have no distance that shrinks.
         self.distances = {t.name: t.distance for t in parameters.tensors if t.distance > 0}
+        for name, distance in self.distances.items():
+            self._smallest[name] = min(distance, self._smallest.get(name, distance))
+            self._largest[name] = max(distance, self._largest.get(name, distance))
         if outside is None:
             return
         if outside.equal:
@@ -80,6 +93,7 @@ class LeftOut:
         both = self.distances.keys() & before.keys()
         closer = frozenset(n for n in both if self.distances[n] < _LEFT * before[n])
         rest = frozenset(both - closer)
+        self._averaged |= {name: self._largest[name] for name in closer}
         self._rounds.append(_Round(parameters.step, self._quiet, closer, rest))
         self.ranks = tuple(int(r) for r in parameters.ranks)
         if len(self._rounds) == _ROUNDS:
@@ -120,6 +134,11 @@ class LeftOut:
 
     # ------------------------------------------------------------------------------------- inside
 
+    def _drifted(self, name: str) -> bool:
+        """Whether a tensor is further from the others' than while it was averaged, or at first."""
+        past = self._averaged.get(name, self._smallest.get(name, 0.0))
+        return self.distances.get(name, 0.0) > _DRIFTED * past
+
     def _judge(self, parameters: Comparison) -> None:
         rounds = list(self._rounds)
         # Written at every step, the distances are those of single steps, which go up and down.
@@ -128,6 +147,7 @@ class LeftOut:
         # Some may average one part of the model after the other: then all come closer in turn.
         always = frozenset.intersection(*(r.closer for r in rounds))
         never = frozenset.intersection(*(r.rest for r in rounds))
+        never = frozenset(name for name in never if self._drifted(name))
         others = frozenset.union(*(r.closer for r in rounds))
         if not always or not never or never & others or len(always) < len(others) / 2:
             return

@@ -33,18 +33,20 @@ def comparisons(step, distances, written):
     ]
 
 
-def found(averaged, *, steps=80, seed=0, sampled=range(10_000)):
+def found(averaged, *, steps=80, seed=0, sampled=range(10_000), keeps=lambda name, step: 1.0):
     """What is reported of a run.
 
     Args:
         averaged: names of the tensors that the ranks average after a step.
+        keeps: what a step keeps of the distance before it, of a tensor.
     """
     random, left_out = np.random.default_rng(seed), LeftOut()
     written = False
     offsets = {name: np.zeros(256) for name in NAMES}
     for step in range(steps):
         for name in NAMES:
-            offsets[name] = offsets[name] + random.standard_normal(256)
+            offsets[name] *= keeps(name, step)
+            offsets[name] += random.standard_normal(256)
         if step in sampled:
             distances = {n: float(np.linalg.norm(offsets[n])) for n in NAMES}
             left_out.take(comparisons(step, distances, written))
@@ -69,6 +71,25 @@ def test_what_never_comes_closer_is_left_out(left):
 def test_it_shows_where_not_every_step_is_sampled():
     finding = found(at_rounds("a", "b"), steps=400, sampled=range(0, 400, 3))
     assert finding.tensors == ("c", "d")
+
+
+@pytest.mark.parametrize("turns", [0, 80])
+@pytest.mark.parametrize("kept", [0.5, 0.2, 0.0])
+def test_one_whose_distance_no_longer_grows_between_rounds_is_none(kept, turns):
+    def keeps(name, step):
+        return kept if name == "d" and step >= turns else 1.0
+
+    assert found(at_rounds(*NAMES), steps=600, keeps=keeps) is None
+
+
+def test_one_that_is_left_out_in_the_midst_shows_once_it_has_drifted():
+    def averaged(step):
+        names = NAMES if step < 80 else NAMES[:3]
+        return names if step % ROUND == ROUND - 1 else ()
+
+    finding = found(averaged, steps=400)
+    assert finding.tensors == ("d",)
+    assert 80 < finding.first_step < 160
 
 
 @pytest.mark.parametrize("seed", range(20))
