@@ -163,7 +163,7 @@ class Desync(Detector[DesyncState]):
         if left_out is not None:
             findings.append(left_out)
         if incident is not None:
-            incident.take_reductions(window.reductions)
+            incident.learn(window)
             incident.in_part = left_out is not None
             if not incident.agreeing:
                 incident.stands(window.last_step, window.liveness)

@@ -17,6 +17,7 @@ from rankscope.server.window import (
     RankLiveness,
     Reduction,
     TensorDifference,
+    Window,
 )
 
 _MAX_SIZES = 64
@@ -77,6 +78,8 @@ class Divergence(Incident):
         agreeing: whether the last comparison of the parameters found them equal.
         applied: of reduced gradients, what each of `applied_ranks` applied beside what went into
             the reduction, at the first step at which that was seen; None for unknown.
+        not_held: names of tensors that the optimizer which is watched does not hold, as far as they
+            were reported.
         reported: what the suspect ranks have reported of their optimizer's state.
         state_divergence: of parameters, the divergence of the optimizer's state that was seen
             later and must have come first.
@@ -117,6 +120,7 @@ class Divergence(Incident):
     own_batches: bool = False
     applied: Applied | None = None
     applied_ranks: tuple[int, ...] = ()
+    not_held: frozenset[str] = frozenset()
     reported: str = ""
     state_divergence: Divergence | None = None
     shown_by: int | None = None
@@ -188,6 +192,15 @@ class Divergence(Incident):
             self._name_tensors(comparisons)
         else:
             self._name_more(comparisons)
+
+    def learn(self, window: Window) -> None:
+        """Takes what a window says beside the comparisons."""
+        self.take_reductions(window.reductions)
+        held = window.config.get("optimizer_tensors")
+        if isinstance(held, Mapping):
+            missing = held.get("missing")
+            names = missing if isinstance(missing, list | tuple) else ()
+            self.not_held = frozenset(str(name) for name in names)
 
     def take_reductions(self, reductions: Sequence[Reduction]) -> None:
         """Learns what each rank applied: of the first reduction that shows it.

@@ -310,6 +310,20 @@ def _update(incident: Divergence) -> tuple[str, str]:
             f"They were last compared and equal at step {incident.last_equal}, so the difference "
             "may have begun at any step in between."
         )
+    if incident.tensors and incident.not_held.issuperset(t.name for t in incident.tensors):
+        held = listing([t.name for t in incident.tensors], most=4)
+        return (
+            sentences(
+                f"{before}. What differs are tensors that the optimizer which is watched does not "
+                f"hold ({held}), and no others: another optimizer has stepped on some ranks only, "
+                "or something else writes these tensors, and not alike on all ranks.",
+                unsampled,
+                skipped,
+            ),
+            f"Check for conditions around the other optimizer's `step()` on "
+            f"{ranks(incident.ranks)}, and that it is set up and restored alike on every rank. "
+            f"{restore(incident)}",
+        )
     return (
         sentences(
             f"{before}: a rank skipped the step (its own overflow check) or took one more, its "

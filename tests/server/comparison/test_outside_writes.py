@@ -12,7 +12,11 @@ RANKS, STEPS = np.arange(3), np.arange(4, 7)
 def written(tensors=2, digest=7):
     digests = np.zeros(tensors, np.uint64)
     digests[1] = digest
-    return {"parameters": wire.Fingerprint(5, STAGE, "parameters", digests, np.ones((tensors, 4)))}
+    return {
+        "parameters": wire.Fingerprint(
+            step=5, stage=STAGE, table="parameters", digests=digests, sketches=np.ones((tensors, 4))
+        )
+    }
 
 
 def words(*at_5):

@@ -19,7 +19,11 @@ def tensor(name="w", *, factor=math.nan, partner="", ranks=(3,)):
 def incident(stage="reduced_gradient", *, step=25, decided=True, tensors=(), **more):
     own = more.pop("ranks", (3,) if decided else (0, 1, 2, 3))
     groups = ((0, 1, 2), (3,)) if decided else ((0,), (1,), (2,), (3,))
-    kinds = {"start": "desync.parameters", "hyperparameters": "desync.hyperparameters"}
+    kinds = {
+        "start": "desync.parameters",
+        "hyperparameters": "desync.hyperparameters",
+        "parameters": "desync.parameters",
+    }
     return Divergence(
         first_step=step,
         seen_step=step,
@@ -325,3 +329,16 @@ def test_learning_rates_that_differ_from_the_first_step_are_no_scheduler_s(
     )
     assert says in text
     assert not_said not in text
+
+
+def test_tensors_of_another_optimizer_are_no_skipped_step_of_this_one():
+    named = (tensor("head.weight"), tensor("head.bias"))
+    made = incident("parameters", tensors=named)
+    assert "skipped the step" in said(made)
+    window = SimpleNamespace(
+        reductions=(), config={"optimizer_tensors": {"missing": ["head.weight", "head.bias", "x"]}}
+    )
+    made.learn(window)
+    assert "another optimizer has stepped on some ranks only" in said(made)
+    made.tensors = (*named, tensor("body.weight"))
+    assert "another optimizer" not in said(made)
