@@ -107,14 +107,17 @@ class Origin:
             self.prediction = _flag(data.get("prediction_finite"))
             self.target = _flag(data.get("target_finite"))
 
-    def explained(self, step: int, *, begins: bool) -> tuple[str, str] | None:
+    def explained(
+        self, step: int, *, begins: bool, survived: bool = False
+    ) -> tuple[str, str] | None:
         """Cause and remedy, where what was seen settles it; else None.
 
         Args:
             step: first one at which something was not finite.
             begins: whether it is the first step of its process: nothing has been updated before.
+            survived: whether losses were finite again afterwards.
         """
-        back = go_back(step, begins=begins)
+        back = go_back(step, begins=begins, survived=survived)
         # What was not finite at attach and did no harm since may have nothing to do with it.
         at_start = self.at_start if begins or self.before else {}
         reported = at_start or self.before
@@ -206,8 +209,17 @@ class Origin:
         return self._ruled_out()
 
 
-def go_back(step: int, *, begins: bool) -> str:
-    """Where to start again once the cause is mended."""
+def go_back(step: int, *, begins: bool, survived: bool = False) -> str:
+    """Where to start again once the cause is mended.
+
+    Args:
+        survived: losses were finite again afterwards.
+    """
+    if survived:
+        return (
+            "Losses of later steps were finite: the step was skipped, or its gradient replaced, "
+            "and no checkpoint has to be restored for it."
+        )
     if begins:
         return (
             "Then start again: this was the first step, and there is none before it to go back to."

@@ -95,12 +95,15 @@ def jump_finding(jump: Jump, *, last_step: int, clear_after: int | None) -> Find
         cause=(
             f"Each rank's batch norm follows its own batches, and at step {jump.step} the "
             f"statistics of {who} lay {number(jump.times)} times as far from the others' as ever "
-            "before: they were written, restored or reset on that rank, or its inputs have become "
-            f"very different. An evaluation gives another result there.{reported}"
+            "before: they were written, restored or reset on that rank, its inputs have become "
+            "very different, or other data went through the model in training mode there (an "
+            "evaluation on one rank, without `model.eval()`). An evaluation gives another result "
+            f"there.{reported}"
         ),
         remedy=(
             "Look for code that loads, resets or writes buffers under a condition that differs "
-            "between ranks, and compare the inputs of the ranks from that step on. Then broadcast "
+            "between ranks, and for an evaluation there that leaves the model in training mode; "
+            "compare the inputs of the ranks from that step on. Then broadcast "
             "the buffers from a rank that you trust, or use SyncBatchNorm."
         ),
         clear_after=clear_after,

@@ -23,6 +23,10 @@ from rankscope.server.detectors.statistics import (
 from rankscope.server.detectors.wording import count, if_several, number, ranks, sentences
 from rankscope.server.window import Check, Occurrence, Status, Window
 
+# Steps with finite losses after one that was not, which show that parameters are not lost: where
+# they are, no loss of any rank is finite, unless it is of a few that most batches do not use.
+_SURVIVED = 8
+
 
 @dataclass(frozen=True, slots=True)
 class NonFinitePolicy(RisePolicy):
@@ -52,6 +56,7 @@ class _NonFinite(Incident):
     world: int
     origin: Origin = field(default_factory=Origin)
     points: int = 0
+    finite: int = 0  # steps since then at which all losses were
     later_ranks: set[int] = field(default_factory=set)
 
 
@@ -125,6 +130,8 @@ class LossNonFinite(Detector[NonFiniteState]):
             if math.isfinite(mean):
                 state.last_mean = mean
                 state.progress.push(step, mean)
+                if state.incident is not None:
+                    state.incident.finite += 1
             elif not self._take(state, window, index):
                 # Finite losses whose sum is not.
                 state.last_mean = mean
@@ -245,7 +252,8 @@ class LossNonFinite(Detector[NonFiniteState]):
 def _explained(incident: _NonFinite, rate: str) -> tuple[str, str]:
     """Cause and remedy: what was seen, and else what it can be."""
     step, who, origin = incident.first_step, incident.ranks, incident.origin
-    back = go_back(step, begins=incident.begins)
+    survived = incident.finite >= _SURVIVED
+    back = go_back(step, begins=incident.begins, survived=survived)
     if incident.gradient_step is not None:
         return (
             sentences(
@@ -258,7 +266,7 @@ def _explained(incident: _NonFinite, rate: str) -> tuple[str, str]:
             "gradient norm is not finite, clip gradients, train in bfloat16 instead of "
             "float16, or lower the learning rate.",
         )
-    seen = origin.explained(step, begins=incident.begins)
+    seen = origin.explained(step, begins=incident.begins, survived=survived)
     if incident.ran_away and not (origin.at_start or origin.batch):
         shared = ", and which rank overflowed first may be chance" if incident.world > 1 else ""
         return (
