@@ -12,6 +12,7 @@ SOURCES = sorted(Path(inspect.getfile(server)).parent.rglob("*.py"))
 # Words whose plural is not the word and an s.
 PLURALS = {
     "backward pass": "backward passes",
+    "forward pass": "forward passes",
     "batch": "batches",
     "odd batch": "odd batches",
     "matrix": "matrices",
