@@ -11,7 +11,7 @@ import torch
 
 from rankscope.agent.probes.classification import CLASS_INDEX_LOSSES, Hits
 from rankscope.agent.probes.given import batch_size
-from rankscope.agent.probes.passes import Place, loops_without, site_of, stack_now
+from rankscope.agent.probes.passes import Place, loops_without, place_now, site_of, stack_now
 from rankscope.agent.steps.dynamo import leave_alone
 from rankscope.agent.steps.hook_tables import HiddenHook, ModuleHook
 
@@ -30,6 +30,9 @@ class _Named(Protocol):
     def name(self) -> str: ...
 
     @property
+    def place(self) -> Any: ...
+
+    @property
     def summed(self) -> bool: ...
 
 
@@ -41,6 +44,7 @@ class _Seen(NamedTuple):
         site: where it was called: of two losses in one pass each has its own.
         stack: from where: () for what is in a named pass.
         key: of its pass.
+        place: the innermost one in the trainer's source, as `passes.place_now` has it.
         value: None where it has several elements.
         size: samples it is of.
         summed: over the samples, not averaged.
@@ -54,26 +58,30 @@ class _Seen(NamedTuple):
     hits: Hits | None
     stack: tuple[Place, ...]
     key: tuple[Any, ...]
+    place: Any
 
 
 class _Pass:
     """The losses of one pass."""
 
-    __slots__ = ("key", "name", "sites", "stack")
+    __slots__ = ("key", "name", "places", "sites", "stack")
 
     def __init__(self, key: tuple[Any, ...], stack: tuple[Place, ...]) -> None:
         self.key = key
         self.stack = stack
         self.name = ""
+        self.places: set[Any] = set()
         self.sites: dict[Any, _Sums] = {}
 
     def add(self, seen: _Seen) -> None:
+        self.places.add(seen.place)
         sums = self.sites.get(seen.site)
         if sums is None:
             sums = self.sites[seen.site] = _Sums(seen.name)
         sums.add(seen)
 
     def join(self, other: _Pass) -> None:
+        self.places |= other.places
         for site, sums in other.sites.items():
             if site in self.sites:
                 self.sites[site].join(sums)
@@ -141,6 +149,7 @@ class Evaluation:
         self._trained: tuple[str, ...] = ()
         self._summed = False
         self._terms = False
+        self._places: set[Any] = set()
         self._iteration = 0  # over a DataLoader, in this phase
         self._numbers: dict[tuple[Any, ...], str] = {}
         self._note_once = note
@@ -158,6 +167,7 @@ class Evaluation:
             terms: they are terms of what is minimised, and none of them is all of it.
         """
         self._terms = terms
+        self._places = {c.place for c in computed}
         self._trained = tuple(c.name for c in computed)
         self._summed = any(c.summed for c in computed)
 
@@ -185,7 +195,7 @@ class Evaluation:
         value = _value(output) if output.numel() == 1 else None
         summed = given.get("reduction") == "sum"
         stack, key, site = self._place()
-        seen = _Seen(name, site, value, int(size), summed, judged, stack, key)
+        seen = _Seen(name, site, value, int(size), summed, judged, stack, key, place_now())
         self._note(seen, output.requires_grad)
 
     def add_output(self, output: Any, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -197,7 +207,7 @@ class Evaluation:
         if type(loss) is torch.Tensor and loss.numel() == 1:
             size = batch_size(args, kwargs)
             stack, key, _ = self._place()
-            seen = _Seen(_OUTPUT, _OUTPUT, _value(loss), size, False, None, stack, key)
+            seen = _Seen(_OUTPUT, _OUTPUT, _value(loss), size, False, None, stack, key, None)
             self._note(seen, loss.requires_grad)
 
     def _note(self, seen: _Seen, trainable: bool) -> None:
@@ -306,10 +316,13 @@ class Evaluation:
         means: dict[str, float | torch.Tensor] = {}
         sites = list(one.sites.values())
         chosen = self._chosen([s for s in sites if s.samples])
+        # An evaluation with a loss of its own means that one; where it goes through the code of
+        # training, or computes several, the other terms may be in it.
+        apart = len(one.places) == 1 and not self._places & one.places
         if chosen is not None:
             # A sum is divided by its samples, unless the sum is what training reports.
             total = chosen.weighted if self._summed else chosen.plain
-            part = f"{chosen.name}/" if self._terms and chosen.name != _OUTPUT else ""
+            part = f"{chosen.name}/" if self._terms and chosen.name != _OUTPUT and not apart else ""
             means[f"{prefix}{part}loss"] = total / chosen.samples
             if part:
                 self._say(

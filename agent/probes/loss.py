@@ -22,7 +22,7 @@ from rankscope.agent.probes.given import sizes_of
 from rankscope.agent.probes.labels import Labels
 from rankscope.agent.probes.loss_inputs import LossInputs
 from rankscope.agent.probes.loss_sources import Pass
-from rankscope.agent.probes.passes import Place, stack_now
+from rankscope.agent.probes.passes import Place, place_now, stack_now
 from rankscope.agent.steps.autograd import graph_task, sequence
 
 # Losses may be computed and never trained on, and `backward` called without a step ever.
@@ -42,6 +42,7 @@ class _Computed(NamedTuple):
         node: sequence number of the graph's node that made it.
         summed: over the samples, not averaged.
         explained: share of the deviance, as `Deviance` has it.
+        place: where the function was called, as `passes.place_now` has it.
     """
 
     name: str
@@ -49,6 +50,7 @@ class _Computed(NamedTuple):
     summed: bool
     hits: Hits | None
     explained: float | torch.Tensor | None
+    place: Any
 
 
 class Loss(Probe):
@@ -93,7 +95,8 @@ class Loss(Probe):
     weighted by their batch sizes. Where several are computed, the one that is trained on counts.
     Where what is trained on is a sum of terms, what one function gives is not the loss, and
     nothing shows what the trainer makes of it: it has that function's name,
-    `eval/binary_cross_entropy/loss`.
+    `eval/binary_cross_entropy/loss`. But where an evaluation computes one loss only, and calls the
+    function from another place than training does, that loss is what it means.
     Several passes are kept separate: what is computed `with monitor.evaluating("val"):` is
     `eval/val/loss` and `eval/val/accuracy`, in whatever mode. Without a name, passes are
     distinguished by the place in the source that runs them and by the iterations over a DataLoader,
@@ -186,7 +189,7 @@ class Loss(Probe):
                 share = self._deviance.explained(name, given, output)
                 self._inputs.add(name, given)
             node = sequence(output.grad_fn)
-            self._computed.append(_Computed(name, node, summed, judged, share))
+            self._computed.append(_Computed(name, node, summed, judged, share, place_now()))
             self.busy = True
         if self.core.training and not self.named:
             known = number(output.detach()) if output.numel() == 1 else None

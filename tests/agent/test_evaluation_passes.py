@@ -240,15 +240,43 @@ def penalised(loss, model):
     return loss + 0.1 * sum(p.square().sum() for p in model.parameters())
 
 
-def test_a_term_of_what_is_trained_on_has_the_name_of_its_function(watching):
+def test_an_evaluation_with_a_loss_of_its_own_means_that_one(watching):
     def evaluation(monitor, model):
         evaluate(model, DataLoader(VAL, batch_size=5))
 
     job = Job(watching, evaluation, penalised)
-    assert watching.points("eval/cross_entropy/loss") == job.expected(VAL)
-    assert watching.points("eval/loss") == {}
+    assert watching.points("eval/loss") == job.expected(VAL)
     assert watching.points("eval/accuracy") == job.expected(VAL, 1)
-    assert "sum of terms" in " ".join(job.notes())
+    assert "sum of terms" not in " ".join(job.notes())
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_a_term_of_what_is_trained_on_has_the_name_of_its_function(watching, module):
+    """Where one function makes the loss of both, what it adds is in both."""
+
+    class Criterion(torch.nn.Module):
+        def forward(self, scores, y):
+            return functional.cross_entropy(scores, y) + 0.1 * scores.square().mean()
+
+    criterion = Criterion() if module else Criterion().forward
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    watching.attach(model, optimizer)
+    x, y = VAL.tensors
+    expected = {}
+    for number in range(2):
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            scores = model(x)
+            criterion(scores, y)
+        model.train()
+        # As of another place, and no pass of the model.
+        expected[number] = pytest.approx(float(-scores.log_softmax(1)[range(len(y)), y].mean()))
+    assert watching.points("eval/cross_entropy/loss") == expected
+    assert watching.points("eval/loss") == {}
 
 
 @pytest.mark.parametrize(
