@@ -11,6 +11,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.loss.flat import Flat, cause_and_remedy, nothing_of
 from rankscope.server.detectors.policy import Observations, Policy, Share, Sigmas, Times
 from rankscope.server.detectors.profiles import TURNS
 from rankscope.server.detectors.statistics import BLOCK, mann_kendall, robust_sigma
@@ -85,62 +86,6 @@ class PlateauPolicy(Policy):
     worse: Share = 0.5
     scale: Share = 0.5
     visits: Times = 4.0
-
-
-@dataclass(slots=True)
-class Flat:
-    """What was seen.
-
-    Attributes:
-        explained: share of the deviance explained by the last answers; NaN where it is not known.
-        knew: the largest share that ten losses before had; `lost_at`, -1 where nothing was known:
-            since which step it is gone.
-        nothing: the answers are not better than one that is always the same.
-        rash: updates have been so large from the start that little could be learned.
-        worse: the answers are far worse than one that is always the same.
-        scale: size of the outputs over that of the targets, in the first steps; NaN where it is not
-            known.
-        overcome: the model has begun to learn since, of data that it had not seen often.
-    """
-
-    first: float
-    last: float
-    error: float
-    accuracy: float
-    update: float
-    norm: float
-    norm_first: float
-    rate: float
-    explained: float = math.nan
-    knew: float = math.nan
-    lost_at: int = -1
-    nothing: bool = False
-    rash: bool = False
-    worse: bool = False
-    scale: float = math.nan
-    overcome: bool = False
-
-    @property
-    def gain(self) -> float:
-        """Share of the first loss that was gained."""
-        return (self.first - self.last) / abs(self.first) if self.first else 0.0
-
-    def certain(self, policy: PlateauPolicy) -> bool:
-        """Whether something beside the loss says that it should have moved."""
-        if self.nothing or self.rash or self.worse:
-            return not self.got_over(policy)
-        if math.isnan(self.accuracy):
-            return self.update < policy.small_update
-        return self.accuracy <= policy.learned and not self.got_over(policy)
-
-    def got_over(self, policy: PlateauPolicy) -> bool:
-        """Whether it was the plateau at the beginning of a training that learns.
-
-        Not where something else was wrong meanwhile: what was known before was lost, steps were too
-        large or too small, targets were not scaled.
-        """
-        wrong = self.rash or self.worse or self.lost_at >= 0 or self.update > 3 * policy.rash
-        return self.overcome and not wrong and not self.update < policy.small_update
 
 
 @dataclass(slots=True)
@@ -489,7 +434,7 @@ def _finding(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:
         "output_scale": facts.scale,
     }
     evidence |= {name: value for name, value in named.items() if math.isfinite(value)}
-    cause, remedy = _explained(facts, policy)
+    cause, remedy = cause_and_remedy(facts, policy)
     at = f" and the accuracy at {percent(facts.accuracy)}" if math.isfinite(facts.accuracy) else ""
     if math.isfinite(facts.explained):
         evidence["explained_deviance"] = facts.explained
@@ -499,7 +444,7 @@ def _finding(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:
         if facts.got_over(policy)
         else f"Nothing is learned: the loss is still at {number(facts.last)}{at}"
         if facts.certain(policy) and facts.gain <= policy.min_gain
-        else f"The loss stays at {number(facts.last)}{at}: {_nothing_of(facts)}"
+        else f"The loss stays at {number(facts.last)}{at}: {nothing_of(facts)}"
         if facts.certain(policy)
         else f"The loss is where it began ({number(facts.first)}, now {number(facts.last)})"
     )
@@ -514,103 +459,4 @@ def _finding(episode: Episode[Flat], policy: PlateauPolicy) -> Finding:
         remedy=remedy,
         clear_after=episode.clear_after,
         evidence=evidence,
-    )
-
-
-def _nothing_of(facts: Flat) -> str:
-    """What the answers are worth, as a clause."""
-    if facts.worse:
-        return "the same answer to every input would do better"
-    if facts.nothing:
-        return "the same answer to every input would do as well"
-    return f"only {percent(facts.explained)} of the deviance is explained"
-
-
-def _explained(facts: Flat, policy: PlateauPolicy) -> tuple[str, str]:
-    """Cause and remedy, the likeliest by what the other signals say."""
-    moved = f"The loss came from {number(facts.first)} to {number(facts.last)}"
-    if facts.got_over(policy):
-        return (
-            f"{moved}, and stood there until the model found out how the targets follow from the "
-            "inputs. Many trainings begin with such a plateau: long dependences, groups of inputs "
-            "that say something only together, weights that begin near a saddle.",
-            "Nothing, if it does not take too long. Another initialisation, a warm-up to a higher "
-            "learning rate, or easier samples first (a curriculum) shorten it.",
-        )
-    if facts.lost_at >= 0:
-        return (
-            f"Up to step {facts.lost_at} the model explained up to {percent(facts.knew)} of the "
-            "deviance (1 - loss / loss of the best constant answer), since then nothing: its "
-            "answers no longer depend on the inputs. What it had learned was destroyed by steps "
-            "that were too large, or inputs and targets do not belong together any more.",
-            f"Restart from a checkpoint before step {facts.lost_at} with a third of the learning "
-            f"rate{f' ({number(facts.rate / 3)})' if facts.rate > 0 else ''} and gradients that "
-            "are clipped; if it comes again at the same step, look at the data from there on.",
-        )
-    if facts.worse and facts.scale < policy.scale:
-        return (
-            f"{moved}, {number(1 - facts.explained)} times what the mean of all targets would "
-            f"cost: in the first steps the outputs were {number(facts.scale)} of the targets' size "
-            "(root mean squares). The targets are not scaled, and the training is spent on "
-            "reaching their mean.",
-            "Subtract the mean of the training targets and divide by their standard deviation (and "
-            "undo it in evaluation), or begin with the last layer's bias at their mean.",
-        )
-    if facts.rash or (facts.nothing and facts.update > 3 * policy.rash):
-        return (
-            f"{moved} and does not fall any more, though {_nothing_of(facts)}. A step changes the "
-            f"parameters by {number(facts.update)} of their size, where 1e-3 is usual: the "
-            "learning rate has been too high from the start, without a warm-up.",
-            f"Train anew with a learning rate of {number(facts.rate / 30)}, a thirtieth, and a "
-            "warm-up of some hundred steps."
-            if facts.rate > 0
-            else "Train anew with a thirtieth of the learning rate and a warm-up.",
-        )
-    if facts.update == 0 and facts.norm > 0:
-        return (
-            f"{moved}: the steps change no parameter although there is a gradient of "
-            f"{number(facts.norm)}. The optimizer holds other parameters than the model trains "
-            "with (made before the model was moved, wrapped or copied), or its rate is 0.",
-            "Make the optimizer from `model.parameters()` after the model is on its device and "
-            "wrapped, and compare their ids.",
-        )
-    if facts.update < policy.small_update:
-        raised = (
-            f" from {number(facts.rate)} to {number(facts.rate * 1e-3 / facts.update)}"
-            if facts.rate > 0 and facts.update > 0
-            else ""
-        )
-        return (
-            f"{moved}: a step changes the parameters by {number(facts.update)} of their size, far "
-            "below the usual 1e-3.",
-            f"Raise the learning rate{raised} tenfold at a time, until updates are near 1e-3 of "
-            "the parameters.",
-        )
-    if facts.norm < 0.05 * facts.norm_first:
-        return (
-            f"{moved}, and the gradient has shrunk from {number(facts.norm_first)} to "
-            f"{number(facts.norm)}: units are dead or saturated.",
-            "Look at `dead_units` and `saturated_units`; lower the learning rate, initialise "
-            "anew, normalise between the layers.",
-        )
-    if facts.nothing and facts.gain > policy.min_gain:
-        return (
-            f"{moved}, which is what the frequencies of the targets alone give: the same answer to "
-            "every input would do as well. What the inputs say is not used: they are constant or "
-            "wrong, the targets belong to other inputs (shuffled or shifted separately), the way "
-            "from the inputs to the answers is cut (a mask, dead or saturated units), or the "
-            "learning rate does not let the model go on from there.",
-            "Print some inputs and their targets as the model gets them. Try to memorise one "
-            "batch: if that works, the data are wrong; if not, follow one input through the "
-            "layers, and see where two different ones begin to give the same.",
-        )
-    return (
-        f"{moved} although steps change the parameters"
-        f"{f' by {number(facts.update)} of their size' if math.isfinite(facts.update) else ''}. "
-        "The targets do not belong to the inputs (shuffled separately), the gradient does not "
-        "reach the early layers (saturated or dead units), or the rate is so high that steps "
-        "overshoot.",
-        "Try to memorise one batch: if that fails, it is the model or the rate (try a tenth"
-        f"{f', {number(facts.rate / 10)}' if facts.rate > 0 else ''}); if it works, compare inputs "
-        "and targets of some samples by eye.",
     )
