@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -55,6 +56,9 @@ class Replicas:
     def __init__(self) -> None:
         self.version = 0
         self.own = RankLocal()
+        # Rank -> tensor -> which part of it, where the tables do not say it.
+        self._parts: dict[int, Mapping[str, int]] = {}
+        self._reported: dict[int, Mapping[str, wire.TensorTable]] = {}
         self._tables: dict[int, Mapping[str, wire.TensorTable]] = {}
         # Tables are compared once, when they come; ranks that hold the same share a number.
         self._numbers: dict[tuple[object, ...], int] = {}
@@ -65,7 +69,8 @@ class Replicas:
         """Takes all tables of some ranks, as they hold from now on."""
         if not tables:
             return
-        tables = self.own.learn(tables)
+        self._reported |= tables
+        tables = {rank: self._cut(rank, held) for rank, held in self.own.learn(tables).items()}
         self._tables |= tables
         self.version += 1
         self._classes.clear()
@@ -81,6 +86,11 @@ class Replicas:
                 names = sorted((n for n in by_name if n.startswith(prefix)), key=_version)
                 found = [by_name[name] for name in names]
                 self._keys[rank, prefix] = tuple(found) if found else None
+
+    def separate(self, parts: Mapping[int, Mapping[str, int]]) -> None:
+        """Takes that some tensors are cut: rank -> name of a tensor -> which part it holds."""
+        self._parts |= parts
+        self.learn({rank: self._reported[rank] for rank in parts if rank in self._reported})
 
     def table(self, rank: int, name: str) -> wire.TensorTable | None:
         """A table of a rank; None where it has not reported it."""
@@ -152,6 +162,25 @@ class Replicas:
         """Rows of the largest set of ranks that hold replicas of what a link speaks of."""
         classes = self.classes(stage, ranks)
         return classes[0] if classes else np.zeros(0, np.int64)
+
+    def _cut(
+        self, rank: int, tables: Mapping[str, wire.TensorTable]
+    ) -> Mapping[str, wire.TensorTable]:
+        parts = self._parts.get(rank)
+        if not parts:
+            return tables
+        return {
+            name: replace(
+                table,
+                shards=tuple(
+                    f"part {parts[tensor]} @" if tensor in parts else shard
+                    for tensor, shard in zip(table.names, table.shards, strict=True)
+                ),
+            )
+            if name.startswith("parameters")
+            else table
+            for name, table in tables.items()
+        }
 
     def _by_names(self, classes: list[Int64], ranks: Int64) -> list[Int64]:
         """Classes whose tensors have the same names throughout, put together."""

@@ -25,6 +25,7 @@ from rankscope.agent import wire
 from rankscope.agent.wire import BATCH_PART, LABELS, SAMPLE_DIGESTS, STAGES
 from rankscope.server.comparison import compression, conservation
 from rankscope.server.comparison.local_gradients import LocalGradients
+from rankscope.server.comparison.parts import find_parts, same_at_first
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
 from rankscope.server.comparison.steps import CLIPPING, COMPARED_SERIES, Comparisons
 from rankscope.server.evaluation.pending import Pending, PendingLayers, superseded_from
@@ -299,6 +300,7 @@ class Aligner:
         if len(steps):  # else nothing that waits is complete
             series = self._series.take(ranks, steps, through)
             digests = self._digests.take(ranks, steps, through)
+            self._find_parts(series, digests, ranks, steps)
             reductions, sums = self._reductions(series, ranks, steps, through)
             negligible = conservation.negligible(
                 {
@@ -346,6 +348,36 @@ class Aligner:
 
     # ----------------------------------------------------------------------------- the comparisons
 
+    def _find_parts(
+        self,
+        series: Mapping[str, Series],
+        digests: Mapping[str, Series],
+        ranks: Int64,
+        steps: Int64,
+    ) -> None:
+        """Which tensors are cut between ranks, of those that begin in this window."""
+        losses = series.get("loss")
+        # Of a model whose `forward` is not called, labels stand for the batch.
+        batches = [digests[name] for name in ("batch", BATCH_PART, LABELS) if name in digests]
+        for step, stage in self._fingerprints:
+            if stage != "start" or step not in steps or losses is None or not batches:
+                continue
+            start: dict[int, dict[str, wire.Fingerprint]] = defaultdict(dict)
+            for (rank, table), made in self._fingerprints[step, stage].items():
+                if (shared := self._replicas.own.without(rank, made.fingerprint)) is not None:
+                    start[rank][table] = shared
+            column = int(np.searchsorted(steps, step))
+            alike = np.zeros((len(ranks), len(ranks)), dtype=bool)
+            for batch in batches:
+                alike |= same_at_first(
+                    losses.values[:, column],
+                    batch.values[:, column],
+                    losses.present[:, column] & batch.present[:, column],
+                )
+            found = find_parts(self._replicas, start, ranks, alike)
+            if found:
+                self._replicas.separate(found)
+
     def _reductions(
         self, series: Mapping[str, Series], ranks: Int64, steps: Int64, through: int
     ) -> tuple[tuple[Reduction, ...], tuple[ElementSums, ...]]:
@@ -380,13 +412,17 @@ class Aligner:
         now: float,
     ) -> tuple[Comparison, ...]:
         """The comparisons of a window, in the order of steps and of the chain within a step."""
-        keys = sorted(key for key in self._fingerprints if key[0] <= through)
+        chain = {stage: n for n, stage in enumerate(STAGES)}
+        # In that order, too: what a step began with says which tensors are replicas.
+        keys = sorted(
+            (key for key in self._fingerprints if key[0] <= through),
+            key=lambda k: (k[0], chain[k[1]]),
+        )
         fingerprints = ((key, self._take_fingerprints(key)) for key in keys)
         found = self._comparisons.of(series, digests, fingerprints, ranks, steps)
         classes = self._replicas.classes("parameters", ranks)
         paired = [int(rank) for rows in classes if len(rows) > 1 for rank in ranks[rows]]
         self._note_missing(found, sorted(paired), now)
-        chain = {stage: n for n, stage in enumerate(STAGES)}
         return tuple(found[key] for key in sorted(found, key=lambda k: (k[0], chain[k[1]])))
 
     def _note_missing(
