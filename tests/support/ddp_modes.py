@@ -25,7 +25,9 @@ def main(url, run, after, forget):
         nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3)
     )
     if forget == "-":
-        inner[1].eval()  # frozen on purpose
+        # Frozen on purpose: with the statistics of what it has been trained on.
+        inner(torch.randn(256, 8))
+        inner[1].eval()
     model = nn.parallel.DistributedDataParallel(inner)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     agent.attach(model, optimizer, server=url, run=run, overhead=1.0)

@@ -152,6 +152,9 @@ class Desync(Detector[DesyncState]):
             version_facts = state.versions.take(window, step, members)
             if broken or state.incident is not None or state.period or state.workers is not None:
                 self._step(window, state, step, comparisons, broken, findings, version_facts)
+            if state.incident is not None:
+                # Step by step: who is known to be wrong decides what is taken from then on.
+                state.incident.take_reductions([r for r in window.reductions if r.step <= step])
             self._update_divergence(window, state, step, every, findings)
             broken_stages = {comparison.stage for comparison in broken}
             for comparison in comparisons:
