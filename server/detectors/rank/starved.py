@@ -9,6 +9,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.policy import Policy
+from rankscope.server.detectors.rank.findings import finding_of_jitter, finding_of_late
 from rankscope.server.detectors.rank.jitter import Jittering
 from rankscope.server.detectors.rank.lateness import (
     QUEUEING,
@@ -114,15 +115,12 @@ class RankStarved(Detector[StarvedState]):
 def _finding(late: Late) -> Finding:
     who, step = ranks(late.ranks), late.first_step
     verb = agree(len(late.ranks), "waits")
-    return Finding(
+    return finding_of_late(
+        late,
+        own="data_seconds",
         kind="rank.starved",
-        severity="critical" if late.lost > 0.5 else "warning",
         title=f"{who.capitalize()} {verb} for data {percent(late.lost)} of every step since "
         f"step {step}",
-        seen_step=late.seen_step,
-        last_step=late.last_step,
-        first_step=step,
-        ranks=late.ranks,
         cause=(
             f"Between two steps, before the forward pass, {who} {verb} {duration(late.own)}, the "
             f"others {duration(late.others)}: the loader gives the next batch too late, or the "
@@ -134,28 +132,18 @@ def _finding(late: Late) -> Finding:
             "shard it reads, decoding and augmentation; prefetch more. If its data are as quick "
             "as the others', look at what else its trainer does between two steps."
         ),
-        clear_after=late.clear_after,
-        evidence={
-            "data_seconds": late.own,
-            "others_seconds": late.others,
-            **late.evidence(),
-        },
     )
 
 
 def _jittering(late: Jittering, policy: LatenessPolicy) -> Finding:
     who, step = f"rank {late.rank}", late.first_step
     of = f"{late.times} of {count(late.samples, 'step')}"
-    return Finding(
+    return finding_of_jitter(
+        late,
+        policy,
         kind="rank.starved",
-        key="jitter",
-        severity="warning" if late.lost >= policy.jitter_lost else "info",
         title=f"Rank {late.rank} begins a step {duration(late.late_seconds)} late now and then "
         f"since step {step}: {of}",
-        seen_step=late.seen_step,
-        last_step=late.last_step,
-        first_step=step,
-        ranks=(late.rank,),
         cause=(
             f"At {of}, {who} came to its forward pass {duration(late.late_seconds)} after the "
             f"others, and with them in between, where a step takes {duration(late.usual_seconds)}. "
@@ -168,8 +156,6 @@ def _jittering(late: Jittering, policy: LatenessPolicy) -> Finding:
             "loader whose workers begin anew, a file that is far away; save in the background, "
             "prefetch more."
         ),
-        clear_after=late.clear_after,
-        evidence=late.evidence(),
     )
 
 

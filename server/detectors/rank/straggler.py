@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
@@ -14,20 +13,20 @@ import numpy as np
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import (
-    Count,
-    Observations,
     Policy,
-    Seconds,
-    Share,
-    Steps,
-    Times,
 )
+from rankscope.server.detectors.rank.collectives import (
+    Collectives,
+    CollectivesPolicy,
+    Reduced,
+    finding_of_slow,
+)
+from rankscope.server.detectors.rank.findings import finding_of_jitter, finding_of_late
 from rankscope.server.detectors.rank.jitter import Jittering
 from rankscope.server.detectors.rank.lateness import (
     QUEUEING,
     Late,
     Lateness,
-    LatenessPolicy,
     Timed,
     TimingSample,
     medians,
@@ -37,8 +36,6 @@ from rankscope.server.detectors.rank.lateness import (
 )
 from rankscope.server.detectors.rank.rounds import NAMES as OF_ROUNDS
 from rankscope.server.detectors.rank.rounds import Rounds
-from rankscope.server.detectors.statistics import Spacing
-from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import agree, count, duration, number, percent, ranks
 from rankscope.server.window import Check, Status, Window
 
@@ -52,78 +49,12 @@ _NAMES = ("step_seconds", "compute_seconds", "wait_seconds", "data_seconds", *QU
 
 
 @dataclass(frozen=True, slots=True)
-class StragglerPolicy(LatenessPolicy):
+class StragglerPolicy(CollectivesPolicy):
     """When a rank is late, and when the collectives themselves are slow.
 
     When a rank counts as late is in `LatenessPolicy`, which `rank.starved` shares: a threshold of
     this kind alone overrides it here.
-
-    Attributes:
-        collective_skipped: samples at the beginning that are not counted: connections are made
-            there.
-        collective_usual: smallest number of samples that show what is usual.
-        collective_factor: time of the collectives over the usual one, from which on it is reported.
-        collective_own: largest growth of the ranks' own time meanwhile: where that grows too, the
-            machine is busy.
-        collective_queued: additional time over what ranks wait for a processor meanwhile, at the
-            least: the threads that reduce wait for theirs as well.
-        collective_least_seconds: smallest additional time.
-        collective_least_share: smallest additional time as a share of the step.
-        collective_looks: consecutive samples that have to exceed the limits.
-        collective_steps: smallest number of steps over which these samples extend.
-        collective_calm: samples without it after which it is over.
     """
-
-    collective_skipped: Count = 2
-    collective_usual: Observations = 5
-    collective_factor: Times = 2.0
-    collective_own: Times = 1.5
-    collective_queued: Times = 2.0
-    collective_least_seconds: Seconds = 0.01
-    collective_least_share: Share = 0.3
-    collective_looks: Observations = 8
-    collective_steps: Steps = 20
-    collective_calm: Observations = 8
-
-
-@dataclass(slots=True, kw_only=True)
-class _Slow(Incident):
-    """Collectives that are slow.
-
-    Attributes:
-        usual, now: seconds that the last rank to arrive waits: median before, and since then.
-        step_seconds: median length of a step since then.
-    """
-
-    usual: float
-    now: float
-    step_seconds: float
-
-
-@dataclass(slots=True)
-class _Collectives:
-    """How long the reduction takes once all ranks are there, sample by sample.
-
-    Attributes:
-        tensors: number that is reduced; where another number is, nothing is usual yet.
-    """
-
-    tensors: int = 0
-    samples: int = 0
-    usual: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=64))
-    slow: list[tuple[int, float, float, float, float]] = field(default_factory=list)
-    quiet: int = -1
-    spacing: Spacing = field(default_factory=Spacing)
-    current: _Slow | None = None
-    ended: list[_Slow] = field(default_factory=list)
-
-    def reduces(self, tensors: int) -> None:
-        """So many tensors are reduced: more of them take longer."""
-        if self.tensors not in (0, tensors):
-            self.samples = 0
-            self.usual.clear()
-            self.slow.clear()
-        self.tensors = tensors
 
 
 @dataclass(slots=True)
@@ -133,7 +64,7 @@ class StragglerState:
     lateness: Lateness
     by_round: Lateness
     rounds: Rounds = field(default_factory=Rounds)
-    collectives: _Collectives = field(default_factory=_Collectives)
+    collectives: Collectives = field(default_factory=Collectives)
     steps: int = 0
     timed: int = 0
 
@@ -254,15 +185,13 @@ class RankStraggler(Detector[StragglerState]):
             if usable:
                 who = window.ranks[there[n]]
                 state.lateness.observe(TimingSample(step, who, fair[n][there[n]], late[n], length))
-                self._reduced(state, step, least, middle, length, lost)
+                state.collectives.observe(
+                    Reduced(step, least, middle, length, lost), self.policy, state.lateness.times
+                )
         findings = [_straggling(late) for late in state.lateness.take()]
         findings += [_jittering(late, self.policy) for late in state.lateness.now_and_then()]
         findings += self._by_round(window, state, block)
-        slow = state.collectives
-        findings += [_slow(incident) for incident in slow.ended]
-        slow.ended = []
-        if slow.current is not None:
-            findings.append(_slow(slow.current))
+        findings += [finding_of_slow(slow) for slow in state.collectives.take()]
         return Outcome(self._checks(state, window), tuple(findings))
 
     def _by_round(self, window: Window, state: StragglerState, block: Timed) -> list[Finding]:
@@ -277,67 +206,6 @@ class RankStraggler(Detector[StragglerState]):
             lateness.observe(replace(sample, late=late[0]))
         found = [_late_to_rounds(late) for late in lateness.take()]
         return found + [_late_to_some(late, self.policy) for late in lateness.now_and_then()]
-
-    def _reduced(
-        self,
-        reported: StragglerState,
-        step: int,
-        seconds: float,
-        own: float,
-        length: float,
-        queued: float,
-    ) -> None:
-        policy, state = self.policy, reported.collectives
-        state.samples += 1
-        state.spacing.push(step)
-        if state.samples <= policy.collective_skipped:
-            return
-        current = state.current
-        if current is not None and current.over(step):
-            state.ended.append(current)
-            state.current = current = None
-        usual = math.nan
-        if len(state.usual) >= policy.collective_usual:
-            # What a busy machine does to single steps is in the upper half.
-            usual = _lower_quartile([took for took, _ in state.usual])
-        least = max(policy.collective_least_seconds, policy.collective_least_share * length)
-        if not (seconds > policy.collective_factor * usual and seconds - usual > least):
-            state.usual.append((seconds, own))
-            state.slow.clear()
-            state.quiet = step
-            return
-        state.slow = [*state.slow, (step, seconds, own, length, queued)][
-            -max(policy.collective_looks, policy.collective_steps) :
-        ]
-        first = state.slow[0][0]
-        if current is None:
-            if (
-                len(state.slow) < policy.collective_looks
-                or step - first < policy.collective_steps - 1
-            ):
-                return
-            _, took, own_times, _, waited = zip(*state.slow, strict=True)
-            if median(own_times) > policy.collective_own * median([o for _, o in state.usual]):
-                return
-            if median(took) - usual < policy.collective_queued * median(waited):
-                return
-            # A sample alone may have been slow long before.
-            onset = reported.lateness.times.rise(state.quiet, step)
-            current = state.current = _Slow(
-                first_step=first if onset is None else onset,
-                seen_step=step,
-                last_step=step,
-                clear_after=0,
-                usual=usual,
-                now=seconds,
-                step_seconds=length,
-            )
-        current.last_step = step
-        current.clear_after = max(
-            state.spacing.steps(policy.collective_calm), policy.collective_steps
-        )
-        current.now = median([took for _, took, _, _, _ in state.slow])
-        current.step_seconds = median([length for _, _, _, length, _ in state.slow])
 
     def _checks(self, state: StragglerState, window: Window) -> dict[str, Check]:
         late, jitter = state.lateness.current, state.lateness.jitter.current
@@ -355,16 +223,8 @@ class RankStraggler(Detector[StragglerState]):
             straggler = _check(state, window, late, _straggling)
         return {
             "rank.straggler": straggler,
-            "collective.slow": _check(state, window, state.collectives.current, _slow),
+            "collective.slow": _check(state, window, state.collectives.current, finding_of_slow),
         }
-
-
-def _lower_quartile(values: Sequence[float]) -> float:
-    """Interpolated, as numpy's; of some dozens several times as fast."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) / 4
-    low = ordered[int(place)]
-    return low + (ordered[min(int(place) + 1, len(ordered) - 1)] - low) * (place % 1)
 
 
 def _straggling(late: Late) -> Finding:
@@ -376,15 +236,12 @@ def _straggling(late: Late) -> Finding:
             f" Before step {step} a step took {duration(late.before)}, now it is "
             f"{duration(late.step_seconds)}."
         )
-    return Finding(
+    return finding_of_late(
+        late,
         kind="rank.straggler",
-        severity="critical" if late.lost > 0.5 else "warning",
+        own="own_seconds",
         title=f"{who.capitalize()} {verb} {number(late.own / max(late.others, 1e-9))} times as "
         f"long as the others since step {step}",
-        seen_step=late.seen_step,
-        last_step=late.last_step,
-        first_step=step,
-        ranks=late.ranks,
         cause=(
             f"{who.capitalize()} {verb} {duration(late.own)} for the forward and backward pass of "
             f"a step, loading left out, the others {duration(late.others)}; then they wait, for "
@@ -395,58 +252,17 @@ def _straggling(late: Late) -> Finding:
             f"under `if rank == ...`. Look at the machine of {who}, too: another job on it, a "
             "throttled or faulty device, fewer cores or threads, a slow memory or bus."
         ),
-        clear_after=late.clear_after,
-        evidence={
-            "own_seconds": late.own,
-            "others_seconds": late.others,
-            **late.evidence(),
-        },
-    )
-
-
-def _slow(incident: _Slow) -> Finding:
-    step = incident.first_step
-    times = number(incident.now / incident.usual)
-    return Finding(
-        kind="collective.slow",
-        severity="warning",
-        title=f"Collectives take {times} times as long on every rank since step {step}",
-        seen_step=incident.seen_step,
-        last_step=incident.last_step,
-        first_step=step,
-        cause=(
-            f"Once all ranks have their gradients, the reduction takes {duration(incident.now)} of "
-            f"a step of {duration(incident.step_seconds)}, and took {duration(incident.usual)} "
-            "before. All ranks wait alike: no rank computes longer than the others, what lies "
-            "between them is slow."
-        ),
-        remedy=(
-            "Look at the network: a link that fell back to a lower rate or loses packets, another "
-            "job's traffic, an interface other than the one meant (`NCCL_SOCKET_IFNAME`, "
-            "`GLOO_SOCKET_IFNAME`); or what runs between the last gradient and the step."
-        ),
-        clear_after=incident.clear_after,
-        evidence={
-            "usual_seconds": incident.usual,
-            "seconds": incident.now,
-            "step_seconds": incident.step_seconds,
-        },
     )
 
 
 def _jittering(late: Jittering, policy: StragglerPolicy) -> Finding:
-    who, step = f"rank {late.rank}", late.first_step
-    of = f"{late.times} of {count(late.samples, 'step')}"
-    return Finding(
+    who, of = f"rank {late.rank}", f"{late.times} of {count(late.samples, 'step')}"
+    return finding_of_jitter(
+        late,
+        policy,
         kind="rank.straggler",
-        key="jitter",
-        severity="warning" if late.lost >= policy.jitter_lost else "info",
         title=f"Rank {late.rank} is late by {duration(late.late_seconds)} now and then since step "
-        f"{step}: at {of}",
-        seen_step=late.seen_step,
-        last_step=late.last_step,
-        first_step=step,
-        ranks=(late.rank,),
+        f"{late.first_step}: at {of}",
         cause=(
             f"At {of} the forward and backward pass of {who}, loading left out, took "
             f"{duration(late.late_seconds)} longer than the others', and as long as theirs in "
@@ -459,8 +275,6 @@ def _jittering(late: Jittering, policy: StragglerPolicy) -> Finding:
             f"collection, memory that is given back and asked for again. Look at the machine of "
             f"{who}, too: a device that throttles, another job that wakes up now and then."
         ),
-        clear_after=late.clear_after,
-        evidence=late.evidence(),
     )
 
 
@@ -468,45 +282,31 @@ def _late_to_rounds(late: Late) -> Finding:
     """Of ranks that are late to each average."""
     who, step = ranks(late.ranks), late.first_step
     verb, comes = agree(len(late.ranks), "takes"), agree(len(late.ranks), "comes")
-    return Finding(
+    return finding_of_late(
+        late,
         kind="rank.straggler",
         key="rounds",
-        severity="critical" if late.lost > 0.5 else "warning",
+        own="own_seconds",
         title=f"{who.capitalize()} {comes} last to the averages since step {step}: the others wait "
         f"{percent(late.lost)} of the time",
-        seen_step=late.seen_step,
-        last_step=late.last_step,
-        first_step=step,
-        ranks=late.ranks,
         cause=(
             f"Between two averages of the parameters {who} {verb} {duration(late.own)}, the others "
             f"{duration(late.others)}; then they wait in the averaging, for "
             f"{percent(late.lost)} of the time."
         ),
         remedy=_WHY_LATE.format(who=who),
-        clear_after=late.clear_after,
-        evidence={
-            "own_seconds": late.own,
-            "others_seconds": late.others,
-            **late.evidence(),
-        },
     )
 
 
 def _late_to_some(late: Jittering, policy: StragglerPolicy) -> Finding:
     """Of one that is late to an average now and then."""
-    who, step = f"rank {late.rank}", late.first_step
-    of = f"{late.times} of {count(late.samples, 'round')}"
-    return Finding(
+    who, of = f"rank {late.rank}", f"{late.times} of {count(late.samples, 'round')}"
+    return finding_of_jitter(
+        late,
+        policy,
         kind="rank.straggler",
-        key="jitter",
-        severity="warning" if late.lost >= policy.jitter_lost else "info",
         title=f"Rank {late.rank} comes {duration(late.late_seconds)} late to averages now and then "
-        f"since step {step}: to {of}",
-        seen_step=late.seen_step,
-        last_step=late.last_step,
-        first_step=step,
-        ranks=(late.rank,),
+        f"since step {late.first_step}: to {of}",
         cause=(
             f"To {of} {who} came {duration(late.late_seconds)} after the others, and with them in "
             f"between, where it is {duration(late.usual_seconds)} from one average of the "
@@ -514,8 +314,6 @@ def _late_to_some(late: Jittering, policy: StragglerPolicy) -> Finding:
             f"{percent(late.lost)} of the last rounds' time. No other rank is late so often."
         ),
         remedy=_WHY_LATE.format(who=who),
-        clear_after=late.clear_after,
-        evidence=late.evidence(),
     )
 
 
