@@ -154,6 +154,8 @@ def _monitor(
     config = attempt(
         lambda: configuration(model, optimizer), name="configuration", report=faults.append
     )
+    if identity.restarts_left is not None:
+        config = {**(config or {}), "restarts_left": identity.restarts_left}
     connection = Session(
         options,
         identity,

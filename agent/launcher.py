@@ -39,6 +39,7 @@ class Identity:
     Attributes:
         run: run id, the same on every rank of the job.
         attempt: how often the launcher restarted the job; None where it does not say.
+        restarts_left: how often it still will; None where it does not say.
         launcher: `torchrun`, `torchft`, `slurm`, `openmpi`, `mpi`, `horovod`, `tf_config`, `ray`,
             `environment` (plain RANK and WORLD_SIZE), `processes` (a process group and nothing
             else) or empty.
@@ -51,6 +52,7 @@ class Identity:
     local_rank: int = 0
     world_size: int = 1
     attempt: int | None = None
+    restarts_left: int | None = None
     launcher: str = ""
     fresh: bool = False
     warning: str = ""
@@ -74,6 +76,7 @@ class _Found:
     world_size: int
     local_rank: int | None = None
     attempt: int | None = None
+    restarts_left: int | None = None
     run: str | None = None
     one_node: bool = False
     marks: frozenset[str] = frozenset()
@@ -165,6 +168,7 @@ def identify(
         local_rank=local_rank,
         world_size=world_size,
         attempt=found.attempt,
+        restarts_left=found.restarts_left,
         launcher=found.launcher,
         warning=warning,
     )
@@ -205,6 +209,8 @@ def _torchrun(environ: Mapping[str, str]) -> _Found | None:
     rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     if rank is None or world_size is None:
         return None
+    attempt = _number(environ, "TORCHELASTIC_RESTART_COUNT")
+    most = _number(environ, "TORCHELASTIC_MAX_RESTARTS")
     given = environ["TORCHELASTIC_RUN_ID"]
     one_node = _number(environ, "GROUP_WORLD_SIZE") == 1
     if given in ("", "none"):
@@ -217,7 +223,8 @@ def _torchrun(environ: Mapping[str, str]) -> _Found | None:
         rank=rank,
         world_size=world_size,
         local_rank=_number(environ, "LOCAL_RANK"),
-        attempt=_number(environ, "TORCHELASTIC_RESTART_COUNT"),
+        attempt=attempt,
+        restarts_left=None if attempt is None or most is None else max(0, most - attempt),
         run=chosen,
         one_node=one_node,
         marks=frozenset({"TORCHELASTIC_RUN_ID"}),

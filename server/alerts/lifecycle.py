@@ -59,6 +59,7 @@ def fold(
     now: float,
     heard_at: Mapping[int, float] | None = None,
     reported: Mapping[int, int] | None = None,
+    world_size: int | None = None,
     start: int = 0,
 ) -> Folded:
     """Takes one evaluation's findings into the alerts of a run.
@@ -73,6 +74,8 @@ def fold(
         heard_at: when each rank was last heard of, seconds since 1970, as far as is known for
             certain. An alert of `TIME_BASED` then resolves only after one of its ranks was heard of
             since: a server that has just started, and finds nothing yet, proves nothing.
+        world_size: ranks of the job as it is now; None for as many as ever. Of those that it went
+            on without, nothing more is heard: the others show that it did.
         reported: last step that each rank has reported. Steps of which an alert's ranks say nothing
             are no clean ones: a rank that is missing resolves nothing.
         start: number of the start of the job that the findings and the alerts are of.
@@ -114,7 +117,7 @@ def fold(
         if alert.state == "resolved":
             continue
         if alert.kind in TIME_BASED:
-            over = identity not in found and _heard(alert, heard_at)
+            over = identity not in found and _heard(alert, heard_at, world_size)
         else:
             over = alert.clear_after is not None and (
                 _judged_through(alert, through_step, reported) - alert.last_step > alert.clear_after
@@ -190,10 +193,14 @@ def _judged_through(alert: Alert, through_step: int, reported: Mapping[int, int]
     return min([through_step, *((reported or {}).get(rank, through_step) for rank in alert.ranks)])
 
 
-def _heard(alert: Alert, heard_at: Mapping[int, float] | None) -> bool:
+def _heard(
+    alert: Alert, heard_at: Mapping[int, float] | None, world_size: int | None = None
+) -> bool:
     if heard_at is None or not alert.ranks:
         return True
-    return any(heard_at.get(rank, 0.0) > alert.opened_at for rank in alert.ranks)
+    left = world_size is not None and min(alert.ranks) >= world_size
+    shown_by = heard_at if left else alert.ranks
+    return any(heard_at.get(rank, 0.0) > alert.opened_at for rank in shown_by)
 
 
 def _repeats(alert: Alert, finding: Finding) -> bool:

@@ -303,6 +303,7 @@ class RunEvaluation:
                 now=now,
                 heard_at={entry.liveness.rank: entry.liveness.last_seen for entry in data.liveness},
                 reported=reported,
+                world_size=window.world_size,
                 start=memory.start[0],
             )
             changes.take(folded)

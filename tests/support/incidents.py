@@ -49,6 +49,7 @@ class TimeLine:
         *findings: Finding,
         now: float = 0.0,
         heard_at: Mapping[int, float] | None = None,
+        world_size: int | None = None,
     ) -> list[str]:
         """Evaluates up to a step; returns what happened, as `told` has it."""
         folded = lifecycle.fold(
@@ -58,6 +59,7 @@ class TimeLine:
             through_step=step,
             now=now,
             heard_at=heard_at,
+            world_size=world_size,
         )
         self.alerts |= {alert.id: alert for alert in folded.alerts}
         before = tuple(self.alerts.values())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ class Timeline:
         away: times at which the server does not evaluate.
         told: events that are reported, with the time at which they come.
         step_seconds: what every rank says that a step takes.
+        config: what the ranks said of themselves at attach.
     """
 
     world_size: int
@@ -28,6 +30,7 @@ class Timeline:
     away: range = range(0)
     told: tuple[tuple[float, Occurrence], ...] = ()
     step_seconds: float = 1.0
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     def windows(self, cuts: Iterable[int] = ()) -> Iterator[Window]:
         """One a second; `cuts` mean nothing here."""
@@ -53,6 +56,7 @@ class Timeline:
                 liveness=tuple(lives),
                 now=float(second),
                 last_step=evaluated,
+                config=self.config,
                 events=tuple(event for at, event in self.told if int(at) == second),
             )
 
@@ -207,6 +211,7 @@ def failing(
     silent: Sequence[int] = (),
     at: float = 20.0,
     again: float = 1e9,
+    restarts_left: int | None = None,
     seconds: int = 60,
 ) -> Timeline:
     """A step a second, until ranks fail in step 21.
@@ -217,6 +222,7 @@ def failing(
         finished: ranks that have ended before as they should.
         silent: ranks of which nothing is heard from then on.
         again: time at which those that failed are started again.
+        restarts_left: how often the launcher will do so, as the ranks said at attach.
     """
     later = after or {}
 
@@ -244,4 +250,5 @@ def failing(
         )
         for r in errors
     )
-    return Timeline(world_size=ranks, seconds=seconds, lives=lives, told=told)
+    config = {} if restarts_left is None else {"restarts_left": restarts_left}
+    return Timeline(world_size=ranks, seconds=seconds, lives=lives, told=told, config=config)

@@ -217,6 +217,18 @@ def test_a_server_that_has_just_started_does_not_take_a_silent_rank_for_heard():
     ]
 
 
+def test_ranks_that_the_job_went_on_without_are_over_when_the_others_are_heard():
+    line = TimeLine()
+    line.through(37, finding("rank.failed", 37, ranks=(2, 3), clear_after=0), now=100.0)
+    heard_at = {0: 99.0, 1: 99.0, 2: 99.0, 3: 99.0}
+    assert line.through(37, now=101.0, heard_at=heard_at, world_size=2) == []
+    heard_at |= {0: 110.0}
+    assert line.through(40, now=111.0, heard_at=heard_at, world_size=4) == []
+    assert line.through(40, now=111.0, heard_at=heard_at, world_size=2) == [
+        "40 resolved rank.failed"
+    ]
+
+
 def test_the_first_host_that_falls_silent_stops_the_others():
     line = TimeLine()
     first = finding("rank.silent", 41, key="host:b", ranks=(2, 3))

@@ -23,6 +23,9 @@ from rankscope.server.window import (
 _MAX_SIZES = 64
 # Steps after the onset that count as the first ones.
 _EARLY = 8
+# Steps examined tensor by tensor that show no further tensor, after which all are known: weights
+# that begin at zero let a gradient through at the next step.
+_SETTLED = 2
 
 
 class Growth(StrEnum):
@@ -124,6 +127,7 @@ class Divergence(Incident):
     reported: str = ""
     state_divergence: Divergence | None = None
     shown_by: int | None = None
+    _same_tensors: int = 0
     _stride: int = 1
     _offered: int = 0
 
@@ -245,13 +249,21 @@ class Divergence(Incident):
 
         What is reduced is the same on all ranks, whatever became of their parameters: so what
         differs later was not reduced at first either, and was zero on all of them (behind weights
-        that begin at zero, or dead units).
+        that begin at zero). After some steps with the same tensors, others that differ are another
+        matter: the job may reduce no more gradients on purpose.
         """
         if self.stage != "reduced_gradient" or self.tensor_stage != self.stage or self.decided:
             return
         for comparison in comparisons:
-            if comparison.stage == self.stage and len(comparison.tensors) > len(self.tensors):
+            if comparison.stage != self.stage or not comparison.tensor_count:
+                continue
+            if self._same_tensors >= _SETTLED:
+                return
+            if len(comparison.tensors) > len(self.tensors):
                 self._name_tensors([comparison])
+                self._same_tensors = 0
+            else:
+                self._same_tensors += 1
 
     def _size(self, step: int, distance: float, relative: float) -> None:
         if math.isnan(distance):

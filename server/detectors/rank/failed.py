@@ -10,7 +10,7 @@ from rankscope.server.detectors.base import Detector, Finding, Outcome
 from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.policy import Policy, Seconds, Times
 from rankscope.server.detectors.rank.endings import Ending, ending_of, first_line
-from rankscope.server.detectors.wording import agree, if_several, listing, ranks, sentences
+from rankscope.server.detectors.wording import agree, count, if_several, listing, ranks, sentences
 from rankscope.server.window import Check, RankLiveness, Status, Window
 
 # Letters of an error in a title and in a sentence.
@@ -67,12 +67,13 @@ class RankFailed(Detector[FailedState]):
         of a collective counts at once, and the first of them is the cause. Where there are errors
         of collectives only, a rank that ended before the others, or that was asked to end, is;
         where a rank has said nothing at all, `rank.silent` names it. The others are given 20 s to
-        show how they ended. Over when the rank's next process is heard of.
+        show how they ended. Over when the rank's next process is heard of, or the job goes on
+        without it.
 
     Severity:
         Critical; warning for a `sys.exit` with another code than 0. Where a rank was asked to end
-        (SIGTERM, Ctrl-C) and the others failed without it, warning; info where all were: a stop or
-        a pre-emption is no fault.
+        (SIGTERM, Ctrl-C) and the others failed without it, warning; info where all were, or where
+        the launcher has restarts left: a stop or a pre-emption is no fault.
 
     Evidence:
         `errors` (rank to its error), `failed_ranks` in the order in which they failed, `places`,
@@ -175,7 +176,7 @@ def _finding(
         verb = agree(len(named), "was")
         how = "interrupted" if "KeyboardInterrupt" in error else "asked to end"
         title = f"{_who(named)} {verb} {how} in step {step}: {error[:_TITLE]}"
-        severity = "warning" if rest else "info"
+        severity = "warning" if rest and not _restarts_left(window) else "info"
     else:
         title = f"{_who(named)} failed in step {step}: {error[:_TITLE]}".rstrip(".")
         # Whoever calls `sys.exit` ends on purpose.
@@ -189,7 +190,7 @@ def _finding(
         last_step=max(window.last_step, step),
         first_step=step,
         ranks=left or tuple(sorted(failure.rank for failure in named)),
-        cause=_cause(first, named, rest, left),
+        cause=_cause(first, named, rest, left, _restarts_left(window)),
         remedy=_remedy(first, step, left, window.world_size),
         clear_after=0,
         evidence={
@@ -204,7 +205,11 @@ def _finding(
 
 
 def _cause(
-    first: Failure, named: Sequence[Failure], rest: Sequence[Failure], left: Sequence[int]
+    first: Failure,
+    named: Sequence[Failure],
+    rest: Sequence[Failure],
+    left: Sequence[int],
+    restarts: int,
 ) -> str:
     at = f" at {first.place}" if first.place else ""
     error = first_line(first.error)[:_SENTENCE].rstrip(".")
@@ -214,7 +219,11 @@ def _cause(
     if first.ending is Ending.STOPPED:
         what = f"{_who(named)} ended in step {first.step}{at}: {error}. That is a stop from outside"
         what += ": a pre-emption, a time limit, a launcher or a person."
-        return sentences(what, f"Then failed, as a consequence: {others}." if rest else "")
+        return sentences(
+            what,
+            f"Then failed, as a consequence: {others}." if rest else "",
+            f"The launcher has {count(restarts, 'restart')} left for the job." if restarts else "",
+        )
     what = f"{_who(named)} failed in step {first.step}{at}: {error}."
     if first.ending is Ending.OWN:
         return sentences(
@@ -248,6 +257,12 @@ def _remedy(first: Failure, step: int, left: Sequence[int], world_size: int) -> 
             f"the network{if_several(world_size, 'between them')}. {again}"
         )
     return f"Mend the error; the whole traceback is in the output of {ranks([first.rank])}. {again}"
+
+
+def _restarts_left(window: Window) -> int:
+    """How often the launcher starts the job again, as the ranks have said."""
+    left = window.config.get("restarts_left")
+    return left if isinstance(left, int) else 0
 
 
 def _who(failures: Sequence[Failure]) -> str:

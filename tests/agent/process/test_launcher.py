@@ -134,6 +134,23 @@ def test_the_place_is_read_off_the_launcher(
 
 
 @pytest.mark.parametrize(
+    ("environ", "left"),
+    [
+        (torchrun(0, restart=1) | {"TORCHELASTIC_MAX_RESTARTS": "3"}, 2),
+        (torchrun(0, restart=3) | {"TORCHELASTIC_MAX_RESTARTS": "3"}, 0),
+        # Nodes that come and go make a job start again beyond that.
+        (torchrun(0, restart=4) | {"TORCHELASTIC_MAX_RESTARTS": "3"}, 0),
+        (torchrun(0), None),
+        (SLURM, None),
+    ],
+)
+def test_how_often_the_launcher_starts_the_job_again(
+    environ: dict[str, str], left: int | None
+) -> None:
+    assert who(environ).restarts_left == left
+
+
+@pytest.mark.parametrize(
     ("inner", "outer", "launcher"),
     [
         (torchrun(5, local=1, nodes=2, world=8, rendezvous="x"), {**SLURM, "SLURM_PROCID": "1"},

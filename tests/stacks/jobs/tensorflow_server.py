@@ -32,7 +32,8 @@ class Served(Case):
 
     id = "healthy"
     what = "a plain training"
-    steps = 240
+    # Long enough for four pushes of the slow worker, with 30 versions to each.
+    steps = 320
 
     def expected(self):
         return Expected()
