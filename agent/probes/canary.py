@@ -99,8 +99,9 @@ class Canary(Probe):
         self._handles = [p.register_hook(partial(self._guarded, p)) for p in chosen]
 
     def _not_finite(self, certain: bool) -> None:
-        """Gradients are not finite; `certain`: no optimizer will step with them."""
+        """Gradients are not finite; `certain`: no optimizer will step with them (a loss scaler)."""
         if certain:
+            self._scaled = True
             self._give_up()
 
     def _give_up(self) -> None:
@@ -112,7 +113,8 @@ class Canary(Probe):
             return
         if self.context.may_tell_skip():
             text = "a gradient of this rank alone is not finite, and no optimizer has stepped"
-            self.context.event(self.context.step, SKIPPED, text, {"count": len(norms)})
+            data = {"count": len(norms)} | ({"scaler": True} if self._scaled else {})
+            self.context.event(self.context.step, SKIPPED, text, data)
 
     @torch.no_grad()
     def _seen(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:

@@ -59,8 +59,8 @@ class LocalGradients(Probe):
     Passes that no optimizer steps with are none of the step's: a loss scaler skipped it, or
     gradients were set to None before another pass. Where what they gave was not finite, on this
     rank or after the reduction, the event `gradient.skipped` names the tensors of this rank that
-    held such values (none: not this rank's), and the next 16 steps are sampled; at most 8 times at
-    once, and once more every 1,024 steps.
+    held such values (none: not this rank's) and whether a loss scaler skips, and the next 16 steps
+    are sampled; at most 8 times at once, and once more every 1,024 steps.
 
     Leaves `local_gradient`: something under way whose `result()` are the fingerprints.
     """
@@ -83,6 +83,7 @@ class LocalGradients(Probe):
         self._seconds = 0.0
         self._tokens = Tokens(TOKENS, context.step)
         self._bad = False  # whether the gradients of the last pass are known not to be finite
+        self._scaler = False  # whether there is a loss scaler that skips steps
         self._given_up: list[_GivenUp] = []
         context.gradients_not_finite.append(context.guarded(self.name, self._not_finite))
 
@@ -187,8 +188,9 @@ class LocalGradients(Probe):
         return copy
 
     def _not_finite(self, certain: bool) -> None:
-        """Gradients are not finite; `certain`: no optimizer will step with them."""
+        """Gradients are not finite; `certain`: no optimizer will step with them (a loss scaler)."""
         self._bad = True
+        self._scaler = self._scaler or certain
         context, step = self.context, self.context.step
         if self._hooks and certain:
             self._give_up(whole=True)
@@ -246,6 +248,7 @@ class LocalGradients(Probe):
                 text = f"no optimizer has stepped; not finite on this rank: {', '.join(names[:5])}"
                 text = text if names else "no optimizer has stepped; this rank's own are finite"
                 data = {"tensors": names[:_MOST_NAMES], "count": len(names), "whole": True}
+                data |= {"scaler": True} if self._scaler else {}
                 self.context.event(one.step, SKIPPED, text, data)
 
     @torch.no_grad()

@@ -80,6 +80,7 @@ def skipped_gradients(
     of: Sequence[Sequence[int]] = ((1,),),
     scaled: bool = False,
     falls: bool = True,
+    posted: bool = True,
 ) -> Trace:
     """Steps are skipped because the gradients of some ranks are not finite.
 
@@ -88,6 +89,7 @@ def skipped_gradients(
         of: the ranks, in turns.
         scaled: whether there is a loss scaler.
         falls: whether its scale falls each time, or doubles and falls back.
+        posted: whether its scale is posted, as is done at steps that are not skipped.
     """
     events = []
     scale = np.full((3, STEPS), 65536.0)
@@ -96,10 +98,11 @@ def skipped_gradients(
         for rank in range(3):
             names = ["head.weight"] if rank in suspects else []
             data = {"tensors": names, "count": len(names), "whole": True}
+            data |= {"scaler": True} if scaled else {}
             events.append(Occurrence(rank, step, "gradient.skipped", "", data, 0.0))
         if falls:
             scale[:, step:] /= 2
         else:
             scale[:, step - 5 : step] *= 2
-    series = {"amp_scale": scale} if scaled else {}
+    series = {"amp_scale": scale} if scaled and posted else {}
     return _run("skipped", seed, 3, events, series=series)

@@ -82,6 +82,8 @@ class Skips:
         for event in window.events:
             if event.kind != EVENT:
                 continue
+            # Before the first step that is not skipped no scale is posted.
+            self.scaled |= bool(event.data.get("scaler"))
             place = event.rank, event.step
             number = self._counts[place] = self._counts.get(place, -1) + 1
             skip = self.passes.setdefault((event.step, number), Skip(event.step))

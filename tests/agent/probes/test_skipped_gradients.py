@@ -134,3 +134,16 @@ def test_of_endless_skips_only_some_are_reported():
     for _ in range(200):
         training.scaled("3.weight")
     assert 64 <= len(close(training)) < 70
+
+
+def test_a_loss_scaler_is_told_from_the_first_skipped_step_on(loop):
+    """No scale is posted before a step that is not skipped."""
+    training = Training()
+    for _ in range(3):
+        getattr(training, loop)("3.weight")
+    close(training)
+    told = [
+        data.get("scaler", False) for _, kind, _, data in training.job.events if kind == SKIPPED
+    ]
+    assert told
+    assert set(told) == {loop == "scaled"}
