@@ -116,6 +116,7 @@ def constant_answers(
     until: int = 0,
     entropy: float = 2.75,
     begins: float = 3.3,
+    within: float = 20.0,
     falls: float = 0.0,
     scatter: float = 0.02,
     first_update: float = 0.01,
@@ -130,7 +131,8 @@ def constant_answers(
     Args:
         explained: share of the deviance that the answers explain in the end.
         before: the same up to step `until`.
-        begins: loss of the first step; the fall takes 20 steps.
+        begins: loss of the first step.
+        within: steps in which all but a share 1 / e of the fall from there is over.
         falls: of the loss, from step 20 to the last.
         scatter: of a single loss, as a share of it.
         games: another optimizer steps in turns with this one.
@@ -139,7 +141,7 @@ def constant_answers(
     random = np.random.default_rng(seed)
     each = np.arange(steps)
     course = np.where(each < until, before, explained)
-    level = entropy * (1 - course) + (begins - entropy) * np.exp(-each / 20)
+    level = entropy * (1 - course) + (begins - entropy) * np.exp(-each / within)
     level += falls * (1 - each / steps)
     loss = level * np.maximum(1 + scatter * random.standard_normal((2, steps)), 0.01)
     updates = np.where(each < 5, first_update, update) * np.ones((2, 1))

@@ -53,6 +53,9 @@ class PlateauPolicy(Policy):
         shares: observations of that share that are needed.
         falling: Mann-Kendall Z, below 0, from which on the most recent losses still fall: one of
             160 flat ones reaches it, and is examined again 10 losses later.
+        arriving: the same where the answers are still worse than a constant one, beyond doubt: who
+            has so far to go is likely on the way. One of three flat ones reaches it, and a fall
+            that -2.5 shows half of the time, 49 of 50 times.
         rash_begin: largest update of the first steps, relative to the parameters, from which on the
             initialisation is overwritten: one step changes a tenth of it.
         rash: median of the most recent updates from which on they are too large; healthy medians
@@ -80,6 +83,7 @@ class PlateauPolicy(Policy):
     most_explained: Share = 0.05
     shares: Observations = 20
     falling: Sigmas = 2.5
+    arriving: Sigmas = 0.5
     rash_begin: Share = 0.1
     rash: Share = 1e-2
     poor: Share = 0.5
@@ -134,7 +138,9 @@ class LossPlateau(Detector[PlateauState]):
         ten medians of ten above -2.5; of losses that scatter so much that a fall of 5 % would not
         show, also in those of the second half of the run), the share of the deviance that the
         answers explain is 0.01 or less (or no more than 3 standard errors, 0.05 at most, for which
-        up to half of the run is taken). The answers are then no better than the frequencies of the
+        up to half of the run is taken). Where it is below 0 by 3 standard errors, a Z above -0.5 is
+        needed, and one above -2.5 over the last two thirds of the run: a training that has not come
+        so far yet is likely on its way. The answers are then no better than the frequencies of the
         classes, or the mean of the targets: whatever the inputs say is not used. Not where
         optimizers step in turns, as the players of a game do: there the best answer may be a
         constant. Or the loss does not fall, less than half of the deviance is explained, the first
@@ -319,22 +325,37 @@ class LossPlateau(Detector[PlateauState]):
         error = math.hypot(noise_of_mean(state.first), noise_of_mean(state.last))
         return policy.gain_error * error > 2 * policy.min_gain * abs(first)
 
-    def _falls(self, state: PlateauState) -> bool:
-        """Whether the last losses still fall.
+    def _arrives(self, state: PlateauState) -> bool:
+        """Whether the losses may still be on their way to those of a constant answer.
+
+        A fall that slows down shows in the last two thirds of the run, where the last hundred
+        losses are too few.
+        """
+        if self._falls(state, self.policy.arriving):
+            return True
+        longer = state.losses[len(state.losses) // 3 :]
+        if len(longer) < BLOCK:
+            return False
+        pieces = [float(np.mean(piece)) for piece in np.array_split(longer, BLOCK)]
+        return mann_kendall(pieces) < -self.policy.falling
+
+    def _falls(self, state: PlateauState, sigmas: float | None = None) -> bool:
+        """Whether the last losses still fall, by a Mann-Kendall Z below -`sigmas`.
 
         Where the last 100 scatter so much that they cannot show the fall of `min_gain`, as of
         batches of one sample, those of the second half of the run count as well.
         """
+        sigmas = self.policy.falling if sigmas is None else sigmas
         losses = list(state.last)
         pieces = [losses[at : at + BLOCK] for at in range(0, len(losses), BLOCK)]
-        if mann_kendall([median(piece) for piece in pieces]) < -self.policy.falling:
+        if mann_kendall([median(piece) for piece in pieces]) < -sigmas:
             return True
         error = self.policy.gain_error * noise_of_mean(losses)
         half = state.losses[len(state.losses) // 2 :]
         if error <= self.policy.min_gain * abs(float(np.mean(losses))) or len(half) < 2 * BLOCK:
             return False
         longer = [float(np.mean(piece)) for piece in np.array_split(half, BLOCK)]
-        return mann_kendall(longer) < -self.policy.falling
+        return mann_kendall(longer) < -sigmas
 
     def _constant(self, shares: list[float], state: PlateauState) -> bool:
         """Whether the answers are beyond doubt no better than one that is always the same."""
@@ -350,6 +371,8 @@ class LossPlateau(Detector[PlateauState]):
                 return False
             longer = [share for _, share in state.known[-blocks:]]
             mean, error = float(np.mean(longer)), policy.gain_error * noise_of_mean(longer)
+        if mean < -error:
+            return not self._arrives(state)
         return mean <= max(policy.explained, error) and not self._falls(state)
 
     def _worse(self, shares: list[float], state: PlateauState) -> bool:
