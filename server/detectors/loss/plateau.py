@@ -25,6 +25,8 @@ from rankscope.server.window import Check, Status, Window
 _WIDER = 1.25
 # Standard deviations that none of the thousands of blocks of a run exceeds by chance.
 _BY_CHANCE = 4.0
+# Blocks of ten losses that are remembered: what is older says nothing of a plateau of now.
+_MOST_BLOCKS = 8192
 # Losses from one sample to the next.
 _STRIDE = 10
 
@@ -117,7 +119,7 @@ class PlateauState:
     scales: list[float] = field(default_factory=list)
     known: list[tuple[int, float]] = field(default_factory=list)
     block: list[tuple[int, float]] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)  # means of blocks, of the whole run
+    losses: list[float] = field(default_factory=list)  # means of blocks
     unclear: bool = False  # the losses scatter too much to show whether they have moved
     visits: Visits = field(default_factory=Visits)
     watch: Watch[Flat] = field(default_factory=Watch)
@@ -214,6 +216,7 @@ class LossPlateau(Detector[PlateauState]):
             state.last.append(loss)
             if state.total % BLOCK == 0:
                 state.losses.append(float(np.mean(list(state.last)[-BLOCK:])))
+                del state.losses[:-_MOST_BLOCKS]
             self._share(step, _explained_now(row), state)
             if (
                 state.total >= self.policy.evidence
@@ -252,6 +255,7 @@ class LossPlateau(Detector[PlateauState]):
         if len(state.block) == BLOCK:
             mean = float(np.mean([value for _, value in state.block]))
             state.known.append((state.block[0][0], mean))
+            del state.known[:-_MOST_BLOCKS]
             state.block.clear()
 
     def _judge(self, step: int, state: PlateauState) -> None:
