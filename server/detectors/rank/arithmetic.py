@@ -10,10 +10,12 @@ import numpy as np
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.incident import Incident
 from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Times
-from rankscope.server.detectors.wording import count, number, ranks
+from rankscope.server.detectors.wording import count, number, ranks, sentences
 from rankscope.server.window import ElementSums
 
 _MAX_EVENTS = 64
+# Samples from which on it is no event any more, but how the rank computes.
+_OFTEN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,16 @@ class Arithmetic:
             wrong.usual = max(wrong.usual, usual)
 
 
+def _is_rounding(wrong: Wrong) -> bool:
+    """Whether a sum differs from zero again and again, by no more than rounding in 16 bits leaves.
+
+    The unit roundoff of float16 is 2^-11, that of bfloat16 2^-8 (Higham, "Accuracy and Stability of
+    Numerical Algorithms", 2002); in a sum of some terms, and against its size by chance, it is a
+    few times more or a tenth of that.
+    """
+    return 2**-15 < wrong.share < 2**-6 and wrong.samples >= _OFTEN
+
+
 def _finding(wrong: Wrong, *, certain: bool) -> Finding:
     who, step = ranks((wrong.rank,)), wrong.first_step
     named = wrong.tensors[0]
@@ -186,13 +198,23 @@ def _finding(wrong: Wrong, *, certain: bool) -> Finding:
             f"Whatever the batch is, the gradient of `{named}` sums to zero (a number added before "
             "a softmax or a normalisation changes nothing): on all ranks to "
             f"{number(wrong.usual)} of its size, on {who} to {number(wrong.share)} at "
-            f"{count(wrong.samples, 'sample')}. No data do that. Its device computes wrongly at "
-            "times, or something changes its gradients before they are reduced."
+            f"{count(wrong.samples, 'sample')}. No data do that. "
+            + (
+                "What rounding in 16 bits leaves is of that size: it computes in a lower precision "
+                "(autocast, `half`, `bfloat16`) than the other ranks, its device computes wrongly, "
+                "or something changes its gradients before they are reduced."
+                if _is_rounding(wrong)
+                else "Its device computes wrongly at times, or something changes its gradients "
+                "before they are reduced."
+            )
             + ("" if certain else " Suspicious, not proven.")
         ),
-        remedy=(
+        remedy=sentences(
+            f"Compare the precision on {who} with the other ranks' (autocast, dtypes)."
+            if _is_rounding(wrong)
+            else "",
             f"Run step {wrong.last_step} of {who} again on another device: another gradient means "
-            "a faulty one, to be taken out and tested. Look also for hooks on that rank alone."
+            "a faulty one, to be taken out and tested. Look also for hooks on that rank alone.",
         ),
         # Faults that come and go are not over because none came for a while.
         clear_after=None,

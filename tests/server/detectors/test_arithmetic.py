@@ -86,6 +86,16 @@ def test_a_thousandth_of_noise_now_and_then_is_seen(ranks):
     assert finding.evidence["usual"] < 1e-6 < 1e-5 < finding.evidence["share"]
 
 
+def test_a_rank_that_computes_in_16_bits_is_said_to_do_so():
+    def wrong(step, rank, made, generator):
+        return made.astype(np.float16).astype(np.float32) if rank == 1 and step >= 10 else made
+
+    (finding,) = reported(100, wrong)
+    assert (finding.ranks, finding.severity) == ((1,), "warning")
+    assert "lower precision" in finding.cause
+    assert "dtypes" in finding.remedy
+
+
 def alternating(step, rank):
     """Eight samples of all ranks, then of one after the other."""
     return step < 8 or step % 2 == rank
