@@ -97,6 +97,13 @@ class Unmixed(Detector[UnmixedState]):
             same_ranks=False,
             why="each class that comes unlearns the one before",
         ),
+        Rule(
+            root=("data.unmixed",),
+            consequence=("data.unshuffled",),
+            earliest=-EPISODE,
+            same_ranks=False,
+            why="data sorted by class that are not shuffled come in that order in each epoch",
+        ),
     )
 
     policies: ClassVar[type[Policy]] = UnmixedPolicy

@@ -249,6 +249,11 @@ CASES = {
         alert("loss.diverging", 130),
         True,
     ),
+    "sorted data, in the same order in each epoch": (
+        alert("data.unmixed", 0, last_step=300),
+        alert("data.unshuffled", 62),
+        True,
+    ),
     "two episodes": (alert("loss.oscillating", 60), alert("loss.diverging", 161), False),
     "two spikes": (alert("loss.spike", 60), alert("loss.spike", 110), True),
     "two spikes far from each other": (alert("loss.spike", 60), alert("loss.spike", 111), False),
