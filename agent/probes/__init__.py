@@ -17,6 +17,7 @@ from rankscope.agent.probes.mode import Mode
 from rankscope.agent.probes.nonfinite import NonFinite
 from rankscope.agent.probes.optimizer import LearningRate
 from rankscope.agent.probes.optimizer_state import OptimizerState
+from rankscope.agent.probes.outputs import Outputs
 from rankscope.agent.probes.outside import OutsideOptimizer
 from rankscope.agent.probes.outside_writes import OutsideWrites
 from rankscope.agent.probes.parameters import Parameters
@@ -55,6 +56,7 @@ PROBES: tuple[type[Probe], ...] = (
     OutsideOptimizer,
     NonFinite,
     Activations,
+    Outputs,
     OptimizerState,
     Buffers,
     RandomState,

@@ -172,3 +172,42 @@ def dying(seed: int, *, update: float = 0.3, spread: float = 1.0) -> Trace:
     series = {name: np.tile(values, (trace.ranks, 1)) for name, values in made.items()}
     present = {name: mask for name, mask in trace.present.items() if name not in series}
     return replace(trace, series={**trace.series, **series}, present=present)
+
+
+def embeddings(
+    seed: int,
+    *,
+    ends: float = 0.01,
+    dips: float = 1.0,
+    compared: int = 2,
+    targets: bool = False,
+    inputs: float = 0.95,
+    undone: bool = False,
+    steps: int = 400,
+) -> Trace:
+    """Outputs that are compared with each other, whose directions have a spread of 0.6 at first.
+
+    Args:
+        ends: what the spread comes to.
+        dips: factor of it about step 40.
+        compared: outputs of a shape in a step.
+        targets: the loss goes by targets of its own.
+        inputs: scatter of the samples of a batch over their size.
+        undone: the loss rises again.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    shape = (2, steps)
+    course = ends + (0.6 - ends) * np.exp(-each / 20)
+    course *= dips ** np.exp(-(((each - 40) / 30) ** 2))
+    loss = -1 + np.exp(-each / 25) + (2.0 * each / steps if undone else 0.0)
+    series = {
+        "loss": loss + 0.002 * random.standard_normal(shape),
+        "output_spread": course * np.exp(0.05 * random.standard_normal(shape)),
+        "outputs_compared": np.full(shape, float(compared)),
+        "input_spread": np.full(shape, inputs),
+        "tensors_without_gradient": np.zeros(shape),
+    }
+    if targets:
+        series["explained_deviance"] = np.full(shape, 0.9)
+    return Trace("embeddings", seed, each, series)

@@ -19,6 +19,7 @@ from tests.support.liveness import failing, silence, stalled
 from tests.support.logged import logged
 from tests.support.phases import (
     dying,
+    embeddings,
     given_to_the_loss,
     mixed,
     one_class,
@@ -216,5 +217,6 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         mixed,
         one_class,
         dying,
+        embeddings,
     )
 }

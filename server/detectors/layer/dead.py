@@ -1,4 +1,4 @@
-"""Layers that no gradient reaches, and layers whose units do nothing."""
+"""Layers that no gradient reaches, units that do nothing, and outputs that are all the same."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.layer import collapsed
+from rankscope.server.detectors.layer.collapsed import CollapsedPolicy, CollapsedState
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
 from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import rank_rows
-from rankscope.server.detectors.walking import median
+from rankscope.server.detectors.walking import median, together
 from rankscope.server.detectors.wording import agree, count, listing, number, percent, sentences
 from rankscope.server.window import Check, Status, Window
 
@@ -25,7 +27,7 @@ _MAX_NAMES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class DeadPolicy(Policy):
+class DeadPolicy(CollapsedPolicy):
     """Thresholds of `layer.dead`.
 
     Attributes:
@@ -119,6 +121,7 @@ class DeadState:
     cut: Watch[Cut]
     never: Watch[Cut]
     units: dict[str, Watch[Idle]]
+    outputs: CollapsedState
     steps: int = 0
     counted: int = 0
     nothing_left: int = 0
@@ -138,7 +141,7 @@ class DeadState:
 
 
 class LayerDead(Detector[DeadState]):
-    """Some layers get no gradient any more, or most of their units do nothing.
+    """Layers get no gradient any more, their units do nothing, or all outputs are alike.
 
     What is detached, computed without gradients or behind units that are all dead stands still,
     and the rest learns around it.
@@ -151,24 +154,31 @@ class LayerDead(Detector[DeadState]):
         comes from the norms of single tensors, at sampled steps. Where there is no gradient at all,
         and no loss either, everything is learned. Units: more than half of those of a ReLU module
         were 0, or of a tanh or sigmoid module at the end of their range, for 512 samples or more of
-        every rank that reports them, at 3 consecutive samples. Over after 8 steps without it.
+        every rank that reports them, at 3 consecutive samples. Outputs: where a model's vectors are
+        compared with each other and not with targets (two or more of a shape in a step, and no
+        `explained_deviance`), the median spread of their directions at 16 consecutive of 100
+        observations or more is below 0.1, below a quarter of that at first and of that of the
+        inputs, and no more than 1.5 times its lowest, while the loss is at its best. Over after 8
+        steps without it.
 
     Severity:
         Warning for tensors without a gradient, critical for more than half of them; info for those
         that had none in the first 32 observations. Warning for more than half of a module's units
         dead, once the median of 16 losses after it is not 10 % below that before, and at once where
         a step had overwritten the parameters; until then, and where the rest learns on, info.
-        Critical from 90 % on; info for saturated ones.
+        Critical from 90 % on; info for saturated ones. Critical for outputs that are alike.
 
     Evidence:
         `missing` (tensors without a gradient) `of` this many, `usual`; of units `shares` by module,
         `largest_update` before it, relative to the parameters, and `input_spread` where it is
-        posted: of samples that are all alike units have no choice.
+        posted: of samples that are all alike units have no choice. Of outputs `output_spread` and
+        `output_spread_at_first`, and the `loss` and `loss_at_first`.
 
     Source:
         pytorch/pytorch#84911 and the like: a layer that is frozen by a `detach`. Dead units: Lu et
         al. (2020), Dying ReLU and Initialization. One batch of 16 leaves up to half of the units of
-        a healthy layer idle, 512 samples do not.
+        a healthy layer idle, 512 samples do not. Collapsed representations: Chen and He (2021),
+        Exploring Simple Siamese Representation Learning.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("layer.dead",)
@@ -176,6 +186,7 @@ class LayerDead(Detector[DeadState]):
     wants: ClassVar[tuple[str, ...]] = (
         *("tensors_without_gradient", "loss"),
         *("update_ratio", "input_spread"),
+        *collapsed.SERIES,
     )
 
     policy: DeadPolicy
@@ -193,6 +204,7 @@ class LayerDead(Detector[DeadState]):
             cut=Watch(calm),
             never=Watch(calm),
             units={what: Watch(calm) for what in _METRICS.values()},
+            outputs=CollapsedState(Watch(calm)),
         )
 
     def advance(self, window: Window, state: DeadState) -> Outcome:
@@ -222,6 +234,8 @@ class LayerDead(Detector[DeadState]):
             for metric, what in _METRICS.items():
                 if metric in found:
                     self._units(found[metric], what, state)
+        for step, row in together(window, "loss", "input_spread", *collapsed.SERIES):
+            state.outputs.push(step, row, self.policy)
         findings = [_cut(e, window) for e in state.cut.take(window.last_step)]
         findings += [_never(e, window) for e in state.never.take(window.last_step)]
         findings += [
@@ -229,6 +243,7 @@ class LayerDead(Detector[DeadState]):
             for what in sorted(state.units)
             for e in state.units[what].take(window.last_step)
         ]
+        findings += [collapsed.finding(e) for e in state.outputs.watch.take(window.last_step)]
         return Outcome({"layer.dead": _check(window, state, self.policy)}, tuple(findings))
 
     def _gradients(
@@ -526,6 +541,9 @@ def _check(window: Window, state: DeadState, policy: DeadPolicy) -> Check:
         units = watch.open(window.last_step)
         if units is not None:
             return Check(Status.OPEN, f"{_idle(units, policy).title}.")
+    outputs = state.outputs.watch.open(window.last_step)
+    if outputs is not None:
+        return Check(Status.OPEN, f"{collapsed.finding(outputs).title}.")
     never = state.never.open(window.last_step)
     if never is not None:
         return Check(Status.OPEN, f"{_never(never, window).title}.")

@@ -13,7 +13,7 @@ _AGENTS = re.compile(
     r"rankscope/.*|hyperparameters/.*|lr|lr/.*|.*_seconds|samples|tokens|samples_per_second"
     r"|tokens_per_second|optimizer_steps|micro_steps|steps_skipped|scheduler_steps|amp_scale"
     r"|parameters_written|modules_in_eval|passes_discarded|buffers_nonfinite|gradient_carried.*"
-    r"|tensors_.*|push_.*"
+    r"|tensors_.*|push_.*|outputs_compared"
 )
 # What it records of the training: their own past is judged by kinds of their own (`loss.*`,
 # `accuracy.*`, `gradient.*`, `update.ratio`, `clipping.saturated`, `generalization.gap`), by rules
@@ -21,6 +21,7 @@ _AGENTS = re.compile(
 _TRAINING = re.compile(
     r"loss|accuracy|grad_norm|grad_norm_(local|preclip|canary)|clip_coefficient|grad_cosine"
     r"|grad_cosine_local|weight_norm|update_norm|update_ratio|eval/(.*/)?(loss|accuracy)"
+    r"|output_spread"
 )
 # Words in a user's names that indicate clock readings and rates. The first step of an epoch, a
 # checkpoint or a busy machine makes single ones a hundred times as large.
