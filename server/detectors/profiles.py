@@ -117,6 +117,10 @@ PROFILES: Mapping[str, Profile] = {
 }
 assert tuple(PROFILES) == NAMES
 
+# How the keys of findings begin that go by a goal which the user logs (a reward, a score), and not
+# by the loss: whatever that is, they hold.
+OWN_GOAL = "goal:"
+
 # What ranks report where another optimizer of their process steps in turns with theirs, each on a
 # backward pass of its own: players of a game, or parts of a training with goals of their own.
 TURNS = "optimizers.turns"

@@ -16,6 +16,7 @@ from rankscope.server.detectors.profiles import (
     FROM_REWARDS,
     IN_TURNS,
     LOGGED,
+    OWN_GOAL,
     PROFILES,
     TURNS,
     plain,
@@ -151,6 +152,8 @@ class Evaluation:
         self, window: Window, findings: Sequence[Finding], checks: dict[str, Check]
     ) -> list[Finding]:
         """What is left of the findings under what the run's loss is; changes `checks`."""
+        goals = [finding for finding in findings if finding.key.startswith(OWN_GOAL)]
+        findings = [finding for finding in findings if not finding.key.startswith(OWN_GOAL)]
         declared, since = window.config.get("profile"), -1
         if isinstance(declared, str) and declared in PROFILES:
             name, how = declared, "the run's config declares it"
@@ -170,7 +173,8 @@ class Evaluation:
                 findings = _as_information(findings, FROM_REWARDS)
         profile = PROFILES[name]
         for kind, why in profile.without.items():
-            if kind in checks and kind not in self._off:
+            by_goal = any(finding.kind == kind for finding in goals)
+            if kind in checks and kind not in self._off and not by_goal:
                 text = f"Profile {name} ({how}; {profile.what}): {why}."
                 checks[kind] = Check(Status.NOT_APPLICABLE, text)
         return [
@@ -180,7 +184,7 @@ class Evaluation:
             for finding in findings
             if finding.kind not in self._off
             and (finding.kind not in profile.without or finding.seen_step < since)
-        ]
+        ] + [finding for finding in goals if finding.kind not in self._off]
 
     def _ask(self, running: _Running, window: Window) -> tuple[Finding, ...]:
         detector = running.detector

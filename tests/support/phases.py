@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -211,3 +212,38 @@ def embeddings(
     if targets:
         series["explained_deviance"] = np.full(shape, 0.9)
     return Trace("embeddings", seed, each, series)
+
+
+def score(
+    seed: int,
+    *,
+    name: str = "reward",
+    ends: float = -0.5,
+    dips: float = 0.0,
+    along: float = 0.0,
+    noise: float = 0.3,
+    other: str = "",
+    losses: tuple[str, ...] = ("loss",),
+    steps: int = 400,
+) -> Trace:
+    """A score that a user logs, 0 at first.
+
+    Args:
+        ends: what it comes to within some 100 steps.
+        dips: by how much it lies lower about step 100.
+        along: autocorrelation of its noise at lag 1; 1: it walks.
+        other: another score, which rises.
+        losses: what is posted beside it.
+    """
+    random = np.random.default_rng(seed)
+    each = np.arange(steps)
+    shape = (1, steps)
+    around = random.standard_normal(steps)
+    for step in range(1, steps):
+        around[step] = along * around[step - 1] + math.sqrt(1 - min(along, 0.9) ** 2) * around[step]
+    course = ends * (1 - np.exp(-each / 40)) - dips * np.exp(-(((each - 100) / 60) ** 2))
+    series = {name: (course + noise * around).reshape(shape)}
+    series |= {loss: 0.3 * random.standard_normal(shape) for loss in losses}
+    if other:
+        series[other] = each / 100 + 0.1 * random.standard_normal(shape)
+    return Trace("score", seed, each, series)

@@ -24,6 +24,7 @@ from tests.support.phases import (
     mixed,
     one_class,
     phases,
+    score,
     turns,
     unlike_targets,
 )
@@ -218,5 +219,6 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         one_class,
         dying,
         embeddings,
+        score,
     )
 }

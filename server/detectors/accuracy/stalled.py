@@ -1,4 +1,4 @@
-"""An accuracy that does not follow the loss."""
+"""An accuracy that does not follow the loss, and scores that fall."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.accuracy.course import Course
+from rankscope.server.detectors.accuracy.falling import FallingPolicy, Scores
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Blocks, Observations, Policy, Share, Sigmas, Steps
 from rankscope.server.detectors.walking import median, noise_of_mean, together
-from rankscope.server.detectors.wording import number, percent
+from rankscope.server.detectors.wording import listing, number, percent
 from rankscope.server.window import Check, Status, Window
+
+_PAIR = ("loss", "accuracy")
+# Observations after which what nobody has posted will not come.
+_GRACE = 20
 
 
 @dataclass(frozen=True, slots=True)
-class StalledPolicy(Policy):
+class StalledPolicy(FallingPolicy):
     """Thresholds of `accuracy.stalled`; a block is 10 observations.
 
     Attributes:
@@ -71,12 +76,15 @@ class StalledState:
 
     course: Course
     watch: Watch[Stuck]
+    scores: Scores
+    seen: set[str] = field(default_factory=set)
+    observed: int = 0
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     rate: float = math.nan
 
 
 class AccuracyStalled(Detector[StalledState]):
-    """The loss falls and the accuracy has not moved since the start.
+    """The loss falls and the accuracy has not moved since the start, or a logged score falls.
 
     Statistic:
         Over 200 observations of both, examined every 10: the medians of 20 blocks of the loss fall
@@ -85,14 +93,20 @@ class AccuracyStalled(Detector[StalledState]):
         their difference (or 0.005), and the later one is no better than the first 50 observations
         by more than 3 standard errors (or 0.05). The standard error is that of neighbouring
         differences (von Neumann 1941). An accuracy above 0.97 has nothing to gain. An accuracy
-        that has risen and then stays is no fault of this kind: data have their ceilings.
+        that has risen and then stays is no fault of this kind: data have their ceilings. Scores: of
+        120 observations or more, examined after each tenth more and 3 times in a row, of a series that the user logs and whose name says that higher is
+        better (reward, return, score, f1 ...), the mean of the last three quarters lies 5 standard
+        errors and 5 % below that of the first 10, 20, 40 or 80, each third of them has lost half
+        of that, and the last third does not rise; no other score has risen. The standard error is
+        by the autocorrelation at lag 1, or by the means of as many observations where that is more.
 
     Severity:
         Warning.
 
     Evidence:
         `accuracy`, `accuracy_at_start`, `standard_error`, `loss_before`, `loss_after`, and where
-        they are posted `update_ratio` and `lr`.
+        they are posted `update_ratio` and `lr`. Of a score `series`, `before`, `after`,
+        `standard_error`.
 
     Source:
         TheDeepChecker's correlation of loss and accuracy, made directional. Found on every seed of
@@ -100,8 +114,7 @@ class AccuracyStalled(Detector[StalledState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("accuracy.stalled",)
-    needs: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
-    wants: ClassVar[tuple[str, ...]] = ("lr", "update_ratio")
+    wants: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "lr", "update_ratio", "*")
 
     policies: ClassVar[type[Policy]] = StalledPolicy
     policy: StalledPolicy
@@ -112,18 +125,24 @@ class AccuracyStalled(Detector[StalledState]):
 
     def start(self) -> StalledState:
         """Nothing seen yet."""
-        return StalledState(Course(self.policy.blocks, self.policy.first), Watch(self.policy.calm))
+        policy = self.policy
+        course = Course(policy.blocks, policy.first)
+        return StalledState(course, Watch(policy.calm), Scores(policy.calm))
 
     def advance(self, window: Window, state: StalledState) -> Outcome:
-        """Takes loss and accuracy where both are known."""
+        """Takes loss and accuracy where both are known, and the scores that a user logs."""
+        state.observed += len(window.steps)
+        state.seen |= {n for n in _PAIR if n in window.series and window.series[n].present.any()}
+        state.scores.take(window, self.policy)
         for step, row in together(window, "loss", "accuracy", "lr", "update_ratio"):
             state.rate = row.get("lr", state.rate)
             if math.isfinite(row.get("update_ratio", math.nan)):
                 state.updates.append(row["update_ratio"])
             if state.course.push(step, row):
                 self._judge(step, state)
-        findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
-        return Outcome({"accuracy.stalled": _check(window, state, self.policy)}, findings)
+        findings = [_finding(e, self.policy) for e in state.watch.take(window.last_step)]
+        findings += state.scores.findings(window.last_step)
+        return Outcome({"accuracy.stalled": _check(window, state, self.policy)}, tuple(findings))
 
     def _judge(self, step: int, state: StalledState) -> None:
         policy = self.policy
@@ -149,6 +168,12 @@ def _check(window: Window, state: StalledState, policy: StalledPolicy) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
+    fallen = state.scores.open(window.last_step)
+    if fallen is not None:
+        return Check(Status.OPEN, f"{fallen.title}.")
+    missing = [name for name in _PAIR if name not in state.seen]
+    if missing and state.observed >= _GRACE:
+        return Check(Status.MISSING_INPUT, f"No rank posts {listing(missing)}.")
     have, need = len(state.course.recent), state.course.needed
     if have < need:
         why = f"{have} of {need} steps with a loss and an accuracy."

@@ -1,0 +1,247 @@
+"""Scores that a user logs and that are to rise: rewards, returns, accuracies. Do they fall?"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.metric.series import is_logged
+from rankscope.server.detectors.policy import Count, Observations, Policy, Share, Sigmas
+from rankscope.server.detectors.profiles import OWN_GOAL
+from rankscope.server.detectors.statistics import lag_one, mean_over_ranks
+from rankscope.server.detectors.wording import number
+from rankscope.server.window import Float64, Window
+
+# Parts of a name, one of which says that higher is better ...
+_HIGHER = frozenset(
+    "reward rewards return returns score scores accuracy acc f1 auc auroc auprc map bleu rouge "
+    "psnr ssim iou miou dice recall precision ndcg mrr success".split()
+)
+# ... and those with which it may be of something else: a spread or a setting of it, what is added
+# to explore, or the score of what is to be refused.
+_OTHER = frozenset(
+    "loss error err std var variance min lr rate weight coef scale count num len length steps time "
+    "target baseline grad norm kl entropy intrinsic bonus curiosity novelty shaping penalty cost "
+    "fake real generated fid critic discriminator disc anomaly outlier opponent chosen rejected "
+    "eps temperature noise".split()
+)
+_PARTS = re.compile(r"[a-z]+\d*|[A-Z]+(?![a-z])\d*|[A-Z][a-z]+\d*")
+# Values that are kept of one series: beyond that neighbours are averaged.
+_MOST = 2048
+# Series of a run that are judged.
+_MOST_SERIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FallingPolicy(Policy):
+    """Thresholds of `accuracy.stalled` for scores that fall.
+
+    Attributes:
+        scored: observations before a score is judged, and again after each tenth more; the
+            beginning is a quarter of them at most.
+        fallen: consecutive judgements that have to find it: what wanders comes back.
+        min_fall_error: standard errors that it has to lie below its beginning: by chance once in
+            3.5 million.
+        min_score_fall: fall that counts, as a share of the larger one of both levels.
+    """
+
+    scored: Observations = 120
+    fallen: Count = 3
+    min_fall_error: Sigmas = 5.0
+    min_score_fall: Share = 0.05
+
+
+@dataclass(slots=True)
+class Fallen:
+    """Attributes: name, level at the beginning and since then, and the error of their distance."""
+
+    name: str
+    before: float
+    after: float
+    error: float
+
+
+@dataclass(slots=True)
+class Scored:
+    """One series, and how many observations each of its values is the mean of.
+
+    Attributes:
+        moved: standard errors by which it lies above its beginning; NaN where not judged.
+    """
+
+    watch: Watch[Fallen]
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    waiting: list[float] = field(default_factory=list)
+    each: int = 1
+    count: int = 0
+    judged: int = 0
+    in_a_row: int = 0
+    moved: float = math.nan
+
+    def push(self, step: int, value: float) -> bool:
+        """Takes the next one; returns whether there is a tenth more than when last judged."""
+        self.count += 1
+        self.waiting.append(value)
+        if len(self.waiting) < self.each:
+            return False
+        self.steps.append(step)
+        self.values.append(sum(self.waiting) / self.each)
+        self.waiting.clear()
+        if len(self.values) >= _MOST:
+            pairs = np.array(self.values[: len(self.values) // 2 * 2]).reshape(-1, 2)
+            self.values, self.steps = pairs.mean(axis=1).tolist(), self.steps[1::2]
+            self.each *= 2
+        return 10 * self.count >= 11 * self.judged
+
+
+class Scores:
+    """All scores of a run."""
+
+    def __init__(self, calm: int) -> None:
+        self._calm = calm
+        self._known: dict[str, Scored] = {}
+
+    def take(self, window: Window, policy: FallingPolicy) -> None:
+        """Goes on with what was posted in a window, in the order of its steps."""
+        posted: list[tuple[int, str, float]] = []
+        for name in sorted(window.series):
+            if rises(name) and (name in self._known or len(self._known) < _MOST_SERIES):
+                steps, means = mean_over_ranks(window, name)
+                if len(steps):
+                    self._known.setdefault(name, Scored(Watch(self._calm)))
+                posted += zip(steps.tolist(), [name] * len(steps), means.tolist(), strict=True)
+        for step, name, value in sorted(posted, key=lambda one: one[:2]):
+            if math.isfinite(value):
+                one = self._known[name]
+                if one.push(step, value) and one.count >= policy.scored:
+                    one.judged = one.count
+                    self._judge(step, name, one, policy)
+
+    def _judge(self, step: int, name: str, one: Scored, policy: FallingPolicy) -> None:
+        values = np.array(one.values)
+        found = _fallen(name, values, policy)
+        one.moved = _moved(values)
+        # Of players against each other one wins what the other loses, and a term of a reward may
+        # be given up for the whole.
+        rising = any(other.moved > policy.min_fall_error for other in self._known.values())
+        if found is None or rising:
+            one.in_a_row = 0
+            one.watch.good(step)
+            return
+        one.in_a_row += 1
+        if one.in_a_row < policy.fallen:
+            return
+        one.watch.bad(step, found, first_step=one.steps[len(one.steps) // 4]).facts = found
+
+    def findings(self, last_step: int) -> list[Finding]:
+        """Of all series, in the order of their names."""
+        return [
+            _finding(episode)
+            for name in sorted(self._known)
+            for episode in self._known[name].watch.take(last_step)
+        ]
+
+    def open(self, step: int) -> Finding | None:
+        """The first one that is not over at a step."""
+        for name in sorted(self._known):
+            episode = self._known[name].watch.open(step)
+            if episode is not None:
+                return _finding(episode)
+        return None
+
+
+@cache
+def rises(name: str) -> bool:
+    """Whether the name of a user's series says that higher is better."""
+    parts = {part.lower() for part in _PARTS.findall(name)}
+    return is_logged(name) and bool(parts & _HIGHER) and not parts & _OTHER
+
+
+def _levels(values: Float64, size: int) -> tuple[float, float, float]:
+    """Mean of the first `size` values and of the last three quarters, and the error of the first.
+
+    The error of a mean of `size` values that follow each other: by the autocorrelation at lag 1 of
+    what is left beside a trend (of a first-order autoregression its variance is (1 + r) / (1 - r)
+    times that of independent values), and by how the means of as many values scatter later, where
+    that is more. Three quarters have so many more values that their own error is left out.
+    """
+    first, late = values[:size], values[len(values) // 4 :]
+    left = late - np.polyval(np.polyfit(np.arange(len(late)), late, 1), np.arange(len(late)))
+    along = min(max(lag_one(left), 0.0), 0.999)
+    single = max(float(left.std()), float(first.std(ddof=1)))
+    error = single * math.sqrt((1 + along) / (1 - along) / size)
+    means = left[: len(left) // size * size].reshape(-1, size).mean(axis=1)
+    return float(first.mean()), float(late.mean()), max(error, float(means.std(ddof=1)))
+
+
+def _sizes(values: Float64) -> list[int]:
+    """How many values may be the beginning: a quick fall leaves few of them, a slow one many."""
+    return [size for size in (10, 20, 40, 80) if size <= len(values) // 4]
+
+
+def _fallen(name: str, values: Float64, policy: FallingPolicy) -> Fallen | None:
+    """How far a score lies below its beginning, where it has stayed there and does not rise."""
+    for size in _sizes(values):
+        before, after, error = _levels(values, size)
+        fall = before - after
+        least = policy.min_score_fall * max(abs(before), abs(after))
+        if fall <= max(policy.min_fall_error * error, least):
+            continue
+        late = values[len(values) // 4 :]
+        thirds = [float(part.mean()) for part in np.array_split(late, 3)]
+        # A beginning that was lost may be regained: healthy policies dip while they explore.
+        if max(thirds) < before - fall / 2 and thirds[2] < thirds[0] + error:
+            return Fallen(name, before, after, error)
+    return None
+
+
+def _moved(values: Float64) -> float:
+    """The most standard errors by which a score lies above its beginning."""
+    moved = []
+    for size in _sizes(values):
+        before, after, error = _levels(values, size)
+        if error > 0:
+            moved.append((after - before) / error)
+    return max(moved, default=math.nan)
+
+
+def _finding(episode: Episode[Fallen]) -> Finding:
+    facts = episode.facts
+    was, now = number(facts.before), number(facts.after)
+    sizes = (facts.before - facts.after) / facts.error if facts.error > 0 else math.inf
+    return Finding(
+        kind="accuracy.stalled",
+        key=f"{OWN_GOAL}{facts.name}",
+        severity="warning",
+        title=f"`{facts.name}` has fallen from {was} to {now} and stays there",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        cause=(
+            f"By its name `{facts.name}` is to rise. At the beginning it was {was}, since step "
+            f"{episode.first_step} at the latest it has been {now} on average, "
+            f"{number(sizes)} standard errors below. What "
+            "the steps minimise makes it worse: the loss has the wrong sign (a policy gradient "
+            "minimises minus the logarithm of the probability times the advantage), advantages or "
+            "labels belong to other samples, or steps are so large that they undo what was learned."
+        ),
+        remedy=(
+            "Take one batch and a small step by hand: what got a high reward has to become more "
+            "likely. Look at the signs of the loss and of the advantages, and at their baseline; "
+            "if both are right, try a tenth of the learning rate."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "series": facts.name,
+            "before": facts.before,
+            "after": facts.after,
+            "standard_error": facts.error,
+        },
+    )
