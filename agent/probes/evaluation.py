@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from rankscope.agent.probes.added import is_added_to
 from rankscope.agent.probes.classification import CLASS_INDEX_LOSSES, Hits
 from rankscope.agent.probes.given import batch_size
 from rankscope.agent.probes.passes import Place, loops_without, place_now, site_of, stack_now
@@ -44,6 +45,7 @@ class _Seen(NamedTuple):
         site: where it was called: of two losses in one pass each has its own.
         stack: from where: () for what is in a named pass.
         key: of its pass.
+        added: the trainer adds something to it.
         place: the innermost one in the trainer's source, as `passes.place_now` has it.
         value: None where it has several elements.
         size: samples it is of.
@@ -59,6 +61,7 @@ class _Seen(NamedTuple):
     stack: tuple[Place, ...]
     key: tuple[Any, ...]
     place: Any
+    added: bool
 
 
 class _Pass:
@@ -97,23 +100,26 @@ class _Pass:
 class _Sums:
     """Sums over the losses of one call site, on the device where they are there."""
 
-    __slots__ = ("calls", "hits", "name", "plain", "samples", "weighted")
+    __slots__ = ("added", "calls", "hits", "name", "plain", "samples", "weighted")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.plain: Any = 0.0
         self.weighted: Any = 0.0
         self.samples = self.calls = 0
+        self.added = False
         self.hits: Hits | None = None
 
     def join(self, other: _Sums) -> None:
         self.plain, self.weighted = self.plain + other.plain, self.weighted + other.weighted
         self.samples, self.calls = self.samples + other.samples, self.calls + other.calls
+        self.added |= other.added
         if other.hits is not None:
             self.hits = other.hits if self.hits is None else self.hits + other.hits
 
     def add(self, seen: _Seen) -> None:
         self.calls += 1
+        self.added |= seen.added
         if seen.hits is not None:
             self.hits = seen.hits if self.hits is None else self.hits + seen.hits
         if seen.value is None:
@@ -195,7 +201,9 @@ class Evaluation:
         value = _value(output) if output.numel() == 1 else None
         summed = given.get("reduction") == "sum"
         stack, key, site = self._place()
-        seen = _Seen(name, site, value, int(size), summed, judged, stack, key, place_now())
+        seen = _Seen(
+            name, site, value, int(size), summed, judged, stack, key, place_now(), is_added_to()
+        )
         self._note(seen, output.requires_grad)
 
     def add_output(self, output: Any, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -207,7 +215,7 @@ class Evaluation:
         if type(loss) is torch.Tensor and loss.numel() == 1:
             size = batch_size(args, kwargs)
             stack, key, _ = self._place()
-            seen = _Seen(_OUTPUT, _OUTPUT, _value(loss), size, False, None, stack, key, None)
+            seen = _Seen(_OUTPUT, _OUTPUT, _value(loss), size, False, None, stack, key, None, False)
             self._note(seen, loss.requires_grad)
 
     def _note(self, seen: _Seen, trainable: bool) -> None:
@@ -322,11 +330,12 @@ class Evaluation:
         if chosen is not None:
             # A sum is divided by its samples, unless the sum is what training reports.
             total = chosen.weighted if self._summed else chosen.plain
-            part = f"{chosen.name}/" if self._terms and chosen.name != _OUTPUT and not apart else ""
+            term = chosen.added or (self._terms and not apart)
+            part = f"{chosen.name}/" if term and chosen.name != _OUTPUT else ""
             means[f"{prefix}{part}loss"] = total / chosen.samples
             if part:
                 self._say(
-                    "training minimises a sum of terms, of which an evaluation computes "
+                    "the loss is a sum of terms, of which an evaluation computes "
                     f"{chosen.name}: it is recorded as {prefix}{part}loss; log the whole, "
                     '`monitor.log(**{"eval/loss": ...})`'
                 )

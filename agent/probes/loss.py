@@ -95,8 +95,9 @@ class Loss(Probe):
     weighted by their batch sizes. Where several are computed, the one that is trained on counts.
     Where what is trained on is a sum of terms, what one function gives is not the loss, and
     nothing shows what the trainer makes of it: it has that function's name,
-    `eval/binary_cross_entropy/loss`. But where an evaluation computes one loss only, and calls the
-    function from another place than training does, that loss is what it means.
+    `eval/binary_cross_entropy/loss`. But where an evaluation computes one loss only, calls the
+    function from another place than training does, and adds nothing to what it returns (which its
+    bytecode shows), that loss is what it means.
     Several passes are kept separate: what is computed `with monitor.evaluating("val"):` is
     `eval/val/loss` and `eval/val/accuracy`, in whatever mode. Without a name, passes are
     distinguished by the place in the source that runs them and by the iterations over a DataLoader,

@@ -295,3 +295,56 @@ def test_a_loss_that_is_scaled_is_still_the_loss(watching, objective):
 
     job = Job(watching, evaluation, objective)
     assert watching.points("eval/loss") == job.expected(VAL)
+
+
+@pytest.mark.parametrize("where", ["inline", "stored", "criterion", "in place", "helper"])
+def test_what_an_evaluation_adds_a_term_to_is_not_its_loss(watching, where):
+    """Of a sum that the evaluation makes itself, what one function gives is a term."""
+    criterion = torch.nn.CrossEntropyLoss()
+
+    def helper(scores, y):
+        return functional.cross_entropy(scores, y)
+
+    def evaluation(monitor, model):
+        x, y = VAL.tensors
+        with torch.no_grad():
+            scores = model(x)
+            penalty = scores.square().mean()
+            if where == "inline":
+                loss = functional.cross_entropy(scores, y) + 0.1 * penalty
+            elif where == "stored":
+                likelihood = functional.cross_entropy(scores, y)
+                loss = likelihood + 0.1 * penalty
+            elif where == "criterion":
+                loss = 0.1 * penalty + criterion(scores, y)
+            elif where == "in place":
+                loss = functional.cross_entropy(scores, y)
+                loss += 0.1 * penalty
+            else:
+                loss = helper(scores, y) + 0.1 * penalty
+            assert loss.item() > 0
+
+    Job(watching, evaluation, penalised)
+    assert watching.points("eval/loss") == {}
+    assert len(watching.points("eval/cross_entropy/loss")) == 2
+
+
+@pytest.mark.parametrize("how", ["item", "tensors", "anew", "list"])
+def test_what_an_evaluation_adds_up_over_batches_is_its_loss(watching, how):
+    def evaluation(monitor, model):
+        total, losses = torch.zeros(()), []
+        with torch.no_grad():
+            for x, y in DataLoader(VAL, batch_size=len(VAL)):
+                if how == "item":
+                    total += functional.cross_entropy(model(x), y).item() * len(y)
+                elif how == "tensors":
+                    loss = functional.cross_entropy(model(x), y)
+                    total += loss * len(y)
+                elif how == "anew":
+                    total = total + len(y) * functional.cross_entropy(model(x), y)
+                else:
+                    losses.append(functional.cross_entropy(model(x), y))
+        assert float(total) >= 0
+
+    job = Job(watching, evaluation, penalised)
+    assert watching.points("eval/loss") == job.expected(VAL)

@@ -94,11 +94,12 @@ class AccuracyStalled(Detector[StalledState]):
         by more than 3 standard errors (or 0.05). The standard error is that of neighbouring
         differences (von Neumann 1941). An accuracy above 0.97 has nothing to gain. An accuracy
         that has risen and then stays is no fault of this kind: data have their ceilings. Scores: of
-        120 observations or more, examined after each tenth more and 3 times in a row, of a series that the user logs and whose name says that higher is
-        better (reward, return, score, f1 ...), the mean of the last three quarters lies 5 standard
-        errors and 5 % below that of the first 10, 20, 40 or 80, each third of them has lost half
-        of that, and the last third does not rise; no other score has risen. The standard error is
-        by the autocorrelation at lag 1, or by the means of as many observations where that is more.
+        120 observations or more, examined after each tenth more and 3 times in a row, of a series
+        that the user logs and whose name says that higher is better (reward, return, score, f1
+        ...), the mean of the last three quarters lies 5 standard errors and 5 % below that of the
+        first 10, 20, 40 or 80, each third of them has lost half of that, and the last third does
+        not rise; no other score has risen. The standard error is by the autocorrelation at lag 1,
+        or by the means of as many observations where that is more.
 
     Severity:
         Warning.
