@@ -21,9 +21,12 @@ from rankscope.agent.probes.norms import (
 )
 from rankscope.agent.wire import Float64
 
+# Sets of parameters with a gradient that are numbered: experts that are chosen at random have more.
+_MOST_TASKS = 64
+
 
 class Gradients(Probe):
-    """`grad_norm`, and fingerprints of the reduced gradient (stage `reduced_gradient`).
+    """`grad_norm`, `task`, and fingerprints of the reduced gradient (stage `reduced_gradient`).
 
     Costs one pass over the gradients (tier `signals`); at sampled steps (tier `full`), and at the
     step after one, that pass is also one for digests and sketches and takes twice as long. On
@@ -33,6 +36,10 @@ class Gradients(Probe):
     unscaling and clipping, and right under closures too. A parameter without a gradient has the
     digest 0 and a sketch of zeros, as one with a gradient of zeros. A sparse gradient is written
     out for its fingerprint; where it is too large for that its sketch is NaN.
+
+    `task` is the number of the set of parameters that had a gradient, in the order in which they
+    were first seen (tier `signals`, from the second set on): tasks that are trained in turn, each
+    with a head of its own, have each their own.
 
     Leaves `gradient_norms` (`GradientNorms`) and, where fingerprints were taken,
     `reduced_gradient` (their `Fingerprints`).
@@ -47,6 +54,8 @@ class Gradients(Probe):
         self._following = -1  # the step after a full one
         self._pass = SharedPass("signals", "full")
         self._reported = False
+        # Which parameters had no gradient, one byte each -> number of the task.
+        self._tasks: dict[bytes, int] = {}
 
     def after_step(self, facts: StepFacts) -> None:
         """Norms and fingerprints of what was applied."""
@@ -82,6 +91,12 @@ class Gradients(Probe):
     def _measure(
         self, facts: StepFacts, gradients: list[torch.Tensor | None], taken: Fingerprints | None
     ) -> None:
+        without = bytes(gradient is None for gradient in gradients)
+        task = self._tasks.get(without)
+        if task is None and len(self._tasks) < _MOST_TASKS:
+            task = self._tasks[without] = len(self._tasks)
+        if task is not None and len(self._tasks) > 1:
+            facts.scalars["task"] = task
         squares = None if taken is None else taken.squares
         if squares is not None:
             # They are plain tensors on the host: nothing has to be asked of each of them.

@@ -121,6 +121,8 @@ class Detector(ABC, Generic[State]):
             has posted one of them by the time `grace` observations have passed.
         wants: series it reads, too, where there are any.
         min_ranks: the runner answers NOT_APPLICABLE for a smaller world.
+        of_one_task: of tasks that are trained in turn it is shown the steps of the first alone: it
+            goes by levels, and each task has its own.
         effects: what its kinds do to others, and others to its kinds; where a line of
             `alerts.rules` fits as well, that one holds.
         lasting: why a single observation is enough to find it, however far apart they are, for a
@@ -133,6 +135,7 @@ class Detector(ABC, Generic[State]):
     wants: ClassVar[tuple[str, ...]] = ()
     min_ranks: ClassVar[int] = 1
     lasting: ClassVar[str] = ""
+    of_one_task: ClassVar[bool] = False
     effects: ClassVar[tuple[Rule, ...]] = ()
 
     policy: Policy

@@ -23,6 +23,8 @@ from rankscope.server.detectors.profiles import (
 )
 from rankscope.server.detectors.reach import Recorded
 from rankscope.server.detectors.settings import Effective
+from rankscope.server.detectors.tasks import SERIES as TASK
+from rankscope.server.detectors.tasks import Tasks
 from rankscope.server.detectors.wording import agree, count, listing
 from rankscope.server.window import Check, Status, Window, is_wanted
 
@@ -86,6 +88,7 @@ class Evaluation:
         # The profile that series reported, and from which step on.
         self._recognised: str | None = None
         self._recognised_at = -1
+        self._tasks = Tasks()
         # The first step at which another optimizer was known to step in turns with the run's.
         self._turns_since: int | None = None
         self.seconds = dict.fromkeys((type(d).__name__ for d in detectors), 0.0)
@@ -93,7 +96,7 @@ class Evaluation:
     @property
     def needs(self) -> frozenset[str]:
         """All series that any of the detectors reads, and those that report the profile."""
-        return LOGGED.union(
+        return (LOGGED | {TASK}).union(
             name
             for running in self._running
             for name in (*running.detector.needs, *running.detector.wants)
@@ -111,6 +114,7 @@ class Evaluation:
         self._seen |= {name for name, series in window.series.items() if series.present.any()}
         self._observed += len(window.steps)
         self._recorded.take(window)
+        of_first = self._tasks.of_first(window)
         if self._recognised is None and (named := profiles.recognised(self._seen)):
             self._recognised, self._recognised_at = named, _first_step(window, self._seen)
         if self._turns_since is None:
@@ -125,7 +129,7 @@ class Evaluation:
             if window.world_size < running.detector.min_ranks:
                 checks |= _for_all(running.detector, _not_applicable(running.detector, window))
                 continue
-            findings += self._ask(running, window)
+            findings += self._ask(running, of_first if running.detector.of_one_task else window)
             checks |= running.checks
         off = Check(Status.OFF, "The settings by which this run is judged have switched it off.")
         checks |= dict.fromkeys(self._off, off)

@@ -80,6 +80,7 @@ class AccuracyMismatch(Detector[MismatchState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("accuracy.mismatch",)
+    of_one_task: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
     policies: ClassVar[type[Policy]] = MismatchPolicy

@@ -115,6 +115,7 @@ class AccuracyStalled(Detector[StalledState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("accuracy.stalled",)
+    of_one_task: ClassVar[bool] = True
     wants: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "lr", "update_ratio", "*")
 
     policies: ClassVar[type[Policy]] = StalledPolicy

@@ -146,6 +146,7 @@ class GradientExploding(Detector[ExplodingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.exploding",)
+    of_one_task: ClassVar[bool] = True
     policies: ClassVar[type[Policy]] = ExplodingPolicy
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
     wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr", "loss", *Phases.SERIES)

@@ -109,6 +109,7 @@ class GradientOscillating(Detector[OscillatingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("gradient.oscillating",)
+    of_one_task: ClassVar[bool] = True
     policies: ClassVar[type[Policy]] = OscillatingPolicy
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
     wants: ClassVar[tuple[str, ...]] = ("grad_norm_preclip", "lr", "loss", SERIES)

@@ -140,6 +140,7 @@ class LossDiverging(Detector[DivergingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("loss.diverging",)
+    of_one_task: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = ("lr", *Phases.SERIES)
 

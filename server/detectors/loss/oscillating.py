@@ -226,6 +226,7 @@ class LossOscillating(Detector[OscillatingState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("loss.oscillating",)
+    of_one_task: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = _BESIDE
 

@@ -170,6 +170,7 @@ class LossPlateau(Detector[PlateauState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("loss.plateau",)
+    of_one_task: ClassVar[bool] = True
     policies: ClassVar[type[Policy]] = PlateauPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = (

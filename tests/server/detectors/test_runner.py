@@ -67,7 +67,7 @@ class Fails(Detector[None]):
 
 def test_what_is_read_of_a_run():
     read = {"loss", "lr", "accuracy"}
-    assert Evaluation([Reports(), Compares(), Fails()]).needs == read | LOGGED
+    assert Evaluation([Reports(), Compares(), Fails()]).needs == read | LOGGED | {"task"}
 
 
 def test_every_kind_has_an_answer_and_findings_come_by_steps():

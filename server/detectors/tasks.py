@@ -1,0 +1,74 @@
+"""Tasks that are trained in turn: steps of one of them are judged, as far as levels go.
+
+Where batch i trains task i % 2, losses and gradients alternate between levels that have nothing to
+do with each other. What ranks post as `task` distinguishes them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rankscope.server.window import Window
+
+SERIES = "task"
+# Steps of a cycle of tasks, at most, and cycles that have to follow each other: of K tasks in
+# random order the second and third repeat the first in one of K^(2 x steps) cases, and a later step
+# that does not fit ends it.
+_LONGEST, _CYCLES = 16, 3
+
+
+@dataclass(slots=True)
+class Tasks:
+    """Which steps are of the task that was trained first, as soon as that is known.
+
+    Attributes:
+        cycle: by step modulo its length the task; empty where they have no fixed order.
+        ended: they had one, and a step did not fit.
+    """
+
+    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_LONGEST * _CYCLES))
+    cycle: tuple[int, ...] = ()
+    ended: bool = False
+
+    def of_first(self, window: Window) -> Window:
+        """The window without the numbers of other tasks' steps: the same where there are none."""
+        series = window.series.get(SERIES)
+        if series is None and not self.cycle:
+            return window
+        keep = np.ones(len(window.steps), dtype=bool)
+        for column, step in enumerate(window.steps.tolist()):
+            if series is not None and not self.ended:
+                there = series.present[:, column]
+                if there.any():
+                    self._push(step, int(series.values[there, column][0]))
+            if self.cycle:
+                keep[column] = self.cycle[step % len(self.cycle)] == min(self.cycle)
+        if keep.all():
+            return window
+        masked = {
+            name: replace(one, present=one.present & keep) for name, one in window.series.items()
+        }
+        return replace(window, series=masked)
+
+    def _push(self, step: int, task: int) -> None:
+        if self.cycle:
+            if self.cycle[step % len(self.cycle)] != task:
+                self.cycle, self.ended = (), True
+            return
+        if self.recent and self.recent[-1][0] != step - 1:
+            self.recent.clear()
+        self.recent.append((step, task))
+        tasks = [one for _, one in self.recent]
+        for length in range(2, min(_LONGEST, len(tasks) // _CYCLES) + 1):
+            last = tasks[-length * _CYCLES :]
+            if len(set(last)) > 1 and all(
+                a == b for a, b in zip(last, last[length:], strict=False)
+            ):
+                cycle = [0] * length
+                for at, one in list(self.recent)[-length:]:
+                    cycle[at % length] = one
+                self.cycle = tuple(cycle)
+                return

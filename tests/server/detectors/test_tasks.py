@@ -1,0 +1,60 @@
+"""Tasks that are trained in turn are judged by the steps of one of them."""
+
+import numpy as np
+import pytest
+
+from rankscope.server.detectors.gradient.oscillating import GradientOscillating
+from rankscope.server.detectors.loss.diverging import LossDiverging
+from rankscope.server.detectors.loss.oscillating import LossOscillating
+from rankscope.server.detectors.tasks import Tasks
+from tests.support.judging import judge
+from tests.support.traces import Trace
+
+STEPS = np.arange(400)
+
+
+def in_turn(tasks, *, posted=True, rises=False):
+    """Each task has a level of its own, a hundred times that of the one before."""
+    random = np.random.default_rng(0)
+    course = 2.0 * np.exp(-STEPS / 200) + 0.1
+    if rises:
+        course = np.where(STEPS < 200, course, 5.0)
+    scale = 100.0**tasks
+    noise = np.exp(0.1 * random.standard_normal((1, len(STEPS))))
+    series = {"loss": course * scale * noise, "grad_norm": scale * noise}
+    if posted:
+        series["task"] = tasks[None, :].astype(float)
+    return Trace("in turn", 0, STEPS, series)
+
+
+def kinds(trace):
+    detectors = [LossDiverging(), LossOscillating(), GradientOscillating()]
+    return {alert.kind for alert in judge(trace, detectors, range(0, 400, 33)).alerts}
+
+
+@pytest.mark.parametrize("period", [2, 3, 5])
+def test_levels_of_tasks_in_a_fixed_order_are_no_oscillation(period):
+    tasks = (STEPS % period == period - 1).astype(int)
+    assert kinds(in_turn(tasks, posted=False))
+    assert kinds(in_turn(tasks)) == set()
+
+
+def test_the_first_task_is_judged():
+    assert kinds(in_turn(STEPS % 2, rises=True)) == {"loss.diverging"}
+
+
+def cycle_of(tasks):
+    found = Tasks()
+    for window in in_turn(np.resize(tasks, len(STEPS))).windows(range(0, 400, 33)):
+        found.of_first(window)
+    return found.cycle
+
+
+def test_only_a_fixed_order_counts():
+    assert cycle_of([0, 1]) == (0, 1)
+    assert cycle_of([0, 1, 1]) == (0, 1, 1)
+    assert cycle_of([0]) == ()
+    assert cycle_of(np.random.default_rng(0).integers(0, 2, len(STEPS))) == ()
+    # A part that is trained from some step on is no task in turn.
+    assert cycle_of((STEPS > 200).astype(int)) == ()
+    assert cycle_of(np.where(STEPS < 200, STEPS % 2, 0)) == ()
