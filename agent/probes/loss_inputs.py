@@ -45,7 +45,7 @@ _ELEMENTWISE = frozenset(("huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss")
 
 
 class LossInputs:
-    """`scores_softmaxed`, `scores_unnormalised`, `loss_broadcast` and `output_scale`.
+    """`scores_softmaxed`, `scores_unnormalised`, `loss_broadcast`, `output_scale`, `loss_classes`.
 
     Of losses in training, at steps where the tier `signals` is due; means over the step's losses.
     Costs some ten microseconds a loss, over up to 4,096 numbers of what it is given.
@@ -59,10 +59,14 @@ class LossInputs:
     and of losses written by hand how many times as many as there are outputs.
     `output_scale` is, of the same losses, the root mean square of the outputs over that of the
     targets.
+    `loss_classes` is how many classes a `cross_entropy` chooses among, from the step on at which it
+    is another number than at first: among the keys of a queue that fills.
     """
 
     def __init__(self) -> None:
         self._found: dict[str, list[float | torch.Tensor]] = {}
+        self._usual = 0
+        self._vary = False
 
     def add(self, name: str, given: Mapping[str, Any]) -> None:
         """Takes what the loss function of that name was called with."""
@@ -76,6 +80,7 @@ class LossInputs:
                 self._elementwise(scores.detach(), target.detach())
             elif name == "cross_entropy":
                 self._note("scores_softmaxed", _are_probabilities(scores.detach()))
+                self._count(int(scores.shape[min(scores.dim(), 2) - 1]))
             elif name == "nll_loss":
                 self._note("scores_unnormalised", _are_no_logarithms(scores.detach()))
             elif name == "binary_cross_entropy_with_logits":
@@ -92,6 +97,12 @@ class LossInputs:
         for series, values in self._found.items():
             facts.scalars[series] = sum(values) / len(values)
         self._found.clear()
+
+    def _count(self, classes: int) -> None:
+        self._usual = self._usual or classes
+        self._vary |= classes != self._usual
+        if self._vary:
+            self._found.setdefault("loss_classes", []).append(float(classes))
 
     def _note(self, series: str, value: torch.Tensor | None) -> None:
         if value is not None:

@@ -23,7 +23,7 @@ from rankscope.server.detectors.profiles import (
 )
 from rankscope.server.detectors.reach import Recorded
 from rankscope.server.detectors.settings import Effective
-from rankscope.server.detectors.tasks import SERIES as TASK
+from rankscope.server.detectors.tasks import SERIES as OF_TASKS
 from rankscope.server.detectors.tasks import Tasks
 from rankscope.server.detectors.wording import agree, count, listing
 from rankscope.server.window import Check, Status, Window, is_wanted
@@ -96,7 +96,7 @@ class Evaluation:
     @property
     def needs(self) -> frozenset[str]:
         """All series that any of the detectors reads, and those that report the profile."""
-        return (LOGGED | {TASK}).union(
+        return (LOGGED | OF_TASKS).union(
             name
             for running in self._running
             for name in (*running.detector.needs, *running.detector.wants)

@@ -1,7 +1,9 @@
-"""Tasks that are trained in turn: steps of one of them are judged, as far as levels go.
+"""Steps that are of one task: those of others are not judged, as far as levels go.
 
 Where batch i trains task i % 2, losses and gradients alternate between levels that have nothing to
-do with each other. What ranks post as `task` distinguishes them.
+do with each other. What ranks post as `task` distinguishes them. And a choice among more classes
+than ever before is another task than before: chance alone has a cross entropy of log K, so the loss
+rises while a queue of negative samples fills. `loss_classes` reports it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import numpy as np
 
 from rankscope.server.window import Window
 
-SERIES = "task"
+TASK, CLASSES = "task", "loss_classes"
+SERIES = frozenset((TASK, CLASSES))
 # Steps of a cycle of tasks, at most, and cycles that have to follow each other: of K tasks in
 # random order the second and third repeat the first in one of K^(2 x steps) cases, and a later step
 # that does not fit ends it.
@@ -27,16 +30,20 @@ class Tasks:
     Attributes:
         cycle: by step modulo its length the task; empty where they have no fixed order.
         ended: they had one, and a step did not fit.
+        classes: the most that a loss has chosen among.
+        growing: there were more of them at the last step that reported it than ever before.
     """
 
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_LONGEST * _CYCLES))
     cycle: tuple[int, ...] = ()
     ended: bool = False
+    classes: float = 0.0
+    growing: bool = False
 
     def of_first(self, window: Window) -> Window:
         """The window without the numbers of other tasks' steps: the same where there are none."""
-        series = window.series.get(SERIES)
-        if series is None and not self.cycle:
+        series, choices = window.series.get(TASK), window.series.get(CLASSES)
+        if series is None and choices is None and not (self.cycle or self.growing):
             return window
         keep = np.ones(len(window.steps), dtype=bool)
         for column, step in enumerate(window.steps.tolist()):
@@ -44,8 +51,13 @@ class Tasks:
                 there = series.present[:, column]
                 if there.any():
                     self._push(step, int(series.values[there, column][0]))
+            if choices is not None and choices.present[:, column].any():
+                most = float(choices.values[choices.present[:, column], column].max())
+                self.growing = most > self.classes
+                self.classes = max(self.classes, most)
+            keep[column] = not self.growing
             if self.cycle:
-                keep[column] = self.cycle[step % len(self.cycle)] == min(self.cycle)
+                keep[column] &= self.cycle[step % len(self.cycle)] == min(self.cycle)
         if keep.all():
             return window
         masked = {

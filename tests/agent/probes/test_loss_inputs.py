@@ -5,7 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from rankscope.agent.probes.base import StepFacts
 from rankscope.agent.probes.loss import Loss
+from rankscope.agent.probes.loss_inputs import LossInputs
 from tests.support.probe_harness import Harness
 
 SAMPLES = 16
@@ -150,3 +152,14 @@ def test_targets_that_are_all_of_one_class_have_no_share_of_anything():
     ones = torch.ones(SAMPLES, dtype=torch.long)
     scalars = trained(lambda scores: functional.cross_entropy(scores, ones), steps=20)
     assert {one["target_share"] for one in scalars} == {0.0}
+
+
+def test_the_number_of_classes_is_reported_once_it_changes():
+    inputs, found = LossInputs(), []
+    for classes in (4, 4, 8, 8, 4):
+        scores = torch.zeros(3, classes)
+        inputs.add("cross_entropy", {"input": scores, "target": torch.zeros(3).long()})
+        facts = StepFacts(0)
+        inputs.end(facts)
+        found.append(facts.scalars.get("loss_classes"))
+    assert found == [None, None, 8, 8, 4]

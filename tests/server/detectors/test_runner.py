@@ -66,8 +66,11 @@ class Fails(Detector[None]):
 
 
 def test_what_is_read_of_a_run():
-    read = {"loss", "lr", "accuracy"}
-    assert Evaluation([Reports(), Compares(), Fails()]).needs == read | LOGGED | {"task"}
+    read = {"loss", "lr", "accuracy", "task", "loss_classes"}
+    assert Evaluation([Reports(), Compares(), Fails()]).needs == read | LOGGED | {
+        "task",
+        "loss_classes",
+    }
 
 
 def test_every_kind_has_an_answer_and_findings_come_by_steps():

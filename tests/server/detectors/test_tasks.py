@@ -58,3 +58,17 @@ def test_only_a_fixed_order_counts():
     # A part that is trained from some step on is no task in turn.
     assert cycle_of((STEPS > 200).astype(int)) == ()
     assert cycle_of(np.where(STEPS < 200, STEPS % 2, 0)) == ()
+
+
+def test_a_loss_rises_while_it_chooses_among_ever_more_classes():
+    random = np.random.default_rng(0)
+    classes = np.minimum(32.0 * (1 + STEPS), 4096.0)
+    loss = 0.3 * np.log(classes) * np.exp(-STEPS / 1000) - 0.8
+    series = {"loss": (loss + 0.05 * random.standard_normal(len(STEPS)))[None, :]}
+    assert kinds(Trace("queue", 0, STEPS, series)) == {"loss.diverging"}
+    trace = Trace("queue", 0, STEPS, series | {"loss_classes": classes[None, :]})
+    assert kinds(trace) == set()
+    # What comes after it has been filled is judged.
+    late = series["loss"] + np.where(STEPS > 300, 3.0, 0.0)
+    trace = Trace("queue", 0, STEPS, {"loss": late, "loss_classes": classes[None, :]})
+    assert kinds(trace) == {"loss.diverging"}
