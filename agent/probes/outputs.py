@@ -13,12 +13,15 @@ from rankscope.agent.probes.base import LONGEST_PIECE, Context, Probe, StepFacts
 from rankscope.agent.probes.given import tensors_in
 from rankscope.agent.probes.module_hook import ModuleHooks
 from rankscope.agent.probes.norms import SMALL
+from rankscope.agent.probes.tables import readable
+from rankscope.agent.steps.autograd import graph_task
 
 # Samples of an output whose directions are compared, and numbers of each of them: the mean of 64
 # random directions has a squared length of 1/64, an error of the spread of less than 2 %.
 _SAMPLES, _NUMBERS = 64, 256
 # Outputs of one step that are compared: of more micro-batches the first ones show it.
 _MOST = 16
+_level = torch._C._functorch.maybe_current_level
 
 
 class Outputs(Probe):
@@ -79,6 +82,8 @@ class Outputs(Probe):
     def _module_called(self, place: int, module: nn.Module, args: Any, output: Any) -> None:
         if not (torch.is_grad_enabled() and self.context.trains(self._core)):
             return
+        if graph_task() != -1 or _level() is not None:
+            return  # activation checkpointing runs it once more; a transformation stands for others
         if place and module is not self._last:
             self._last = module  # until another one is called
             return
@@ -119,7 +124,9 @@ class Outputs(Probe):
 
 def _is_of_vectors(tensor: torch.Tensor) -> bool:
     return (
-        tensor.layout is torch.strided
+        type(tensor) is torch.Tensor
+        and readable(tensor)
+        and tensor.layout is torch.strided
         and tensor.dim() == 2
         and tensor.shape[0] > 0
         and tensor.shape[1] > 1

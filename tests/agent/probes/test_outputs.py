@@ -95,3 +95,16 @@ def test_evaluations_and_passes_without_gradients_are_not_compared():
     harness.optimizer.step()
     harness.close()
     assert harness.steps[0].scalars["outputs_compared"] == 1
+
+
+def test_what_a_transformation_or_a_checkpoint_runs_is_not_compared():
+    model = Returns()
+    harness = Harness(model, torch.optim.SGD(model.parameters(), lr=0.1), probes=[Outputs])
+    torch.func.vmap(lambda x: model(x)[0])(torch.randn(3, 8, 4))
+    again = torch.utils.checkpoint.checkpoint(
+        lambda x: model(x)[0] * 2, torch.randn(8, 4), use_reentrant=False
+    )
+    again.sum().backward()
+    harness.optimizer.step()
+    harness.close()
+    assert harness.steps[0].scalars["outputs_compared"] == 1
