@@ -53,7 +53,7 @@ class Tasks:
                     self._push(step, int(series.values[there, column][0]))
             if choices is not None and choices.present[:, column].any():
                 most = float(choices.values[choices.present[:, column], column].max())
-                self.growing = most > self.classes
+                self.growing = 0 < self.classes < most
                 self.classes = max(self.classes, most)
             keep[column] = not self.growing
             if self.cycle:
