@@ -153,6 +153,24 @@ def kept(local: Float64, reduced: Float64, ratio: float) -> float:
     return after / before if before > 0 else float("nan")
 
 
+def emptied(local: Float64, reduced: Float64, before: Float64 | None) -> int:
+    """Number of tensors with elements that went in and came out as zeros, and did not before.
+
+    A bucket of a sketch is exactly zero where all its elements are. Tensors of zeros alone do not
+    count, and neither do elements that are always zero, as a mask of pruned weights leaves them.
+
+    Args:
+        local: float64 [R, T, K].
+        reduced: float64 [T, K].
+        before: the same of the sampled step before; None for none.
+    """
+    if before is None or before.shape != reduced.shape:
+        return 0
+    went_in = (local != 0).any(axis=0)
+    lost = (went_in & (reduced == 0) & (before != 0)).any(axis=1)
+    return int((lost & (reduced != 0).any(axis=1)).sum())
+
+
 def negligible(sketches: Mapping[int, Float64 | None]) -> dict[int, int]:
     """Step -> number of tensors whose gradient is negligible.
 

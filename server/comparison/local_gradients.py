@@ -127,6 +127,7 @@ class LocalGradients:
                 agreed=False,
                 applied=_applied(stacked, reduced, compression, counted),
             )
+        past = self._sums.get(taken)
         made = conservation.balance(
             step,
             members,
@@ -135,7 +136,7 @@ class LocalGradients:
             compare.joined_table({stacked.name: stacked.table}),
             dtypes=stacked.table.dtypes,
             compression=compression,
-            before=self._sums.get(taken),
+            before=past,
             counts=counted,
         )
         mean = conservation.expected_mean(sketches, made.weighted_by, counted)
@@ -143,7 +144,13 @@ class LocalGradients:
         return replace(
             made,
             cosine=conservation.cosine(sketches, came_out.sketches),
-            kept=conservation.kept(sketches, came_out.sketches, made.ratio),
+            emptied=conservation.emptied(
+                sketches, came_out.sketches, None if past is None else past.reduced
+            ),
+            # Of what is no multiple of the mean the factor is not known: clipping stays in.
+            kept=conservation.kept(
+                sketches, came_out.sketches, 1.0 if made.pattern == "other" else made.ratio
+            ),
         )
 
 

@@ -213,8 +213,11 @@ class Reduction:
         applied: that, where it could be found out.
         cosine: of what came out to the mean of what went in, over all tensors, from their sketches;
             free of clipping and loss scales. NaN where one of them is zero or not finite.
-        kept: norm of what came out over that of the mean, over all tensors, without `ratio`; NaN
-            where that is not known.
+        kept: norm of what came out over that of the mean, over all tensors, without `ratio`, or
+            with clipping and loss scales in it where the pattern is `other`; NaN where `ratio` is
+            not known otherwise.
+        emptied: number of tensors with elements that went in and came out as zeros, and came out
+            at the sampled step before.
     """
 
     step: int
@@ -237,6 +240,7 @@ class Reduction:
     applied: Applied | None = None
     cosine: float = float("nan")
     kept: float = float("nan")
+    emptied: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

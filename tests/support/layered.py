@@ -6,6 +6,8 @@ compression leaves, norms tensor by tensor.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from rankscope.agent import wire
@@ -242,6 +244,9 @@ def compressed(
     share: float,
     after: int = 0,
     hooks: tuple[str, ...] = ("powerSGD_hook",),
+    feedback: bool = False,
+    noise: float = 0.0,
+    clip: float = 1.0,
     ranks: int = 4,
     steps: int = 120,
     every: int = 4,
@@ -250,6 +255,9 @@ def compressed(
 
     Args:
         share: of the elements that is kept, from step `after` on.
+        feedback: what is left out of a sample is added to the next one.
+        noise: standard deviation of what is added to the gradient, in those of the mean.
+        clip: coefficient that all gradients are multiplied by; it is posted.
     """
     random = np.random.default_rng(seed)
     tensors, elements, buckets = 6, 2000, 64
@@ -258,25 +266,35 @@ def compressed(
     turn = np.zeros((elements, buckets))
     turn[np.arange(elements), places] = signs
     made = []
+    memory, before = np.zeros((tensors, elements)), None
     for step in range(0, steps, every):
         local = random.standard_normal((ranks, tensors, elements))
-        mean = local.mean(axis=0)
+        whole = mean = local.mean(axis=0) + (memory if feedback else 0.0)
         if step >= after:
             floor = np.quantile(np.abs(mean), 1.0 - share, axis=1, keepdims=True)
             mean = np.where(np.abs(mean) >= floor, mean, 0.0)
+        memory = whole - mean
+        mean = clip * (mean + noise / math.sqrt(ranks) * random.standard_normal(mean.shape))
         made.append(
             Reduction(
                 step=step,
                 ranks=np.arange(ranks),
                 tensor_count=tensors,
                 cosine=conservation.cosine(local @ turn, mean @ turn),
+                pattern="" if hooks else "other",
+                kept=float("nan") if hooks else conservation.kept(local @ turn, mean @ turn, 1.0),
+                emptied=0 if hooks else conservation.emptied(local @ turn, mean @ turn, before),
             )
         )
+        before = mean @ turn
     return Trace(
         "compressed",
         seed,
         np.arange(steps),
-        {"loss": np.full((ranks, steps), 1.0)},
+        {
+            "loss": np.full((ranks, steps), 1.0),
+            "clip_coefficient": np.full((ranks, steps), clip),
+        },
         reductions=tuple(made),
         config={"data_parallel": {"communication_hooks": list(hooks)}} if hooks else {},
     )

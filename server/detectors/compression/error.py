@@ -9,10 +9,11 @@ from typing import ClassVar
 
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.of_reductions import value_of
 from rankscope.server.detectors.policy import Count, Policy, Share, Steps
 from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import count, listing, number, percent
-from rankscope.server.window import Check, Status, Window
+from rankscope.server.window import Check, Reduction, Status, Window
 
 _GRACE = 20
 
@@ -25,12 +26,15 @@ class CompressionPolicy(Policy):
         low: cosine of the compressed gradient to the real one, below which it is reported; with
             error feedback, its size over the real one's has to be below it too.
         none: the same, below which it is critical.
+        part: how much larger than the cosine the size may be, without a hook, where what is left
+            out is lost: two standard errors of the median of 8 cosines (1.25 / sqrt(8) of 0.125).
         looks: number of samples whose median is judged.
         calm: steps without it after which it is over.
     """
 
     low: Share = 0.5
     none: Share = 0.1
+    part: Share = 0.11
     looks: Count = 8
     calm: Steps = 8
 
@@ -56,18 +60,22 @@ class CompressionState:
 
 
 class CompressionError(Detector[CompressionState]):
-    """A communication hook compresses gradients so far that steps go elsewhere.
+    """Gradients are compressed so far that steps go elsewhere.
 
     Statistic:
         Cosine of what came out of the reduction to the mean of what the ranks put in, from their
         sketches, over all tensors: the median of the last 8 samples is below 0.5. Its standard
-        error is at most 0.125 near 0 and vanishes near 1. Only where a communication hook is
-        registered; without one, what differs is `reduction.wrong`. With error feedback (PowerSGD) a
-        step leaves out what a later one makes good, and its direction is no measure: of a gradient
-        g and a memory e, PowerSGD sends a projection m and keeps the rest e', so that |m|^2 = |g|^2
-        + 2 g.e + |e|^2 - |e'|^2. As long as the memory does not grow, what comes out is as long as
-        what goes in, and only where the median of the norms' ratio is below 0.5, too, is it
-        reported. Over after 8 steps without it.
+        error is at most 0.125 near 0 and vanishes near 1. Without a communication hook only where
+        nothing else explains what came out (that is `reduction.wrong`), and elements of a tensor
+        that went in came out as zeros, which came out at the sampled step before: noise and
+        penalties leave no zeros, masks always the same ones. Of elements that are kept and others
+        that are lost the size, without clipping and loss scale, is the cosine; with what was left
+        out before it is larger. With error feedback (PowerSGD) a step leaves out what
+        a later one makes good, and its direction is no measure: of a gradient g and a memory e,
+        PowerSGD sends a projection m and keeps the rest e', so that |m|^2 = |g|^2 + 2 g.e + |e|^2 -
+        |e'|^2. As long as the memory does not grow, what comes out is as long as what goes in, and
+        only where the median of the norms' ratio is below 0.5, too, is it reported. Over after 8
+        steps without it.
 
     Severity:
         Warning; critical below 0.1, where a negligible part of the gradient is left.
@@ -83,6 +91,7 @@ class CompressionError(Detector[CompressionState]):
 
     kinds: ClassVar[tuple[str, ...]] = ("compression.error",)
     policies: ClassVar[type[Policy]] = CompressionPolicy
+    wants: ClassVar[tuple[str, ...]] = ("clip_coefficient", "amp_scale")
     min_ranks: ClassVar[int] = 2
 
     policy: CompressionPolicy
@@ -103,19 +112,42 @@ class CompressionError(Detector[CompressionState]):
         for made in window.reductions:
             if not made.agreed or not math.isfinite(made.cosine):
                 continue
+            if not hooks and not _loses_elements(made):
+                state.cosines.clear()
+                state.kept.clear()
+                state.watch.good(made.step)
+                continue
             state.measured += 1
             state.cosines.append(made.cosine)
-            # Without feedback a part of the gradient is all that can come out.
-            fed_back = feedback and math.isfinite(made.kept)
-            state.kept.append(made.kept if fed_back else made.cosine)
+            # Without feedback a part of the gradient is all that can come out. Nobody reports what
+            # is compressed by hand: its size says whether errors are fed back.
+            fed_back = (feedback or not hooks) and math.isfinite(made.kept)
+            state.kept.append(_kept(window, made) if fed_back else made.cosine)
             loss = Loss(median(state.cosines), median(state.kept), hooks)
-            few = not hooks or len(state.cosines) < self.policy.looks
+            few = len(state.cosines) < self.policy.looks
+            if not hooks and loss.kept > loss.cosine + self.policy.part:
+                state.watch.good(made.step)
+                continue
             if few or loss.cosine >= self.policy.low or loss.kept >= self.policy.low:
                 state.watch.good(made.step)
                 continue
             state.watch.bad(made.step, loss).facts = loss
         findings = tuple(_finding(e, self.policy) for e in state.watch.take(window.last_step))
         return Outcome({"compression.error": _check(window, state, hooks, self.policy)}, findings)
+
+
+def _loses_elements(made: Reduction) -> bool:
+    """Whether some elements came out, zeros in place of others, and nothing else explains it."""
+    other = made.pattern == "other" or any(t.how == "other" for t in made.wrong)
+    return other and made.emptied > 0
+
+
+def _kept(window: Window, made: Reduction) -> float:
+    """Norm of what came out over that of the mean, without clipping and loss scale."""
+    if made.pattern != "other":
+        return made.kept
+    clip, scale = (value_of(window, made, n) for n in ("clip_coefficient", "amp_scale"))
+    return made.kept * (1.0 if scale is None else scale) / (1.0 if clip is None else clip)
 
 
 def _hooks(window: Window) -> tuple[str, ...]:
@@ -134,7 +166,7 @@ def _feeds_back(window: Window) -> bool:
 def _finding(episode: Episode[Loss], policy: CompressionPolicy) -> Finding:
     facts, step = episode.facts, episode.first_step
     lost = 1.0 - max(facts.cosine, 0.0) ** 2
-    names = listing([f"`{name}`" for name in facts.hooks])
+    names = listing([f"`{name}`" for name in facts.hooks]) or "the reduction"
     return Finding(
         kind="compression.error",
         severity="critical" if facts.cosine < policy.none else "warning",
@@ -173,8 +205,8 @@ def _check(
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, policy).title}.")
-    if not hooks:
-        why = "No rank reports a communication hook that would compress gradients."
+    if not hooks and not state.cosines:
+        why = "Nothing that compresses gradients is known or seen."
         return Check(Status.NOT_APPLICABLE, why)
     if not state.measured and state.steps >= _GRACE:
         return Check(

@@ -14,6 +14,7 @@ from rankscope.server.comparison.weights import Meaning
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Outcome, Reach
 from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
+from rankscope.server.detectors.of_reductions import value_of
 from rankscope.server.detectors.policy import Observations, Policy, Share
 from rankscope.server.detectors.reduction.clipped import ClippedBefore
 from rankscope.server.detectors.reduction.explain import Divisor, Fault, finding_of
@@ -200,7 +201,7 @@ class ReductionWrong(Detector[ReductionState]):
     def _judge(self, window: Window, state: ReductionState, made: Reduction) -> None:
         if made.known == made.compressed:
             return  # of an approximation alone nothing is known but how near it comes
-        clip, scale = (_value(window, made, n) for n in ("clip_coefficient", "amp_scale"))
+        clip, scale = (value_of(window, made, n) for n in ("clip_coefficient", "amp_scale"))
         expected = (1.0 if clip is None else clip) / (1.0 if scale is None else scale)
         if not (math.isfinite(expected) and expected > 0) or made.pattern == "accumulated":
             return  # another detector's matter
@@ -238,7 +239,7 @@ class ReductionWrong(Detector[ReductionState]):
     ) -> None:
         """A mean, up to a factor, of what ranks put in."""
         made, factor, size = fault.reduction, fault.factor, len(fault.reduction.ranks)
-        micro = _value(window, made, "micro_steps") or 1.0
+        micro = value_of(window, made, "micro_steps") or 1.0
         usual = (
             _is(factor, 1.0, self.policy) or abs(factor - 1.0) <= made.ratio_error / fault.expected
         )
@@ -467,16 +468,6 @@ def _counts(window: Window, made: Reduction) -> dict[str, Float64]:
             if len(rows) == len(made.ranks):
                 found[name] = series.values[rows, column]
     return found
-
-
-def _value(window: Window, made: Reduction, name: str) -> float | None:
-    """A number of the ranks of a reduction, at its step."""
-    series = window.series.get(name)
-    if series is None:
-        return None
-    column = int(np.searchsorted(window.steps, made.step))
-    rows = np.isin(window.ranks, made.ranks) & series.present[:, column]
-    return float(np.median(series.values[rows, column])) if rows.any() else None
 
 
 def _hooks(window: Window) -> list[str]:
