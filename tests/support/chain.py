@@ -168,6 +168,10 @@ def chain(
                 g * times if (i == target) == (fault == "sum-of-one") else g
                 for i, g in enumerate(reduced)
             ]
+        if fault == "one-more" and hit:
+            reduced[target] = reduced[target] * np.float32(ranks / (ranks + 1))
+        if fault == "scaled-tensor" and hit:
+            reduced[target] = reduced[target] * np.float32(0.3)
         if fault == "nothing" and hit:
             reduced[target] = np.zeros_like(reduced[target])
         if fault == "stale" and hit and before is not None:

@@ -161,6 +161,8 @@ def _severity(fault: Fault, *, size: int) -> str:
     if fault.pattern == "factor" and (fault.most or not fault.tensors):
         of_ranks = any(abs(fault.factor / f - 1.0) <= SAME for f in (size, 1.0 / size))
         mild = fault.factor > 0 and not of_ranks
+    elif fault.pattern == "factor":
+        mild = fault.divisor.known
     if fault.pattern == "ranks" and fault.odd:
         # What a rank counts too much or too little of is less than another batch would change.
         mild = all(0.5 < times < 1.5 for times in fault.odd.values())
@@ -304,6 +306,9 @@ def _of_some_tensors(fault: Fault, size: int) -> tuple[str, str]:
         how = f": it was added up and not divided by the {size} ranks, or multiplied again"
     elif abs(times / beside * size - 1.0) <= SAME:
         how = f": it was divided by the {size} ranks twice"
+    elif fault.divisor.known:
+        name = fault.divisor.name
+        how = f", as if their sum had been divided by {name}, and not by the {size} ranks"
     return f"{cause}{how}. {others}.", check
 
 

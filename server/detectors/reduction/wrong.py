@@ -57,6 +57,15 @@ class _Streak:
 
 
 @dataclass(slots=True)
+class _Divided:
+    """Reductions in a row in which the same tensors were divided by the same number."""
+
+    tensors: tuple[tuple[str, int], ...]
+    since: int
+    count: int = 0
+
+
+@dataclass(slots=True)
 class ReductionState:
     """What is remembered.
 
@@ -66,6 +75,8 @@ class ReductionState:
         scaled: those of them whose factor is neither 1 nor one of the number of ranks.
         plain: those of them whose factor is 1.
         streaks: lowest rank of a replica class -> those in a row that were not `plain`.
+        divided: lowest rank of a replica class -> number of samples in a row with the same tensors
+            divided by the same number, which gets mixed up with that of the ranks.
         unexplained: those that were something else, from the start on.
         tensors: most tensors examined in one; `unknown` are those that could not be, and
             `compressed` the number of those that need not be the mean.
@@ -78,6 +89,7 @@ class ReductionState:
     scaled: int = 0
     plain: int = 0
     streaks: dict[int, _Streak] = field(default_factory=dict)
+    divided: dict[int, _Divided] = field(default_factory=dict)
     unexplained: int = 0
     tensors: int = 0
     tensor_count: int = 0
@@ -114,14 +126,16 @@ class ReductionWrong(Detector[ReductionState]):
         are weights that stay the same and are nobody's share; other weights at each step may be
         those of tokens that nobody posts. Weights times local norms that are one number for all
         ranks that count less than 1/N, at three samples in a row, are clipping before the
-        reduction. Tensors without the common weights are compared with zeros, the sampled step
-        before, the other tensors of their shape, and other weights. Something else altogether is
-        reported only where the reduction was right before: a gradient may be changed on purpose
-        (clipping by value, noise, hooks). Where torch's own hooks round to 16 bits, these bits are
-        allowed for (and what float16 lacks below 6e-8); of matrices that PowerSGD approximates,
-        only what is not an approximation counts (zeros, a factor, a rank left out); the tensors
-        that it leaves alone are held to the mean. Not judged where the ranks do not agree on the
-        result, which is `desync.gradients`. Over after 8 steps in order.
+        reduction. Of single tensors, too, a factor as of a sum that was divided by one rank more or
+        less, by the job's ranks or the micro-batches, is reported at the third sample in a row.
+        Tensors without the common weights are compared with zeros, the sampled step before, the
+        other tensors of their shape, and other weights. Something else altogether is reported only
+        where the reduction was right before: a gradient may be changed on purpose (clipping by
+        value, noise, hooks). Where torch's own hooks round to 16 bits, these bits are allowed for
+        (and what float16 lacks below 6e-8); of matrices that PowerSGD approximates, only what is
+        not an approximation counts (zeros, a factor, a rank left out); the tensors that it leaves
+        alone are held to the mean. Not judged where the ranks do not agree on the result, which is
+        `desync.gradients`. Over after 8 steps in order.
 
         Means of means: ranks count equally, the largest number of tokens (or samples) of a step is
         twice the smallest or more at half of all samples, 8 at least, and the local norms do not
@@ -278,9 +292,15 @@ class ReductionWrong(Detector[ReductionState]):
         wrong = [
             t for t in made.wrong if t.how in _SPECIFIC or _by_ranks(t.factor, size, self.policy)
         ]
+        divided = self._divided(window, state, fault, int(micro))
         if wrong:
             fault.pattern, fault.most, fault.tensors = wrong[0].how, False, tuple(wrong)
+            fault.divisor = Divisor()
             self._found(state, fault)
+        elif divided is not None:
+            fault.pattern, fault.most = "factor", False
+            fault.tensors, fault.divisor, since = divided
+            self._found(state, fault, first_step=since)
         elif any(t.how == "other" for t in made.wrong):
             fault.pattern, fault.tensors = "other", made.wrong
             self._unexplained(state, fault)
@@ -313,6 +333,37 @@ class ReductionWrong(Detector[ReductionState]):
             self._found(state, fault, first_step=streak.since)
         else:
             self._kept(state, made.step, usual=False)
+
+    def _divided(
+        self, window: Window, state: ReductionState, fault: Fault, micro: int
+    ) -> tuple[tuple[Misreduced, ...], Divisor, int] | None:
+        """Tensors that stay divided by a number mixed up with that of the ranks, and since when.
+
+        Other factors of single tensors are mostly meant (multipliers of layers).
+        """
+        made = fault.reduction
+        size, key = len(made.ranks), int(made.ranks[0])
+        found, by, named = [], [], Divisor()
+        for tensor in made.wrong:
+            if tensor.how != "factor" or not tensor.factor > 0:
+                continue
+            divisor = _divisor(
+                fault.factor * tensor.factor, size, window.world_size, micro, self.policy
+            )
+            if divisor.known:
+                found.append(tensor)
+                by.append((tensor.name, divisor.value))
+                named = divisor
+        if not found or len({value for _, value in by}) > 1:
+            state.divided.pop(key, None)
+            return None
+        known = state.divided.get(key)
+        if known is None or known.tensors != tuple(by):
+            known = state.divided[key] = _Divided(tuple(by), made.step)
+        known.count += 1
+        if known.count < self.policy.held:
+            return None
+        return tuple(found), named, known.since
 
     def _streak(
         self, state: ReductionState, made: Reduction, weights: tuple[float, ...]
