@@ -23,8 +23,9 @@ class Parameters(Probe):
     where there was none, so that ranks which all changed in the same way still agree. Of a model
     that is sharded it is also posted by how much each tensor has changed: with no replica to
     compare with, that says which tensor it was, on which rank. So it is of any other after 8
-    samples before which nothing was written. Before a sampled step sketches are
-    taken, too: the same pass again.
+    samples before which nothing was written; after fewer it is posted as `average`: ranks that
+    average their parameters now and then write so. Before a sampled step sketches are taken, too:
+    the same pass again.
 
     Leaves, at sampled steps, `parameters_before` and `parameters`: fingerprints under way of before
     and after the step.
@@ -67,10 +68,14 @@ class Parameters(Probe):
             facts.digests["outside_optimizer"] = change
             # Which tensors: for all that is written now and then, as where a bit has flipped; what
             # is written again and again is compared as the step leaves it.
-            rare, self._unwritten = self._unwritten >= _RARE, 0 if change else self._unwritten + 1
-            if change and sample.fingerprints is not None and (group.is_sharded or rare):
+            before, self._unwritten = self._unwritten, 0 if change else self._unwritten + 1
+            if not change or sample.fingerprints is None:
+                return
+            rare = group.is_sharded or before >= _RARE
+            if rare or before:
+                stage = "outside_optimizer" if rare else "average"
                 by = changed_by(sample.fingerprints, now)
-                facts.fingerprints.append(group.fingerprints(facts.step, "outside_optimizer", by))
+                facts.fingerprints.append(group.fingerprints(facts.step, stage, by))
 
         facts.when_ready(pending, deliver)
         self._pass.charge(facts, processor_time() - began, both=self.context.full)

@@ -7,6 +7,8 @@ STAGES = (
     "start",
     # Between two steps: parameters that something else than the optimizer wrote.
     "outside_optimizer",
+    # The same where it comes back after steps without, as averages of the parameters do.
+    "average",
     "batch",
     "local_gradient",
     "reduced_gradient",

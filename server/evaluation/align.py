@@ -24,12 +24,16 @@ import numpy as np
 from rankscope.agent import wire
 from rankscope.agent.wire import BATCH_PART, LABELS, SAMPLE_DIGESTS, STAGES
 from rankscope.server.comparison import compression, conservation
+from rankscope.server.comparison.averages import STAGE as AVERAGE
+from rankscope.server.comparison.averages import averaged
 from rankscope.server.comparison.local_gradients import LocalGradients
+from rankscope.server.comparison.outside import STAGE as OUTSIDE
 from rankscope.server.comparison.parts import find_parts, same_at_first
 from rankscope.server.comparison.replicas import REPLICATED, Replicas
 from rankscope.server.comparison.steps import CLIPPING, COMPARED_SERIES, Comparisons
 from rankscope.server.evaluation.pending import Pending, PendingLayers, superseded_from
 from rankscope.server.window import (
+    Average,
     Columns,
     Comparison,
     ElementSums,
@@ -104,7 +108,7 @@ class Aligner:
     def __init__(self, metrics: Collection[str]) -> None:
         compared = {name for name, _, _ in COMPARED_SERIES}
         self.metrics = frozenset(metrics) | compared | {*CLIPPING}
-        self.stages = frozenset((*REPLICATED, *WATCHED_DIGESTS, "local_gradient"))
+        self.stages = frozenset((*REPLICATED, *WATCHED_DIGESTS, "local_gradient", AVERAGE))
         self._wanted = frozenset(metrics)
         self.last_step = -1
         self.late = 0
@@ -231,11 +235,15 @@ class Aligner:
             )
 
     def _take_fingerprints(self, key: tuple[int, str]) -> dict[int, dict[str, wire.Fingerprint]]:
+        """Fingerprints of one link at one step, by rank and table; they are held no longer."""
+        fingerprints = self._held_fingerprints(key)
+        self._fingerprint_bytes -= sum(map(_bytes_of, self._fingerprints.pop(key).values()))
+        return fingerprints
+
+    def _held_fingerprints(self, key: tuple[int, str]) -> dict[int, dict[str, wire.Fingerprint]]:
         """Fingerprints of one link at one step, by rank and table."""
-        taken = self._fingerprints.pop(key)
-        self._fingerprint_bytes -= sum(map(_bytes_of, taken.values()))
         fingerprints: dict[int, dict[str, wire.Fingerprint]] = defaultdict(dict)
-        for (rank, table), made in taken.items():
+        for (rank, table), made in self._fingerprints[key].items():
             if key[0] < superseded_from(made.attempt, self._begins[rank]):
                 shared = self._replicas.own.without(rank, made.fingerprint)
                 if shared is not None:
@@ -296,12 +304,14 @@ class Aligner:
         comparisons: tuple[Comparison, ...] = ()
         reductions: tuple[Reduction, ...] = ()
         sums: tuple[ElementSums, ...] = ()
+        averages: tuple[Average, ...] = ()
         negligible: dict[int, int] = {}
         if len(steps):  # else nothing that waits is complete
             series = self._series.take(ranks, steps, through)
             digests = self._digests.take(ranks, steps, through)
             self._find_parts(series, digests, ranks, steps)
             reductions, sums = self._reductions(series, ranks, steps, through)
+            averages = self._averages(ranks, through)
             negligible = conservation.negligible(
                 {
                     step: by_rank[min(by_rank)].fingerprint.sketches
@@ -344,6 +354,7 @@ class Aligner:
             rank_local=self._replicas.own.ranks,
             layers=self._layers.take(through, self._begins),
             element_sums=sums,
+            averages=averages,
         )
 
     # ----------------------------------------------------------------------------- the comparisons
@@ -401,6 +412,20 @@ class Aligner:
             reductions += found[0]
             sums += found[1]
         return tuple(reductions), tuple(sums)
+
+    def _averages(self, ranks: Int64, through: int) -> tuple[Average, ...]:
+        """What became of the mean of the parameters where all ranks of a class wrote them."""
+        found: list[Average] = []
+        # What comes after many steps without is compared as well.
+        due = [k for k in self._fingerprints if k[0] <= through and k[1] in (AVERAGE, OUTSIDE)]
+        for key in sorted(due):
+            changes = self._held_fingerprints(key)
+            if key[1] == AVERAGE:
+                self._take_fingerprints(key)
+            for rows in self._replicas.classes("parameters", ranks):
+                if len(rows) > 1 and (one := averaged(key[0], ranks[rows].tolist(), changes)):
+                    found.append(one)
+        return tuple(found)
 
     def _compared(
         self,

@@ -2,6 +2,7 @@
 
 from rankscope.server.window.aligned import (
     Applied,
+    Average,
     Bool,
     Comparison,
     ElementSums,
@@ -34,6 +35,7 @@ from rankscope.server.window.arrived import (
 __all__ = [
     "Alert",
     "Applied",
+    "Average",
     "Bool",
     "Check",
     "Columns",

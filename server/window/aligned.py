@@ -244,6 +244,27 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Average:
+    """What became of the mean of the parameters where ranks wrote them between two steps.
+
+    Attributes:
+        step: the one before which they were written.
+        ranks: that hold replicas; all of them wrote.
+        share: distance of the mean of all ranks after from that before, over the root mean square
+            of what each rank wrote: 0 where they were averaged.
+        weights: what each of `ranks` counts, as far as what they hold now is a sum of what they
+            held; empty where that was not looked for.
+        left: what these weights do not explain, as a share of the same.
+    """
+
+    step: int
+    ranks: tuple[int, ...]
+    share: float
+    weights: tuple[float, ...] = ()
+    left: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ElementSums:
     """Sums over all elements of the ranks' own gradients, of tensors small enough to know them.
 
@@ -351,6 +372,7 @@ class Window:
         layers: numbers of single tensors of the first few ranks at these steps, in the order of
             (step, metric, rank).
         element_sums: of local gradients at these steps, in their order.
+        averages: of parameters that all ranks wrote before these steps, in their order.
         rank_local: ranks that train copies of their own of some tensors, which are compared with
             nothing; digests of their whole models are their own.
         derived: what was computed of it, by what it is: dozens of detectors ask for the same means.
@@ -374,6 +396,7 @@ class Window:
     negligible: Mapping[int, int] = field(default_factory=dict)
     layers: tuple[LayerNumbers, ...] = ()
     element_sums: tuple[ElementSums, ...] = ()
+    averages: tuple[Average, ...] = ()
     rank_local: frozenset[int] = frozenset()
     derived: dict[tuple[str, str], tuple[npt.NDArray[Any], ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False

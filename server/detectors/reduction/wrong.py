@@ -16,6 +16,7 @@ from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.loss_weights import INPUTS, LossWeights
 from rankscope.server.detectors.of_reductions import value_of
 from rankscope.server.detectors.policy import Observations, Policy, Share
+from rankscope.server.detectors.reduction.averages import AveragedParameters
 from rankscope.server.detectors.reduction.clipped import ClippedBefore
 from rankscope.server.detectors.reduction.explain import Divisor, Fault, finding_of
 from rankscope.server.detectors.reduction.means import Means
@@ -100,6 +101,7 @@ class ReductionState:
     notes: Watch[Fault] = field(default_factory=lambda: Watch(clear_after=8))
     means: Means = field(default_factory=Means)
     shards: ShardClipping = field(default_factory=ShardClipping)
+    averages: AveragedParameters = field(default_factory=AveragedParameters)
     losses: LossWeights = field(default_factory=LossWeights)
     clipped: ClippedBefore = field(default_factory=ClippedBefore)
 
@@ -145,6 +147,11 @@ class ReductionWrong(Detector[ReductionState]):
         differ by 0.1 % or more at three consecutive samples; or two of them or more have one and
         the same norm there, to 1e-4, which is the largest of all, and have been seen to have others
         (in total, or of single tensors: a gradient of signs has one norm for ever).
+
+        Averages of the parameters, as of local SGD, conserve the mean of all ranks: what the ranks
+        are moved by adds up to zero, to 2 % of it. Where it does not at two averages in a row after
+        three at which it did, or what moved it is the same weights from the start on (in steps of
+        equal samples), the ranks that count otherwise are named by least squares.
 
     Severity:
         Critical; a warning where a tensor's gradient is dropped, where what it is is not known,
@@ -208,6 +215,8 @@ class ReductionWrong(Detector[ReductionState]):
         findings += state.means.findings(window)
         state.shards.take(window)
         findings += state.shards.findings(window)
+        state.averages.take(window)
+        findings += state.averages.findings(window)
         return Outcome({"reduction.wrong": self._check(window, state)}, tuple(findings))
 
     # ---------------------------------------------------------------------------- one reduction
@@ -414,10 +423,14 @@ class ReductionWrong(Detector[ReductionState]):
             episode = watch.open(window.last_step)
             if episode is not None:
                 return Check(Status.OPEN, f"{finding_of(episode).title}.")
-        title = state.shards.title(window.last_step) or state.means.title(window.last_step)
-        if title:
-            return Check(Status.OPEN, f"{title}.")
+        for part in (state.shards, state.means, state.averages):
+            if title := part.title(window.last_step):
+                return Check(Status.OPEN, f"{title}.")
         hooks = _hooks(window)
+        if not state.compared and state.averages.kept:
+            kept = count(state.averages.kept, "average")
+            why = f"At {kept} of the parameters the mean of the ranks stayed where it was."
+            return Check(Status.OK, why)
         if not state.compared:
             if state.steps < _GRACE:
                 return Check(Status.INSUFFICIENT_DATA, "No reduction has been examined yet.")

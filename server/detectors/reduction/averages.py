@@ -1,0 +1,223 @@
+"""Averages of parameters (local SGD, federated averaging) in which ranks count wrongly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
+from rankscope.server.window import Average, Float64, Window
+
+# Share of what the ranks wrote by which their mean may move for rounding: single steps change
+# parameters by 1e-4 of their size and more, of which float32 leaves 1e-7.
+_EXACT = 0.02
+# Averages in a row that moved nothing, or that the same weights explain, before it is a habit.
+_HABIT = 3
+# Those in a row that break the habit: one may be a checkpoint that is loaded.
+_BROKEN = 2
+# Weights, times the number of ranks, that are one.
+_SAME = 0.02
+# Rounds of the usual interval without it after which it is over.
+_CLEAR = 4
+
+
+@dataclass(slots=True)
+class WrongAverage:
+    """What was seen.
+
+    Attributes:
+        ranks: that are averaged.
+        counts: rank -> times what the others count; empty where no weights explain it.
+        share: how far the mean moved, over what ranks wrote.
+        changed: whether it was right before.
+        equal: whether the ranks are known to have as many samples each.
+        observed: averages that were so.
+    """
+
+    ranks: tuple[int, ...]
+    counts: Mapping[int, float]
+    share: float
+    changed: bool
+    equal: bool
+    observed: int = 0
+
+
+@dataclass(slots=True)
+class _Streak:
+    """Averages in a row that were wrong alike; `weights` empty: not explained by any."""
+
+    weights: tuple[float, ...]
+    since: int
+    count: int = 1
+
+
+@dataclass(slots=True)
+class AveragedParameters:
+    """Follows the averages of one replica class.
+
+    Attributes:
+        kept: averages in which all ranks counted the same, or by their numbers of samples.
+        period: greatest common divisor of the steps between them; 0 before the second.
+        last: step of the last of them; -1 for none.
+    """
+
+    kept: int = 0
+    period: int = 0
+    last: int = -1
+    streak: _Streak | None = None
+    watch: Watch[WrongAverage] = field(default_factory=Watch)
+
+    def take(self, window: Window) -> None:
+        """Goes through the averages of a window."""
+        for made in window.averages:
+            self._judge(window, made)
+
+    def findings(self, window: Window) -> list[Finding]:
+        """Those of a window."""
+        return [_finding(episode) for episode in self.watch.take(window.last_step)]
+
+    def title(self, step: int) -> str:
+        """Of what is not over at a step; empty for nothing."""
+        episode = self.watch.open(step)
+        return "" if episode is None else _finding(episode).title
+
+    def _judge(self, window: Window, made: Average) -> None:
+        explained = made.left <= _EXACT and len(made.weights) == len(made.ranks)
+        samples = _samples(window, made)
+        if made.share <= _EXACT or (explained and _are_counts(made.weights, samples)):
+            self.kept += 1
+            if self.last >= 0:
+                self.period = math.gcd(self.period, made.step - self.last)
+            self.last = made.step
+            self.streak = None
+            self.watch.clear_after = _CLEAR * max(self.period, 1)
+            self.watch.good(made.step)
+            return
+        if self.period and (made.step - self.last) % self.period:
+            return  # something else has written them: a checkpoint, a projection
+        weights = tuple(float(w) * len(made.ranks) for w in made.weights) if explained else ()
+        streak = self.streak
+        if streak is not None and _alike(streak.weights, weights):
+            streak.count += 1
+        else:
+            streak = self.streak = _Streak(weights, made.step)
+        changed = self.kept >= _HABIT
+        # What is not explained may be an outer optimizer, unless it was not there before.
+        if streak.count < (_BROKEN if changed else _HABIT) or not (changed or weights):
+            return
+        found = WrongAverage(
+            made.ranks,
+            _times(made.ranks, weights),
+            made.share,
+            changed,
+            equal=samples is not None and float(np.ptp(samples)) == 0,
+        )
+        episode = self.watch.bad(made.step, found, first_step=streak.since)
+        episode.facts.observed = streak.count
+
+
+def _samples(window: Window, made: Average) -> Float64 | None:
+    """Samples that each rank has in a step; None where one does not report them."""
+    series = window.series.get("samples")
+    if series is None:
+        return None
+    rows = np.flatnonzero(np.isin(window.ranks, made.ranks))
+    column = int(np.searchsorted(window.steps, made.step))
+    if column >= len(window.steps) or not series.present[rows, column].all():
+        return None
+    held: Float64 = series.values[rows, column]
+    return held if (held > 0).all() else None
+
+
+def _are_counts(weights: tuple[float, ...], samples: Float64 | None) -> bool:
+    """Whether weights are the ranks' shares of the samples, and these differ."""
+    if samples is None or float(np.ptp(samples)) == 0:
+        return False
+    shares = samples / samples.sum()
+    return bool((np.abs(np.array(weights) - shares) * len(shares) <= _SAME).all())
+
+
+def _alike(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return len(one) == len(other) and all(
+        abs(a - b) <= _SAME for a, b in zip(one, other, strict=True)
+    )
+
+
+def _times(members: tuple[int, ...], weights: tuple[float, ...]) -> dict[int, float]:
+    """Rank -> times what most count, of those that count otherwise."""
+    if not weights:
+        return {}
+    usual = float(np.median(weights))
+    usual = usual if abs(usual) > _SAME else float(np.mean(weights))
+    times = {rank: weight / usual for rank, weight in zip(members, weights, strict=True)}
+    return {rank: value for rank, value in times.items() if abs(value - 1.0) > 2 * _SAME}
+
+
+def _finding(episode: Episode[WrongAverage]) -> Finding:
+    facts, step = episode.facts, episode.first_step
+    odd = tuple(facts.counts)
+    said = listing(
+        [
+            f"{ranks([rank])} counts {_count_of(times)}"
+            for rank, times in sorted(facts.counts.items())
+        ],
+        most=4,
+    )
+    if facts.counts:
+        title = f"In the average of the parameters {said} since step {step}"
+        cause = (
+            f"What the ranks hold after an average of their parameters is a weighted sum of what "
+            f"they held before, in which {said}: its parameters are added more than once, or not "
+            "at all, or are weighted by a number that is not the same for all."
+        )
+    else:
+        title = f"The average of the parameters is not the ranks' mean since step {step}"
+        cause = (
+            "What the ranks hold after an average of their parameters is no sum of what they held "
+            f"before: it lies {number(facts.share)} of what ranks were moved by from their mean. "
+            "A rank has contributed other parameters than it trains (an old copy, a snapshot, "
+            "those of another round), the sum was divided by another number than that of the "
+            "ranks, or something was added."
+        )
+    return Finding(
+        kind="reduction.wrong",
+        key="averages",
+        severity="warning" if facts.changed or facts.equal else "info",
+        title=title,
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=odd or facts.ranks,
+        stage="outside_optimizer",
+        cause=sentences(
+            cause,
+            "An average leaves the mean of all ranks where it was, whatever each of them has "
+            "learned; at the averages before it did."
+            if facts.changed
+            else "That was so from the first averages on, and may be meant.",
+            f"It was seen at {count(facts.observed, 'average')}.",
+        ),
+        remedy=(
+            f"Look at what {ranks(odd or facts.ranks)} gives into the average: the parameters of "
+            "now, once, divided by the number of ranks that take part. An all-reduce of the "
+            "parameters themselves (`dist.all_reduce(p); p /= world_size`) needs no copy."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "pattern": "averages",
+            "odd": {str(rank): times for rank, times in facts.counts.items()},
+            "share": facts.share,
+            "observed": facts.observed,
+        },
+    )
+
+
+def _count_of(times: float) -> str:
+    if abs(times) <= 2 * _SAME:
+        return "nothing"
+    return f"{number(times)} times"
