@@ -15,6 +15,7 @@ from rankscope.server.detectors.desync.step_count import (
     StepMismatch,
     begun_finding,
     counted_finding,
+    ended_finding,
     late_finding,
 )
 from rankscope.server.detectors.episode import Watch
@@ -42,11 +43,16 @@ class ProgressPolicy(Policy):
         epochs: epochs without a difference after which it is over.
         late: consecutive steps at which a rank applied what the others applied one step later,
             before it is reported.
+        short: share of the others' steps that a rank which has ended may lack: the last epoch of
+            data that are dealt out unequally.
+        few: steps that it may lack in any case.
     """
 
     same: Share = 1e-6
     epochs: Times = 1.5
     late: Count = 2
+    short: Share = 0.1
+    few: Count = 8
 
 
 class _Late(NamedTuple):
@@ -79,7 +85,8 @@ class ProgressState:
     Attributes:
         discarded: ranks that have discarded a pass more than the others, at `discarded_step`, and
             since when nothing that would show it was compared.
-        level: whether the ranks were equal when they were compared last.
+        level: whether the ranks were equal when they were compared last; `agreed`: the last step at
+            which their parameters were.
         usual: steps at which ranks threw away different numbers of passes, and stayed equal.
         applied: gradient norms by rank at the newest step.
         ahead: rank -> a step that it took without a backward pass, as the others did not, and
@@ -91,12 +98,14 @@ class ProgressState:
     began: tuple[int, ...] = ()
     begin: StepMismatch | None = None
     begin_step: int = 0
+    ended: StepMismatch | None = None
     last: dict[str, dict[int, float]] = field(default_factory=dict)
     norms: dict[tuple[int, ...], _Norms] = field(default_factory=dict)
     late: dict[int, tuple[int, int]] = field(default_factory=dict)
     discarded: StepMismatch | None = None
     discarded_step: int = -1
     level: bool = True
+    agreed: int = -1
     usual: int = 0
     applied: tuple[int, dict[int, float]] = (-1, {})
     ahead: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -120,14 +129,16 @@ class Progress(Detector[ProgressState]):
         has one that threw away a backward pass before its step, as the others did not, where
         gradients, state or parameters are no longer equal at the next comparison. A rank that
         stepped without a backward pass, as the others did not, and whose norm is theirs of one step
-        before twice in a row since, has taken a step more.
+        before twice in a row since, has taken a step more. A rank whose parameters were the others'
+        and that ended without an error, more than 8 steps and a tenth before them, has stopped
+        training, or what is watched of it.
 
     Severity:
-        Critical; warning for the epoch alone, which counts as over after one and a half epochs
-        without a difference.
+        Critical; warning for a rank that ended early, and for the epoch alone, which counts as over
+        after one and a half epochs without a difference.
 
     Evidence:
-        `what` (the series, or `begin`), `values` by rank at the first step, `decided`.
+        `what` (the series, `begin` or `end`), `values` by rank at the first step, `decided`.
 
     Source:
         facebookresearch/fairscale#181 (`found_inf` not reduced), PaddlePaddle/PaddleNLP#7256
@@ -201,6 +212,9 @@ class Progress(Detector[ProgressState]):
         findings = [counted_finding(e) for e in state.watch.take(window.last_step)]
         findings += [counted_finding(e) for e in state.epochs.take(window.last_step)]
         findings += [late_finding(e) for e in state.shifted.take(window.last_step)]
+        state.ended = self._ended(window, state, classes)
+        if state.ended is not None:
+            findings.append(ended_finding(state.ended, window.last_step))
         if state.begin is not None:
             findings.append(begun_finding(state.begin, state.begin_step, window.last_step))
         return Outcome({"desync.progress": _check(window, state)}, tuple(findings))
@@ -330,6 +344,30 @@ class Progress(Detector[ProgressState]):
                     yield _Late(step, mismatch, state.discarded_step)
                 state.discarded = None
 
+    def _ended(
+        self, window: Window, state: ProgressState, classes: list[tuple[int, ...]]
+    ) -> StepMismatch | None:
+        """Ranks that were equal to others to their last step, and ended long before them."""
+        for comparison in window.comparisons:
+            if comparison.stage == "parameters":
+                state.agreed = comparison.step if comparison.equal else -1
+        if state.agreed < 0:
+            return None  # each goes its own way: workers may end when they like
+        lives = {life.rank: life for life in window.liveness}
+        for members in classes:
+            last = {rank: lives[rank].last_step for rank in members if rank in lives}
+            most = max(last.values(), default=-1)
+            enough = most - max(self.policy.few, self.policy.short * most)
+            short = tuple(
+                rank
+                for rank, step in last.items()
+                if lives[rank].state == "finished" and 0 <= step < enough
+            )
+            if short and len(short) < len(last):
+                values = {rank: float(step) for rank, step in last.items()}
+                return StepMismatch("end", values, short, decided=True)
+        return None
+
     def _begun(self, window: Window, state: ProgressState) -> None:
         members = window.ranks[window.members]
         if len(members) < window.world_size or not len(window.steps):
@@ -411,6 +449,8 @@ def _mismatch(what: str, who: Int64, values: Float64) -> StepMismatch:
 
 def _check(window: Window, state: ProgressState) -> Check:
     episode = state.watch.open(window.last_step)
+    if state.ended is not None:
+        return Check(Status.OPEN, f"{ended_finding(state.ended, 0).title}.")
     if state.begin is not None:
         return Check(Status.OPEN, f"{begun_finding(state.begin, state.begin_step, 0).title}.")
     if episode is not None:

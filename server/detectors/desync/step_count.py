@@ -22,8 +22,8 @@ class StepMismatch:
     """Ranks that counted differently.
 
     Attributes:
-        what: one of `COUNTED`, `begin` for the step at which they began, or the series that showed
-            a step too few or too many.
+        what: one of `COUNTED`, `begin` or `end` for the step at which they began or ended, or the
+            series that showed a step too few or too many.
         values: by rank, at the first step.
         suspects: those outside the majority; all where there is none.
     """
@@ -196,6 +196,45 @@ def begun_finding(mismatch: StepMismatch, step: int, last_step: int) -> Finding:
             "what": "begin",
             "values": {str(r): v for r, v in mismatch.values.items()},
             "decided": mismatch.decided,
+        },
+    )
+
+
+def ended_finding(mismatch: StepMismatch, last_step: int) -> Finding:
+    """Ranks that took their last step long before the others."""
+    who, short = ranks(mismatch.suspects), mismatch.suspects
+    last = int(max(mismatch.values[rank] for rank in short))
+    most = int(max(mismatch.values.values()))
+    verb = agree(len(short), "has")
+    return Finding(
+        kind="desync.progress",
+        key="end",
+        severity="warning",
+        title=(
+            f"{who.capitalize()} took no step after step {last}, and the other ranks went on to "
+            f"step {most}"
+        ),
+        seen_step=last + 1,
+        last_step=max(last + 1, last_step),
+        first_step=last + 1,
+        ranks=short,
+        stage="parameters",
+        cause=(
+            f"Up to step {last} the ranks held the same parameters. {who.capitalize()} {verb} "
+            f"ended without an error, {most - last:,} steps before the others: the optimizer that "
+            "is watched no longer stepped there (a condition on that rank alone, another optimizer "
+            "in its place), its loop ended early, or its monitor was closed. What became of "
+            f"{'its' if len(short) == 1 else 'their'} parameters since is not known."
+        ),
+        remedy=(
+            f"Look at what decides on {who} whether `optimizer.step()` is called, and at the "
+            "length of its data; let all ranks decide by a number that they have reduced."
+        ),
+        clear_after=0,
+        evidence={
+            "what": "end",
+            "values": {str(r): v for r, v in mismatch.values.items()},
+            "decided": True,
         },
     )
 
