@@ -39,8 +39,8 @@ def layered(
     Args:
         fault: `cut` (all before the head), `cut-for-a-while`, `one` (the first weight), `all` (no
             gradient, and a loss), `learned` (no gradient, and no loss), `never` (the first layer),
-            `experts` (one of the layers has none now and then), `missing` (cut, as NaN), `dead`
-            and `some-dead` (units), `saturated`, `batches` (units idle by chance), `fading` (a
+            `unused-head` (the last one), `experts` (one of the layers has none now and then),
+            `missing` (cut, as NaN), `dead` and `some-dead` (units), `saturated`, `batches` (units idle by chance), `fading` (a
             hundredth from layer to layer), `fading-and-learning` and `fading-surrogate`,
             `large`, `one-large` and `cold` (updates).
         every: steps from one sample of single tensors to the next.
@@ -75,6 +75,7 @@ def layered(
             "all": range(6) if hit else (),
             "learned": range(6) if hit else (),
             "never": (0, 1),
+            "unused-head": (4, 5),
             "experts": (2, 3) if random.random() < 0.2 else (),
         }.get(fault, ())
         norms[list(gone)] = np.nan if fault == "missing" else 0.0

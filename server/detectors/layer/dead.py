@@ -37,6 +37,8 @@ class DeadPolicy(CollapsedPolicy):
             others happens by chance in one of 10,626 cases.
         in_a_row: consecutive observations with more such tensors than usual, before it is reported.
         never: observations without a gradient after which a tensor never had any.
+        large_part: share of the trained elements without any gradient from which on it is a part of
+            the model, and no head or branch that is not used.
         idle: share of a module's units that do nothing, above which it is reported.
         nearly_all: the same share, from which on it is critical.
         looks: consecutive samples at which the units did nothing.
@@ -57,6 +59,7 @@ class DeadPolicy(CollapsedPolicy):
     varying: Observations = 20
     in_a_row: Observations = 4
     never: Observations = 32
+    large_part: Share = 1 / 3
     idle: Share = 0.5
     nearly_all: Share = 0.9
     looks: Count = 3
@@ -71,13 +74,18 @@ class DeadPolicy(CollapsedPolicy):
 
 @dataclass(slots=True)
 class Cut:
-    """Tensors that get no gradient: how many, how many there are, how many was usual, and which."""
+    """Tensors that get no gradient: how many, how many there are, how many was usual, and which.
+
+    Attributes:
+        share: of the elements that the optimizer is to train, those in tensors that never had one.
+    """
 
     missing: int
     of: int
     usual: int
     names: tuple[str, ...] = ()
     before: str = ""
+    share: float = 0.0
 
 
 @dataclass(slots=True)
@@ -109,8 +117,8 @@ class DeadState:
         nothing_left: observations without any gradient at a loss of 0.
         usual: how many tensors had no gradient, at the observations that count as usual.
         above: consecutive observations with more than that, and the first of them.
-        alive: names of tensors that have had a gradient; `names` of all, `silent` of those that had
-            none at any sample.
+        alive: names of tensors that have had a gradient; `names` and `elements` of all, `silent` of
+            those that had none at any sample.
         least: fewest tensors without a gradient at any observation.
         update: the largest, relative to the parameters, while no unit was idle, and its step.
         spread: largest scatter of the samples of a batch; -1 where it is not known.
@@ -128,6 +136,7 @@ class DeadState:
     sampled: int = 0
     above: list[tuple[int, int]] = field(default_factory=list)
     names: tuple[str, ...] = ()
+    elements: dict[str, int] = field(default_factory=dict)
     alive: set[str] = field(default_factory=set)
     silent: tuple[str, ...] = ()
     least: int = -1
@@ -163,7 +172,8 @@ class LayerDead(Detector[DeadState]):
 
     Severity:
         Warning for tensors without a gradient, critical for more than half of them; info for those
-        that had none in the first 32 observations. Warning for more than half of a module's units
+        that had none in the first 32 observations (a warning for a third of all elements that the
+        optimizer holds). Warning for more than half of a module's units
         dead, once the median of 16 losses after it is not 10 % below that before, and at once where
         a step had overwritten the parameters; until then, and where the rest learns on, info.
         Critical from 90 % on; info for saturated ones. Critical for outputs that are alike.
@@ -237,7 +247,7 @@ class LayerDead(Detector[DeadState]):
         for step, row in together(window, "loss", "input_spread", *collapsed.SERIES):
             state.outputs.push(step, row, self.policy)
         findings = [_cut(e, window) for e in state.cut.take(window.last_step)]
-        findings += [_never(e, window) for e in state.never.take(window.last_step)]
+        findings += [_never(e, window, self.policy) for e in state.never.take(window.last_step)]
         findings += [
             _idle(e, self.policy)
             for what in sorted(state.units)
@@ -258,6 +268,7 @@ class LayerDead(Detector[DeadState]):
                 state.above.clear()
                 state.least = -1
             state.names = sample.names
+            state.elements = dict(zip(sample.names, map(math.prod, sample.shapes), strict=True))
             state.alive &= set(sample.names)
         some = np.any(sample.values > 0, axis=0)
         zero = ~some & ~np.any(np.isnan(sample.values), axis=0)
@@ -285,7 +296,7 @@ class LayerDead(Detector[DeadState]):
         state.least = missing if state.least < 0 else min(state.least, missing)
         if silent is not None:
             state.silent = tuple(name for name in silent if name not in state.alive)
-        self._from_the_start(step, of, state)
+        self._from_the_start(window, step, of, state)
         usual = max(state.usual, default=0)
         open_ = state.cut.current if state.cut.current and state.cut.current.holding else None
         if open_ is not None and missing > open_.facts.usual:
@@ -314,14 +325,19 @@ class LayerDead(Detector[DeadState]):
         state.above.clear()
         _name(state.cut.bad(step, Cut(missing, of, usual), first_step=first).facts, silent, state)
 
-    def _from_the_start(self, step: int, of: int, state: DeadState) -> None:
+    def _from_the_start(self, window: Window, step: int, of: int, state: DeadState) -> None:
         dead = any(watch.open(step) is not None for watch in state.units.values())
-        if state.counted < self.policy.never or not state.least or dead or state.least >= of > 0:
+        # Each step leaves some out, and each of them has its turn.
+        turns = state.sampled >= self.policy.never and not state.silent
+        judged = state.counted >= self.policy.never and not (dead or turns)
+        if not judged or not state.least or state.least >= of > 0:
             state.never.good(step)
             return
         facts = Cut(state.least, of, 0)
         facts = state.never.bad(step, facts, first_step=state.first_step).facts
         facts.missing, facts.of, facts.names = state.least, of, state.silent[:_MAX_NAMES]
+        if state.sampled >= self.policy.evidence:
+            facts.share = _untrained(window, state)
 
     def _units(self, sample: LayerSample, what: str, state: DeadState) -> None:
         known = ~np.isnan(sample.values)
@@ -427,14 +443,25 @@ def _cut(episode: Episode[Cut], window: Window) -> Finding:
     )
 
 
-def _never(episode: Episode[Cut], window: Window) -> Finding:
+def _untrained(window: Window, state: DeadState) -> float:
+    """Share of the elements that the optimizer holds in tensors that never had a gradient."""
+    held = window.config.get("optimizer_tensors")
+    missing = held.get("missing") if isinstance(held, Mapping) else ()
+    others = {str(name) for name in missing} if isinstance(missing, list | tuple) else set()
+    sizes = {name: size for name, size in state.elements.items() if name not in others}
+    silent = sum(sizes.get(name, 0) for name in state.silent)
+    return silent / max(sum(sizes.values()), 1)
+
+
+def _never(episode: Episode[Cut], window: Window, policy: DeadPolicy) -> Finding:
     facts = episode.facts
+    large = facts.share >= policy.large_part
     of = f" of {facts.of}" if facts.of else ""
     names = listing([f"`{name}`" for name in facts.names], most=4)
     return Finding(
         kind="layer.dead",
         key="never",
-        severity="info",
+        severity="warning" if large else "info",
         title=f"{count(facts.missing, 'tensor')}{of} never had a gradient",
         seen_step=episode.seen_step,
         last_step=episode.last_step,
@@ -442,18 +469,27 @@ def _never(episode: Episode[Cut], window: Window) -> Finding:
         ranks=tuple(int(r) for r in window.ranks),
         tensors=facts.names,
         stage="local_gradient",
-        cause=(
+        cause=sentences(
             f"At {count(episode.seen, 'observation')} from the beginning on at least "
             f"{count(facts.missing, 'tensor')}{of} had no "
             f"gradient{': ' if names else ''}{names}. They are not used, or cut off from the "
-            "loss."
+            "loss (`detach`, `no_grad`, a way through numbers that are no tensors).",
+            f"That is {percent(facts.share)} of what the optimizer is to train: it stays as it was "
+            "initialised."
+            if large
+            else "",
         ),
         remedy=(
             "If they are not to be trained, set `requires_grad` to False. Else look for what "
             "detaches them from the loss."
         ),
         clear_after=episode.clear_after,
-        evidence={"missing": facts.missing, "of": facts.of, "usual": 0},
+        evidence={
+            "missing": facts.missing,
+            "of": facts.of,
+            "usual": 0,
+            "elements_share": facts.share,
+        },
     )
 
 
@@ -546,7 +582,7 @@ def _check(window: Window, state: DeadState, policy: DeadPolicy) -> Check:
         return Check(Status.OPEN, f"{collapsed.finding(outputs).title}.")
     never = state.never.open(window.last_step)
     if never is not None:
-        return Check(Status.OPEN, f"{_never(never, window).title}.")
+        return Check(Status.OPEN, f"{_never(never, window, policy).title}.")
     if not state.counted:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No gradient has been examined yet.")
