@@ -40,9 +40,9 @@ def layered(
         fault: `cut` (all before the head), `cut-for-a-while`, `one` (the first weight), `all` (no
             gradient, and a loss), `learned` (no gradient, and no loss), `never` (the first layer),
             `unused-head` (the last one), `experts` (one of the layers has none now and then),
-            `missing` (cut, as NaN), `dead` and `some-dead` (units), `saturated`, `batches` (units idle by chance), `fading` (a
-            hundredth from layer to layer), `fading-and-learning` and `fading-surrogate`,
-            `large`, `one-large` and `cold` (updates).
+            `missing` (cut, as NaN), `dead` and `some-dead` (units), `saturated`, `batches` (units
+            idle by chance), `fading` (a hundredth from layer to layer), `fading-and-learning` and
+            `fading-surrogate`, `large`, `one-large` and `cold` (updates).
         every: steps from one sample of single tensors to the next.
         without: metrics that are not posted.
         stands: the loss falls no further from `at` on.
