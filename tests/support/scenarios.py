@@ -156,11 +156,24 @@ def two_sides(seed: int, *, ranks: int = 4, onset: int = 200) -> Trace:
     return trace
 
 
-def unlike(seed: int, *, first: float = 0.13, last: float = 0.27) -> Trace:
-    """Two ranks whose losses differ from the first step on, by a share of them that grows."""
+def unlike(
+    seed: int,
+    *,
+    first: float = 0.13,
+    last: float = 0.27,
+    explained: tuple[float, float] | None = None,
+) -> Trace:
+    """Two ranks whose losses differ from the first step on, by a share of them that grows.
+
+    Args:
+        explained: share of the deviance that each rank's answers explain; None: it is not posted.
+    """
     trace = noise(seed, ranks=2, decay=0.002, level=1.0, sigma=0.12)
     half = np.linspace(first, last, len(trace.steps)) / 2
     trace.series["loss"][:] *= np.stack([1 + half, 1 - half])
+    if explained is not None:
+        scatter = 0.1 * np.random.default_rng(seed + 1).standard_normal(trace.series["loss"].shape)
+        trace.series["explained_deviance"] = np.array(explained)[:, None] + scatter
     return trace
 
 

@@ -55,6 +55,8 @@ class LossOutlierPolicy(Policy):
         begun: the same where as many ranks lie on one side as on the other: their losses may part
             as they fall, so a smaller share is enough.
         calm: windows without it after which it is over.
+        knows: share of the deviance that the other ranks' answers explain, from which on they have
+            learned what a rank without any such share has not.
     """
 
     size: Observations = 50
@@ -71,6 +73,7 @@ class LossOutlierPolicy(Policy):
     memory: Observations = 128
     established: Share = 0.5
     begun: Share = 0.33
+    knows: Share = 0.05
     calm: Count = 15
 
 
@@ -101,6 +104,7 @@ class LossOutlierState:
 
     losses: RankHistory
     accuracies: RankHistory
+    explained: RankHistory
     earlier: list[tuple[int, Mapping[int, float]]] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
     since: int = 0
@@ -126,7 +130,9 @@ class RankLossOutlier(Detector[LossOutlierState]):
         windows in a row, 10 observations apart. The onset is the change point of d in the last 128
         observations (two means, least squares); where d over the level was half as large as now in
         the windows before it (their median), a third of two halves, it has been there from the
-        first step on. It is over after 15 windows without.
+        first step on. It is over after 15 windows without. Of two halves that one rank is named
+        whose answers alone explain less than nothing of the deviance (by 6 standard errors), where
+        those of each other rank explain more than a twentieth.
         Sooner, and where the difference is small but clear: the logarithm of the rank's loss over
         the median of all has moved by more than 8 standard errors and 2 standard deviations, twice
         as far as it ever wandered, while no other rank's moved by half as much; or 4 or more single
@@ -174,13 +180,16 @@ class RankLossOutlier(Detector[LossOutlierState]):
     def start(self) -> LossOutlierState:
         """Nothing seen yet."""
         return LossOutlierState(
-            losses=RankHistory(self.policy.memory), accuracies=RankHistory(self.policy.size)
+            losses=RankHistory(self.policy.memory),
+            accuracies=RankHistory(self.policy.size),
+            explained=RankHistory(self.policy.size),
         )
 
     def advance(self, window: Window, state: LossOutlierState) -> Outcome:
         """Takes the window's losses, and looks at every tenth of them."""
         findings: list[Finding] = []
         accuracies = dict(zip(*_listed(rank_rows(window, "accuracy")), strict=True))
+        explained = dict(zip(*_listed(rank_rows(window, "explained_deviance")), strict=True))
         steps, rows = rank_rows(window, "loss")
         state.weights.take(window)
         if state.weights.by_samples:
@@ -193,6 +202,8 @@ class RankLossOutlier(Detector[LossOutlierState]):
         for index, step in enumerate(steps.tolist()):
             if step in accuracies:
                 state.accuracies.push(step, window.ranks, accuracies[step].copy())
+            if step in explained:
+                state.explained.push(step, window.ranks, explained[step].copy())
             if not judged[index]:
                 continue
             if state.incident is not None and state.incident.over(step):
@@ -258,8 +269,13 @@ class RankLossOutlier(Detector[LossOutlierState]):
         if size[top] <= policy.min_spread * spread:
             state.firing = 0
             return
-        relative = float(mean[top]) / abs(level) if level else 0.0
         suspects = side if decided else same | other | halves
+        if not decided and mean[worse := int(np.argmax(mean))] > 0:
+            # Whatever its data are, a rank whose answers are worse than a constant one would be has
+            # not been learned from, where those of all others are better.
+            if self._knows_nothing(state, known, int(rank_numbers[worse])):
+                decided, suspects, top = True, np.arange(len(mean)) == worse, worse
+        relative = float(mean[top]) / abs(level) if level else 0.0
         who = tuple(int(r) for r in rank_numbers[suspects])
         critical = bool(
             size[top] > policy.critical_level * abs(level)
@@ -298,6 +314,18 @@ class RankLossOutlier(Detector[LossOutlierState]):
         incident.progress = scale
         incident.critical |= critical
         incident.accuracies = self._accuracies(state, known, who)
+
+    def _knows_nothing(self, state: LossOutlierState, known: Int64, rank: int) -> bool:
+        """Whether one rank's answers alone are beyond doubt worse than a constant one."""
+        shares = state.explained.matrix(known, last=self.policy.size)
+        if len(shares) < self.policy.size or not np.isfinite(shares).all():
+            return False
+        means = shares.mean(axis=0)
+        errors = self.policy.min_z * shares.std(axis=0) / math.sqrt(len(shares))
+        column = int(np.searchsorted(known, rank))
+        others = np.arange(len(known)) != column
+        worse = means[column] + errors[column] < 0
+        return bool(worse and (means[others] > self.policy.knows + errors[others]).all())
 
     def _changes(
         self, state: LossOutlierState, step: int, known: Int64, losses: Float64
