@@ -13,6 +13,7 @@ from rankscope.server.detectors.effects import BLUR, Rule
 from rankscope.server.detectors.episode import Watch
 from rankscope.server.detectors.policy import Observations, Policy, Seconds, Share, Times
 from rankscope.server.detectors.statistics import rank_rows
+from rankscope.server.detectors.update.no_gradient import NoGradient
 from rankscope.server.detectors.update.still import (
     Frozen,
     Still,
@@ -115,6 +116,7 @@ class MissingState:
     frozen: Watch[Frozen] = field(default_factory=lambda: Watch(clear_after=0))
     unstepped: dict[int, Unstepped] = field(default_factory=dict)
     longest: float = 0.0
+    no_gradient: NoGradient = field(default_factory=NoGradient)
 
 
 class UpdateMissing(Detector[MissingState]):
@@ -132,15 +134,17 @@ class UpdateMissing(Detector[MissingState]):
         passes or more until their end, or 32 so far of which half were thrown away again
         (`zero_grad`), or 512 (accumulation takes less), reported when no step has ended for 10 s;
         after steps that came, the same when none has ended for 30 s and 10 times the longest of
-        them, and so are 512 forward passes of training without a backward pass.
+        them, and so are 512 forward passes of training without a backward pass. And
+        32 sampled steps of an optimizer none of whose parameters has had a gradient yet, all of
+        them as they were at first.
 
     Severity:
-        Critical where nothing moves, or no step is made at all (info where something did move
-        before and the optimizer has a stopping rule: LBFGS's tolerances), warning for some of the
-        tensors (frozen on the way, too), info where the optimizer leaves out a part of the model
-        from the start, or where it is frozen before the first step (which may be meant). Warning
-        where it leaves out less than half of the trained tensors, and these were seen to get
-        gradients and to stay as they were at 8 samples: no optimizer holds them.
+        Critical where nothing moves or has a gradient, or no step is made at all (info where
+        something did move before and the optimizer has a stopping rule: LBFGS's tolerances),
+        warning for some of the tensors (frozen on the way, too), info where the optimizer leaves
+        out a part of the model from the start, or where it is frozen before the first step (which
+        may be meant). Warning where it leaves out less than half of the trained tensors, and these
+        were seen to get gradients and to stay as they were at 8 samples: no optimizer holds them.
 
     Evidence:
         `tensors` (that did not move) `of` this many, `whole`, `missing` (names that the optimizer
@@ -162,6 +166,7 @@ class UpdateMissing(Detector[MissingState]):
         "steps_skipped",
         "tensors_never_updated",
         "gradient_carried_outside",
+        "update_ratio",
         _DURATION,
     )
     effects: ClassVar[tuple[Rule, ...]] = (
@@ -242,11 +247,16 @@ class UpdateMissing(Detector[MissingState]):
             findings = []  # that nothing moves follows from it
         if (unstepped := self._unstepped(window, state)) is not None:
             findings.append(unstepped)
+        state.no_gradient.take(window)
+        if (cut := state.no_gradient.finding(window)) is not None:
+            findings.append(cut)
         if known is not None:
             findings.append(outside_finding(known, state.begun, max(window.last_step, state.begun)))
         check = _check(window, state)
         if unstepped is not None:
             check = Check(Status.OPEN, f"{unstepped.title}.")
+        if cut is not None:
+            check = Check(Status.OPEN, f"{cut.title}.")
         return Outcome({"update.missing": check}, tuple(findings))
 
     def _unstepped(self, window: Window, state: MissingState) -> Finding | None:
