@@ -127,7 +127,7 @@ def test_severities_and_stages():
     links = [s for s in wire.STAGES if s != "outside_optimizer"]
     assert links[: len(chain.split())] == chain.split()
     # What is beside the chain comes after it.
-    assert links[len(chain.split()) :] == ["buffers", "watched", "frozen"]
+    assert links[len(chain.split()) :] == ["buffers", "watched", "frozen", "average"]
     assert "outside_optimizer" in wire.STAGES
 
 

@@ -7,8 +7,6 @@ STAGES = (
     "start",
     # Between two steps: parameters that something else than the optimizer wrote.
     "outside_optimizer",
-    # The same where it comes back after steps without, as averages of the parameters do.
-    "average",
     "batch",
     "local_gradient",
     "reduced_gradient",
@@ -16,11 +14,13 @@ STAGES = (
     "optimizer_state",
     "hyperparameters",
     "parameters",
-    # Beside the chain: what the model keeps besides its parameters, what else is watched, and
-    # parameters that no optimizer is to move.
+    # Beside the chain: what the model keeps besides its parameters, what else is watched,
+    # parameters that no optimizer is to move, and by how much parameters were changed by what comes
+    # back after steps without, as averages do.
     "buffers",
     "watched",
     "frozen",
+    "average",
 )
 
 # What the loss of a run is; see `rankscope.server.detectors.profiles`.

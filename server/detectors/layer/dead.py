@@ -14,11 +14,12 @@ from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Ou
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.layer import collapsed
 from rankscope.server.detectors.layer.collapsed import CollapsedPolicy, CollapsedState
+from rankscope.server.detectors.layer.cut import Cut, cut_finding, never_finding
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
 from rankscope.server.detectors.samples import LayerSample, layer_samples
 from rankscope.server.detectors.statistics import rank_rows
 from rankscope.server.detectors.walking import median, together
-from rankscope.server.detectors.wording import agree, count, listing, number, percent, sentences
+from rankscope.server.detectors.wording import count, listing, number, percent
 from rankscope.server.window import Check, Status, Window
 
 _GRACE = 20
@@ -70,22 +71,6 @@ class DeadPolicy(CollapsedPolicy):
     learning: Observations = 16
     progress: Share = 0.1
     calm: Steps = 8
-
-
-@dataclass(slots=True)
-class Cut:
-    """Tensors that get no gradient: how many, how many there are, how many was usual, and which.
-
-    Attributes:
-        share: of the elements that the optimizer is to train, those in tensors that never had one.
-    """
-
-    missing: int
-    of: int
-    usual: int
-    names: tuple[str, ...] = ()
-    before: str = ""
-    share: float = 0.0
 
 
 @dataclass(slots=True)
@@ -246,8 +231,11 @@ class LayerDead(Detector[DeadState]):
                     self._units(found[metric], what, state)
         for step, row in together(window, "loss", "input_spread", *collapsed.SERIES):
             state.outputs.push(step, row, self.policy)
-        findings = [_cut(e, window) for e in state.cut.take(window.last_step)]
-        findings += [_never(e, window, self.policy) for e in state.never.take(window.last_step)]
+        findings = [cut_finding(e, window) for e in state.cut.take(window.last_step)]
+        findings += [
+            never_finding(e, window, large_part=self.policy.large_part)
+            for e in state.never.take(window.last_step)
+        ]
         findings += [
             _idle(e, self.policy)
             for what in sorted(state.units)
@@ -399,50 +387,6 @@ def _name(facts: Cut, silent: tuple[str, ...] | None, state: DeadState) -> None:
         facts.before = order[len(names)]
 
 
-def _cut(episode: Episode[Cut], window: Window) -> Finding:
-    facts, step = episode.facts, episode.first_step
-    amount = facts.missing - facts.usual
-    of = f" of {facts.of}" if facts.of else ""
-    verb = agree(amount, "has")
-    if facts.of and facts.missing >= facts.of:
-        title = f"No parameter has got a gradient since step {step}"
-    else:
-        title = f"{count(amount, 'tensor')}{of} {verb} got no gradient since step {step}"
-    names = listing([f"`{name}`" for name in facts.names], most=4)
-    where = (
-        f"They are all that comes before `{facts.before}`, whose input carries no gradient."
-        if facts.before
-        else ""
-    )
-    return Finding(
-        kind="layer.dead",
-        severity="critical" if facts.of and 2 * facts.missing > facts.of else "warning",
-        title=title,
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=step,
-        ranks=tuple(int(r) for r in window.ranks),
-        tensors=facts.names,
-        stage="local_gradient",
-        cause=sentences(
-            f"Up to step {step} at most {count(facts.usual, 'tensor')} had no gradient, since then "
-            f"{count(facts.missing, 'tensor')}{of}{': ' if names else ''}{names}.",
-            where,
-            "Something between them and the loss is detached (`detach()`, `.data`, `no_grad`, a "
-            "conversion to numpy and back), not used any more, or multiplied by 0 (a mask, dead "
-            "units).",
-        ),
-        remedy=(
-            f"Look at what changes at step {step}: a schedule, a switch of phases, a branch. In "
-            "the forward pass, print `requires_grad` of what each layer is given: the first one "
-            "that is False comes after the cut. If it is meant, set `requires_grad` of these "
-            "parameters to False, which also saves their part of the backward pass."
-        ),
-        clear_after=episode.clear_after,
-        evidence={"missing": facts.missing, "of": facts.of, "usual": facts.usual},
-    )
-
-
 def _untrained(window: Window, state: DeadState) -> float:
     """Share of the elements that the optimizer holds in tensors that never had a gradient."""
     held = window.config.get("optimizer_tensors")
@@ -451,46 +395,6 @@ def _untrained(window: Window, state: DeadState) -> float:
     sizes = {name: size for name, size in state.elements.items() if name not in others}
     silent = sum(sizes.get(name, 0) for name in state.silent)
     return silent / max(sum(sizes.values()), 1)
-
-
-def _never(episode: Episode[Cut], window: Window, policy: DeadPolicy) -> Finding:
-    facts = episode.facts
-    large = facts.share >= policy.large_part
-    of = f" of {facts.of}" if facts.of else ""
-    names = listing([f"`{name}`" for name in facts.names], most=4)
-    return Finding(
-        kind="layer.dead",
-        key="never",
-        severity="warning" if large else "info",
-        title=f"{count(facts.missing, 'tensor')}{of} never had a gradient",
-        seen_step=episode.seen_step,
-        last_step=episode.last_step,
-        first_step=episode.first_step,
-        ranks=tuple(int(r) for r in window.ranks),
-        tensors=facts.names,
-        stage="local_gradient",
-        cause=sentences(
-            f"At {count(episode.seen, 'observation')} from the beginning on at least "
-            f"{count(facts.missing, 'tensor')}{of} had no "
-            f"gradient{': ' if names else ''}{names}. They are not used, or cut off from the "
-            "loss (`detach`, `no_grad`, a way through numbers that are no tensors).",
-            f"That is {percent(facts.share)} of what the optimizer is to train: it stays as it was "
-            "initialised."
-            if large
-            else "",
-        ),
-        remedy=(
-            "If they are not to be trained, set `requires_grad` to False. Else look for what "
-            "detaches them from the loss."
-        ),
-        clear_after=episode.clear_after,
-        evidence={
-            "missing": facts.missing,
-            "of": facts.of,
-            "usual": 0,
-            "elements_share": facts.share,
-        },
-    )
 
 
 def _idle(episode: Episode[Idle], policy: DeadPolicy) -> Finding:
@@ -572,7 +476,7 @@ def _plain(shares: Mapping[str, float], order: list[str]) -> dict[str, float]:
 def _check(window: Window, state: DeadState, policy: DeadPolicy) -> Check:
     episode = state.cut.open(window.last_step)
     if episode is not None:
-        return Check(Status.OPEN, f"{_cut(episode, window).title}.")
+        return Check(Status.OPEN, f"{cut_finding(episode, window).title}.")
     for watch in state.units.values():
         units = watch.open(window.last_step)
         if units is not None:
@@ -582,7 +486,9 @@ def _check(window: Window, state: DeadState, policy: DeadPolicy) -> Check:
         return Check(Status.OPEN, f"{collapsed.finding(outputs).title}.")
     never = state.never.open(window.last_step)
     if never is not None:
-        return Check(Status.OPEN, f"{_never(never, window, policy).title}.")
+        return Check(
+            Status.OPEN, f"{never_finding(never, window, large_part=policy.large_part).title}."
+        )
     if not state.counted:
         if state.steps < _GRACE:
             return Check(Status.INSUFFICIENT_DATA, "No gradient has been examined yet.")
