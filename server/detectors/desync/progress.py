@@ -43,15 +43,15 @@ class ProgressPolicy(Policy):
         epochs: epochs without a difference after which it is over.
         late: consecutive steps at which a rank applied what the others applied one step later,
             before it is reported.
-        short: share of the others' steps that a rank which has ended may lack: the last epoch of
-            data that are dealt out unequally.
+        short: share of the others' steps that a rank which has ended may lack, as of data that are
+            dealt out unequally (`Join`).
         few: steps that it may lack in any case.
     """
 
     same: Share = 1e-6
     epochs: Times = 1.5
     late: Count = 2
-    short: Share = 0.1
+    short: Share = 1 / 3
     few: Count = 8
 
 
@@ -86,7 +86,7 @@ class ProgressState:
         discarded: ranks that have discarded a pass more than the others, at `discarded_step`, and
             since when nothing that would show it was compared.
         level: whether the ranks were equal when they were compared last; `agreed`: the last step at
-            which their parameters were.
+            which their reduced gradients were; -1 where they were not.
         usual: steps at which ranks threw away different numbers of passes, and stayed equal.
         applied: gradient norms by rank at the newest step.
         ahead: rank -> a step that it took without a backward pass, as the others did not, and
@@ -129,9 +129,9 @@ class Progress(Detector[ProgressState]):
         has one that threw away a backward pass before its step, as the others did not, where
         gradients, state or parameters are no longer equal at the next comparison. A rank that
         stepped without a backward pass, as the others did not, and whose norm is theirs of one step
-        before twice in a row since, has taken a step more. A rank whose parameters were the others'
-        and that ended without an error, more than 8 steps and a tenth before them, has stopped
-        training, or what is watched of it.
+        before twice in a row since, has taken a step more. A rank that reduced its gradients
+        with the others and ended without an error, more than 8 steps and a third of theirs before
+        them, has stopped training, or what is watched of it.
 
     Severity:
         Critical; warning for a rank that ended early, and for the epoch alone, which counts as over
@@ -349,7 +349,7 @@ class Progress(Detector[ProgressState]):
     ) -> StepMismatch | None:
         """Ranks that were equal to others to their last step, and ended long before them."""
         for comparison in window.comparisons:
-            if comparison.stage == "parameters":
+            if comparison.stage == "reduced_gradient":
                 state.agreed = comparison.step if comparison.equal else -1
         if state.agreed < 0:
             return None  # each goes its own way: workers may end when they like

@@ -220,11 +220,11 @@ def ended_finding(mismatch: StepMismatch, last_step: int) -> Finding:
         ranks=short,
         stage="parameters",
         cause=(
-            f"Up to step {last} the ranks held the same parameters. {who.capitalize()} {verb} "
-            f"ended without an error, {most - last:,} steps before the others: the optimizer that "
-            "is watched no longer stepped there (a condition on that rank alone, another optimizer "
-            "in its place), its loop ended early, or its monitor was closed. What became of "
-            f"{'its' if len(short) == 1 else 'their'} parameters since is not known."
+            f"Up to step {last} the ranks reduced their gradients together. {who.capitalize()} "
+            f"{verb} ended without an error, {most - last:,} steps before the others: the "
+            "optimizer that is watched no longer stepped there (a condition on that rank alone, "
+            "another optimizer in its place), its loop ended early, or its monitor was closed. "
+            f"What became of {'its' if len(short) == 1 else 'their'} parameters since is not known."
         ),
         remedy=(
             f"Look at what decides on {who} whether `optimizer.step()` is called, and at the "
