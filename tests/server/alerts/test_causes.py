@@ -254,6 +254,11 @@ CASES = {
         alert("data.unshuffled", 62),
         True,
     ),
+    "sorted data, whose order is known while they are": (
+        alert("data.unshuffled", 16),
+        alert("data.unmixed", 4, last_step=200, seen_step=35),
+        True,
+    ),
     "two episodes": (alert("loss.oscillating", 60), alert("loss.diverging", 161), False),
     "two spikes": (alert("loss.spike", 60), alert("loss.spike", 110), True),
     "two spikes far from each other": (alert("loss.spike", 60), alert("loss.spike", 111), False),
