@@ -115,6 +115,7 @@ def test_kinds():
         "rank.failed",
         "loss.mismatch",
         "data.unmixed",
+        "data.leaked",
         "throughput.dropped",
     )
     assert {*KINDS, *since} <= set(registry.KINDS)

@@ -22,6 +22,7 @@ from rankscope.agent.probes.given import sizes_of
 from rankscope.agent.probes.labels import Labels
 from rankscope.agent.probes.loss_inputs import LossInputs
 from rankscope.agent.probes.loss_sources import Pass
+from rankscope.agent.probes.next_tokens import NextTokens
 from rankscope.agent.probes.passes import Place, place_now, stack_now
 from rankscope.agent.steps.autograd import graph_task, sequence
 
@@ -145,6 +146,7 @@ class Loss(Probe):
         self._labels = Labels(context)
         self._deviance = Deviance()
         self._inputs = LossInputs()
+        self._next_tokens = NextTokens()
         self._explained: list[float | torch.Tensor] = []
         self.loss_computed = context.guarded("loss", self._loss_computed)
         self.hits_of_pass = context.guarded("loss", self._hits_of_pass)
@@ -161,6 +163,8 @@ class Loss(Probe):
         training = self.core.training and not self.named
         if training:
             self.forwards += torch.is_grad_enabled()
+            if self.context.full:
+                self._next_tokens.given(args, kwargs)
         if training and not self.busy and self._hook is None:
             return
         self._computed.clear()
@@ -189,6 +193,8 @@ class Loss(Probe):
             if self.core.training and not self.named:
                 share = self._deviance.explained(name, given, output)
                 self._inputs.add(name, given)
+                if self.context.full:
+                    self._next_tokens.add(name, given)
             node = sequence(output.grad_fn)
             self._computed.append(_Computed(name, node, summed, judged, share, place_now()))
             self.busy = True
@@ -282,6 +288,7 @@ class Loss(Probe):
             self._explained.clear()
         self._deviance.end(facts)
         self._inputs.end(facts)
+        self._next_tokens.end(facts)
         self._before = -1
         self.forwards = 0
         self._labels.end(facts)

@@ -247,3 +247,19 @@ def score(
     if other:
         series[other] = each / 100 + 0.1 * random.standard_normal(shape)
     return Trace("score", seed, each, series)
+
+
+def next_tokens(
+    seed: int, *, seen: float = 2.0, unseen: float = 2.0, learns: int = 100, steps: int = 300
+) -> Trace:
+    """Cross entropies where a target is in the input and where not, after `learns` steps."""
+    random = np.random.default_rng(seed)
+    course = np.exp(-np.arange(steps) / learns * 3)
+    rows = [
+        np.maximum(end + (4 - end) * course + 0.1 * random.standard_normal((2, steps)), 0.0)
+        if end >= 0
+        else np.full((2, steps), -1.0)
+        for end in (seen, unseen)
+    ]
+    series = dict(zip(("next_token_seen", "next_token_unseen"), rows, strict=True))
+    return Trace("next tokens", seed, np.arange(steps), series)

@@ -1,0 +1,166 @@
+"""Targets that the model is given together with its inputs."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.policy import Number, Observations, Policy, Share, Sigmas
+from rankscope.server.detectors.walking import noise_of_mean, together
+from rankscope.server.detectors.wording import count, number
+from rankscope.server.window import Check, Status, Window
+
+_SEEN, _UNSEEN = "next_token_seen", "next_token_unseen"
+
+
+@dataclass(frozen=True, slots=True)
+class LeakedPolicy(Policy):
+    """Thresholds of `data.leaked`.
+
+    Attributes:
+        recent: number of most recent samples that are judged.
+        share: mean cross entropy at the worst of the places whose target is in the input, over that
+            at the last place, whose target is not, below which the one is known from the input. A
+            model that does not look ahead errs by as much at both.
+        margin: smallest difference of both, in nats: what is learned by heart is near 0 everywhere.
+        errors: the same, in standard errors.
+    """
+
+    recent: Observations = 16
+    share: Share = 0.5
+    margin: Number = 0.5
+    errors: Sigmas = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Attributes: mean cross entropies, in nats, where the target is in the input and where not."""
+
+    seen: float
+    unseen: float
+
+
+@dataclass(slots=True)
+class LeakedState:
+    """What `data.leaked` remembers: both numbers of the newest samples."""
+
+    recent: deque[tuple[float, float]]
+    first_step: int = -1
+    judged: int = 0
+    others: int = 0
+    watch: Watch[Ahead] = field(default_factory=lambda: Watch(clear_after=8))
+
+
+class TargetsLeaked(Detector[LeakedState]):
+    """The model sees the tokens that it is to predict, and learns to copy them.
+
+    Attention without a causal mask, or with one that is shifted, a convolution that is padded on
+    both sides, a bidirectional layer: each place sees the ones after it, whose inputs are its
+    targets. The loss falls lower than it can, in evaluations too, and the model is of no use where
+    the tokens do not exist yet.
+
+    Statistic:
+        Of sequences whose targets are their inputs one place on (checked token by token), the last
+        place's target is the only one that the input does not hold. At 16 samples the mean cross
+        entropy at the worst of 8 other places lies below half of that at the last one, by more than
+        0.5 nats and 5 standard errors. Over after 8 steps without.
+
+    Severity:
+        Warning.
+
+    Evidence:
+        `seen` (mean cross entropy, in nats, at the worst of the places whose targets are in the
+        input), `unseen` (at the last place), `samples`.
+
+    Source:
+        The last place as control of the others: without a look ahead it has the most context of
+        all, and errs no more than they do.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("data.leaked",)
+    policies: ClassVar[type[Policy]] = LeakedPolicy
+    wants: ClassVar[tuple[str, ...]] = (_SEEN, _UNSEEN)
+
+    policy: LeakedPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """Samples of next tokens."""
+        return (Reach(self.wants, self.policy.recent, TO_THE_END),)
+
+    def start(self) -> LeakedState:
+        """Nothing seen yet."""
+        return LeakedState(deque(maxlen=self.policy.recent))
+
+    def advance(self, window: Window, state: LeakedState) -> Outcome:
+        """Goes through the samples."""
+        for step, row in together(window, _SEEN, _UNSEEN):
+            if not (row.get(_SEEN, -1.0) >= 0 and row.get(_UNSEEN, -1.0) >= 0):
+                state.others += 1
+                continue
+            if state.first_step < 0:
+                state.first_step = step
+            state.recent.append((row[_SEEN], row[_UNSEEN]))
+            if len(state.recent) == self.policy.recent:
+                self._judge(step, state)
+        findings = tuple(_finding(e, state) for e in state.watch.take(window.last_step))
+        return Outcome({"data.leaked": self._check(window, state)}, findings)
+
+    def _judge(self, step: int, state: LeakedState) -> None:
+        policy = self.policy
+        state.judged += 1
+        seen, unseen = np.array(state.recent).T
+        facts = Ahead(float(seen.mean()), float(unseen.mean()))
+        error = noise_of_mean((unseen - seen).tolist())
+        apart = facts.unseen - facts.seen
+        if facts.seen >= policy.share * facts.unseen or apart <= max(
+            policy.margin, policy.errors * error
+        ):
+            state.watch.good(step)
+            return
+        # What a model may look at does not change in the midst of a run; it learns by and by to.
+        state.watch.bad(step, facts, first_step=state.first_step).facts = facts
+
+    def _check(self, window: Window, state: LeakedState) -> Check:
+        episode = state.watch.open(window.last_step)
+        if episode is not None:
+            return Check(Status.OPEN, f"{_finding(episode, state).title}.")
+        if state.judged:
+            why = f"At {count(state.judged, 'sample')} no place knew the token after it."
+            return Check(Status.OK, why)
+        if not state.recent:
+            why = "No cross entropy was seen whose targets are the inputs, one place on."
+            return Check(Status.NOT_APPLICABLE if state.others else Status.MISSING_INPUT, why)
+        why = f"{count(len(state.recent), 'sample')} of {self.policy.recent} needed."
+        return Check(Status.INSUFFICIENT_DATA, why)
+
+
+def _finding(episode: Episode[Ahead], state: LeakedState) -> Finding:
+    facts = episode.facts
+    return Finding(
+        kind="data.leaked",
+        severity="warning",
+        title="The model sees the tokens that it is to predict",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        cause=(
+            "The targets are the inputs, one place on. At the last place of a sequence, whose "
+            f"target is not among its inputs, the mean cross entropy is {number(facts.unseen)}; "
+            f"wherever the target is among them it is {number(facts.seen)} or less. So places "
+            "see the ones after them, and copy: the loss says nothing of how well the next token "
+            "is predicted."
+        ),
+        remedy=(
+            "Look for what lets a place see later ones: attention without a causal mask "
+            "(`is_causal=True`) or with a mask that is shifted, inverted or not passed on, a "
+            "convolution padded on both sides, a bidirectional layer, a normalisation over the "
+            "places. Change the input at one place and see which outputs before it change."
+        ),
+        clear_after=episode.clear_after,
+        evidence={"seen": facts.seen, "unseen": facts.unseen, "samples": state.judged},
+    )
