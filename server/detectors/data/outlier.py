@@ -12,6 +12,7 @@ import numpy as np
 
 from rankscope.agent.wire import NO_SAMPLE, SAMPLE_DIGESTS
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.data import odd_inputs
 from rankscope.server.detectors.data.input_sizes import SERIES as INPUT_SIZES
 from rankscope.server.detectors.data.input_sizes import InputSizes, title_of
 from rankscope.server.detectors.episode import Episode, Watch
@@ -143,6 +144,7 @@ class OutlierState:
     acquitted: set[int] = field(default_factory=set)
     watch: Watch[Batches] = field(default_factory=lambda: Watch(clear_after=16))
     inputs: InputSizes = field(default_factory=InputSizes)
+    odd_inputs: odd_inputs.OddInputs = field(default_factory=odd_inputs.OddInputs)
 
 
 class DataOutlier(Detector[OutlierState]):
@@ -165,14 +167,18 @@ class DataOutlier(Detector[OutlierState]):
         out), or where as many are of one rank alone as chance gives in fewer than 1 of 100 cases.
         Inputs: the logarithm of `input_rms`, of which 4 consecutive observations of a rank lie on
         one side of its median in the last 64 (16 at least), by a factor of 2 and by 8 robust
-        standard deviations (0.02 at least), while the others moved less than a third as far.
+        standard deviations (0.02 at least), while the others moved less than a third as far. And
+        single ones, on one rank or on all: further from the median of the rank's last 64 (16 at
+        least) than a factor of 5, 10 robust standard deviations and 3 times the furthest of these,
+        and at most one of the 4 after it.
 
     Severity:
-        Info for one; warning where they recur, and for inputs of another size.
+        Info for one; warning where they recur (inputs: at 3 steps), and for inputs of another size.
 
     Evidence:
         `steps`, `losses`, `others` (median of the ranks), `z`, `pattern`, `period`; of inputs
-        `factor` and `usual` (what they were before).
+        `factor` and `usual` (what they were before), of single ones `steps`, `factors` and
+        `period` (0: none).
 
     Source:
         Peers as their own control, as in `rank.loss_outlier`; Chowdhery et al. (2022), PaLM, skip
@@ -183,8 +189,6 @@ class DataOutlier(Detector[OutlierState]):
     policies: ClassVar[type[Policy]] = OutlierPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     wants: ClassVar[tuple[str, ...]] = (INPUT_SIZES,)
-    min_ranks: ClassVar[int] = 2
-
     policy: OutlierPolicy
 
     def reaches(self) -> tuple[Reach, ...]:
@@ -230,6 +234,7 @@ class DataOutlier(Detector[OutlierState]):
                 self._take(step, rows[n], logs[n], middle, most, held, state)
         findings = tuple(_finding(e) for e in state.watch.take(window.last_step))
         findings += tuple(state.inputs.take(window))
+        findings += tuple(state.odd_inputs.take(window, INPUT_SIZES))
         return Outcome({"data.outlier": _check(window, state, self.policy)}, findings)
 
     def _take(
@@ -458,6 +463,15 @@ def _check(window: Window, state: OutlierState, policy: OutlierPolicy) -> Check:
         return Check(Status.OPEN, f"{_finding(episode).title}.")
     for shifted in state.inputs.open(window.last_step):
         return Check(Status.OPEN, f"{title_of(shifted)}.")
+    odd = state.odd_inputs.watch.open(window.last_step)
+    if odd is not None:
+        return Check(Status.OPEN, f"{odd_inputs.title_of(odd)}.")
+    if len(state.ranks) == 1:
+        if state.odd_inputs.judged:
+            what = count(state.odd_inputs.judged, "batch")
+            return Check(Status.OK, f"The inputs of {what} were as large as those before.")
+        why = "Losses need 2 or more ranks, and inputs were not measured often enough."
+        return Check(Status.NOT_APPLICABLE, why)
     if state.signed:
         why = "The loss changes its sign: it is a surrogate whose size says nothing of a batch."
         return Check(Status.NOT_APPLICABLE, why)

@@ -95,3 +95,39 @@ def test_an_early_change_is_dated_back():
 
 def test_inputs_of_other_sizes_from_the_start_are_not_judged():
     assert alerts(sizes(levels=[1, 16, 1, 1])) == ()
+
+
+def odd(rms, **keywords):
+    return [
+        a for a in alerts(rms, **keywords) if "single step" in a.title or "The inputs at" in a.title
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(("factor", "size"), [(255.0, "large"), (0.0, "small")])
+def test_single_batches_of_all_ranks_that_are_not_normalised(ranks, factor, size):
+    rms = sizes(ranks=ranks, steps=300, scatter=0.1)
+    rms[:, 39::40] *= factor
+    (alert,) = odd(rms)
+    assert (alert.kind, alert.severity, alert.ranks) == ("data.outlier", "warning", ())
+    assert (alert.first_step, alert.evidence["period"]) == (39, 40)
+    assert size in alert.title
+
+
+def test_one_such_batch_of_one_rank_is_an_accident():
+    rms = sizes(scatter=0.1)
+    rms[1, 70] *= 100
+    (alert,) = odd(rms)
+    assert (alert.severity, alert.ranks, alert.first_step) == ("info", (1,), 70)
+    assert alert.state == "resolved"
+
+
+def test_other_data_from_some_step_on_and_heavy_tails_are_no_single_batches():
+    rms = sizes(scatter=0.05)
+    rms[:, 80:] *= 20
+    assert not odd(rms)
+    random = np.random.default_rng(3)
+    wild = odd(np.exp(0.7 * random.standard_t(5, (4, 1000))))
+    assert len(wild) <= 1
+    assert all(alert.severity == "info" for alert in wild)
+    assert not odd(1 + np.abs(random.standard_t(3, (4, 1000))))
