@@ -13,8 +13,11 @@ from rankscope.agent.probes.base import StepFacts
 from rankscope.agent.probes.given import tensors_in
 from rankscope.agent.probes.tables import readable
 
-# Places of a sequence whose answers are judged beside its last one, and sequences of a batch.
-_PLACES, _SEQUENCES = 8, 64
+# Places of a sequence that are judged beside its last one, sequences of a batch, and scores
+# of all of these together.
+_PLACES, _SEQUENCES, _SCORES = 64, 64, 1 << 22
+# Samples that a mean is of: of 16 with 16 sequences each it errs by an eighth of a nat or less.
+_MEANS = 16
 _SHORTEST = 4
 
 
@@ -24,17 +27,20 @@ class NextTokens:
     The target of each place of a sequence is then the input of the next place, but for the last
     one, whose target the model is given nowhere. A model that looks at later places (attention
     without a causal mask) knows all but that one. `next_token_unseen` is the mean cross entropy at
-    the last place, `next_token_seen` that at the one of up to 8 earlier places where it is largest;
-    both over up to 64 sequences of each loss, -1 where the targets are something else. A model that
-    does not look ahead errs at the last place as it does elsewhere.
+    the last place, `next_token_seen` that at the one of up to 64 earlier places where it is
+    largest; both over up to 64 sequences of each loss and about 16 samples, -1 where the targets
+    are something else. A model that does not look ahead errs at the last place as it does
+    elsewhere.
 
     Of losses in training by `cross_entropy`, of sequences of 4 tokens or more, at steps where the
-    tier `full` is due: it costs a softmax over 9 places of each sequence.
+    tier `full` is due: it costs a softmax over at most 4 million scores.
     """
 
     def __init__(self) -> None:
         self._tokens: torch.Tensor | None = None
-        self._found: list[tuple[Any, Any]] = []
+        self._means: torch.Tensor | None = None
+        self._count = 0
+        self._shifted: list[torch.Tensor] = []
 
     def given(self, args: tuple[Any, ...], kwargs: Any) -> None:
         """Takes what the model is given."""
@@ -69,25 +75,30 @@ class NextTokens:
     def end(self, facts: StepFacts) -> None:
         """Reports the means of the step."""
         self._tokens = None
-        if self._found:
-            seen, unseen = zip(*self._found, strict=True)
-            facts.scalars["next_token_seen"] = sum(seen) / len(seen)
-            facts.scalars["next_token_unseen"] = sum(unseen) / len(unseen)
-            self._found.clear()
+        shifted, self._shifted = self._shifted, []
+        if shifted and self._means is not None:
+            all_shifted = torch.stack(shifted).all()
+            none = torch.full_like(self._means[0], -1.0)
+            for series, error in (
+                ("next_token_seen", self._means[1:].amax()),
+                ("next_token_unseen", self._means[0]),
+            ):
+                facts.scalars[series] = number(torch.where(all_shifted, error, none))
 
     def _judge(self, tokens: torch.Tensor, scores: torch.Tensor, target: torch.Tensor) -> None:
-        tokens, scores, target = tokens[:_SEQUENCES], scores[:_SEQUENCES], target[:_SEQUENCES]
         length = tokens.shape[1]
-        shifted = (target[:, :-1] == tokens[:, 1:]).all() & (target >= 0).all()
-        step = max((length - 1) // _PLACES, 1)
+        step = -(-(length - 1) // _PLACES)
         # The last one, and others back from the one before it.
-        places = [length - 1, *range(length - 2, -1, -step)][: _PLACES + 1]
+        places = [length - 1, *range(length - 2, -1, -step)]
+        most = min(_SEQUENCES, _SCORES // (len(places) * scores.shape[2]))
+        if not most:
+            return
+        tokens, scores, target = tokens[:most], scores[:most], target[:most]
+        self._shifted.append((target[:, :-1] == tokens[:, 1:]).all() & (target >= 0).all())
         chosen = target[:, places].clamp_min(0).unsqueeze(2)
         errors = -scores[:, places].float().log_softmax(2).gather(2, chosen).squeeze(2).mean(0)
-        none = torch.full_like(errors[0], -1.0)
-        self._found.append(
-            (
-                number(torch.where(shifted, errors[1:].amax(), none)),
-                number(torch.where(shifted, errors[0], none)),
-            )
-        )
+        if self._means is None or self._means.shape != errors.shape:
+            self._means, self._count = errors, 1
+            return
+        self._count = min(self._count + 1, _MEANS)
+        self._means = self._means + (errors - self._means) / self._count

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import numpy as np
-
 from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.policy import Number, Observations, Policy, Share, Sigmas
-from rankscope.server.detectors.walking import noise_of_mean, together
+from rankscope.server.detectors.policy import Number, Observations, Policy, Share
+from rankscope.server.detectors.walking import together
 from rankscope.server.detectors.wording import count, number
 from rankscope.server.window import Check, Status, Window
 
@@ -23,18 +20,16 @@ class LeakedPolicy(Policy):
     """Thresholds of `data.leaked`.
 
     Attributes:
-        recent: number of most recent samples that are judged.
+        recent: consecutive samples that have to find it: means over about as many are posted.
         share: mean cross entropy at the worst of the places whose target is in the input, over that
             at the last place, whose target is not, below which the one is known from the input. A
             model that does not look ahead errs by as much at both.
         margin: smallest difference of both, in nats: what is learned by heart is near 0 everywhere.
-        errors: the same, in standard errors.
     """
 
     recent: Observations = 16
-    share: Share = 0.5
-    margin: Number = 0.5
-    errors: Sigmas = 5.0
+    share: Share = 0.75
+    margin: Number = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +42,16 @@ class Ahead:
 
 @dataclass(slots=True)
 class LeakedState:
-    """What `data.leaked` remembers: both numbers of the newest samples."""
+    """What `data.leaked` remembers.
 
-    recent: deque[tuple[float, float]]
+    Attributes:
+        first_step: of the first sample; `judged`: how many there were; `others`: of other targets.
+        in_a_row: consecutive samples that found it.
+    """
+
     first_step: int = -1
     judged: int = 0
+    in_a_row: int = 0
     others: int = 0
     watch: Watch[Ahead] = field(default_factory=lambda: Watch(clear_after=8))
 
@@ -66,9 +66,9 @@ class TargetsLeaked(Detector[LeakedState]):
 
     Statistic:
         Of sequences whose targets are their inputs one place on (checked token by token), the last
-        place's target is the only one that the input does not hold. At 16 samples the mean cross
-        entropy at the worst of 8 other places lies below half of that at the last one, by more than
-        0.5 nats and 5 standard errors. Over after 8 steps without.
+        place's target is the only one that the input does not hold. At 16 consecutive samples the
+        mean cross entropy at the worst of 64 other places lies below 75 % of that at the last one,
+        by more than 0.3 nats (means over the sequences of 16 samples). Over after 8 steps without.
 
     Severity:
         Warning.
@@ -94,7 +94,7 @@ class TargetsLeaked(Detector[LeakedState]):
 
     def start(self) -> LeakedState:
         """Nothing seen yet."""
-        return LeakedState(deque(maxlen=self.policy.recent))
+        return LeakedState()
 
     def advance(self, window: Window, state: LeakedState) -> Outcome:
         """Goes through the samples."""
@@ -104,38 +104,32 @@ class TargetsLeaked(Detector[LeakedState]):
                 continue
             if state.first_step < 0:
                 state.first_step = step
-            state.recent.append((row[_SEEN], row[_UNSEEN]))
-            if len(state.recent) == self.policy.recent:
-                self._judge(step, state)
+            state.judged += 1
+            facts = Ahead(row[_SEEN], row[_UNSEEN])
+            policy = self.policy
+            apart = facts.unseen - facts.seen
+            if facts.seen >= policy.share * facts.unseen or apart <= policy.margin:
+                state.in_a_row = 0
+                state.watch.good(step)
+                continue
+            state.in_a_row += 1
+            if state.in_a_row >= policy.recent:
+                # What a model may look at does not change in a run; it learns by and by to use it.
+                state.watch.bad(step, facts, first_step=state.first_step).facts = facts
         findings = tuple(_finding(e, state) for e in state.watch.take(window.last_step))
         return Outcome({"data.leaked": self._check(window, state)}, findings)
-
-    def _judge(self, step: int, state: LeakedState) -> None:
-        policy = self.policy
-        state.judged += 1
-        seen, unseen = np.array(state.recent).T
-        facts = Ahead(float(seen.mean()), float(unseen.mean()))
-        error = noise_of_mean((unseen - seen).tolist())
-        apart = facts.unseen - facts.seen
-        if facts.seen >= policy.share * facts.unseen or apart <= max(
-            policy.margin, policy.errors * error
-        ):
-            state.watch.good(step)
-            return
-        # What a model may look at does not change in the midst of a run; it learns by and by to.
-        state.watch.bad(step, facts, first_step=state.first_step).facts = facts
 
     def _check(self, window: Window, state: LeakedState) -> Check:
         episode = state.watch.open(window.last_step)
         if episode is not None:
             return Check(Status.OPEN, f"{_finding(episode, state).title}.")
-        if state.judged:
+        if state.judged >= self.policy.recent:
             why = f"At {count(state.judged, 'sample')} no place knew the token after it."
             return Check(Status.OK, why)
-        if not state.recent:
+        if not state.judged:
             why = "No cross entropy was seen whose targets are the inputs, one place on."
             return Check(Status.NOT_APPLICABLE if state.others else Status.MISSING_INPUT, why)
-        why = f"{count(len(state.recent), 'sample')} of {self.policy.recent} needed."
+        why = f"{count(state.judged, 'sample')} of {self.policy.recent} needed."
         return Check(Status.INSUFFICIENT_DATA, why)
 
 

@@ -29,6 +29,10 @@ class LowPolicy(Policy):
         evidence: losses that are needed before anything is judged.
         small_update: median update, relative to the parameters, below which it is too small;
             healthy medians lie above 4e-5.
+        least_path: the same, of all steps so far together, where the answers are no better than a
+            constant one: the steps add up to no more than this share of the parameters even if
+            all have one direction, and a random initialisation is no answer but for some per cent.
+        unexplained: share of the deviance explained, up to which they are no better.
         usual_update: update that the remedy aims at; usual is 1e-4 to 1e-2.
         updates: sampled updates that are needed before their size counts.
         min_gain: share of the first losses that has to be gained.
@@ -46,6 +50,8 @@ class LowPolicy(Policy):
 
     evidence: Observations = 200
     small_update: Share = 1e-5
+    least_path: Share = 0.02
+    unexplained: Share = 0.01
     usual_update: Share = 1e-3
     updates: Count = 10
     min_gain: Share = 0.05
@@ -79,6 +85,7 @@ class LowState:
     """What `lr.too_low` remembers.
 
     Attributes:
+        steps: so far, where updates are judged.
         drop: step at which the rate fell, the losses just before, and how many came since.
     """
 
@@ -88,10 +95,12 @@ class LowState:
     progress: Progress = field(default_factory=Progress)
     first: list[float] = field(default_factory=list)
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    shares: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     rate: float = math.nan
     peak: float = 0.0
     peak_step: int = -1
     rates: int = 0
+    steps: int = 0
     signed: bool = False
     drop: int = -1
     drop_losses: tuple[float, ...] = ()
@@ -105,7 +114,9 @@ class RateTooLow(Detector[LowState]):
     Statistic:
         From the start: after 200 losses the mean of the last 100 is less than 5 % below that of
         the first 50, the median update of 10 sampled steps or more is above 0 and below 1e-5 of
-        the parameters, and the accuracy, where there is one, is 0.6 or less. All at once: the rate
+        the parameters, and the accuracy, where there is one, is 0.6 or less. Or it is below 0.02
+        over the number of steps, and the share of the deviance that the answers explain (its
+        median over the last 100) is 0.01 or less. All at once: the rate
         falls to 1 % of its peak or less within 60 losses while the loss was falling (by more than
         3 % of the progress made over the 60 before) and above a tenth of its start; 100 losses
         later less than an eighth of that has been gained. Steady decay is neither: it leaves the
@@ -126,7 +137,7 @@ class RateTooLow(Detector[LowState]):
     kinds: ClassVar[tuple[str, ...]] = ("lr.too_low",)
     policies: ClassVar[type[Policy]] = LowPolicy
     needs: ClassVar[tuple[str, ...]] = ("loss", "lr")
-    wants: ClassVar[tuple[str, ...]] = ("update_ratio", "accuracy")
+    wants: ClassVar[tuple[str, ...]] = ("update_ratio", "accuracy", "explained_deviance")
 
     policy: LowPolicy
 
@@ -149,6 +160,8 @@ class RateTooLow(Detector[LowState]):
                 state.updates.append(row["update_ratio"])
             if math.isfinite(row.get("accuracy", math.nan)):
                 state.accuracies.append(row["accuracy"])
+            if math.isfinite(row.get("explained_deviance", math.nan)):
+                state.shares.append(row["explained_deviance"])
             if math.isfinite(row.get("lr", math.nan)):
                 self._rate(step, row["lr"], state)
             loss = row.get("loss", math.nan)
@@ -190,7 +203,7 @@ class RateTooLow(Detector[LowState]):
             state.before.clear()
 
     def _judge(self, step: int, state: LowState) -> None:
-        found = self._collapsed(state) or self._from_the_start(state)
+        found = self._collapsed(state) or self._from_the_start(step, state)
         if found is None:
             state.watch.good(step)
             return
@@ -223,7 +236,7 @@ class RateTooLow(Detector[LowState]):
             state.rate, state.peak, median(state.updates), level, last, state.drop, gained, later
         )
 
-    def _from_the_start(self, state: LowState) -> Slow | None:
+    def _from_the_start(self, step: int, state: LowState) -> Slow | None:
         if state.progress.count < self.policy.evidence or len(state.updates) < self.policy.updates:
             return None
         first, last = float(np.mean(state.first)), float(np.mean(state.last))
@@ -231,9 +244,11 @@ class RateTooLow(Detector[LowState]):
         accuracy = float(np.mean(state.accuracies)) if state.accuracies else 0.0
         still = first - last <= self.policy.min_gain * abs(first)
         # A rate that was high and has come down is the end of a schedule, not its beginning.
-        if not (
-            still and 0 < update < self.policy.small_update and accuracy <= self.policy.learned
-        ):
+        state.steps = step - state.progress.spacing.first + 1
+        limit = self.policy.small_update
+        if median(state.shares) <= self.policy.unexplained:
+            limit = max(limit, self.policy.least_path / state.steps)
+        if not (still and 0 < update < limit and accuracy <= self.policy.learned):
             return None
         if state.rate < self.policy.ending * state.peak:
             return None
@@ -303,8 +318,10 @@ def _finding(episode: Episode[Slow], state: LowState, policy: LowPolicy, window:
         )
         share = (facts.first - facts.last) / abs(facts.first) if facts.first else 0.0
         cause = (
-            f"The loss gained {percent(max(share, 0.0))} over the run so far. Updates of usual "
-            f"size are {number(times)} times as large."
+            f"The loss gained {percent(max(share, 0.0))} over the run so far. Even if all "
+            f"{count(state.steps, 'step')} had one direction they would have changed the "
+            f"parameters by {number(100 * state.steps * facts.update)} % of their size. Updates "
+            f"of usual size are {number(times)} times as large."
         )
         remedy = (
             f"Raise the learning rate tenfold at a time, up to {number(facts.rate * times)}, at "

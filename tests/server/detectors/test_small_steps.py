@@ -1,0 +1,48 @@
+"""Steps that add up to next to nothing: whether that is the rate's fault."""
+
+import numpy as np
+import pytest
+
+from rankscope.server.detectors.rate import RateTooLow
+from tests.support.judging import judge
+from tests.support.traces import Trace
+
+STEPS = 440
+
+
+def alerts(*, update=3e-5, explained=-0.05, gain=0.0, seed=0):
+    random = np.random.default_rng(seed)
+    shape = 2, STEPS
+    loss = (
+        1.4 * (1 - gain * np.linspace(0, 1, STEPS)) * np.exp(0.05 * random.standard_normal(shape))
+    )
+    series = {
+        "loss": loss,
+        "lr": np.full(shape, 1e-5),
+        "update_ratio": update * np.exp(0.1 * random.standard_normal(shape)),
+    }
+    if explained is not None:
+        series["explained_deviance"] = explained + 0.02 * random.standard_normal(shape)
+    trace = Trace("small steps", seed, np.arange(STEPS), series)
+    whole, cut = (judge(trace, [RateTooLow()], cuts).alerts for cuts in ((), range(0, STEPS, 33)))
+    assert [(a.first_step, a.severity) for a in whole] == [(a.first_step, a.severity) for a in cut]
+    return whole
+
+
+def test_all_steps_together_are_too_small_to_learn_anything():
+    (alert,) = alerts()
+    assert (alert.kind, alert.severity, alert.first_step) == ("lr.too_low", "warning", 0)
+    assert "440 steps had one direction" in alert.cause
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"update": 1e-3},  # as much as it takes
+        {"explained": 0.4},  # a training that goes on from something learned
+        {"explained": None},
+        {"gain": 0.3},
+    ],
+)
+def test_not_where_the_steps_suffice_or_something_is_known(other):
+    assert not alerts(**other)
