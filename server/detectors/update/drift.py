@@ -20,6 +20,8 @@ from rankscope.server.window import Check, Status, Window
 _REMEMBERED = 512
 # Norms of which the one at a step is the median.
 _AROUND = 5
+# Share of the largest norm above which nothing has faded yet.
+_WHOLE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +168,16 @@ class UpdateDrift(Detector[DriftState]):
 
 
 def _onset(state: DriftState, grows: bool, policy: DriftPolicy) -> int:
-    """The first step after which it was never back within half of the way, by factors."""
+    """The first step of the growth or the fading.
+
+    Steps of a training make a norm grow, too: growth counts from where it was never back within
+    half of the way, by factors. None of them makes it fade by a twentieth: from there on it fades.
+    """
     if grows:
         limit = state.first * math.sqrt(policy.grown)
         usual = [n for n, norm in enumerate(state.norms) if norm <= limit]
     else:
-        limit = state.worst * math.sqrt(policy.faded)
-        usual = [n for n, norm in enumerate(state.norms) if norm >= limit]
+        usual = [n for n, norm in enumerate(state.norms) if norm >= _WHOLE * state.worst]
     return state.steps[min(usual[-1] + 1 if usual else 0, len(state.steps) - 1)]
 
 
