@@ -116,6 +116,7 @@ def test_kinds():
         "loss.mismatch",
         "data.unmixed",
         "data.leaked",
+        "mode.settings",
         "throughput.dropped",
     )
     assert {*KINDS, *since} <= set(registry.KINDS)

@@ -17,6 +17,8 @@ from rankscope.agent.probes.base import Context, Probe, StepFacts
 _EVENT = "mode.changed"
 # Names that an event lists, and events of one process: a trainer may change modes at every step.
 _MOST_NAMES, _MOST_EVENTS = 200, 64
+# Rate of a dropout from which on a tenth of what a layer gives is left, or less.
+_MOST_DROPPED = 0.9
 # Functions of torch that draw what they drop, where they are told that it is training.
 _DROPPING = frozenset(
     ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -54,7 +56,10 @@ class Mode(Probe):
 
     The event `mode.changed` says which they are: at the first step and at each change, 64 times at
     most; and how many of the normalizations in eval are `new`, with statistics of no batch at all
-    (`new_trained`: of these, how many have a weight that requires a gradient).
+    (`new_trained`: of these, how many have a weight that requires a gradient). It lists, too, what
+    of the modules in training mode does more than is usual or nothing: `dropping`, [name, rate] of
+    dropout modules with a rate of 0.9 or more, and `still`, normalizations with a momentum of 0
+    that began with statistics of no batch and keep them.
     """
 
     name = "mode"
@@ -69,6 +74,7 @@ class Mode(Probe):
         self._evaluates = False  # the whole model, at the last sample
         # Read before the first step: on a device it waits for it.
         self._new = {id(m) for m in self._core.modules() if _is_new(m)}
+        self._began_new = frozenset(self._new)
         self._reported: tuple[bool, tuple[str, ...], int] | None = None
         self._events = 0
 
@@ -98,7 +104,23 @@ class Mode(Probe):
                 new = [one.module for one in off if id(one.module) in self._new]
                 data["new"] = len(new)
                 data["new_trained"] = sum(_is_trained(module) for module in new)
+                data |= self._extreme(dependent)
                 context.event(facts.step, _EVENT, text, data)
+
+    def _extreme(self, dependent: tuple[ModeDependent, ...]) -> dict[str, Any]:
+        training = [one for one in dependent if one.module.training]
+        dropping = [
+            [one.name, float(one.module.p)]
+            for one in training
+            if isinstance(one.module, _DropoutNd) and one.module.p >= _MOST_DROPPED
+        ]
+        still = [
+            one.name
+            for one in training
+            if id(one.module) in self._began_new and getattr(one.module, "momentum", None) == 0
+        ]
+        lists = {"dropping": dropping[:_MOST_NAMES], "still": still[:_MOST_NAMES]}
+        return {name: found for name, found in lists.items() if found}
 
     def _mode_dependent(self) -> tuple[ModeDependent, ...]:
         named = self.context.modules.named()

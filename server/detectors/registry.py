@@ -67,6 +67,7 @@ REGISTRY: Mapping[str, str] = {
     "lr.batch_mismatch": "rate.mismatch:RateMismatch",
     "batch.noise": "batch.noise:BatchNoise",
     "mode.evaluation": "mode:EvaluationMode",
+    "mode.settings": "mode_settings:ModeSettings",
     "push.stale": "push.stale:PushStale",
     "push.lost": "push.lost:PushLost",
     "rng.shared": "data.randomness:RandomShared",
