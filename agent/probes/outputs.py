@@ -19,13 +19,15 @@ from rankscope.agent.steps.autograd import graph_task
 # Samples of an output whose directions are compared, and numbers of each of them: the mean of 64
 # random directions has a squared length of 1/64, an error of the spread of less than 2 %.
 _SAMPLES, _NUMBERS = 64, 256
+# Numbers of a sample of which its reconstruction is one.
+_LEAST = 8
 # Outputs of one step that are compared: of more micro-batches the first ones show it.
 _MOST = 16
 _level = torch._C._functorch.maybe_current_level
 
 
 class Outputs(Probe):
-    """`output_spread` of the vectors that the model returns, and `outputs_compared`.
+    """`output_spread` of the vectors that the model returns, `outputs_compared`; reconstructions.
 
     Tier `full`: an operation over 64 vectors of up to 256 numbers for each output of a sampled
     step. At other steps nothing is hooked.
@@ -36,6 +38,10 @@ class Outputs(Probe):
     point numbers with two dimensions that carry a gradient; of several shapes, those of which there
     are most: `outputs_compared` is their number. A model that returns none (its loss is
     computed inside) is represented by the last module with weights that was called in each pass.
+
+    `reconstruction_spread` is the same of outputs that have the shape of the first tensor of
+    floating point numbers that the model is given, whatever its dimensions: of 8 numbers a sample
+    and two samples or more.
 
     Compiled modules have no hooks and are not seen.
     """
@@ -54,11 +60,23 @@ class Outputs(Probe):
         self._inner: list[nn.Module] = []
         self._last: nn.Module | None = None
         self._seconds = 0.0
+        # Of the model's input, and the directions of outputs of that shape.
+        self._given: tuple[int, ...] = ()
+        self._rebuilt: list[torch.Tensor] = []
         # Held by the hooks weakly and called through them.
         self.module_called = context.guarded(self.name, self._module_called)
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """Puts the hooks in place, in time for this call."""
+        if self.context.full:
+            self._given = next(
+                (
+                    tuple(t.shape)
+                    for t in tensors_in(args, kwargs)
+                    if readable(t) and t.is_floating_point()
+                ),
+                (),
+            )
         if self._hooks or not self.context.full or not self.context.trains(self._core):
             return
         began = processor_time()
@@ -88,14 +106,18 @@ class Outputs(Probe):
             self._last = module  # until another one is called
             return
         for tensor in tensors_in(output):
-            if not _is_of_vectors(tensor):
+            rebuilt = not place and _is_rebuilt(tensor, self._given)
+            if not (rebuilt or _is_of_vectors(tensor)):
                 continue
             is_large = tensor.numel() > SMALL
             clock = processor_time if is_large else time.perf_counter
             began = clock()
-            known = self._found.setdefault(tuple(tensor.shape[1:]), [])
-            if len(known) < _MOST:
-                known.append(_directions(tensor))
+            if rebuilt and len(self._rebuilt) < _MOST:
+                self._rebuilt.append(_directions(tensor.detach().flatten(1)))
+            if _is_of_vectors(tensor):
+                known = self._found.setdefault(tuple(tensor.shape[1:]), [])
+                if len(known) < _MOST:
+                    known.append(_directions(tensor))
             spent = clock() - began
             self._seconds += spent if is_large else min(spent, LONGEST_PIECE)
 
@@ -107,6 +129,10 @@ class Outputs(Probe):
         with facts.charged("full"), torch.no_grad():
             self._hooks.take_off()
             found, self._found = self._found, {}
+            rebuilt, self._rebuilt = self._rebuilt, []
+            if rebuilt and len({one.device for one in rebuilt}) == 1:
+                spread = 1 - torch.cat(rebuilt).mean(0).square().sum()
+                facts.scalars["reconstruction_spread"] = spread
             if not found and not self._inner:
                 self._inner = self._weighted()
             most = max(found.values(), key=len, default=[])
@@ -130,6 +156,20 @@ def _is_of_vectors(tensor: torch.Tensor) -> bool:
         and tensor.dim() == 2
         and tensor.shape[0] > 0
         and tensor.shape[1] > 1
+        and tensor.is_floating_point()
+        and tensor.requires_grad
+    )
+
+
+def _is_rebuilt(tensor: torch.Tensor, given: tuple[int, ...]) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and readable(tensor)
+        and tensor.layout is torch.strided
+        and tensor.dim() > 1
+        and tuple(tensor.shape) == given
+        and tensor.shape[0] > 1
+        and tensor.numel() >= _LEAST * tensor.shape[0]
         and tensor.is_floating_point()
         and tensor.requires_grad
     )

@@ -28,7 +28,7 @@ class LeakedPolicy(Policy):
     """
 
     recent: Observations = 16
-    share: Share = 0.75
+    share: Share = 0.85
     margin: Number = 0.3
 
 
@@ -67,7 +67,7 @@ class TargetsLeaked(Detector[LeakedState]):
     Statistic:
         Of sequences whose targets are their inputs one place on (checked token by token), the last
         place's target is the only one that the input does not hold. At 16 consecutive samples the
-        mean cross entropy at the worst of 64 other places lies below 75 % of that at the last one,
+        mean cross entropy at the worst of 64 other places lies below 85 % of that at the last one,
         by more than 0.3 nats (means over the sequences of 16 samples). Over after 8 steps without.
 
     Severity:

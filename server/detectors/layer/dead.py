@@ -12,8 +12,8 @@ import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.layer import collapsed
-from rankscope.server.detectors.layer.collapsed import CollapsedPolicy, CollapsedState
+from rankscope.server.detectors.layer import collapsed, reconstruction
+from rankscope.server.detectors.layer.collapsed import CollapsedState
 from rankscope.server.detectors.layer.cut import Cut, cut_finding, never_finding
 from rankscope.server.detectors.policy import Count, Number, Observations, Policy, Share, Steps
 from rankscope.server.detectors.samples import LayerSample, layer_samples
@@ -28,7 +28,7 @@ _MAX_NAMES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class DeadPolicy(CollapsedPolicy):
+class DeadPolicy(reconstruction.ReconstructionPolicy):
     """Thresholds of `layer.dead`.
 
     Attributes:
@@ -115,6 +115,7 @@ class DeadState:
     never: Watch[Cut]
     units: dict[str, Watch[Idle]]
     outputs: CollapsedState
+    rebuilt: reconstruction.ReconstructionState
     steps: int = 0
     counted: int = 0
     nothing_left: int = 0
@@ -152,8 +153,10 @@ class LayerDead(Detector[DeadState]):
         compared with each other and not with targets (two or more of a shape in a step, and no
         `explained_deviance`), the median spread of their directions at 16 consecutive of 100
         observations or more is below 0.1, below a quarter of that at first and of that of the
-        inputs, and no more than 1.5 times its lowest, while the loss is at its best. Over after 8
-        steps without it.
+        inputs, and no more than 1.5 times its lowest, while the loss is at its best. Or, where an
+        output has the shape of the input, the median spread of 32 of 160 or more is below 5 % of
+        the square of `input_spread`, while the last 100 losses do not fall (Mann-Kendall Z above
+        -2.5). Over after 8 steps (32) without it.
 
     Severity:
         Warning for tensors without a gradient, critical for more than half of them; info for those
@@ -161,13 +164,15 @@ class LayerDead(Detector[DeadState]):
         optimizer holds). Warning for more than half of a module's units
         dead, once the median of 16 losses after it is not 10 % below that before, and at once where
         a step had overwritten the parameters; until then, and where the rest learns on, info.
-        Critical from 90 % on; info for saturated ones. Critical for outputs that are alike.
+        Critical from 90 % on; info for saturated ones. Critical for outputs that are alike, a
+        warning for those in the shape of the input.
 
     Evidence:
         `missing` (tensors without a gradient) `of` this many, `usual`; of units `shares` by module,
         `largest_update` before it, relative to the parameters, and `input_spread` where it is
         posted: of samples that are all alike units have no choice. Of outputs `output_spread` and
-        `output_spread_at_first`, and the `loss` and `loss_at_first`.
+        `output_spread_at_first`, and the `loss` and `loss_at_first`; of those in the shape of the
+        input `reconstruction_spread`.
 
     Source:
         pytorch/pytorch#84911 and the like: a layer that is frozen by a `detach`. Dead units: Lu et
@@ -182,6 +187,7 @@ class LayerDead(Detector[DeadState]):
         *("tensors_without_gradient", "loss"),
         *("update_ratio", "input_spread"),
         *collapsed.SERIES,
+        *reconstruction.SERIES,
     )
 
     policy: DeadPolicy
@@ -200,6 +206,7 @@ class LayerDead(Detector[DeadState]):
             never=Watch(calm),
             units={what: Watch(calm) for what in _METRICS.values()},
             outputs=CollapsedState(Watch(calm)),
+            rebuilt=reconstruction.ReconstructionState(self.policy),
         )
 
     def advance(self, window: Window, state: DeadState) -> Outcome:
@@ -229,8 +236,10 @@ class LayerDead(Detector[DeadState]):
             for metric, what in _METRICS.items():
                 if metric in found:
                     self._units(found[metric], what, state)
-        for step, row in together(window, "loss", "input_spread", *collapsed.SERIES):
+        outputs = *collapsed.SERIES, *reconstruction.SERIES
+        for step, row in together(window, "loss", "input_spread", *outputs):
             state.outputs.push(step, row, self.policy)
+            state.rebuilt.push(step, row)
         findings = [cut_finding(e, window) for e in state.cut.take(window.last_step)]
         findings += [
             never_finding(e, window, large_part=self.policy.large_part)
@@ -242,6 +251,7 @@ class LayerDead(Detector[DeadState]):
             for e in state.units[what].take(window.last_step)
         ]
         findings += [collapsed.finding(e) for e in state.outputs.watch.take(window.last_step)]
+        findings += [reconstruction.finding(e) for e in state.rebuilt.watch.take(window.last_step)]
         return Outcome({"layer.dead": _check(window, state, self.policy)}, tuple(findings))
 
     def _gradients(
@@ -484,6 +494,9 @@ def _check(window: Window, state: DeadState, policy: DeadPolicy) -> Check:
     outputs = state.outputs.watch.open(window.last_step)
     if outputs is not None:
         return Check(Status.OPEN, f"{collapsed.finding(outputs).title}.")
+    rebuilt = state.rebuilt.watch.open(window.last_step)
+    if rebuilt is not None:
+        return Check(Status.OPEN, f"{reconstruction.title_of(rebuilt)}.")
     never = state.never.open(window.last_step)
     if never is not None:
         return Check(

@@ -47,7 +47,7 @@ class LongSteps:
         lost: share of all time that goes into what they take longer.
         in_data: share of what they take longer that lies before the first forward pass; NaN where
             that is not known.
-        since_start: whether the first steps that were folded had them, too.
+        since_start: whether they began in the first steps that are folded.
     """
 
     period: int
@@ -107,7 +107,7 @@ class Recurring:
         if found is None:
             self.watch.good(last)
             return
-        found.since_start = self.watch.judged == self.watch.found
+        found.since_start = found.first_step < self._first + min(_SIZES)
         episode = self.watch.open(last)
         if episode is not None:
             # What it is called does not change while it lasts, and severity never falls.

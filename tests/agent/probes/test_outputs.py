@@ -48,7 +48,7 @@ def test_vectors_that_point_anywhere_have_all_of_it():
 
 @pytest.mark.parametrize("shape", [(8, 1), (8,), (8, 3, 4), ()])
 def test_what_is_no_batch_of_vectors_is_not_compared(shape):
-    assert scalars_of(torch.ones(shape)) == {}
+    assert not {"output_spread", "outputs_compared"} & set(scalars_of(torch.ones(shape)))
 
 
 class LossInside(nn.Module):
@@ -108,3 +108,11 @@ def test_what_a_transformation_or_a_checkpoint_runs_is_not_compared():
     harness.optimizer.step()
     harness.close()
     assert harness.steps[0].scalars["outputs_compared"] == 1
+
+
+def test_outputs_in_the_shape_of_the_input_are_reconstructions():
+    torch.manual_seed(0)
+    assert scalars_of(torch.randn(64, 4, 5))["reconstruction_spread"] == pytest.approx(1, abs=0.03)
+    same = torch.rand(4, 5).expand(32, 4, 5)
+    assert scalars_of(same)["reconstruction_spread"] == pytest.approx(0, abs=1e-6)
+    assert "reconstruction_spread" not in scalars_of(torch.randn(32, 4))

@@ -1,0 +1,137 @@
+"""An output in the shape of its input that is the same whatever the input: nothing goes through."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from rankscope.server.detectors.base import Finding
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.layer.collapsed import CollapsedPolicy
+from rankscope.server.detectors.policy import Observations, Share, Sigmas
+from rankscope.server.detectors.statistics import BLOCK, mann_kendall
+from rankscope.server.detectors.walking import median
+from rankscope.server.detectors.wording import number
+
+SERIES = ("reconstruction_spread",)
+
+
+@dataclass(frozen=True, slots=True)
+class ReconstructionPolicy(CollapsedPolicy):
+    """Thresholds of `layer.dead` for reconstructions that are all the same.
+
+    Attributes:
+        rebuilt: observations before they are judged: autoencoders begin with the mean of the data
+            and stay there for a while, healthy ones too.
+        rebuilt_recent: number of most recent ones, of which the median counts.
+        rebuilt_alike: spread of their directions, as a share of that of the inputs' squares, below
+            which they say nothing of the input. What a narrow code leaves out is noise and detail,
+            and not nineteen of twenty parts.
+        rebuilt_losses: number of most recent losses that have to stand still.
+        rebuilt_falling: Mann-Kendall Z, below 0, from which on these losses still fall.
+    """
+
+    rebuilt: Observations = 160
+    rebuilt_recent: Observations = 32
+    rebuilt_alike: Share = 0.05
+    rebuilt_losses: Observations = 100
+    rebuilt_falling: Sigmas = 2.5
+
+
+@dataclass(slots=True)
+class Same:
+    """Attributes: spread of the reconstructions and of the inputs, the loss, now."""
+
+    spread: float
+    inputs: float
+    loss: float
+
+
+@dataclass(slots=True)
+class ReconstructionState:
+    """What is remembered of them."""
+
+    policy: ReconstructionPolicy
+    watch: Watch[Same] = field(default_factory=lambda: Watch(clear_after=32))
+    counted: int = 0
+    inputs: float = math.nan
+    since: int = -1
+    _recent: deque[float] = field(init=False)
+    _losses: deque[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._recent = deque(maxlen=self.policy.rebuilt_recent)
+        self._losses = deque(maxlen=self.policy.rebuilt_losses)
+
+    def push(self, step: int, row: dict[str, float]) -> None:
+        """Takes what was posted of a step, by series."""
+        if math.isfinite(row.get("input_spread", math.nan)):
+            self.inputs = row["input_spread"]
+        if math.isfinite(row.get("loss", math.nan)):
+            self._losses.append(row["loss"])
+        spread = row.get(SERIES[0], math.nan)
+        if not math.isfinite(spread) or not math.isfinite(self.inputs):
+            return
+        self.counted += 1
+        self._recent.append(spread)
+        # Since when each one was alike, but for one or two.
+        alike = self.policy.rebuilt_alike * self.inputs**2
+        if spread >= alike and median(self._recent) >= alike:
+            self.since = -1
+        elif self.since < 0:
+            self.since = step
+        if self.counted >= self.policy.rebuilt:
+            self._judge(step, alike)
+
+    def _judge(self, step: int, alike: float) -> None:
+        policy, losses = self.policy, list(self._losses)
+        spread = median(self._recent)
+        if spread >= alike or len(losses) < policy.rebuilt_losses:
+            self.watch.good(step)
+            return
+        if self.watch.open(step) is None:
+            blocks = [median(losses[at : at + BLOCK]) for at in range(0, len(losses), BLOCK)]
+            if mann_kendall(blocks) < -policy.rebuilt_falling:
+                self.watch.good(step)
+                return
+        facts = Same(spread, self.inputs, median(losses))
+        self.watch.bad(step, facts, first_step=max(self.since, 0)).facts = facts
+
+
+def title_of(episode: Episode[Same]) -> str:
+    """What is so, in a line."""
+    return f"All inputs are given back as the same output, since step {episode.first_step}"
+
+
+def finding(episode: Episode[Same]) -> Finding:
+    """What is reported of it."""
+    facts = episode.facts
+    return Finding(
+        kind="layer.dead",
+        key="reconstruction",
+        severity="warning",
+        title=title_of(episode),
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=episode.first_step,
+        cause=(
+            "The model returns something in the shape of what it is given, and for all samples of "
+            f"a batch nearly the same: the directions have a spread of {number(facts.spread)}, "
+            f"while the inputs scatter by {number(facts.inputs)} of their size. The loss stands "
+            f"still at {number(facts.loss)}. The code between both says nothing of the input "
+            "(posterior collapse, in a variational autoencoder), or the output does not use it."
+        ),
+        remedy=(
+            "Give the term that holds the code at its prior (KL, commitment, sparsity) less "
+            "weight, warm it up from 0, or leave it some free bits; check that it is summed or "
+            "averaged over the same things as the reconstruction. Else look for what cuts the "
+            "decoder off: a detached code, dead units, a code of the wrong sample."
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "reconstruction_spread": facts.spread,
+            "input_spread": facts.inputs,
+            "loss": facts.loss,
+        },
+    )

@@ -1,0 +1,39 @@
+"""Outputs in the shape of their inputs that are all the same."""
+
+import numpy as np
+import pytest
+
+from rankscope.server.detectors.layer import LayerDead
+from tests.support.judging import judge
+from tests.support.traces import Trace
+
+STEPS = 400
+
+
+def alerts(*, spread=0.002, since=0, falls=False, inputs=0.7, cuts=(), seed=0):
+    random = np.random.default_rng(seed)
+    each, shape = np.arange(STEPS), (1, STEPS)
+    loss = 20 + 10 * (np.linspace(1, 0, STEPS) if falls else np.exp(-each / 30))
+    spreads = np.where(each < since, 0.2, spread) * np.exp(0.3 * random.standard_normal(shape))
+    series = {
+        "loss": loss + 0.3 * random.standard_normal(shape),
+        "input_spread": np.full(shape, inputs),
+        "reconstruction_spread": spreads,
+        "tensors_without_gradient": np.zeros(shape),
+    }
+    return judge(Trace("rebuilt", seed, each, series), [LayerDead()], cuts).alerts
+
+
+@pytest.mark.parametrize("since", [0, 120])
+def test_every_input_is_given_back_as_the_same_output(since):
+    (alert,) = alerts(since=since)
+    assert (alert.kind, alert.severity, alert.state) == ("layer.dead", "warning", "open")
+    assert alert.first_step == pytest.approx(since, abs=20)
+    assert "posterior collapse" in alert.cause
+    (cut,) = alerts(since=since, cuts=range(0, STEPS, 33))
+    assert (cut.first_step, cut.evidence) == (alert.first_step, alert.evidence)
+
+
+@pytest.mark.parametrize("other", [{"spread": 0.1}, {"falls": True}, {"inputs": 0.05}])
+def test_not_where_inputs_shine_through_or_the_loss_falls(other):
+    assert not alerts(**other)
