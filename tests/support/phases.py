@@ -263,3 +263,14 @@ def next_tokens(
     ]
     series = dict(zip(("next_token_seen", "next_token_unseen"), rows, strict=True))
     return Trace("next tokens", seed, np.arange(steps), series)
+
+
+def module_settings(seed: int, *, said: dict | None = None, steps: int = 60) -> Trace:
+    """Two ranks that say at their first step what their modules are; None: nothing."""
+    events = tuple(
+        Occurrence(rank, 0, "mode.changed", "", {"of": 2, **said})
+        for rank in range(2)
+        if said is not None
+    )
+    series = {"modules_in_eval": np.zeros((2, steps))}
+    return Trace("module settings", seed, np.arange(steps), series, events=events)

@@ -33,6 +33,10 @@ _NAMED = (
 )
 
 
+# Norms of gradients as a loss scaler has scaled them: they grow with the scale.
+_SCALED = frozenset(("grad_norm_local",))
+
+
 @dataclass(slots=True)
 class Blocks:
     """Observations that do not make a block yet.
@@ -232,6 +236,8 @@ class MetricAnomaly(Detector[AnomalyState]):
         if track.members != (members := tuple(compared.tolist())):
             state.tracks[name] = track = Track(members, Peers(compared), silence=track.silence)
         steps, rows = rank_rows(window, name)
+        if name in _SCALED:
+            rows = _unscaled(window, steps, rows)
         if len(compared) < len(window.ranks):
             rows = rows[:, np.searchsorted(window.ranks, compared)]
         known = np.isfinite(rows)
@@ -320,3 +326,13 @@ class MetricAnomaly(Detector[AnomalyState]):
 
 def _chosen(steps: Int64, rows: Float64, which: Bool) -> tuple[Int64, Float64]:
     return (steps, rows) if which.all() else (steps[which], rows[which])
+
+
+def _unscaled(window: Window, steps: Int64, rows: Float64) -> Float64:
+    """Values without the loss scale of their step, where there is one: float64 [N, R]."""
+    scaled, scales = rank_rows(window, "amp_scale")
+    if not len(scaled):
+        return rows
+    at = np.minimum(np.searchsorted(scaled, steps), len(scaled) - 1)
+    known = (scaled[at] == steps)[:, None] & (scales[at] > 0)
+    return np.where(known, rows / np.where(known, scales[at], 1.0), np.nan)

@@ -10,6 +10,7 @@ from rankscope.server.detectors.rank.loss_outlier import RankLossOutlier
 from tests.support.judging import judge
 from tests.support.logged import logged
 from tests.support.scenarios import recorded
+from tests.support.traces import Trace
 
 # Healthy courses of a user's series, and what a warning would have to be mistaken for.
 COURSES = ("none", "smoothed", "drifts", "phases")
@@ -94,3 +95,14 @@ def test_thousands_of_series_are_not_all_judged_and_that_is_said():
         trace.series[f"m{number:03}"] = trace.series["margin"]
     found = judge(trace, [MetricAnomaly()])
     assert found.checks["metric.anomaly"].why.endswith(" more are not.")
+
+
+@pytest.mark.parametrize("seed", [0, 2, 5])
+def test_gradients_under_a_loss_scale_are_compared_without_it(seed):
+    """They grow with the scale, and so do the distances of the ranks."""
+    random = np.random.default_rng(seed)
+    steps = np.arange(700)
+    scale = 2.0 ** (12 + steps // 100) * np.ones((2, 1))
+    norms = scale * np.exp(0.3 * random.standard_normal((2, len(steps))))
+    series = {"grad_norm_local": norms, "amp_scale": scale}
+    assert not alerts(Trace("scaled", seed, steps, series))
