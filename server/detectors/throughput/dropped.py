@@ -124,9 +124,9 @@ class ThroughputDropped(Detector[DroppedState]):
         the longest take above the others, twice as much and 10 ms, is a third of all time.
 
     Severity:
-        Warning. Info for steps that are long at equal distances from the start on, unless it is
-        within the forward and backward pass: loops that collect samples between rounds of steps,
-        or save, are made so.
+        Warning. Info for steps that are long at equal distances from the start on: loops that
+        collect samples between rounds of steps, or save, and optimizers that prepare something
+        every so often are made so.
 
     Evidence:
         `step_seconds_before`, `step_seconds`, `times`; `more_data_seconds`, `more_compute_seconds`,

@@ -61,9 +61,8 @@ class LongSteps:
 
     @property
     def severity(self) -> str:
-        """Info for what a loop does between steps from its start on: it may be its plan."""
-        planned = self.since_start and not self.in_data < 0.5
-        return "info" if planned else "warning"
+        """Info for what was so from the start on: a loop, or an optimizer, may be made so."""
+        return "info" if self.since_start else "warning"
 
 
 @dataclass(slots=True)
@@ -110,10 +109,8 @@ class Recurring:
         found.since_start = found.first_step < self._first + min(_SIZES)
         episode = self.watch.open(last)
         if episode is not None:
-            # What it is called does not change while it lasts, and severity never falls.
-            found.since_start &= episode.facts.since_start
-            if episode.facts.severity == "warning":
-                found.in_data = episode.facts.in_data
+            # When it began is known best by the window that found it first.
+            found.since_start = episode.facts.since_start
         self.watch.bad(last, found, first_step=found.first_step).facts = found
 
     def _fold(self, rows: Float64, start: int, size: int) -> LongSteps | None:
