@@ -19,6 +19,8 @@ from rankscope.server.window import Check, Status, Window
 
 # Losses from one sample to the next.
 _STRIDE = 10
+# Of the learning rate to what it was 100 observations ago, from which on it is being warmed up.
+_RISING = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class LowState:
     first: list[float] = field(default_factory=list)
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     shares: deque[float] = field(default_factory=lambda: deque(maxlen=100))
+    recent_rates: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     rate: float = math.nan
     peak: float = 0.0
     peak_step: int = -1
@@ -116,7 +119,7 @@ class RateTooLow(Detector[LowState]):
         the first 50, the median update of 10 sampled steps or more is above 0 and below 1e-5 of
         the parameters, and the accuracy, where there is one, is 0.6 or less. Or it is below 0.02
         over the number of steps, and the share of the deviance that the answers explain (its
-        median over the last 100) is 0.01 or less. All at once: the rate
+        median over the last 100) is 0.01 or less, while the rate does not rise. All at once: it
         falls to 1 % of its peak or less within 60 losses while the loss was falling (by more than
         3 % of the progress made over the 60 before) and above a tenth of its start; 100 losses
         later less than an eighth of that has been gained. Steady decay is neither: it leaves the
@@ -186,6 +189,7 @@ class RateTooLow(Detector[LowState]):
     def _rate(self, step: int, rate: float, state: LowState) -> None:
         state.rates += 1
         state.rate = rate
+        state.recent_rates.append(rate)
         if rate >= state.peak:
             state.peak = rate
         # The last step at which the rate was one to learn with: half its peak.
@@ -246,7 +250,9 @@ class RateTooLow(Detector[LowState]):
         # A rate that was high and has come down is the end of a schedule, not its beginning.
         state.steps = step - state.progress.spacing.first + 1
         limit = self.policy.small_update
-        if median(state.shares) <= self.policy.unexplained:
+        # A warm-up is on its way to a rate that teaches.
+        warm = bool(state.recent_rates) and state.rate > _RISING * state.recent_rates[0]
+        if median(state.shares) <= self.policy.unexplained and not warm:
             limit = max(limit, self.policy.least_path / state.steps)
         if not (still and 0 < update < limit and accuracy <= self.policy.learned):
             return None

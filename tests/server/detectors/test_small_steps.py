@@ -10,7 +10,7 @@ from tests.support.traces import Trace
 STEPS = 440
 
 
-def alerts(*, update=3e-5, explained=-0.05, gain=0.0, seed=0):
+def alerts(*, update=3e-5, explained=-0.05, gain=0.0, warm=False, seed=0):
     random = np.random.default_rng(seed)
     shape = 2, STEPS
     loss = (
@@ -18,7 +18,7 @@ def alerts(*, update=3e-5, explained=-0.05, gain=0.0, seed=0):
     )
     series = {
         "loss": loss,
-        "lr": np.full(shape, 1e-5),
+        "lr": 1e-5 * (1 + np.arange(STEPS) * warm) * np.ones(shape),
         "update_ratio": update * np.exp(0.1 * random.standard_normal(shape)),
     }
     if explained is not None:
@@ -42,6 +42,7 @@ def test_all_steps_together_are_too_small_to_learn_anything():
         {"explained": 0.4},  # a training that goes on from something learned
         {"explained": None},
         {"gain": 0.3},
+        {"warm": True},
     ],
 )
 def test_not_where_the_steps_suffice_or_something_is_known(other):
