@@ -14,6 +14,7 @@ from rankscope.server.detectors.accuracy.falling import FallingPolicy, Scores
 from rankscope.server.detectors.base import Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.policy import Blocks, Observations, Policy, Share, Sigmas, Steps
+from rankscope.server.detectors.recurrence import Folds, detrended, folded
 from rankscope.server.detectors.walking import median, noise_of_mean, together
 from rankscope.server.detectors.wording import listing, number, percent
 from rankscope.server.window import Check, Status, Window
@@ -35,6 +36,8 @@ class StalledPolicy(FallingPolicy):
         gain: rise of the accuracy since the start up to which nothing was gained, or more where
             `gain_error` allows it.
         high: accuracy from which on nothing is left to gain.
+        unlike: difference of the accuracies of two places of a period, from which on it says why:
+            batches of one source differ by a tenth where they have 32 samples.
         min_error: standard errors of the difference between the halves that count as no change.
         gain_error: standard errors of the rise since the start that count as no gain.
         blocks: number of most recent blocks that are judged.
@@ -49,12 +52,22 @@ class StalledPolicy(FallingPolicy):
     flat: Share = 0.005
     gain: Share = 0.05
     high: Share = 0.97
+    unlike: Share = 0.2
     min_error: Sigmas = 2.0
     gain_error: Sigmas = 3.0
     blocks: Blocks = 20
     first: Observations = 50
     small_update: Share = 3e-4
     calm: Steps = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A period of the accuracy, in observations, with the lowest and the highest of its places."""
+
+    period: int
+    low: float
+    high: float
 
 
 @dataclass(slots=True)
@@ -68,11 +81,16 @@ class Stuck:
     loss_after: float
     update: float
     rate: float
+    turns: Turns | None = None
 
 
 @dataclass(slots=True)
 class StalledState:
-    """What `accuracy.stalled` remembers."""
+    """What `accuracy.stalled` remembers.
+
+    Attributes:
+        turns: by the length of the window, what its newest one showed.
+    """
 
     course: Course
     watch: Watch[Stuck]
@@ -81,6 +99,8 @@ class StalledState:
     observed: int = 0
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     rate: float = math.nan
+    folds: Folds = field(default_factory=Folds)
+    turns: dict[int, Turns] = field(default_factory=dict)
 
 
 class AccuracyStalled(Detector[StalledState]):
@@ -93,7 +113,9 @@ class AccuracyStalled(Detector[StalledState]):
         their difference (or 0.005), and the later one is no better than the first 50 observations
         by more than 3 standard errors (or 0.05). The standard error is that of neighbouring
         differences (von Neumann 1941). An accuracy above 0.97 has nothing to gain. An accuracy
-        that has risen and then stays is no fault of this kind: data have their ceilings. Scores: of
+        that has risen and then stays is no fault of this kind: data have their ceilings. Where the
+        accuracy has a period (as `loss.oscillating` finds shapes that repeat) within which it
+        differs by 0.2, the cause says so. Scores: of
         120 observations or more, examined after each tenth more and 3 times in a row, of a series
         that the user logs and whose name says that higher is better (reward, return, score, f1
         ...), the mean of the last three quarters lies 5 standard errors and 5 % below that of the
@@ -107,7 +129,8 @@ class AccuracyStalled(Detector[StalledState]):
     Evidence:
         `accuracy`, `accuracy_at_start`, `standard_error`, `loss_before`, `loss_after`, and where
         they are posted `update_ratio` and `lr`. Of a score `series`, `before`, `after`,
-        `standard_error`.
+        `standard_error`. Where the accuracy has a period, that and `lowest` and `highest` of the
+        places within it.
 
     Source:
         TheDeepChecker's correlation of loss and accuracy, made directional. Found on every seed of
@@ -140,11 +163,24 @@ class AccuracyStalled(Detector[StalledState]):
             state.rate = row.get("lr", state.rate)
             if math.isfinite(row.get("update_ratio", math.nan)):
                 state.updates.append(row["update_ratio"])
+            if math.isfinite(row.get("accuracy", math.nan)):
+                self._fold(step, row["accuracy"], state)
             if state.course.push(step, row):
                 self._judge(step, state)
         findings = [_finding(e, self.policy) for e in state.watch.take(window.last_step)]
         findings += state.scores.findings(window.last_step)
         return Outcome({"accuracy.stalled": _check(window, state, self.policy)}, tuple(findings))
+
+    def _fold(self, step: int, accuracy: float, state: StalledState) -> None:
+        """Whether some places of a period are answered far better than others."""
+        for size in state.folds.push(step, accuracy):
+            _, values = state.folds.window(size)
+            found = folded(detrended(size) @ values)
+            state.turns.pop(size, None)
+            if found is not None and float(np.ptp(found.profile)) > self.policy.unlike:
+                level = float(values.mean())
+                low, high = level + found.profile.min(), level + found.profile.max()
+                state.turns[size] = Turns(found.length, float(low), float(high))
 
     def _judge(self, step: int, state: StalledState) -> None:
         policy = self.policy
@@ -162,6 +198,7 @@ class AccuracyStalled(Detector[StalledState]):
             return
         update = median(state.updates)
         facts = Stuck(late, at_start, error, *fallen, update, state.rate)
+        facts.turns = next(iter(state.turns.values()), None)
         episode = state.watch.bad(step, facts, first_step=state.course.first_step)
         episode.facts = facts
 
@@ -201,7 +238,20 @@ def _finding(episode: Episode[Stuck], policy: StalledPolicy) -> Finding:
     if math.isfinite(facts.update):
         evidence["update_ratio"] = facts.update
     share = percent(facts.accuracy)
-    if facts.update < policy.small_update:
+    turns = facts.turns
+    if turns is not None:
+        evidence |= {"period": turns.period, "lowest": turns.low, "highest": turns.high}
+        cause = (
+            f"The accuracy has a period of {turns.period} steps: it is {percent(turns.low)} at one "
+            f"place of it and up to {percent(turns.high)} at others. Sources that take turns are "
+            "answered unlike each other: the targets of one do not belong to its inputs, are "
+            "numbered otherwise, or it is far harder; what the others teach it takes back."
+        )
+        remedy = (
+            "Evaluate each source, file or loader worker by itself, and compare targets and inputs "
+            "of the one with the low accuracy with those of the others."
+        )
+    elif facts.update < policy.small_update:
         cause = (
             f"The steps are small: each changes the parameters by {number(facts.update)} of their "
             "size, a tenth of the usual or less. The loss shrinks without any answer changing, as "

@@ -1,0 +1,38 @@
+"""An accuracy that stays where it is because sources that take turns are answered unlike."""
+
+import numpy as np
+import pytest
+
+from rankscope.server.detectors.accuracy import AccuracyStalled
+from tests.support.judging import judge
+from tests.support.traces import Trace
+
+STEPS = 400
+
+
+def alert(places, *, cuts=(), seed=0):
+    """Of a loss that falls; `places`: the accuracy at each place of a period."""
+    random = np.random.default_rng(seed)
+    each, shape = np.arange(STEPS), (2, STEPS)
+    level = np.asarray(places)[each % len(places)]
+    series = {
+        "loss": 1 + np.exp(-each / 150) + 0.03 * random.standard_normal(shape),
+        "accuracy": level + 0.06 * random.standard_normal(shape),
+    }
+    (found,) = judge(Trace("turns", seed, each, series), [AccuracyStalled()], cuts).alerts
+    return found
+
+
+def test_the_source_with_the_low_accuracy_is_named():
+    found = alert([0.76, 0.75, 0.22])
+    assert (found.evidence["period"], found.severity) == (3, "warning")
+    assert found.evidence["lowest"] == pytest.approx(0.22, abs=0.03)
+    assert "period of 3 steps: it is 22 %" in found.cause
+    assert alert([0.76, 0.75, 0.22], cuts=range(0, STEPS, 33)).evidence == found.evidence
+
+
+@pytest.mark.parametrize("places", [[0.57], [0.6, 0.55]])
+def test_sources_that_are_alike_have_no_period(places):
+    found = alert(places)
+    assert "period" not in found.evidence
+    assert "more confident" in found.cause
