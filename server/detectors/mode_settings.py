@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
+from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.wording import count, listing, percent, sentences
 from rankscope.server.window import Check, Occurrence, Status, Window
 
@@ -55,6 +56,15 @@ class ModeSettings(Detector[SettingsState]):
 
     kinds: ClassVar[tuple[str, ...]] = (_KIND,)
     lasting: ClassVar[str] = "settings stay as they are until something sets them"
+    effects: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            root=(_KIND,),
+            consequence=("loss.plateau", "accuracy.stalled", "generalization.gap", "batch.noise"),
+            earliest=-EPISODE,
+            same_ranks=False,
+            why="what the module leaves is little to learn from, or to evaluate by",
+        ),
+    )
 
     def start(self) -> SettingsState:
         """Nothing known yet."""

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import LASTS, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.effects import EPISODE, Rule
 from rankscope.server.detectors.episode import Episode, Watch
 from rankscope.server.detectors.gradient import one_line
 from rankscope.server.detectors.gradient.recurring import Recurrence, Recurring
@@ -119,6 +120,22 @@ class GradientOscillating(Detector[OscillatingState]):
     kinds: ClassVar[tuple[str, ...]] = ("gradient.oscillating",)
     of_one_task: ClassVar[bool] = True
     policies: ClassVar[type[Policy]] = OscillatingPolicy
+    effects: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            root=("gradient.oscillating",),
+            root_key="line",
+            consequence=(
+                "lr.too_high",
+                "loss.",
+                "update.ratio",
+                "gradient.exploding",
+                "batch.noise",
+            ),
+            earliest=-EPISODE,
+            same_ranks=False,
+            why="one combination of the parameters decides every step",
+        ),
+    )
     needs: ClassVar[tuple[str, ...]] = ("grad_norm",)
     wants: ClassVar[tuple[str, ...]] = (
         "grad_norm_preclip",

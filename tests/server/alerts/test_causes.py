@@ -259,6 +259,21 @@ CASES = {
         alert("data.unmixed", 4, last_step=200, seen_step=35),
         True,
     ),
+    "a dropout of 0.95, and nothing that is learned": (
+        forever("mode.settings", 0),
+        alert("loss.plateau", 0),
+        True,
+    ),
+    "statistics that stay as they were made, and a desync": (
+        forever("mode.settings", 0),
+        alert("desync.parameters", 40),
+        False,
+    ),
+    "gradients on one line, and the steps that a rate would be blamed for": (
+        alert("gradient.oscillating", 1, key="line", last_step=300),
+        alert("lr.too_high", 60),
+        True,
+    ),
     "two episodes": (alert("loss.oscillating", 60), alert("loss.diverging", 161), False),
     "two spikes": (alert("loss.spike", 60), alert("loss.spike", 110), True),
     "two spikes far from each other": (alert("loss.spike", 60), alert("loss.spike", 111), False),
