@@ -16,6 +16,7 @@ from rankscope.server.detectors.data.batches import (
     batch_digests,
     label_digests,
 )
+from rankscope.server.detectors.data.own_epochs import OwnEpochs, epochs_finding
 from rankscope.server.detectors.data.own_repeats import OwnRepeats, own_finding
 from rankscope.server.detectors.effects import BLUR, EPISODE, Rule
 from rankscope.server.detectors.episode import Episode, Watch
@@ -132,6 +133,7 @@ class ReplayedState:
     batches: Order = field(default_factory=Order)
     labels: Order = field(default_factory=lambda: Order(Collisions()))
     own: OwnRepeats = field(default_factory=OwnRepeats)
+    own_epochs: OwnEpochs = field(default_factory=OwnEpochs)
     visits: Visits = field(default_factory=Visits)
 
     @property
@@ -155,7 +157,9 @@ class Replayed(Detector[ReplayedState]):
         ones: so an order shows where random augmentation makes each batch a new one.
         Batches that are all the same have no order: 32 consecutive observations of one batch are a
         finding of their own. So are 8 at which some ranks, and not all of them, had the batch of
-        one observation before, or of up to 8 before (twice through). Over 64 steps (8 after a
+        one observation before, or of up to 8 before (twice through); and so is an order, of 9 steps
+        or more, that comes again on some ranks while those of the others are new: as many different
+        consecutive batches as of labels. Over 64 steps (8 after a
         restart) after the last batch of the sequence.
 
     Severity:
@@ -186,6 +190,13 @@ class Replayed(Detector[ReplayedState]):
             consequence=("rank.loss_outlier", "rank.gradient_outlier"),
             earliest=-BLUR,
             why="a model memorises what one rank reads over and over",
+        ),
+        Rule(
+            root=("data.unshuffled",),
+            root_key="own",
+            consequence=("rank.loss_outlier", "rank.gradient_outlier", "data.overlap"),
+            earliest=-BLUR,
+            why="one rank's part of the data is that of another shuffling",
         ),
         Rule(
             root=("data.unshuffled",),
@@ -226,6 +237,7 @@ class Replayed(Detector[ReplayedState]):
                 if order is state.batches:
                     step = int(window.steps[column])
                     state.own.take(step, window.ranks, series.values[:, column])
+                    state.own_epochs.take(step, window.ranks, series.values[:, column])
         # Where both repeat, it is one sequence: that of the batches is known sooner.
         reported = state.labels if state.by_labels else state.batches
         findings = [
@@ -235,6 +247,7 @@ class Replayed(Detector[ReplayedState]):
         ]
         findings += [_stuck(e) for e in state.batches.stuck.take(window.last_step)]
         findings += [own_finding(e) for e in state.own.watch.take(window.last_step)]
+        findings += [epochs_finding(e) for e in state.own_epochs.watch.take(window.last_step)]
         checks = {
             "data.replayed": _check(window, state, reported.restarts, state.batches.restarts),
             "data.unshuffled": _check(window, state, reported.epochs, state.batches.epochs),
@@ -479,6 +492,9 @@ def _check(
     stuck = seen.stuck.open(window.last_step)
     if stuck is not None and watch is seen.epochs:
         return Check(Status.OPEN, f"{_stuck(stuck).title}.")
+    own = state.own_epochs.watch.open(window.last_step)
+    if own is not None and watch is seen.epochs:
+        return Check(Status.OPEN, f"{epochs_finding(own).title}.")
     if 2 * seen.constant > seen.judged:
         return Check(
             Status.NOT_APPLICABLE, "The batches are all the same: they have no order to repeat."
