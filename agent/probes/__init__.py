@@ -14,6 +14,7 @@ from rankscope.agent.probes.layers import LayerNorms
 from rankscope.agent.probes.local_gradients import LocalGradients
 from rankscope.agent.probes.loss import Loss
 from rankscope.agent.probes.mode import Mode
+from rankscope.agent.probes.moved import MovedWithoutStep
 from rankscope.agent.probes.nonfinite import NonFinite
 from rankscope.agent.probes.optimizer import LearningRate
 from rankscope.agent.probes.optimizer_state import OptimizerState
@@ -51,6 +52,7 @@ PROBES: tuple[type[Probe], ...] = (
     Gradients,
     GradientCosine,
     Parameters,
+    MovedWithoutStep,
     FrozenParameters,
     LayerNorms,
     OutsideOptimizer,

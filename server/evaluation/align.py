@@ -86,7 +86,14 @@ MAX_FINGERPRINT_BYTES = 256 * 2**20
 _MAX_MISSING = 1024
 
 # Events that say why no further step ends: to wait for that step is to wait for ever.
-_AT_ONCE = ("failed", "stalled", "unstepped", "amp.skipping", "gradient.skipped")
+_AT_ONCE = (
+    "failed",
+    "stalled",
+    "unstepped",
+    "parameters.moved",
+    "amp.skipping",
+    "gradient.skipped",
+)
 
 # Steps a window: bounds what is in memory during a replay.
 _BLOCK = 512

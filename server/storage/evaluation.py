@@ -39,6 +39,7 @@ _EVENTS = (
     "optimizer.state",
     "optimizers.turns",
     "parameters.frozen",
+    "parameters.moved",
     "parameters.written",
     "scheduler.wrapped",
     "stalled",

@@ -35,6 +35,17 @@ def test_a_job_that_ended_without_a_step_is_no_silent_pass(service, tmp_path):
     assert service.get(f"/runs/{run}/verdict")["verdict"] == "fail"
 
 
+def test_a_loop_that_changes_the_parameters_itself_is_no_fault(service, tmp_path):
+    run, job = started(service, tmp_path, "by hand")
+    with job:
+        eventually(lambda: service.run(run), timeout_s=60)
+        (alert,) = eventually(
+            lambda: service.get(f"/runs/{run}/alerts", limit=100)["items"], timeout_s=60
+        )
+    assert (alert["kind"], alert["severity"]) == ("update.missing", "info")
+    assert "something else than an optimizer" in alert["title"]
+
+
 def test_a_job_that_does_not_step_is_found_while_it_runs(service, tmp_path):
     run, job = started(service, tmp_path, "no step yet")
     with job as process:

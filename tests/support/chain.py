@@ -49,6 +49,7 @@ def chain(
     batch: int = 16,
     hook: str = "",
     size: float = 1.0,
+    wrapped: bool = True,
 ) -> Posted:
     """A training of `ranks` ranks in which something goes wrong from step `at` on.
 
@@ -68,6 +69,7 @@ def chain(
         batch: samples in a batch.
         hook: communication hook of torch that reduces the gradients.
         size: what the loss, and so every gradient, is multiplied by.
+        wrapped: whether a wrapper reduces the gradients, and not the loop itself.
 
     Faults that begin with `alone` reduce nothing from the first step on: in `alone-averaged` the
     parameters are averaged every `at` steps, in `alone-shared` two ranks have one gradient at step
@@ -390,7 +392,7 @@ def chain(
     configs = [config_of() for _ in range(ranks)]
     for config in configs:
         config["data_parallel"] |= reducer.config
-    if fault.startswith("alone") and fault != "alone-wrapped":
+    if (fault.startswith("alone") and fault != "alone-wrapped") or not wrapped:
         configs = [config_of(data_parallel={}) for _ in range(ranks)]
     if fault == "other-learning-rate":
         configs[rank] = config_of(parameter_groups=[{"lr": 0.1, "momentum": 0.9}])

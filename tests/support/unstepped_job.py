@@ -1,8 +1,8 @@
 """A loop without a step of the optimizer: `unstepped_job.py HOW`, one rank a process.
 
 HOW is "no step" (it calls `zero_grad` and `backward`, and is over soon), "no step yet" (the same,
-for ever), "accumulates" (its first step comes after 64 micro-batches, and takes 12 s), or "fails"
-(it raises before its first step).
+for ever), "by hand" (as the first, and it changes the parameters itself), "accumulates" (its first
+step comes after 64 micro-batches, and takes 12 s), or "fails" (it raises before its first step).
 """
 
 import sys
@@ -22,7 +22,9 @@ def main():
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = agent.attach(model, optimizer)
-    passes = {"no step": 30, "no step yet": 10**9, "accumulates": 128, "fails": 20}[HOW]
+    passes = {"no step": 30, "by hand": 30, "no step yet": 10**9, "accumulates": 128, "fails": 20}[
+        HOW
+    ]
     for number in range(passes):
         generator = torch.Generator().manual_seed(number)
         x = torch.randn(16, 8, generator=generator)
@@ -36,6 +38,9 @@ def main():
             continue
         optimizer.zero_grad()
         loss.backward()
+        if HOW == "by hand":
+            for parameter in model.parameters():
+                parameter.data -= 0.1 * parameter.grad
         time.sleep(0.02)
     if HOW == "fails":
         raise RuntimeError("no more")

@@ -243,7 +243,7 @@ class Desync(Detector[DesyncState]):
                     parameters is None or not parameters.equal
                 )
                 self._recognise(window, state, step, comparisons, findings)
-            # Made equal between two steps, they diverge with the next one at once.
+            # Made equal between two steps, they diverge with the next.
             state.parameters_equal = parameters is not None and parameters.equal
         if state.period or self._are_workers(state, step, broken, version_facts, findings):
             return
@@ -418,6 +418,8 @@ class Desync(Detector[DesyncState]):
                             bool(state.returns)
                             or not any(state.last_equal.get(s) for s in (*_GRADIENTS, "parameters"))
                         )
+                        # Who shares gradients is not averaged now and then.
+                        and not any(c.equal and c.stage in _GRADIENTS for c in comparisons)
                         and not window.config.get("data_parallel")
                         and "data_parallel" in window.config
                     )

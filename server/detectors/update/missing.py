@@ -20,6 +20,7 @@ from rankscope.server.detectors.update.still import (
     Unstepped,
     finding_of,
     frozen_finding,
+    moved_finding,
     outside_finding,
     unstepped_finding,
 )
@@ -31,7 +32,7 @@ _GRACE = 20
 # Gradient norms that say how large they were at first.
 _FIRST = 32
 _FROZEN = "parameters.frozen"
-_UNSTEPPED = "unstepped"
+_UNSTEPPED, _MOVED = "unstepped", "parameters.moved"
 _DURATION = "step_seconds"
 _MAX_NAMES = 500
 
@@ -91,6 +92,7 @@ class MissingState:
         frozen: what was trained at first and is no longer.
         unstepped: rank -> backward passes of a process that has not ended a step yet, or none since
             the last one, and those whose gradients were thrown away.
+        moving: ranks whose parameters change although no step has ended.
         longest: longest step so far, seconds.
     """
 
@@ -115,6 +117,7 @@ class MissingState:
     watch: Watch[Still] = field(default_factory=lambda: Watch(clear_after=16))
     frozen: Watch[Frozen] = field(default_factory=lambda: Watch(clear_after=0))
     unstepped: dict[int, Unstepped] = field(default_factory=dict)
+    moving: set[int] = field(default_factory=set)
     longest: float = 0.0
     no_gradient: NoGradient = field(default_factory=NoGradient)
 
@@ -139,7 +142,8 @@ class UpdateMissing(Detector[MissingState]):
         them as they were at first.
 
     Severity:
-        Critical where nothing moves or has a gradient, or no step is made at all (info where
+        Critical where nothing moves or has a gradient, or no step is made at all (info where the
+        parameters change all the same, as those of a parameter server's workers do; and where
         something did move before and the optimizer has a stopping rule: LBFGS's tolerances),
         warning for some of the tensors (frozen on the way, too), info where the optimizer leaves
         out a part of the model from the start, or where it is frozen before the first step (which
@@ -263,6 +267,8 @@ class UpdateMissing(Detector[MissingState]):
         """Of ranks that call `backward` and never step."""
         liveness = {life.rank: life for life in window.liveness}
         for event in window.events:
+            if event.kind == _MOVED:
+                state.moving.add(event.rank)
             if event.kind == _UNSTEPPED:
                 names = ("passes", "discarded", "forwards", "seconds", "steps")
                 passes, discarded, forwards, seconds, steps = (
@@ -288,7 +294,10 @@ class UpdateMissing(Detector[MissingState]):
             many = max(one.passes, one.forwards if one.steps else 0) >= self.policy.accumulated
             if many or (one.passes and 2 * one.discarded >= one.passes):
                 found[rank] = one
-        return unstepped_finding(found, window) if found else None
+        standing = {rank: one for rank, one in found.items() if rank not in state.moving}
+        if standing or not found:
+            return unstepped_finding(standing, window) if standing else None
+        return moved_finding(found, window)
 
     def _outside(
         self,

@@ -179,6 +179,41 @@ def unstepped_finding(found: Mapping[int, Unstepped], window: Window) -> Finding
     )
 
 
+def moved_finding(found: Mapping[int, Unstepped], window: Window) -> Finding:
+    """Of ranks that never step, and whose parameters change all the same."""
+    who = tuple(sorted(found))
+    where = "" if len(who) == window.world_size else f" on {ranks(who)}"
+    passes = max(one.passes for one in found.values())
+    step = min(one.step for one in found.values())
+    return Finding(
+        kind="update.missing",
+        key="unstepped",
+        severity="info",
+        title=f"The parameters are changed by something else than an optimizer{where}",
+        seen_step=step,
+        last_step=max(window.last_step, step),
+        first_step=step,
+        ranks=who,
+        stage="optimizer",
+        cause=(
+            f"Gradients were computed {passes:,} times since the monitor was attached{where}, no "
+            "step of an optimizer was seen, and the parameters change all the same: they come from "
+            "a parameter server, or the loop updates them itself. Where no step ends, none is "
+            "counted, and nothing is compared with other ranks."
+        ),
+        remedy=(
+            "Nothing, if this is meant. To have these ranks watched, use `agent.start` and call "
+            "`monitor.step` at each change; of asynchronous workers, `agent.parameter_server`."
+        ),
+        clear_after=0,
+        evidence={
+            "passes": passes,
+            "discarded": max(one.discarded for one in found.values()),
+            "ended": all(one.ended for one in found.values()),
+        },
+    )
+
+
 def _stopped(found: Mapping[int, Unstepped], window: Window) -> Finding:
     """Of ranks that have stepped, and compute on without a step."""
     who = tuple(sorted(found))

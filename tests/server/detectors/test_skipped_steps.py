@@ -100,3 +100,18 @@ def test_since_when_one_stands_counts_from_its_last_pass():
     assert not findings
     findings, _ = evaluation.advance(window([], now=1400.0, steps=False))
     assert [f.kind for f in findings] == ["rank.stalled"]
+
+
+def test_parameters_that_move_without_a_step_are_trained_by_something_else():
+    def first(rank):
+        return unstepped(rank, steps=0)
+
+    moved = [Occurrence(r, 0, "parameters.moved", "", {}, 98.0) for r in (0, 1)]
+    (finding,) = found([first(0), first(1)])
+    assert finding.severity == "critical"
+    (finding,) = found([*moved, first(0), first(1)])
+    assert (finding.severity, finding.ranks) == ("info", (0, 1))
+    assert "agent.parameter_server" in finding.remedy
+    # Of those ranks alone whose parameters stay as they were it is a fault.
+    (finding,) = found([moved[0], first(0), first(1)])
+    assert (finding.severity, finding.ranks) == ("critical", (1,))
