@@ -122,6 +122,13 @@ def chain(
         if (fault == "batch-apart" and hit) or fault == "alone-own-batches":
             ids[rank] = 10**6 + step
         written = [0] * ranks
+        if fault in ("written", "unwritten"):
+            # One rank writes alone, once; or all of them do always, and once one does not.
+            for r in range(ranks):
+                if (r == rank and step == at) != (fault == "unwritten"):
+                    changed = [t * np.float32(0.99) for t in held[r]]
+                    written[r] = (model_word(changed) - model_word(held[r])) % 2**64
+                    held[r] = changed
         if fault == "alone-averaged" and step and step % at == 0:
             mean = [np.mean(tensors, axis=0) for tensors in zip(*held, strict=True)]
             for r in range(ranks):

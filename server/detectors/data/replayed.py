@@ -492,9 +492,9 @@ def _check(
     stuck = seen.stuck.open(window.last_step)
     if stuck is not None and watch is seen.epochs:
         return Check(Status.OPEN, f"{_stuck(stuck).title}.")
-    own = state.own_epochs.watch.open(window.last_step)
-    if own is not None and watch is seen.epochs:
-        return Check(Status.OPEN, f"{epochs_finding(own).title}.")
+    epochs = state.own_epochs.watch.open(window.last_step)
+    if epochs is not None and watch is seen.epochs:
+        return Check(Status.OPEN, f"{epochs_finding(epochs).title}.")
     if 2 * seen.constant > seen.judged:
         return Check(
             Status.NOT_APPLICABLE, "The batches are all the same: they have no order to repeat."

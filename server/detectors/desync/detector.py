@@ -11,7 +11,6 @@ from typing import ClassVar
 import numpy as np
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
-from rankscope.server.detectors.data.batches import batch_digests
 from rankscope.server.detectors.desync.answers import SUBJECTS, checks_of
 from rankscope.server.detectors.desync.averaging_rounds import MARK, AveragingRound, interval_of
 from rankscope.server.detectors.desync.explain import (
@@ -28,6 +27,7 @@ from rankscope.server.detectors.desync.order import (
     reduces_no_longer,
     state_was_first,
 )
+from rankscope.server.detectors.desync.parts import hold_parts, read_apart
 from rankscope.server.detectors.desync.settings import SERIES as GIVEN
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.state import (
@@ -156,6 +156,7 @@ class Desync(Detector[DesyncState]):
                 # Step by step: who is known to be wrong decides what is taken from then on.
                 state.incident.take_reductions([r for r in window.reductions if r.step <= step])
             self._update_divergence(window, state, step, every, findings)
+            state.writers.take(window, step)
             broken_stages = {comparison.stage for comparison in broken}
             for comparison in comparisons:
                 if comparison.stage not in broken_stages:
@@ -172,8 +173,8 @@ class Desync(Detector[DesyncState]):
                 incident.stands(window.last_step, window.liveness)
             met_before = bool(state.returns or state.period) or state.workers is not None
             alone = state.exchange.none_seen(incident, state.last_equal.get("parameters"))
-            incident.parts |= _hold_parts(window, incident)
-            incident.own_batches |= incident.parts and _read_apart(window, incident)
+            incident.parts |= hold_parts(window, incident)
+            incident.own_batches |= incident.parts and read_apart(window, incident)
             incident.alone = alone and not met_before and not incident.parts
             findings += self._findings_of(incident)
         elif state.period:
@@ -370,6 +371,7 @@ class Desync(Detector[DesyncState]):
     ) -> Divergence:
         first = broken[0]
         blame = state.resets.blame(first, state.last_equal)
+        blame = state.writers.blame(window, first, blame)
         agreed = [state.last_equal.get(stage) for stage in (first.stage, "parameters")]
         agreed_until = max((step for step in agreed if step is not None), default=None)
         setting = ""
@@ -558,29 +560,6 @@ class Desync(Detector[DesyncState]):
             )
         incident.last_step, incident.lag = step, (oldest, workers.caught_up)
         return True
-
-
-def _hold_parts(window: Window, incident: Divergence) -> bool:
-    """Whether ranks differ that share one batch, and the model between them."""
-    members = set(incident.ranks).union(*incident.groups)
-    return not any(members <= set(together) for together in window.data_parallel)
-
-
-def _read_apart(window: Window, incident: Divergence) -> bool:
-    """Whether these ranks were seen to read different batches at the step at which it began.
-
-    Not asked of stages of a pipeline, which are given what the stage before has made: they hold
-    tensors of other names, and not parts of the same ones.
-    """
-    members = {rank for group in incident.groups for rank in group}
-    layouts = {(window.configs.get(rank) or {}).get("parameters_digest") for rank in members}
-    digests = batch_digests(window) if len(layouts) == 1 else None
-    column = np.flatnonzero(window.steps == incident.first_step)
-    if digests is None or not len(column):
-        return False
-    rows = np.flatnonzero(np.isin(window.ranks, list(members)))
-    there = digests.present[rows, column[0]]
-    return len(set(digests.values[rows, column[0]][there].tolist())) > 1
 
 
 def _gradients_seen(state: DesyncState, step: int, comparisons: Sequence[Comparison]) -> None:

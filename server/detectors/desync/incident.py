@@ -83,7 +83,7 @@ class Divergence(Incident):
             the reduction, at the first step at which that was seen; None for unknown.
         not_held: names of tensors that the optimizer which is watched does not hold, as far as they
             were reported.
-        reported: what the suspect ranks have reported of their optimizer's state.
+        reported: what the suspect ranks have reported, as a sentence.
         state_divergence: of parameters, the divergence of the optimizer's state that was seen
             later and must have come first.
         shown_by: of such a state, first step at which the parameters were seen to differ.

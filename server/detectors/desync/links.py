@@ -256,10 +256,13 @@ def _one_element(incident: Divergence) -> tuple[str, str]:
 def _outside(incident: Divergence) -> tuple[str, str]:
     step = incident.first_step
     return (
-        f"Between step {step - 1} and the update of step {step} parameters were changed by "
-        "something else than the optimizer, and not alike on all ranks: a checkpoint loaded on one "
-        "rank, averaged weights swapped in, clamping or initialisation in the training loop, or a "
-        "memory fault.",
+        sentences(
+            f"Between step {step - 1} and the update of step {step} parameters were changed by "
+            "something else than the optimizer, and not alike on all ranks: a checkpoint loaded on "
+            "one rank, averaged weights swapped in, clamping or initialisation in the training "
+            "loop, or a memory fault.",
+            incident.reported,
+        ),
         f"Look for code that writes parameters around step {step} under a condition that differs "
         f"between ranks (`if rank == 0:`). {restore(incident)}",
     )

@@ -14,6 +14,7 @@ from rankscope.server.detectors.desync.resets import Resets
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.settings import Given
 from rankscope.server.detectors.desync.versions import Versions
+from rankscope.server.detectors.desync.writers import Writers
 from rankscope.server.detectors.policy import Count, Policy, Steps, Times
 
 # Comparisons of the parameters that are remembered: a difference that they did not see is not
@@ -108,6 +109,7 @@ class DesyncState:
         resets: optimizers whose state was changed by something else than their steps.
         exchange: what was seen of an exchange between ranks that no wrapper keeps equal.
         left_out: tensors that are not averaged where others are.
+        writers: who wrote parameters between two steps.
     """
 
     steps: int = 0
@@ -139,3 +141,4 @@ class DesyncState:
     resets: Resets = field(default_factory=Resets)
     exchange: Exchange = field(default_factory=Exchange)
     left_out: LeftOut = field(default_factory=LeftOut)
+    writers: Writers = field(default_factory=Writers)
