@@ -25,7 +25,7 @@ from rankscope.agent import wire
 from rankscope.agent.wire import BATCH_PART, LABELS, SAMPLE_DIGESTS, STAGES
 from rankscope.server.comparison import compression, conservation
 from rankscope.server.comparison.averages import STAGE as AVERAGE
-from rankscope.server.comparison.averages import averaged
+from rankscope.server.comparison.averages import Averages
 from rankscope.server.comparison.local_gradients import LocalGradients
 from rankscope.server.comparison.outside import STAGE as OUTSIDE
 from rankscope.server.comparison.parts import find_parts, same_at_first
@@ -95,6 +95,8 @@ _AT_ONCE = (
     "gradient.skipped",
 )
 
+_PARAMETERS = "parameters"
+
 # Steps a window: bounds what is in memory during a replay.
 _BLOCK = 512
 
@@ -145,6 +147,7 @@ class Aligner:
         self._configs: dict[int, Mapping[str, Any]] = {}
         self._events: list[Occurrence] = []
         self._local = LocalGradients(self._replicas)
+        self._averaging = Averages()
         self._more = False
 
     def add(self, data: NewData) -> None:
@@ -420,18 +423,32 @@ class Aligner:
             sums += found[1]
         return tuple(reductions), tuple(sums)
 
+    def _averages_follow(self) -> tuple[str, ...]:
+        """The parameters, where no wrapper keeps them equal: they may be averaged."""
+        known = "data_parallel" in self._config and not self._config["data_parallel"]
+        return (_PARAMETERS,) if known else ()
+
     def _averages(self, ranks: Int64, through: int) -> tuple[Average, ...]:
         """What became of the mean of the parameters where all ranks of a class wrote them."""
         found: list[Average] = []
         # What comes after many steps without is compared as well.
-        due = [k for k in self._fingerprints if k[0] <= through and k[1] in (AVERAGE, OUTSIDE)]
-        for key in sorted(due):
-            changes = self._held_fingerprints(key)
+        stages = (AVERAGE, OUTSIDE, *self._averages_follow())
+        due = [k for k in self._fingerprints if k[0] <= through and k[1] in stages]
+        # What was written before a step before what the ranks held after it.
+        for key in sorted(due, key=lambda k: (k[0], k[1] == _PARAMETERS)):
+            prints = self._held_fingerprints(key)
+            if key[1] == _PARAMETERS:
+                self._averaging.held(key[0], prints)
+                continue
             if key[1] == AVERAGE:
                 self._take_fingerprints(key)
             for rows in self._replicas.classes("parameters", ranks):
-                if len(rows) > 1 and (one := averaged(key[0], ranks[rows].tolist(), changes)):
-                    found.append(one)
+                members = ranks[rows].tolist()
+                table = self._replicas.table(members[0], _PARAMETERS)
+                names = () if table is None else table.names
+                made = self._averaging.averaged(key[0], members, prints, names)
+                if len(rows) > 1 and made is not None:
+                    found.append(made)
         return tuple(found)
 
     def _compared(

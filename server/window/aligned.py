@@ -255,6 +255,10 @@ class Average:
         weights: what each of `ranks` counts, as far as what they hold now is a sum of what they
             held; empty where that was not looked for.
         left: what these weights do not explain, as a share of the same.
+        scale: times the weighted sum that they hold; 1 where it was not looked for.
+        earlier: what counts beside the weights what all held after the average before.
+        apart: tensors that most ranks hold alike now and these ranks do not, where all of them hold
+            other tensors alike: (name, ranks).
     """
 
     step: int
@@ -262,6 +266,9 @@ class Average:
     share: float
     weights: tuple[float, ...] = ()
     left: float = float("inf")
+    scale: float = 1.0
+    earlier: float = 0.0
+    apart: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,9 @@ class Desync(Detector[DesyncState]):
         that is judged: older than 8 steps, and than 4 times the oldest that was caught up with, is
         a desync. Over after 8 steps of agreement. Tensors are left out of the averaging (key
         `left out`) whose distance between the ranks shrinks in none of 4 samples at which each rank
-        had written its parameters and that of the same others shrank by a quarter or more.
+        had written its parameters and that of the same others shrank by a quarter or more. Where
+        ranks hold half of the tensors alike after an average, those that do not hold what most hold
+        of another one did not take it (key `not taken`).
 
     Severity:
         By the distance over the norm, from sketches: below 1e-6 in several tensors info (drift
@@ -112,7 +114,7 @@ class Desync(Detector[DesyncState]):
 
     def advance(self, window: Window, state: DesyncState) -> Outcome:
         """Goes through the comparisons step by step, along the chain."""
-        findings: list[Finding] = []
+        findings = state.not_taken.take(window)
         state.resets.take(window)
         state.steps += len(window.steps)
         state.unpaired = tuple(sorted(c[0] for c in window.classes if len(c) == 1))

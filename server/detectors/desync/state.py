@@ -10,6 +10,7 @@ from rankscope.server.detectors.desync.beside import Beside
 from rankscope.server.detectors.desync.exchange import Exchange
 from rankscope.server.detectors.desync.incident import Divergence
 from rankscope.server.detectors.desync.left_out import LeftOut
+from rankscope.server.detectors.desync.not_taken import NotTakenAverages
 from rankscope.server.detectors.desync.resets import Resets
 from rankscope.server.detectors.desync.settings import STAGE as SETTINGS_STAGE
 from rankscope.server.detectors.desync.settings import Given
@@ -110,6 +111,7 @@ class DesyncState:
         exchange: what was seen of an exchange between ranks that no wrapper keeps equal.
         left_out: tensors that are not averaged where others are.
         writers: who wrote parameters between two steps.
+        not_taken: tensors of which a rank does not take the average of all.
     """
 
     steps: int = 0
@@ -142,3 +144,4 @@ class DesyncState:
     exchange: Exchange = field(default_factory=Exchange)
     left_out: LeftOut = field(default_factory=LeftOut)
     writers: Writers = field(default_factory=Writers)
+    not_taken: NotTakenAverages = field(default_factory=NotTakenAverages)

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import Finding
 from rankscope.server.detectors.episode import Episode, Watch
-from rankscope.server.detectors.wording import count, listing, number, ranks, sentences
+from rankscope.server.detectors.wording import agree, count, listing, number, ranks, sentences
 from rankscope.server.window import Average, Float64, Window
 
 # Share of what the ranks wrote by which their mean may move for rounding: single steps change
@@ -22,6 +22,10 @@ _HABIT = 3
 _BROKEN = 2
 # Weights, times the number of ranks, that are one.
 _SAME = 0.02
+# How far a multiple is from the mean at the least: `_EXACT` of what was written is more than this.
+_UNSCALED = 1e-4
+# What a rank may still count, times the number of ranks, that gave an old copy of all parameters.
+_OLD = 0.1
 # Rounds of the usual interval without it after which it is over.
 _CLEAR = 4
 
@@ -36,6 +40,8 @@ class WrongAverage:
         share: how far the mean moved, over what ranks wrote.
         changed: whether it was right before.
         equal: whether the ranks are known to have as many samples each.
+        scale: times the mean that they hold; 1 where it is none.
+        earlier: ranks that gave what all held after the average before.
         observed: averages that were so.
     """
 
@@ -44,6 +50,8 @@ class WrongAverage:
     share: float
     changed: bool
     equal: bool
+    scale: float = 1.0
+    earlier: tuple[int, ...] = ()
     observed: int = 0
 
 
@@ -52,6 +60,7 @@ class _Streak:
     """Averages in a row that were wrong alike; `weights` empty: not explained by any."""
 
     weights: tuple[float, ...]
+    scale: float
     since: int
     count: int = 1
 
@@ -87,9 +96,12 @@ class AveragedParameters:
         return "" if episode is None else _finding(episode).title
 
     def _judge(self, window: Window, made: Average) -> None:
+        if made.apart:
+            return  # not all ranks hold it: `desync.parameters` says which
         explained = made.left <= _EXACT and len(made.weights) == len(made.ranks)
         samples = _samples(window, made)
-        if made.share <= _EXACT or (explained and _are_counts(made.weights, samples)):
+        outer = explained and made.earlier != 0 and _are_equal(made.weights)
+        if made.share <= _EXACT or (explained and _are_counts(made.weights, samples)) or outer:
             self.kept += 1
             if self.last >= 0:
                 self.period = math.gcd(self.period, made.step - self.last)
@@ -102,13 +114,20 @@ class AveragedParameters:
             return  # something else has written them: a checkpoint, a projection
         weights = tuple(float(w) * len(made.ranks) for w in made.weights) if explained else ()
         streak = self.streak
-        if streak is not None and _alike(streak.weights, weights):
+        if (
+            streak is not None
+            and _alike(streak.weights, weights)
+            and abs(streak.scale - made.scale) <= _SAME * abs(streak.scale)
+        ):
             streak.count += 1
         else:
-            streak = self.streak = _Streak(weights, made.step)
+            streak = self.streak = _Streak(weights, made.scale, made.step)
         changed = self.kept >= _HABIT
-        # What is not explained may be an outer optimizer, unless it was not there before.
-        if streak.count < (_BROKEN if changed else _HABIT) or not (changed or weights):
+        earlier = _gave_earlier(made, weights)
+        # An old copy of all parameters is no chance, however often it was given. What is not
+        # explained may be an outer optimizer, unless it was not there before.
+        least = 1 if changed and earlier else _BROKEN if changed else _HABIT
+        if streak.count < least or not (changed or weights):
             return
         found = WrongAverage(
             made.ranks,
@@ -116,6 +135,8 @@ class AveragedParameters:
             made.share,
             changed,
             equal=samples is not None and float(np.ptp(samples)) == 0,
+            scale=made.scale,
+            earlier=earlier,
         )
         episode = self.watch.bad(made.step, found, first_step=streak.since)
         episode.facts.observed = streak.count
@@ -142,6 +163,20 @@ def _are_counts(weights: tuple[float, ...], samples: Float64 | None) -> bool:
     return bool((np.abs(np.array(weights) - shares) * len(shares) <= _SAME).all())
 
 
+def _are_equal(weights: tuple[float, ...]) -> bool:
+    """Whether all ranks count the same, as where an outer optimizer takes its step to the mean."""
+    return (max(weights) - min(weights)) * len(weights) <= _SAME
+
+
+def _gave_earlier(made: Average, weights: tuple[float, ...]) -> tuple[int, ...]:
+    """Ranks that count nothing where what all held before counts as much as they should."""
+    if not weights or not made.earlier:
+        return ()
+    who = tuple(rank for rank, w in zip(made.ranks, weights, strict=True) if abs(w) <= _OLD)
+    due = len(who) / len(made.ranks)
+    return who if 0 < due < 1 and abs(made.earlier - due) <= _OLD else ()
+
+
 def _alike(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return len(one) == len(other) and all(
         abs(a - b) <= _SAME for a, b in zip(one, other, strict=True)
@@ -160,7 +195,7 @@ def _times(members: tuple[int, ...], weights: tuple[float, ...]) -> dict[int, fl
 
 def _finding(episode: Episode[WrongAverage]) -> Finding:
     facts, step = episode.facts, episode.first_step
-    odd = tuple(facts.counts)
+    odd = facts.earlier or tuple(facts.counts)
     said = listing(
         [
             f"{ranks([rank])} counts {_count_of(times)}"
@@ -168,7 +203,29 @@ def _finding(episode: Episode[WrongAverage]) -> Finding:
         ],
         most=4,
     )
-    if facts.counts:
+    if facts.earlier:
+        who, several = ranks(facts.earlier), len(facts.earlier)
+        title = (
+            f"{who.capitalize()} gave old parameters into the average "
+            f"{'before' if facts.observed == 1 else 'since'} step {step}"
+        )
+        cause = (
+            f"What the ranks hold after an average of their parameters has nothing of what {who} "
+            f"{agree(several, 'has')} learned since the average before, and that older one in its "
+            "place: a copy of the weights that was not brought up to date, or weights that were "
+            "loaded back."
+        )
+    elif abs(facts.scale - 1.0) > _UNSCALED:
+        title = (
+            f"The average of the parameters is {number(facts.scale)} times the ranks' mean since "
+            f"step {step}"
+        )
+        cause = (
+            "What the ranks hold after an average of their parameters is a multiple of the mean of "
+            f"what they held before: {number(facts.scale)} times, in all tensors alike. The sum "
+            "was divided by another number than that of the ranks that take part."
+        )
+    elif facts.counts:
         title = f"In the average of the parameters {said} since step {step}"
         cause = (
             f"What the ranks hold after an average of their parameters is a weighted sum of what "
@@ -212,6 +269,7 @@ def _finding(episode: Episode[WrongAverage]) -> Finding:
             "pattern": "averages",
             "odd": {str(rank): times for rank, times in facts.counts.items()},
             "share": facts.share,
+            "scale": facts.scale,
             "observed": facts.observed,
         },
     )

@@ -1,10 +1,12 @@
 """Averages of parameters, by what each rank's tensors were changed by."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rankscope.agent import wire
-from rankscope.server.comparison.averages import averaged
+from rankscope.server.comparison.averages import Averages
 
 RANKS, TENSORS, BUCKETS = 4, 3, 16
 
@@ -29,7 +31,7 @@ def held(seed=0):
 
 
 def judged(after, before):
-    return averaged(7, range(RANKS), changes_to(after, before))
+    return Averages().averaged(7, range(RANKS), changes_to(after, before))
 
 
 def test_a_mean_moves_nothing():
@@ -69,9 +71,70 @@ def test_a_rank_that_does_not_report_leaves_it_unknown():
     before = held()
     changes = changes_to([before.mean(axis=0)] * RANKS, before)
     del changes[2]
-    assert averaged(7, range(RANKS), changes) is None
+    assert Averages().averaged(7, range(RANKS), changes) is None
 
 
 def test_nothing_written_is_no_average():
     before = held()
     assert judged(before, before) is None
+
+
+def following(before, after, *, names=("a", "b", "c"), first=None):
+    """The same where it is known what the ranks held before; `first`: after the average before."""
+    averages = Averages()
+
+    def parameters(step, values):
+        made = {}
+        for rank, own in enumerate(values):
+            digests = np.round(own[:, 0] * 2**40).astype(np.int64).astype(np.uint64)
+            print_ = wire.Fingerprint(
+                stage="parameters", step=step, table="parameters", digests=digests, sketches=own
+            )
+            made[rank] = {"parameters": print_}
+        averages.held(step, made)
+        return made
+
+    def change(step, values, to):
+        here, there = parameters(step - 1, values), parameters(step - 1, to)
+        made = changes_to(to, values)
+        for rank, of_rank in made.items():
+            digests = there[rank]["parameters"].digests - here[rank]["parameters"].digests
+            of_rank["parameters"] = replace(of_rank["parameters"], digests=digests)
+        averages.held(step - 1, here)
+        return averages.averaged(step, range(RANKS), made, names)
+
+    if first is not None:
+        own, mean = first
+        change(4, own, [mean] * RANKS)
+    return change(8, before, after)
+
+
+def test_a_sum_divided_by_another_number_is_a_multiple_of_the_mean():
+    before = held()
+    made = following(before, [before.sum(axis=0) / 3.9] * RANKS)
+    assert made.left < 1e-3
+    assert made.scale == pytest.approx(4 / 3.9, rel=1e-4)
+    assert made.weights == pytest.approx([1 / RANKS] * RANKS, abs=1e-3)
+
+
+def test_what_a_rank_held_after_the_average_before_counts_in_its_place():
+    own, before = held(), held(1)
+    mean = own.mean(axis=0)
+    before = before - before.mean(axis=0) + mean + 0.02
+    given = [*before[:2], mean, before[3]]
+    made = following(before, [np.mean(given, axis=0)] * RANKS, first=(own, mean))
+    assert made.left < 1e-3
+    assert made.earlier == pytest.approx(1 / RANKS, abs=1e-2)
+    assert made.weights == pytest.approx((0.25, 0.25, 0, 0.25), abs=1e-2)
+
+
+def test_a_tensor_that_one_rank_does_not_take_back():
+    before = held()
+    after = [before.mean(axis=0).copy() for _ in range(RANKS)]
+    assert following(before, after).apart == ()
+    after[2][1] = before[2][1]
+    assert following(before, after).apart == (("b", (2,)),)
+    # Of a tensor that is left out on all ranks another finding says so.
+    for rank in range(RANKS):
+        after[rank][1] = before[rank][1]
+    assert following(before, after).apart == ()

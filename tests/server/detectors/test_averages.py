@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rankscope.server.detectors.desync import Desync
 from rankscope.server.detectors.reduction import ReductionWrong
 from rankscope.server.window import Average, Series, Window
 
@@ -10,9 +11,10 @@ RANKS = 3
 MEAN = (1 / 3, 1 / 3, 1 / 3)
 
 
-def average(step, weights=MEAN, *, share=None, left=1e-6):
+def average(step, weights=MEAN, *, share=None, left=1e-6, **more):
     moved = max(abs(w - 1 / RANKS) for w in weights) if share is None else share
-    return Average(step=step, ranks=(0, 1, 2), share=moved, weights=tuple(weights), left=left)
+    made = {"share": moved, "weights": tuple(weights), "left": left, **more}
+    return Average(step=step, ranks=(0, 1, 2), **made)
 
 
 def stale(step):
@@ -95,3 +97,44 @@ def test_weights_from_the_start_on_are_wrong_where_samples_are_equal(samples, se
     unequal = [average(8 * n, (0.25, 0.25, 0.5)) for n in range(1, 8)]
     (finding,), _ = judged(unequal, samples=samples)
     assert (finding.severity, finding.ranks, finding.first_step) == (severity, (2,), 8)
+
+
+def test_a_multiple_of_the_mean_from_the_start():
+    made = [average(8 * n, share=0.4, scale=3 / 2.9) for n in range(1, 6)]
+    (finding,), _ = judged(made)
+    assert (finding.severity, finding.ranks, finding.first_step) == ("warning", (0, 1, 2), 8)
+    assert "1.03 times the ranks' mean" in finding.title
+
+
+def test_a_rank_that_gives_an_old_copy_once_is_named():
+    before = [average(8 * n) for n in range(1, 6)]
+    old = average(48, (1 / 3, 1 / 3, 0.0), share=0.3, earlier=1 / 3)
+    (finding,), _ = judged([*before, old, average(56)])
+    assert (finding.severity, finding.ranks, finding.first_step) == ("warning", (2,), 48)
+    assert finding.title == "Rank 2 gave old parameters into the average before step 48"
+
+
+def test_an_outer_optimizer_that_goes_a_part_of_the_way_is_none():
+    made = [average(8 * n, (0.7 / 3,) * 3, share=0.3, earlier=0.3) for n in range(1, 8)]
+    assert not judged(made)[0]
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_a_rank_that_does_not_take_the_average_of_a_tensor(cut):
+    detector = Desync()
+    state, found = detector.start(), {}
+    made = [average(8 * n, apart=(("bias", (1,)),) if n > 2 else ()) for n in range(1, 7)]
+    for place in range(0, len(made), cut):
+        part = tuple(made[place : place + cut])
+        window = Window(
+            world_size=RANKS,
+            ranks=np.arange(RANKS),
+            steps=np.array([a.step for a in part]),
+            series={},
+            averages=part,
+            last_step=part[-1].step,
+        )
+        found |= {f.key: f for f in detector.advance(window, state).findings}
+    finding = found["not taken"]
+    assert (finding.severity, finding.ranks, finding.first_step) == ("warning", (1,), 24)
+    assert (finding.tensors, finding.evidence["rounds"]) == (("bias",), 4)
