@@ -1,6 +1,7 @@
 // One alert as a card: what, since when, which ranks and tensors, why, what to do, the evidence.
 
 import { Problem, age, get, post, remove, runPage, runPath } from "./api.js";
+import { ask, saidBy } from "./ask.js";
 import { badge, duration, el, number, prose, ranksText, severityBadge } from "./dom.js";
 
 const PLAIN_CELLS = 40;
@@ -17,7 +18,7 @@ export const onset = ({ since: { after, by } }) => ((after ?? -1) + 1 < by ? `a 
 /**
  * @param alert as the REST interface gives it
  * @param consequences alerts that follow from it
- * @param options { linkRun, brief, pointed, onChanged(), onSilence(alert), onStep(alert) }; `brief` leaves out
+ * @param options { linkRun, brief, pointed, onChanged(), onStep(alert) }; `brief` leaves out
  *   what the headline says already, `pointed` marks the card that a link or a chart leads to
  */
 export function alertCard(alert, consequences = [], options = {}) {
@@ -47,6 +48,8 @@ export function alertCard(alert, consequences = [], options = {}) {
       alert.start > 0 && el("span", { title: "counted from 0: the job was launched again under this run id" }, `start ${alert.start}`),
       el("span", { title: alert.opened_at }, `opened ${duration(age(alert.opened_at))} ago`),
     ),
+    alert.acknowledgement && saidBy(alert.acknowledgement) && el("p", { class: "muted" }, `Acknowledged ${saidBy(alert.acknowledgement)}`),
+    alert.silence && el("p", { class: "muted" }, `Silenced ${saidBy(alert.silence) || "without a reason or an end"}`),
     !options.brief && alert.cause && el("p", {}, prose(alert.cause)),
     !options.brief && alert.remedy && el("p", { class: "remedy" }, el("b", {}, "What to do: "), prose(alert.remedy)),
     consequences.length > 0 && followers(consequences),
@@ -124,13 +127,13 @@ function grid(items) {
   );
 }
 
-/** A button that changes something on the server, and says so where that fails. */
+/** A button that changes something on the server, and says so where that fails; `change` may say false: not after all. */
 function changing(text, change, onChanged) {
   const onclick = async (event) => {
     event.target.disabled = true;
     try {
-      await change();
-      onChanged?.();
+      if ((await change()) === false) event.target.disabled = false;
+      else onChanged?.();
     } catch (error) {
       if (!(error instanceof Problem)) throw error;
       event.target.disabled = false;
@@ -148,14 +151,34 @@ async function endSilences(alert) {
   }
 }
 
-function actions(alert, { onChanged, onSilence, onStep }) {
+/** Asks who, why and until when, and posts that with `more`; false where nobody goes on. */
+async function say(path, question, more = {}) {
+  const said = await ask(question);
+  return said !== null && post(path, { ...said, ...more });
+}
+
+const acknowledging = {
+  title: "Acknowledge",
+  text: "Others see that you know of this alert. It stays open, and counts for the verdict.",
+  verb: "Acknowledge",
+  hours: "",
+};
+
+const silencing = (kind) => ({
+  title: "Silence",
+  text: `Alerts of the kind ${kind} in this run stay on this page but do not count for the verdict, for the time chosen.`,
+  verb: "Silence",
+  hours: 24,
+});
+
+function actions(alert, { onChanged, onStep }) {
   const known = `/api/v1/alerts/${encodeURIComponent(alert.id)}/acknowledge`;
   const buttons = [
     onStep && el("button", { type: "button", onclick: () => onStep(alert) }, "Show on the charts"),
-    alert.state === "open" && !alert.acknowledged && changing("Acknowledge", () => post(known), onChanged),
+    alert.state === "open" && !alert.acknowledged && changing("Acknowledge", () => say(known, acknowledging), onChanged),
     alert.acknowledged && changing("Take acknowledgement back", () => remove(known), onChanged),
-    onSilence && !alert.silenced && el("button", { type: "button", onclick: () => onSilence(alert) }, "Silence this kind\u2026"),
-    onSilence && alert.silenced && changing("End the silence", () => endSilences(alert), onChanged),
+    !alert.silenced && changing("Silence this kind\u2026", () => say(`${runPath(alert.run)}/silences`, silencing(alert.kind), { kind: alert.kind }), onChanged),
+    alert.silenced && changing("End the silence", () => endSilences(alert), onChanged),
   ].filter(Boolean);
   return buttons.length > 0 && el("div", { class: "actions" }, buttons);
 }

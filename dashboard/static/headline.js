@@ -3,6 +3,7 @@
 import { age } from "./api.js";
 import { $, clock, duration, el, fill, number, prose, ranksText, severitySign } from "./dom.js";
 import { families, onset } from "./alert_card.js";
+import { saidBy } from "./ask.js";
 
 const SETTLE_MS = 15000;
 const BEHIND_S = 60;
@@ -39,6 +40,8 @@ export function headline(node, { run, verdict, alerts, ranks }) {
 
 /** What there is to say where no alert is open. */
 function whole(word, { run, verdict, roots, ranks }) {
+  const hushed = roots.filter((a) => a.silenced && a.severity === "critical" && counts(a, verdict));
+  if (hushed.length && word !== "fail") return silenced(hushed, roots, verdict, run);
   // A run that still trains has no verdict yet, but all that it needs for one may have passed.
   if (word === "pass" || (run.state === "running" && verdict.so_far === "pass")) return fine(roots, verdict, run);
   if (word === "fail") return ENDS[run.state]?.(run, ranks) ?? failed(roots, verdict);
@@ -54,7 +57,7 @@ function broken(open, run, ranks) {
   return {
     tone: first.severity,
     sign: severitySign(first.severity),
-    word: `Not fine: ${word}` + (first.acknowledged ? ", acknowledged" : "") + (others.length ? `, and ${others.length} more open alert${others.length > 1 ? "s" : ""}` : ""),
+    word: `Not fine: ${word}` + (first.acknowledged ? `, acknowledged ${saidBy({ ...first.acknowledgement, reason: "" })}`.trimEnd() : "") + (others.length ? `, and ${others.length} more open alert${others.length > 1 ? "s" : ""}` : ""),
     title: first.title,
     body: [
       el(
@@ -90,6 +93,27 @@ function distance({ sizes, growth }) {
   if (!(relative > 0)) return null;
   const going = { growing: ", growing", exponential: ", growing exponentially", shrinking: ", shrinking" };
   return `${number(relative, 2)} of the parameters' norm${going[growth] ?? ""}`;
+}
+
+/** An alert that is over counts where it is of the job's last launch. */
+const counts = (alert, verdict) => alert.state === "open" || (alert.start >= verdict.first_start && alert.start <= verdict.start);
+
+/** What somebody has set aside is not fine, whatever else has passed. */
+function silenced(hushed, roots, verdict, run) {
+  const people = [...new Set(hushed.map((a) => saidBy({ ...a.silence, reason: "" })))].filter(Boolean);
+  const over = hushed.filter((a) => a.state === "resolved").length;
+  const critical = `${hushed.length} critical problem${hushed.length > 1 ? "s" : ""}${over ? ` (${over} resolved)` : ""}`;
+  return {
+    tone: "muted",
+    sign: "\u00D7",
+    word: "Silenced, not fine",
+    title: `${critical}, silenced ${people.join("; ")}`.trimEnd(),
+    body: [
+      ...hushed.map((a) => el("p", { class: "cause" }, el("b", {}, a.title), a.silence.reason && ` (${a.silence.reason})`)),
+      el("p", { class: "muted" }, `Silenced alerts do not count for the verdict, which is: ${verdict.verdict}.`),
+      ...fine(roots.filter((a) => !hushed.includes(a)), verdict, run).body,
+    ],
+  };
 }
 
 function failed(roots, verdict) {
@@ -175,14 +199,14 @@ function fine(roots, verdict, run) {
   const passed = verdict.checks.filter((c) => c.state === "passed").length;
   const left = verdict.checks.filter((c) => c.state === "not_run").length;
   const over = roots.filter((a) => a.state === "resolved" && a.severity !== "info").length;
-  const silenced = roots.filter((a) => a.state === "open" && a.silenced).length;
+  const quiet = roots.filter((a) => a.state === "open" && a.silenced).length;
   const notes = [];
   if (left) notes.push(`${left} check${left > 1 ? "s" : ""} could not run, see why below.`);
   const behind = run.last_step - run.evaluated_step;
   if (behind > 0 && age(run.last_seen_at) > BEHIND_S) {
     notes.push(`The last ${behind} steps have not been judged: the server is behind, or cannot; then its log says why.`);
   }
-  if (silenced) notes.push(`${silenced} open alert${silenced > 1 ? "s are" : " is"} silenced.`);
+  if (quiet) notes.push(`${quiet} open alert${quiet > 1 ? "s are" : " is"} silenced.`);
   if (over) notes.push(`${over} alert${over > 1 ? "s" : ""} opened and resolved.`);
   return {
     tone: "ok",
@@ -194,8 +218,8 @@ function fine(roots, verdict, run) {
 }
 
 function tooEarly(verdict, run, roots) {
-  const silenced = roots.some((a) => a.state === "open" && a.silenced);
-  const bad = silenced ? "Nothing bad but what is silenced" : "Nothing bad";
+  const quiet = roots.some((a) => a.state === "open" && a.silenced);
+  const bad = quiet ? "Nothing bad but what is silenced" : "Nothing bad";
   return {
     tone: "muted",
     sign: "\u2026",

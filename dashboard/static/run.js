@@ -2,7 +2,7 @@
 
 import { agentPanel } from "./agent.js";
 import { alertCard, families, fillAlerts } from "./alert_card.js";
-import { Problem, age, get, post, root, runPath } from "./api.js";
+import { Problem, age, get, root, runPath } from "./api.js";
 import { Charts } from "./charts.js";
 import { checks } from "./checks.js";
 import { comparison } from "./comparison.js";
@@ -216,7 +216,7 @@ function tellAlerts() {
   $("alerts-count").textContent = `${open} open, ${roots.length - open} resolved`;
   fillAlerts($("alerts"), roots.map(([alert, consequences]) =>
     alertCard(alert, consequences, {
-      brief: alert === featured, pointed: alert.id === pointed, onChanged: loadFacts, onSilence: silence, onStep: showStep,
+      brief: alert === featured, pointed: alert.id === pointed, onChanged: loadFacts, onStep: showStep,
     })));
 }
 
@@ -280,25 +280,6 @@ function showStep(alert) {
   }, { remember: true });
   $("divergence").scrollIntoView({ block: "start" });
 }
-
-function silence(alert) {
-  $("silence-what").textContent =
-    `Alerts of the kind ${alert.kind} in this run stay on this page but do not count for the verdict, for the time chosen.`;
-  const dialog = $("silence");
-  dialog.returnValue = "";
-  dialog.onclose = async () => {
-    if (dialog.returnValue !== "silence") return;
-    const seconds = 3600 * Number($("silence-hours").value);
-    try {
-      await post(`${path}/silences`, { kind: alert.kind, seconds, comment: $("silence-why").value });
-      loadFacts();
-    } catch (error) {
-      showError(error, { again: false });
-    }
-  };
-  dialog.showModal();
-}
-$("silence-cancel").addEventListener("click", () => $("silence").close(""));
 
 // ------------------------------------------------------------------------------------------ controls
 

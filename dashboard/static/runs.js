@@ -52,12 +52,19 @@ function openAlerts(run) {
   ];
 }
 
+/** What a run passes because somebody set it aside is not shown in green. */
+function verdict(run) {
+  const word = settled(run.id, run.verdict);
+  const hushed = word === "pass" && run.silenced_alert?.severity === "critical";
+  return hushed ? badge("pass, critical silenced", "muted", "\u00D7") : verdictBadge(word);
+}
+
 function row(run) {
   return el(
     "tr",
     {},
     el("td", {}, el("a", { class: "run", href: runPage(run.id) }, run.name || run.id), el("div", { class: "muted" }, run.project)),
-    el("td", { "data-label": "Verdict" }, verdictBadge(settled(run.id, run.verdict))),
+    el("td", { "data-label": "Verdict" }, verdict(run)),
     el("td", { "data-label": "State" }, stateBadge(run.state)),
     el("td", { "data-label": "Open alerts" }, openAlerts(run)),
     el("td", { "data-label": "Ranks", class: "number" }, count(run.world_size)),

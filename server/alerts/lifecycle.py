@@ -104,7 +104,7 @@ def fold(
             alert = _open(finding, run, now, start)
             known = after.get(alert.id)
             if known is not None:  # the same incident goes on after all
-                alert = replace(alert, opened_at=known.opened_at, acknowledged=known.acknowledged)
+                alert = replace(alert, opened_at=known.opened_at)
             transitions.append(Transition(alert.id, finding.seen_step, now, "opened", alert.title))
         else:
             alert = _extend(standing, finding)

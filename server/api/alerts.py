@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
@@ -83,11 +85,19 @@ def get_alert(engine: Database, alert: str) -> models.AlertDetail:
 
 
 @router.post("/alerts/{alert}/acknowledge")
-def acknowledge(engine: Database, alert: str) -> models.AlertDetail:
-    """Records for everybody that somebody has seen the alert."""
+def acknowledge(
+    engine: Database, alert: str, request: models.AcknowledgeRequest | None = None
+) -> models.AlertDetail:
+    """Records for everybody that somebody has seen the alert, and in place of what was said before.
+
+    It changes nothing about the verdict.
+    """
+    said = request or models.AcknowledgeRequest()
+    now = time.time()
+    given = alerts.Acknowledgement(said.name, said.reason, now, _until(said, now))
     with writing(engine) as connection:
         key, _ = _known(connection, alert)
-        alerts.acknowledge(connection, run=key, alert_id=alert)
+        alerts.acknowledge(connection, run=key, alert_id=alert, given=given)
         return _detail(connection, alert)
 
 
@@ -96,7 +106,7 @@ def withdraw_acknowledgement(engine: Database, alert: str) -> models.AlertDetail
     """Takes an acknowledgement back."""
     with writing(engine) as connection:
         key, _ = _known(connection, alert)
-        alerts.acknowledge(connection, run=key, alert_id=alert, acknowledged=False)
+        alerts.acknowledge(connection, run=key, alert_id=alert, given=None)
         return _detail(connection, alert)
 
 
@@ -105,8 +115,8 @@ def run_silences(engine: Database, run: RunId) -> models.Items[models.Silence]:
     """The silences that hold in a run now, oldest first; all on one page."""
     with reading(engine) as connection:
         key = known_run(connection, run).key
-        held = alerts.list_silences(connection, run=key, now=time.time())
-    return models.Items(items=[_silence(s, run) for s in held], next_cursor=None)
+        held = alerts.silences(connection, run=key, now=time.time())
+    return models.Items(items=[_silence(s) for s in held], next_cursor=None)
 
 
 @router.delete("/silences/{silence}", status_code=204)
@@ -122,24 +132,39 @@ def end_silence(engine: Database, silence: str) -> None:
 
 @router.post("/runs/{run}/silences", status_code=201)
 def silence(engine: Database, run: RunId, request: models.SilenceRequest) -> models.Silence:
-    """Takes a kind out of the verdict of a run, for ever or for some seconds."""
+    """Takes a kind out of the verdict of a run, for ever, until a time or for some seconds."""
     known = detectors.installed().kinds
     if request.kind not in known:
         raise Problem(422, f"kind: {request.kind!r} is none of {', '.join(known)}")
-    if request.seconds is not None and not 0 < request.seconds < 1e10:
-        raise Problem(422, "seconds: must be above 0; leave it out to silence for ever")
     now = time.time()
-    until = None if request.seconds is None else now + request.seconds
+    added = alerts.Silence(
+        id=alerts.new_silence_id(),
+        run=run,
+        kind=request.kind,
+        created_at=now,
+        until=_until(request, now),
+        name=request.name,
+        reason=request.reason,
+    )
     with writing(engine) as connection:
-        added = alerts.add_silence(
-            connection,
-            run=known_run(connection, run).key,
-            kind=request.kind,
-            until=until,
-            comment=request.comment,
-            now=now,
-        )
-    return _silence(added, run)
+        alerts.add_silence(connection, run=known_run(connection, run).key, silence=added)
+    return _silence(added)
+
+
+def _until(request: models.AcknowledgeRequest, now: float) -> float | None:
+    """The end that was asked for, seconds since 1970; None: for ever."""
+    if request.until is not None and request.seconds is not None:
+        raise Problem(422, "until, seconds: say the end in one way, not in both")
+    if request.seconds is not None:
+        if not 0 < request.seconds < 1e10:
+            raise Problem(422, "seconds: must be above 0; leave it out for an end that never comes")
+        return now + request.seconds
+    if request.until is None:
+        return None
+    until = request.until.timestamp()
+    if until <= now:
+        raise Problem(422, f"until: {request.until.isoformat()} is past")
+    return until
 
 
 def _list(
@@ -150,9 +175,9 @@ def _list(
         found, after = alerts.list_alerts(
             connection, limit=page.limit, after=page.after, run=key, **wanted
         )
-        silenced = alerts.silences(connection, now=time.time())
+        told = _told(connection, found, run=key)
     return models.Items(
-        items=[models.Alert(**_members(a, (a.run, a.kind) in silenced)) for a in found],
+        items=[models.Alert(**_members(a), **told[a.id]) for a in found],
         next_cursor=next_cursor(after),
     )
 
@@ -166,26 +191,55 @@ def _known(connection: Connection, alert: str) -> tuple[int, Alert]:
 
 def _detail(connection: Connection, alert: str) -> models.AlertDetail:
     key, found = _known(connection, alert)
-    silenced = found.kind in alerts.silenced_kinds(connection, run=key, now=time.time())
     history = alerts.alert_history(connection, run=key, alert_id=alert)
     return models.AlertDetail(
-        **_members(found, silenced),
+        **_members(found),
+        **_told(connection, [found], run=key)[found.id],
         history=[models.Transition(**(h | {"at": models.time_of(h["at"])})) for h in history],
     )
 
 
-def _silence(silence: alerts.Silence, run: str) -> models.Silence:
+def _silence(silence: alerts.Silence) -> models.Silence:
     return models.Silence(
         id=silence.id,
-        run=run,
+        run=silence.run,
         kind=silence.kind,
+        name=silence.name,
+        reason=silence.reason,
         created_at=models.time_of(silence.created_at),
-        until=None if silence.until is None else models.time_of(silence.until),
-        comment=silence.comment,
+        until=_time(silence.until),
     )
 
 
-def _members(alert: Alert, silenced: bool) -> dict[str, Any]:
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else models.time_of(seconds)
+
+
+def _told(
+    connection: Connection, found: Sequence[Alert], *, run: int | None
+) -> dict[str, dict[str, Any]]:
+    """Of each alert, by id, what people said about it that holds now: members of its JSON."""
+    now = time.time()
+    silences = alerts.longest(alerts.silences(connection, run=run, now=now))
+    known = alerts.acknowledgements(connection, alert_ids=[a.id for a in found], now=now)
+
+    def members(alert: Alert) -> dict[str, Any]:
+        silence, by = silences.get((alert.run, alert.kind)), known.get(alert.id)
+        return {
+            "silenced": silence is not None,
+            "silence": None if silence is None else _silence(silence),
+            "acknowledged": by is not None,
+            "acknowledgement": None
+            if by is None
+            else models.Acknowledgement(
+                name=by.name, reason=by.reason, at=_time(by.at), until=_time(by.until)
+            ),
+        }
+
+    return {alert.id: members(alert) for alert in found}
+
+
+def _members(alert: Alert) -> dict[str, Any]:
     earliest, latest = onset.since(alert)
     return {
         "id": alert.id,
@@ -200,9 +254,7 @@ def _members(alert: Alert, silenced: bool) -> dict[str, Any]:
         "since": models.Since(after=earliest - 1 if earliest > 0 else None, by=latest),
         "last_step": alert.last_step,
         "opened_at": models.time_of(alert.opened_at),
-        "resolved_at": None if alert.resolved_at is None else models.time_of(alert.resolved_at),
-        "acknowledged": alert.acknowledged,
-        "silenced": silenced,
+        "resolved_at": _time(alert.resolved_at),
         "stage": alert.stage,
         "cause": alert.cause,
         "remedy": alert.remedy,

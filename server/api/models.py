@@ -5,7 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+)
 
 from rankscope.agent.wire import number_to_json
 
@@ -68,7 +77,11 @@ class OpenAlert(BaseModel):
 
 
 class Run(BaseModel):
-    """A run, as lists show it; `worst_alert` is the gravest open one that is not silenced."""
+    """A run, as lists show it.
+
+    `worst_alert` is the gravest open one that is not silenced, `silenced_alert` the gravest of
+    those that are.
+    """
 
     id: str
     project: str
@@ -83,6 +96,7 @@ class Run(BaseModel):
     verdict: VerdictName
     open_alerts: int
     worst_alert: OpenAlert | None
+    silenced_alert: OpenAlert | None
 
 
 class RankStatus(BaseModel):
@@ -271,10 +285,32 @@ class Since(BaseModel):
     by: int
 
 
+class Acknowledgement(BaseModel):
+    """Who knows of an alert; `name` is empty where nobody said, `until` null for ever."""
+
+    name: str
+    reason: str
+    at: datetime | None
+    until: datetime | None
+
+
+class Silence(BaseModel):
+    """A silence that now holds; `name` is empty where nobody said, `until` null for ever."""
+
+    id: str
+    run: str
+    kind: str
+    name: str
+    reason: str
+    created_at: datetime
+    until: datetime | None
+
+
 class Alert(BaseModel):
     """An alert.
 
-    `start`: number of the start of the job in which it was found.
+    `start`: number of the start of the job in which it was found; `acknowledgement`, `silence`:
+    those that now hold, of several silences the one that ends last.
     """
 
     id: str
@@ -291,7 +327,9 @@ class Alert(BaseModel):
     opened_at: datetime
     resolved_at: datetime | None
     acknowledged: bool
+    acknowledgement: Acknowledgement | None
     silenced: bool
+    silence: Silence | None
     stage: str | None
     cause: str
     remedy: str
@@ -307,23 +345,27 @@ class AlertDetail(Alert):
     history: list[Transition]
 
 
-class SilenceRequest(Model):
-    """A kind that is not to count in a run, for ever or for a while."""
+class AcknowledgeRequest(Model):
+    """Who says so, why, and until when: a time, or for some seconds; neither: for ever."""
 
-    kind: str
+    name: Annotated[str, AfterValidator(_storable), Field(max_length=200)] = ""
+    reason: Annotated[str, AfterValidator(_storable), Field(max_length=2000)] = ""
+    until: AwareDatetime | None = None
     seconds: float | None = None
-    comment: Annotated[str, AfterValidator(_storable)] = ""
 
 
-class Silence(BaseModel):
-    """A silence that now holds."""
+class SilenceRequest(AcknowledgeRequest):
+    """A kind that is not to count in a run, who says so, why, and until when.
 
-    id: str
-    run: str
+    `comment` is what `reason` was called before.
+    """
+
     kind: str
-    created_at: datetime
-    until: datetime | None
-    comment: str
+    reason: Annotated[
+        str,
+        AfterValidator(_storable),
+        Field(max_length=2000, validation_alias=AliasChoices("reason", "comment")),
+    ] = ""
 
 
 class DetectorChanges(Model):

@@ -128,18 +128,19 @@ def _runs(connection: Connection, rows: Sequence[Any]) -> list[Run]:
             config=row.config,
             verdict=summary(row, found[row.key]),
             open_alerts=sum(a.state == "open" and a.parent is None for a in found[row.key].alerts),
-            worst_alert=_worst(found[row.key]),
+            worst_alert=_worst(found[row.key], silenced=False),
+            silenced_alert=_worst(found[row.key], silenced=True),
         )
         for row in rows
     ]
 
 
-def _worst(found: Findings) -> OpenAlert | None:
+def _worst(found: Findings, *, silenced: bool) -> OpenAlert | None:
     """The gravest, of equally grave ones the first: what the page of the run speaks of."""
     reported = [
         a
         for a in found.alerts
-        if a.state == "open" and a.parent is None and a.kind not in found.silenced
+        if a.state == "open" and a.parent is None and (a.kind in found.silenced) == silenced
     ]
     if not reported:
         return None

@@ -65,6 +65,9 @@ def _read_state(engine: Engine, run: str) -> dict[str, Any]:
     with reading(engine) as connection:
         row = known_run(connection, run)
         found = alerts.roots(connection, run=row.key, run_id=run)
+        now = time.time()
+        known = alerts.acknowledgements(connection, alert_ids=[a.id for a in found], now=now)
+        silences = alerts.longest(alerts.silences(connection, run=row.key, now=now))
     return {
         "state": {"state": row.state, "world_size": row.world_size},
         "points": {"last_step": row.last_step, "batches": row.arrivals},
@@ -75,7 +78,9 @@ def _read_state(engine: Engine, run: str) -> dict[str, Any]:
                 "state": a.state,
                 "title": a.title,
                 "last_step": a.last_step,
-                "acknowledged": a.acknowledged,
+                "acknowledged": a.id in known,
+                # By its id: one that ends and another that begins between two reads is a change.
+                "silence": silences[run, a.kind].id if (run, a.kind) in silences else None,
             }
             for a in found
         },

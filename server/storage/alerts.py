@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import (
@@ -41,7 +41,7 @@ def alert_to_row(alert: Alert, run: int) -> dict[str, Any]:
         "last_step": alert.last_step,
         "opened_at": alert.opened_at,
         "resolved_at": alert.resolved_at,
-        "acknowledged": alert.acknowledged,
+        "acknowledged": False,
         "ranks": list(alert.ranks),
         "tensors": list(alert.tensors),
         "stage": alert.stage,
@@ -96,7 +96,6 @@ def alert_from_row(row: Any, run: str) -> Alert:
         last_step=row.last_step,
         opened_at=row.opened_at,
         resolved_at=row.resolved_at,
-        acknowledged=bool(row.acknowledged),
         ranks=tuple(row.ranks),
         tensors=tuple(row.tensors),
         stage=row.stage,
@@ -184,14 +183,55 @@ def alert_history(connection: Connection, *, run: int, alert_id: str) -> list[di
     return [{"step": r.step, "at": r.at, "what": r.what, "reason": r.reason} for r in rows]
 
 
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """Somebody knows of an alert.
+
+    Attributes:
+        name: who; empty where nobody said.
+        at: seconds since 1970; None: by an older server, which did not note it.
+        until: seconds since 1970; None: for ever.
+    """
+
+    name: str
+    reason: str
+    at: float | None
+    until: float | None
+
+
 def acknowledge(
-    connection: Connection, *, run: int, alert_id: str, acknowledged: bool = True
+    connection: Connection, *, run: int, alert_id: str, given: Acknowledgement | None
 ) -> None:
-    """Marks an alert as known to a person, or takes that back."""
+    """Marks an alert as known to a person; None takes that back."""
     a = schema.alert
     connection.execute(
-        update(a).where(a.c.run == run, a.c.id == alert_id).values(acknowledged=acknowledged)
+        update(a)
+        .where(a.c.run == run, a.c.id == alert_id)
+        .values(
+            acknowledged=given is not None,
+            acknowledged_by="" if given is None else given.name,
+            acknowledged_why="" if given is None else given.reason,
+            acknowledged_at=None if given is None else given.at,
+            acknowledged_until=None if given is None else given.until,
+        )
     )
+
+
+def acknowledgements(
+    connection: Connection, *, alert_ids: Collection[str], now: float
+) -> dict[str, Acknowledgement]:
+    """The acknowledgements of some alerts that hold now, by the alert's id."""
+    a = schema.alert
+    rows = connection.execute(
+        select(
+            a.c.id,
+            a.c.acknowledged_by,
+            a.c.acknowledged_why,
+            a.c.acknowledged_at,
+            a.c.acknowledged_until,
+        ).where(a.c.id.in_(alert_ids), a.c.acknowledged, _holds(a.c.acknowledged_until, now))
+    )
+    return {alert_id: Acknowledgement(*rest) for alert_id, *rest in rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,35 +239,58 @@ class Silence:
     """A kind that does not count in a run.
 
     Attributes:
+        run: id of the run, as users know it.
         created_at, until: seconds since 1970; None: for ever.
-        comment: why.
+        name: who; empty where nobody said.
     """
 
     id: str
+    run: str
     kind: str
     created_at: float
     until: float | None
-    comment: str
+    name: str
+    reason: str
 
 
-def add_silence(
-    connection: Connection, *, run: int, kind: str, until: float | None, comment: str, now: float
-) -> Silence:
-    """Silences a kind in a run, for ever or until a time (seconds since 1970)."""
-    added = Silence(secrets.token_hex(8), kind, now, until, comment)
-    connection.execute(insert(schema.silence).values(run=run, **asdict(added)))
-    return added
+def add_silence(connection: Connection, *, run: int, silence: Silence) -> None:
+    """Silences a kind in a run."""
+    connection.execute(
+        insert(schema.silence).values(
+            run=run,
+            id=silence.id,
+            kind=silence.kind,
+            created_at=silence.created_at,
+            until=silence.until,
+            name=silence.name,
+            comment=silence.reason,
+        )
+    )
 
 
-def list_silences(connection: Connection, *, run: int, now: float) -> list[Silence]:
-    """The silences that hold in a run now, oldest first."""
-    s = schema.silence
-    rows = connection.execute(
-        select(s.c.id, s.c.kind, s.c.created_at, s.c.until, s.c.comment)
-        .where(s.c.run == run, or_(s.c.until.is_(None), s.c.until > now))
+def new_silence_id() -> str:
+    """An id that no other silence has."""
+    return secrets.token_hex(8)
+
+
+def silences(connection: Connection, *, now: float, run: int | None = None) -> list[Silence]:
+    """What is silenced now, in one run or in all, oldest first."""
+    s, r = schema.silence, schema.run
+    query = (
+        select(s.c.id, r.c.id, s.c.kind, s.c.created_at, s.c.until, s.c.name, s.c.comment)
+        .join(r, r.c.key == s.c.run)
+        .where(_holds(s.c.until, now))
         .order_by(s.c.created_at, s.c.id)
     )
-    return [Silence(*row) for row in rows]
+    if run is not None:
+        query = query.where(s.c.run == run)
+    return [Silence(*row) for row in connection.execute(query)]
+
+
+def longest(held: Iterable[Silence]) -> dict[tuple[str, str], Silence]:
+    """Of several silences of a kind in a run the one that ends last, by run and kind."""
+    ends = sorted(held, key=lambda s: float("inf") if s.until is None else s.until)
+    return {(s.run, s.kind): s for s in ends}
 
 
 def delete_silence(connection: Connection, silence_id: str) -> bool:
@@ -236,9 +299,8 @@ def delete_silence(connection: Connection, silence_id: str) -> bool:
     return connection.execute(delete(s).where(s.c.id == silence_id)).rowcount > 0
 
 
-def silenced_kinds(connection: Connection, *, run: int, now: float) -> frozenset[str]:
-    """Kinds that are silenced in a run now."""
-    return frozenset(kind for _, kind in _silences(connection, [run], now))
+def _holds(until: ColumnElement[float | None], now: float) -> ColumnElement[bool]:
+    return or_(until.is_(None), until > now)
 
 
 @dataclass(slots=True)
@@ -271,17 +333,15 @@ def findings(
         found[row.run].alerts.append(alert_from_row(row, runs[row.run]))
     for row in connection.execute(select(c).where(c.c.run.in_(runs)).order_by(c.c.kind)):
         found[row.run].checks[row.kind] = Check(Status(row.status), row.why)
-    for key, kind in _silences(connection, runs, now):
+    for key, kind in _silenced(connection, runs, now):
         found[key].silenced.add(kind)
     return found
 
 
-def _silences(connection: Connection, runs: Collection[int], now: float) -> list[tuple[int, str]]:
+def _silenced(connection: Connection, runs: Collection[int], now: float) -> list[tuple[int, str]]:
     s = schema.silence
     rows = connection.execute(
-        select(s.c.run, s.c.kind).where(
-            s.c.run.in_(runs), or_(s.c.until.is_(None), s.c.until > now)
-        )
+        select(s.c.run, s.c.kind).where(s.c.run.in_(runs), _holds(s.c.until, now))
     )
     return [(row.run, row.kind) for row in rows]
 
@@ -298,14 +358,3 @@ def roots(connection: Connection, *, run: int, run_id: str) -> list[Alert]:
         .order_by(a.c.opened_at, a.c.id)
     )
     return [_as_shown(row, run_id) for row in rows]
-
-
-def silences(connection: Connection, *, now: float) -> frozenset[tuple[str, str]]:
-    """(run id, kind) of all that is silenced now."""
-    s, r = schema.silence, schema.run
-    rows = connection.execute(
-        select(r.c.id, s.c.kind)
-        .join(r, r.c.key == s.c.run)
-        .where(or_(s.c.until.is_(None), s.c.until > now))
-    )
-    return frozenset((row.id, row.kind) for row in rows)

@@ -291,7 +291,8 @@ def save_alerts(
 ) -> None:
     """Stores alerts as they are now, and what happened to them.
 
-    On a replay the row that is there keeps `opened_at` and `acknowledged`: they are the past.
+    On a replay the row that is there keeps `opened_at`, which is the past, and always what people
+    said about it.
 
     Args:
         transitions: (alert id, step, time, what, reason) each.

@@ -362,7 +362,12 @@ alert = Table(
     Column("last_step", BigInteger, nullable=False),
     Column("opened_at", Float, nullable=False),
     Column("resolved_at", Float, nullable=True),
+    # Whether somebody has, and until when that holds; NULL: for ever. Written by routes alone.
     Column("acknowledged", Boolean, nullable=False),
+    Column("acknowledged_by", Text, nullable=False, server_default=""),
+    Column("acknowledged_why", Text, nullable=False, server_default=""),
+    Column("acknowledged_at", Float, nullable=True),
+    Column("acknowledged_until", Float, nullable=True),
     Column("ranks", JSON, nullable=False),
     Column("tensors", JSON, nullable=False),
     Column("stage", String(32), nullable=True),
@@ -412,7 +417,9 @@ silence = Table(
     Column("created_at", Float, nullable=False),
     # NULL: for ever.
     Column("until", Float, nullable=True),
+    # Why, and who says so.
     Column("comment", Text, nullable=False),
+    Column("name", Text, nullable=False, server_default=""),
 )
 
 # What each run is judged by: all settings of the detectors as they were at the first check of it.

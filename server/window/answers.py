@@ -67,7 +67,6 @@ class Alert:
     cause: str
     remedy: str
     resolved_at: float | None = None
-    acknowledged: bool = False
     ranks: tuple[int, ...] = ()
     tensors: tuple[str, ...] = ()
     stage: str | None = None

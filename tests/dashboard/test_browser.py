@@ -357,7 +357,12 @@ def test_an_alert_is_acknowledged_from_its_card(open_page, server):
     page = open_page("/runs/broken")
     card = page.locator(".alert").first
     card.get_by_role("button", name="Acknowledge").click()
+    page.fill("#ask-name", "Ada")
+    page.fill("#ask-reason", "on it")
+    page.locator("#ask").get_by_role("button", name="Acknowledge").click()
     page.wait_for_selector(".alert .badge:has-text('acknowledged')")
+    assert "Acknowledged by Ada (on it)" in card.inner_text()
+    assert "acknowledged by Ada" in page.inner_text("#headline .state")
     alerts = httpx.get(f"{server}/api/v1/runs/broken/alerts").json()["items"]
     assert [a["acknowledged"] for a in alerts if a["kind"].startswith("desync")] == [True]
     card.get_by_role("button", name="Take acknowledgement back").click()
@@ -372,11 +377,14 @@ def test_a_kind_is_silenced_from_a_card(open_page, server):
     kind = alerts[0]["kind"]
     card = page.locator(".alert", has_text=kind).first
     card.get_by_role("button", name="Silence").click()
-    page.locator("#silence-why").fill("known")
+    # The name is remembered; it is asked for in the same way for both.
+    page.locator("#ask-name").fill("Ada")
+    page.locator("#ask-reason").fill("known")
     with page.expect_response("**/silences") as answered:
-        page.locator("#silence").get_by_role("button", name="Silence").click()
+        page.locator("#ask").get_by_role("button", name="Silence").click()
     silence = answered.value.json()
-    assert (silence["kind"], silence["comment"]) == (kind, "known")
+    said = (silence["kind"], silence["name"], silence["reason"])
+    assert said == (kind, "Ada", "known")
     page.wait_for_selector(".alert .badge:has-text('silenced')")
     card.get_by_role("button", name="End the silence").click()
     card.get_by_role("button", name="Silence this kind").wait_for()

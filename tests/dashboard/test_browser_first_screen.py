@@ -188,15 +188,45 @@ def test_the_enter_key_silences_as_the_button_does(open_page, server):
     page.wait_for_selector("#headline.is-critical")
     page.locator(".alert").get_by_role("button", name="Silence").click()
     page.get_by_role("button", name="Cancel").click()
-    page.wait_for_selector("#silence", state="hidden")
+    page.wait_for_selector("#ask", state="detached")
     page.locator(".alert").get_by_role("button", name="Silence").click()
     with page.expect_response("**/silences") as answered:
-        page.fill("#silence-why", "known")
+        page.fill("#ask-name", "Ada")
+        page.fill("#ask-reason", "known")
         page.keyboard.press("Enter")
     assert answered.value.status == 201
     # What is silenced is not what the page speaks of first.
     page.wait_for_selector("#headline.is-muted")
-    assert "Nothing bad but what is silenced" in page.inner_text("#headline h1")
+    assert "1 critical problem, silenced by Ada until" in page.inner_text("#headline h1")
+
+
+def test_what_passes_because_it_is_silenced_does_not_read_as_fine(open_page, server):
+    for silence in httpx.get(f"{server}/api/v1/runs/broken/silences").json()["items"]:
+        httpx.delete(f"{server}/api/v1/silences/{silence['id']}").raise_for_status()
+    [alert] = httpx.get(f"{server}/api/v1/runs/broken/alerts").json()["items"]
+    said = {"kind": alert["kind"], "name": "Ada", "reason": "known", "seconds": 7200}
+    # What was suspended since stands against a pass, too.
+    for kind in (alert["kind"], "desync.parameters"):
+        body = said | {"kind": kind}
+        httpx.post(f"{server}/api/v1/runs/broken/silences", json=body).raise_for_status()
+    assert httpx.get(f"{server}/api/v1/runs/broken/verdict").json()["verdict"] == "pass"
+    page = open_page("/runs/broken")
+    text = page.inner_text("#headline")
+    assert page.locator("#headline.is-muted").count() == 1
+    assert re.search(r"1 critical problem, silenced by Ada until \d\d:\d\d", text)
+    assert alert["title"] in text
+    assert "Fine" not in text
+    page.goto("/")
+    row = page.locator("#runs tr", has_text="broken")
+    row.wait_for()
+    assert row.locator(".badge.is-ok:has-text('pass')").count() == 0
+    assert "critical silenced" in row.inner_text()
+    # Taken back on the card: others see it without a reload.
+    page.goto("/runs/broken")
+    page.locator(".alert").get_by_role("button", name="End the silence").click()
+    page.wait_for_selector("#headline.is-critical")
+    httpx.post(f"{server}/api/v1/runs/broken/silences", json=said).raise_for_status()
+    page.wait_for_selector("#headline.is-muted")
 
 
 def test_a_chart_that_is_asked_for_anew_before_it_was_drawn(open_page):

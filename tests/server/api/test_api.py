@@ -318,14 +318,14 @@ def test_an_alert_can_be_read_acknowledged_and_silenced(client):
 
     answer = client.post(f"/api/v1/alerts/{alert['id']}/acknowledge")
     assert answer.json()["acknowledged"] is True
-    silence = {"kind": "desync.parameters", "comment": "known"}
+    silence = {"kind": "desync.parameters", "reason": "known"}
     assert client.post("/api/v1/runs/otter/silences", json=silence).status_code == 201
     assert get(client, "/runs/otter/verdict")["verdict"] == "pass"
     run = get(client, "/runs/otter")
     assert (run["worst_alert"], run["open_alerts"]) == (None, 1)
 
     [held] = get(client, "/runs/otter/silences")["items"]
-    assert (held["kind"], held["comment"], held["until"]) == ("desync.parameters", "known", None)
+    assert (held["kind"], held["reason"], held["until"]) == ("desync.parameters", "known", None)
     assert client.delete(f"/api/v1/silences/{held['id']}").status_code == 204
     assert get(client, "/runs/otter/silences") == {"items": [], "next_cursor": None}
     assert get(client, "/runs/otter/verdict")["verdict"] == "fail"
@@ -340,11 +340,11 @@ def test_an_alert_can_be_read_acknowledged_and_silenced(client):
 def test_a_silence_that_has_ended_is_not_listed(client):
     desynced(client)
     for seconds in (0.2, 3600.0):
-        silence = {"kind": "desync.parameters", "seconds": seconds, "comment": f"{seconds}"}
+        silence = {"kind": "desync.parameters", "seconds": seconds, "reason": f"{seconds}"}
         assert client.post("/api/v1/runs/otter/silences", json=silence).status_code == 201
     wait_until(lambda: len(get(client, "/runs/otter/silences")["items"]) == 1)
     [held] = get(client, "/runs/otter/silences")["items"]
-    assert held["comment"] == "3600.0"
+    assert held["reason"] == "3600.0"
     assert held["created_at"] < held["until"]
     assert client.get("/api/v1/runs/nobody/silences").status_code == 404
 

@@ -109,4 +109,4 @@ def test_silences_are_checked(client):
         headers={"Content-Type": "application/json"},
     )
     assert half.status_code == 201, half.text
-    assert half.json()["comment"] == "a?b"
+    assert half.json()["reason"] == "a?b"
