@@ -43,6 +43,9 @@ COMMANDS = (
     Command("runs", "rankscope.server.cli:runs", "list runs", "server"),
     Command("alerts", "rankscope.server.cli:alerts", "list the alerts of a run", "server"),
     Command(
+        "compare", "rankscope.server.commands.compare:compare", "two runs side by side", "server"
+    ),
+    Command(
         "sync",
         "rankscope.agent.delivery.sync:main",
         "send what an offline or cut-off run left on disk",

@@ -1,4 +1,4 @@
-"""The web pages: three templates, the figures as JSON, the static files, and nothing from outside.
+"""The web pages: templates, the figures as JSON, the static files, and nothing from outside.
 
     pages.install(app, source)
 
@@ -22,6 +22,7 @@ from rankscope.dashboard.figures import (
     distance_matrix,
     divergence_heatmap,
     rank_curves,
+    run_curves,
 )
 from rankscope.dashboard.source import Selection, Source
 
@@ -53,6 +54,7 @@ def install(app: FastAPI, source: Source) -> None:
     templates = Jinja2Templates(directory=_FOLDER / "templates")
     app.include_router(_pages(templates, source), include_in_schema=False)
     app.include_router(_figures(source), include_in_schema=False)
+    app.include_router(_figures_of_several(source), include_in_schema=False)
     app.include_router(assets.router, include_in_schema=False)
     app.mount("/static", assets.own_files(_FOLDER / "static"), name="static")
     _install_error_page(app, templates)
@@ -70,6 +72,10 @@ def _pages(templates: Jinja2Templates, source: Source) -> APIRouter:
     def alerts(request: Request) -> Response:
         return _page(templates, request, "alerts.html", page="alerts")
 
+    @router.get("/compare")
+    def compare(request: Request) -> Response:
+        return _page(templates, request, "compare.html", plotly=assets.plotly_name())
+
     @router.get("/runs/{run}")
     def run_page(request: Request, run: str) -> Response:
         if source.ranks(run) is None:
@@ -80,6 +86,34 @@ def _pages(templates: Jinja2Templates, source: Source) -> APIRouter:
                 "address of this page.",
             )
         return _page(templates, request, "run.html", run=run, plotly=assets.plotly_name())
+
+    return router
+
+
+def _figures_of_several(source: Source) -> APIRouter:
+    router = APIRouter(prefix="/compare/figures")
+
+    @router.get("/curves.json")
+    def curves(
+        request: Request,
+        runs: Annotated[list[str], Query(min_length=1, max_length=4)],
+        metric: str,
+        max_points: Annotated[int, Query(ge=2, le=10_000)] = 600,
+        log: bool = False,
+        marked_step: Step = None,
+        theme: Theme = "light",
+    ) -> Response:
+        for run in runs:
+            _known(source, run)
+        wanted = Selection(max_points=max_points)
+        figure = run_curves(
+            {run: source.curves(run, metric, wanted) for run in runs},
+            metric=metric,
+            theme=THEMES[theme],
+            log_y=log,
+            marked_step=marked_step,
+        )
+        return assets.figure_response(request, figure)
 
     return router
 

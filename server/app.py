@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rankscope.dashboard import pages
 from rankscope.server.api import (
     alerts,
+    compare,
     detectors,
     divergence,
     health,
@@ -38,7 +39,7 @@ _INGEST = ("/api/v1/ingest", "POST")
 _RAW_SECURITY_HEADERS = [
     (name.lower().encode(), value.encode()) for name, value in pages.SECURITY_HEADERS.items()
 ]
-_ROUTERS = (ingest, runs, series, divergence, alerts, verdict, detectors, stream)
+_ROUTERS = (ingest, runs, series, divergence, alerts, verdict, detectors, stream, compare)
 
 
 def create_app(settings: Settings) -> FastAPI:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 import errno
 import json
-import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
 
-import urllib3
 import uvicorn
 from sqlalchemy import Engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.app import create_app
+from rankscope.server.commands import client
 from rankscope.server.detectors.wording import listing, ranks
 from rankscope.server.evaluation.detector_settings import Given, read_file
 from rankscope.server.processes import supervisor
@@ -28,11 +25,8 @@ from rankscope.server.settings import Settings, default_database
 from rankscope.server.storage import distribution, migrate, partitions, pruning
 from rankscope.server.storage.engine import open_engine
 
-DEFAULT_SERVER = "http://127.0.0.1:8642"
-
-_MAX_WIDTH = 48
-
-OK, FAILED, USAGE, UNREACHABLE, UNKNOWN_RUN = 0, 1, 2, 3, 4
+OK, FAILED, USAGE = client.OK, client.FAILED, client.USAGE
+UNREACHABLE, UNKNOWN_RUN = client.UNREACHABLE, client.UNKNOWN_RUN
 
 
 def serve(argv: Sequence[str]) -> int:
@@ -209,7 +203,7 @@ def _age(text: str) -> float:
 
 def runs(argv: Sequence[str]) -> int:
     """`rankscope runs`: the runs of a server."""
-    parser = _reader("runs", "List the runs of a server, newest first.")
+    parser = client.parser("runs", "List the runs of a server, newest first.")
     parser.add_argument("--project", help="of this project alone")
     parser.add_argument(
         "--state", choices=("running", "finished", "failed", "lost"), help="in this state alone"
@@ -233,7 +227,7 @@ def runs(argv: Sequence[str]) -> int:
                     str(run["open_alerts"]),
                 )
             )
-        _table(rows)
+        print(*client.table(rows), sep="\n")
         _mention_more(answer)
 
     query = {"project": options.project, "state": options.state, "limit": "100"}
@@ -242,8 +236,8 @@ def runs(argv: Sequence[str]) -> int:
 
 def alerts(argv: Sequence[str]) -> int:
     """`rankscope alerts RUN`: the alerts of a run."""
-    parser = _reader("alerts", "List the alerts of a run, newest first.")
-    parser.add_argument("run", metavar="RUN", type=_run, help="id of the run")
+    parser = client.parser("alerts", "List the alerts of a run, newest first.")
+    parser.add_argument("run", metavar="RUN", type=client.run_id, help="id of the run")
     parser.add_argument("--state", choices=("open", "resolved"), help="in this state alone")
     options = parser.parse_args(argv)
 
@@ -261,7 +255,7 @@ def alerts(argv: Sequence[str]) -> int:
                 _show_alert(alert, below.get(alert["id"], []))
         _mention_more(answer)
 
-    path = f"/runs/{quote(options.run, safe='')}/alerts"
+    path = f"{client.run_path(options.run)}/alerts"
     query = {"state": options.state, "limit": "100"}
     if not options.json:
         query["consequences"] = "true"
@@ -296,41 +290,6 @@ def _since(alert: Any) -> str:
     return f"step {step}" if earliest == step else f"a step from {earliest} to {step}"
 
 
-def _reader(name: str, text: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"rankscope {name}", description=text)
-    parser.add_argument(
-        "--server",
-        type=_address,
-        default=os.environ.get("RANKSCOPE_SERVER") or DEFAULT_SERVER,
-        help=f"URL of the server; default: RANKSCOPE_SERVER, or {DEFAULT_SERVER}",
-    )
-    parser.add_argument("--json", action="store_true", help="print the server's answer as it is")
-    return parser
-
-
-def _address(text: str) -> str:
-    """The URL of a server, without a slash at its end."""
-    try:
-        parts = urlsplit(text)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no URL of a server; write it like {DEFAULT_SERVER}"
-        )
-    return text.rstrip("/")
-
-
-def _run(text: str) -> str:
-    """A run's id: none of those that would make another path of the address."""
-    if not text or text in (".", "..") or "/" in text:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no id of a run; `rankscope runs` lists the runs there are"
-        )
-    return text
-
-
 def _mention_more(answer: Any) -> None:
     if answer["next_cursor"] is not None:
         print(f"These are the newest {len(answer['items'])}; the dashboard has the others.")
@@ -342,41 +301,16 @@ def _read(
     query: dict[str, str | None],
     show: Callable[[Any], None],
 ) -> int:
-    url = f"{options.server}/api/v1{path}"
-    fields = {k: v for k, v in query.items() if v is not None}
     try:
-        answer = urllib3.request("GET", url, fields=fields, timeout=10.0, retries=False)
-    except urllib3.exceptions.HTTPError as error:
-        reason = str(getattr(error, "reason", None) or error).rstrip(".")
-        _complain(f"{options.server} does not answer: {reason}. Is the server running?")
-        return UNREACHABLE
-    try:
-        body = json.loads(answer.data)
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        _complain(f"{options.server} answers something else than Rankscope would")
-        return UNREACHABLE
-    if answer.status != 200:
-        _complain(str(body.get("detail", body)))
-        return UNKNOWN_RUN if answer.status == 404 else FAILED
+        body = client.server_of(options).get(path, query)
+    except client.Refused as refused:
+        client.complain(str(refused))
+        return refused.code
     if options.json:
         print(json.dumps(body, indent=2))
     else:
         show(body)
     return OK
-
-
-def _table(rows: Sequence[Sequence[str]]) -> None:
-    # A name of 250 characters pushes its own line to the right, and no others.
-    widths = [
-        max((len(row[i]) for row in rows if len(row[i]) <= _MAX_WIDTH), default=0)
-        for i in range(len(rows[0]))
-    ]
-    for row in rows:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
 
 
 def _listening_text(settings: Settings, error: OSError) -> str:
@@ -410,5 +344,5 @@ def _database_text(url: str, error: Exception) -> str:
 
 
 def _complain(text: str) -> int:
-    sys.stderr.write(f"rankscope: {text}\n")
+    client.complain(text)
     return USAGE

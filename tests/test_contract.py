@@ -68,6 +68,7 @@ ROUTES = """
 """.split("\n")[1:-1]
 # What has come since.
 FURTHER_ROUTES = """
+    GET /api/v1/compare
     GET /api/v1/detectors
     GET /api/v1/projects/{project}/detectors
     PUT /api/v1/projects/{project}/detectors
@@ -82,6 +83,7 @@ QUERIES = {
     "/api/v1/runs/{run}/alerts": "state severity kind rank limit cursor",
     "/api/v1/alerts": "project limit cursor",
     "/api/v1/runs/{run}/verdict": "fail_on",
+    "/api/v1/compare": "runs",
 }
 
 RUN_FIELDS = """id project name state world_size ranks started_at last_seen_at last_step config
@@ -90,6 +92,8 @@ ALERT_FIELDS = """id run kind severity state title ranks tensors first_step last
     resolved_at acknowledged stage cause remedy evidence consequences""".split()
 
 COMMAND_NAMES = "serve demo gate runs alerts report sync import export db token".split()
+# What has come since.
+COMMAND_NAMES += ["compare"]
 # Of these, what is not built yet; a command leaves the list when it comes.
 COMMANDS_TO_COME = set("report import export token".split())
 

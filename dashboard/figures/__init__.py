@@ -9,6 +9,7 @@ from rankscope.dashboard.figures.heatmap import divergence_heatmap
 from rankscope.dashboard.figures.matrix import distance_matrix
 from rankscope.dashboard.figures.smoothing import smooth
 from rankscope.dashboard.figures.theme import DARK, LIGHT, THEMES, Theme, rank_colors
+from rankscope.dashboard.figures.two_runs import run_curves
 from rankscope.dashboard.figures.units import axis_title
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "rank_colors",
     "rank_curves",
     "rank_list",
+    "run_curves",
     "smooth",
 ]

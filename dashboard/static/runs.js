@@ -1,6 +1,6 @@
 // The list of all runs.
 
-import { age, get, runPage } from "./api.js";
+import { age, get, root, runPage } from "./api.js";
 import { $, badge, count, debounce, duration, el, fill, severitySign, show, stateBadge, stepText, throttle, verdictBadge } from "./dom.js";
 import { showError } from "./frame.js";
 import { settled, staleness } from "./headline.js";
@@ -59,10 +59,25 @@ function verdict(run) {
   return hushed ? badge("pass, critical silenced", "muted", "\u00D7") : verdictBadge(word);
 }
 
+const picked = []; // Ids of the runs to compare, the oldest choice first.
+
+/** Two at most: a third takes the place of the first. */
+function pick(id) {
+  if (picked.includes(id)) picked.splice(picked.indexOf(id), 1);
+  else picked.push(id);
+  while (picked.length > 2) picked.shift();
+  for (const box of document.querySelectorAll(".pick input")) box.checked = picked.includes(box.getAttribute("aria-label").slice("Compare ".length));
+  show($("compare"), picked.length === 2);
+  const simple = picked.every((run) => !run.includes(","));
+  const named = simple ? `runs=${picked.map(encodeURIComponent).join(",")}` : picked.map((run) => `runs=${encodeURIComponent(run)}`).join("&");
+  $("compare").href = `${root}/compare?${named}`;
+}
+
 function row(run) {
   return el(
     "tr",
     {},
+    el("td", { class: "pick" }, el("input", { type: "checkbox", "aria-label": `Compare ${run.id}`, checked: picked.includes(run.id), onchange: () => pick(run.id) })),
     el("td", {}, el("a", { class: "run", href: runPage(run.id) }, run.name || run.id), el("div", { class: "muted" }, run.project)),
     el("td", { "data-label": "Verdict" }, verdict(run)),
     el("td", { "data-label": "State" }, stateBadge(run.state)),

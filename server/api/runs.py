@@ -48,7 +48,7 @@ def list_runs(
         rows, after = runs.list_runs(
             connection, limit=page.limit, after=page.after, project=project, state=state, search=q
         )
-        return Items(items=_runs(connection, rows), next_cursor=next_cursor(after))
+        return Items(items=summaries(connection, rows), next_cursor=next_cursor(after))
 
 
 @router.get("/runs/{run}")
@@ -57,7 +57,7 @@ def get_run(engine: Database, run: RunId) -> RunDetail:
     with reading(engine) as connection:
         row = known_run(connection, run)
         latest = series.latest_values(connection, run=row.key, metrics=("loss", "step_seconds"))
-        about = _runs(connection, [row])[0]
+        about = summaries(connection, [row])[0]
         ranks = attempts.newest_attempts(connection, run=row.key)
         events = runs.list_events(connection, run=row.key)
         plans = agents.sampling(connection, run=row.key)
@@ -110,7 +110,8 @@ def get_run(engine: Database, run: RunId) -> RunDetail:
     )
 
 
-def _runs(connection: Connection, rows: Sequence[Any]) -> list[Run]:
+def summaries(connection: Connection, rows: Sequence[Any]) -> list[Run]:
+    """Runs as lists show them, of their rows."""
     keys = {row.key: row.id for row in rows}
     ranks = runs.ranks_seen(connection, runs=list(keys))
     found = alerts.findings(connection, runs=keys, now=time.time())

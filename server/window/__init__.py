@@ -25,6 +25,8 @@ from rankscope.server.window.answers import (
 )
 from rankscope.server.window.arrived import (
     Columns,
+    Digests,
+    FingerprintKey,
     FingerprintPart,
     LayerPart,
     LivenessPart,
@@ -39,6 +41,7 @@ __all__ = [
     "Bool",
     "Check",
     "Columns",
+    "Digests",
     "Comparison",
     "ElementSums",
     "Float64",
@@ -49,6 +52,7 @@ __all__ = [
     "Misreduced",
     "NewData",
     "Occurrence",
+    "FingerprintKey",
     "FingerprintPart",
     "RankLiveness",
     "Reduction",

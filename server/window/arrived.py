@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,6 +74,18 @@ class FingerprintPart:
     rank: int
     attempt: int
     fingerprint: wire.Fingerprint
+
+
+class FingerprintKey(NamedTuple):
+    """What a fingerprint is of."""
+
+    step: int
+    stage: str
+    rank: int
+
+
+# Model digests by link and rank: int64 [S], ascending, and uint64 [S].
+Digests = dict[tuple[str, int], tuple[Int64, wire.UInt64]]
 
 
 @dataclass(frozen=True, slots=True)

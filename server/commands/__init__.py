@@ -1,0 +1,1 @@
+"""The commands that ask a server by its REST interface: one file each."""
