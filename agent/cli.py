@@ -42,6 +42,8 @@ COMMANDS = (
     ),
     Command("runs", "rankscope.server.cli:runs", "list runs", "server"),
     Command("alerts", "rankscope.server.cli:alerts", "list the alerts of a run", "server"),
+    Command("show", "rankscope.server.commands.show:show", "a run in the terminal", "server"),
+    Command("watch", "rankscope.server.commands.watch:watch", "the same while it trains", "server"),
     Command(
         "compare", "rankscope.server.commands.compare:compare", "two runs side by side", "server"
     ),

@@ -69,7 +69,7 @@ function tellBits(bits) {
     bits.steps > 0 && el("p", { class: "muted" }, `${count(bits.steps)} steps were compared, from ${bits.first_step} to ${bits.last_step}, on ${ranksText(bits.ranks)}.`),
     bits.state !== "not_compared" && bits.not_compared.length > 0 && el("p", {}, "Not compared:"),
     bits.state !== "not_compared" && el("ul", {}, bits.not_compared.map((text) => el("li", {}, text))),
-    (bits.same_seed !== null || bits.state === "differ") && el("p", { class: "muted" }, seed[bits.same_seed]),
+    (bits.same_seed !== null || bits.first?.after === null) && el("p", { class: "muted" }, seed[bits.same_seed]),
     bits.first?.tensors.length > 0 && el("div", { class: "scroll" }, tensors(bits.first)),
   );
 }

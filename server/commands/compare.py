@@ -55,7 +55,8 @@ def _bits(bits: dict[str, Any]) -> Iterator[str]:
     yield from ("", "Bits, rank by rank", f"  {bits['summary']}")
     if bits["state"] != "not_compared":
         yield from (f"  not compared: {text}" for text in bits["not_compared"])
-    if bits["same_seed"] is None and bits["state"] == "differ":
+    first = bits["first"]
+    if bits["same_seed"] is None and first is not None and first["after"] is None:
         yield "  Neither configuration names a seed: with different ones this is to be expected."
 
 

@@ -1,0 +1,138 @@
+"""`rankscope watch RUN`: a run in the terminal while it trains, until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import urllib3
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from rankscope.server.commands import client
+from rankscope.server.commands.run_facts import RunFacts, load, serious
+from rankscope.server.commands.terminal import alert_lines, console, view
+
+# A stream says something at least every 15 s; one that does not is asked for again.
+_QUIET_SECONDS = 40.0
+# How often the screen is drawn at least, should no event get through, and at most.
+_POLL_SECONDS = 5.0
+_INTERVAL_S = 1.0
+# How long a server that went away is waited for.
+_PATIENCE_S = 60.0
+# After the end of a run its last steps are evaluated; more than this takes none.
+_EVALUATION_S = 60.0
+
+
+def watch(argv: Sequence[str]) -> int:
+    """Follows a run to its end; exit code 0 whatever its verdict."""
+    parser = client.parser(
+        "watch",
+        "Shows a run while it trains, until it ends or Ctrl-C. Where the output is no terminal: a "
+        "line for each alert as it opens, and the whole at the end.",
+        prints_json=False,
+    )
+    parser.add_argument("run", metavar="RUN", type=client.run_id, help="id of the run")
+    options = parser.parse_args(argv)
+    server, screen = client.server_of(options), console()
+    try:
+        if screen.is_terminal:
+            return _live(server, options.run, screen)
+        return _lines(server, options.run, screen)
+    except client.Refused as refused:
+        client.complain(str(refused))
+        return refused.code
+
+
+def _live(server: client.Server, run: str, screen: Console) -> int:
+    def drawn(facts: RunFacts) -> RenderableType:
+        return view(facts, width=screen.width, plain=not screen.encoding.startswith("utf"))
+
+    first = load(server, run)
+    # Text that is taller than the terminal would scroll away with each refresh: cut at its end.
+    with Live(
+        drawn(first), console=screen, auto_refresh=False, vertical_overflow="ellipsis"
+    ) as live:
+        for facts in _changes(server, run, first):
+            live.update(drawn(facts), refresh=True)
+    return client.OK
+
+
+def _lines(server: client.Server, run: str, screen: Console) -> int:
+    facts = load(server, run)
+    reported: set[str] = set()
+    for changed in chain([facts], _changes(server, run, facts)):
+        facts = changed
+        for alert in serious(facts.roots):
+            if alert["id"] not in reported:
+                reported.add(alert["id"])
+                screen.print(*alert_lines(alert), sep="\n")
+    screen.print(view(facts, width=screen.width, plain=not screen.encoding.startswith("utf")))
+    return client.OK
+
+
+def _changes(server: client.Server, run: str, facts: RunFacts) -> Iterator[RunFacts]:
+    """The facts after each change, until the run has ended and is evaluated."""
+    listener = _Listener(server, run)
+    listener.start()
+    heard = time.monotonic()
+    while facts.run["state"] == "running":
+        listener.changed.wait(_POLL_SECONDS)
+        listener.changed.clear()
+        try:
+            facts = load(server, run)
+        except client.Refused as refused:
+            if refused.code != client.UNREACHABLE or time.monotonic() > heard + _PATIENCE_S:
+                raise
+        else:
+            heard = time.monotonic()
+            yield facts
+        time.sleep(_INTERVAL_S)
+    patience = time.monotonic() + _EVALUATION_S
+    while not facts.verdict["evaluated"] and time.monotonic() < patience:
+        time.sleep(_INTERVAL_S / 2)
+        facts = load(server, run)
+    yield facts
+
+
+class _Listener(threading.Thread):
+    """Hears the server-sent events of a run.
+
+    In a thread of its own, so that events that come while the screen is drawn are one change, and
+    none of them has to wait. It ends with the process.
+
+    Attributes:
+        changed: set by each event.
+    """
+
+    def __init__(self, server: client.Server, run: str) -> None:
+        super().__init__(daemon=True)
+        self.changed = threading.Event()
+        self._server = server
+        self._address = f"{server.address}/api/v1{client.run_path(run)}/stream"
+
+    def run(self) -> None:
+        """Listens, and again where the stream has ended."""
+        while True:
+            # What is wrong with the server the requests for the facts report.
+            with contextlib.suppress(urllib3.exceptions.HTTPError):
+                self._listen()
+            time.sleep(_INTERVAL_S)
+
+    def _listen(self) -> None:
+        answer = urllib3.request(
+            "GET",
+            self._address,
+            headers=self._server.headers | {"Accept": "text/event-stream"},
+            timeout=urllib3.Timeout(connect=10.0, read=_QUIET_SECONDS),
+            retries=False,
+            preload_content=False,
+        )
+        with answer:
+            for part in answer.stream(65536):
+                # All but the pings, which are comments.
+                if answer.status == 200 and not part.startswith(b":"):
+                    self.changed.set()
