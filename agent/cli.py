@@ -45,6 +45,9 @@ COMMANDS = (
     Command("show", "rankscope.server.commands.show:show", "a run in the terminal", "server"),
     Command("watch", "rankscope.server.commands.watch:watch", "the same while it trains", "server"),
     Command(
+        "report", "rankscope.server.commands.report:report", "a run as one HTML file", "server"
+    ),
+    Command(
         "compare", "rankscope.server.commands.compare:compare", "two runs side by side", "server"
     ),
     Command(

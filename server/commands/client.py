@@ -50,8 +50,10 @@ class Server:
         """Of every request."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
-    def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
-        """JSON of a route under /api/v1.
+    def get(
+        self, path: str, query: Query | None = None, *, prefix: str = "/api/v1"
+    ) -> dict[str, Any]:
+        """JSON of a route under `prefix`.
 
         Raises:
             Refused: there is no answer, or it is an error.
@@ -64,7 +66,7 @@ class Server:
         try:
             answer = urllib3.request(
                 "GET",
-                f"{self.address}/api/v1{path}",
+                f"{self.address}{prefix}{path}",
                 fields=fields,
                 headers=self.headers,
                 timeout=30.0,
