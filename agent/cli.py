@@ -51,6 +51,12 @@ COMMANDS = (
         "compare", "rankscope.server.commands.compare:compare", "two runs side by side", "server"
     ),
     Command(
+        "export",
+        "rankscope.server.commands.export:export",
+        "all points of a run as TensorBoard events, CSV or Parquet",
+        "server",
+    ),
+    Command(
         "sync",
         "rankscope.agent.delivery.sync:main",
         "send what an offline or cut-off run left on disk",

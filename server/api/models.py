@@ -204,9 +204,13 @@ class Metrics(Items[Metric]):
 
 
 class RankSeries(BaseModel):
-    """One metric of one rank; `values` are means where there are buckets."""
+    """One metric of one rank; `values` are means where there are buckets.
+
+    `width` is that of the buckets in steps, and 1 where these are the raw points.
+    """
 
     rank: int
+    width: int
     steps: list[int]
     values: list[Number]
     min: list[Number]

@@ -137,6 +137,7 @@ def get_series(
             "series": [
                 {
                     "rank": s.rank,
+                    "width": s.width,
                     "steps": s.steps.tolist(),
                     "values": numbers_to_json(s.values),
                     "min": numbers_to_json(s.low),
