@@ -57,6 +57,12 @@ COMMANDS = (
         "server",
     ),
     Command(
+        "import",
+        "rankscope.server.commands.importing:import_",
+        "what TensorBoard's writers have logged, as a run of the server",
+        "server",
+    ),
+    Command(
         "sync",
         "rankscope.agent.delivery.sync:main",
         "send what an offline or cut-off run left on disk",

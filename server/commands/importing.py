@@ -1,0 +1,156 @@
+"""`rankscope import tensorboard LOGDIR`: what another tool has logged, as a run of the server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import urllib3
+
+from rankscope.agent import wire
+from rankscope.server.commands import client
+from rankscope.server.exchange import tensorboard_logs
+from rankscope.server.exchange.batches import batches
+from rankscope.server.exchange.logs import Log
+from rankscope.server.exchange.points import ExchangeError
+from rankscope.server.exchange.tags import names
+
+_SOURCES = {"tensorboard": tensorboard_logs.read}
+_DESCRIPTION = """\
+Reads what another tool has logged and sends it to the server, which judges it as it judges any run.
+Tags that are known (train/loss, Loss/train, epoch_loss, val_loss, ...) become the metrics that the
+detectors read; the others keep their names. The same log is stored once, however often it comes.
+"""
+
+
+def import_(argv: Sequence[str]) -> int:
+    """Sends a log to the server and returns the exit code."""
+    parser = client.parser("import", _DESCRIPTION)
+    parser.add_argument("tool", choices=tuple(_SOURCES), help="what the log was written with")
+    parser.add_argument("source", metavar="LOGDIR", type=Path, help="log folder of one run")
+    parser.add_argument(
+        "--run", metavar="NAME", type=client.run_id, help="id of the run; default: as the folder"
+    )
+    parser.add_argument("--project", default="default", help="groups runs; default: default")
+    options = parser.parse_args(argv)
+    try:
+        found = _import(client.server_of(options), options)
+    except client.Refused as refused:
+        client.complain(str(refused))
+        return refused.code
+    except (ExchangeError, wire.WireError) as error:
+        client.complain(str(error))
+        return client.USAGE
+    except OSError as error:
+        client.complain(f"cannot read {options.source}: {error.strerror or error}")
+        return client.USAGE
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print(*lines(found), sep="\n")
+    return client.OK
+
+
+def run_name(source: Path) -> str:
+    """Id of a run after the folder or file that it comes from."""
+    path = source.resolve()
+    name = path.stem if path.is_file() else path.name
+    made = re.sub(r"[^\w.=+-]+", "-", name).strip("-.")[: wire.MAX_NAME_LENGTH]
+    return made or "imported"
+
+
+def described(log: Log, metrics: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What has become of each tag, with its extent."""
+    found = []
+    for tag, metric in metrics.items():
+        columns = [columns[tag] for columns in log.ranks.values() if tag in columns]
+        found.append(
+            {
+                "tag": tag,
+                "metric": metric,
+                "ranks": len(columns),
+                "points": sum(len(c.steps) for c in columns),
+                "first_step": min(int(c.steps[0]) for c in columns),
+                "last_step": max(int(c.steps[-1]) for c in columns),
+            }
+        )
+    return found
+
+
+def mapping_lines(tags: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Which tag has become which metric, as a table."""
+    rows = [("TAG", "METRIC", "RANKS", "POINTS", "STEPS")]
+    # What was recognised first: the rest is as it was.
+    for tag in sorted(tags, key=lambda tag: (tag["tag"] == tag["metric"], tag["tag"])):
+        steps = f"{tag['first_step']} to {tag['last_step']}"
+        rows.append((tag["tag"], tag["metric"], str(tag["ranks"]), str(tag["points"]), steps))
+    yield from client.table(rows)
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """What was imported, as lines of text."""
+    yield from mapping_lines(found["tags"])
+    yield ""
+    yield from found["notes"]
+    points = sum(tag["points"] for tag in found["tags"])
+    if found["stored_before"]:
+        yield f"Run {found['run']} has all of this already: nothing was stored twice."
+    else:
+        of = f"{found['ranks']} {'rank' if found['ranks'] == 1 else 'ranks'}"
+        yield f"Run {found['run']}: {points} points of {of} stored."
+    yield f"`rankscope gate {found['run']}` and `rankscope alerts {found['run']}` show the verdict."
+
+
+def _import(server: client.Server, options: argparse.Namespace) -> dict[str, Any]:
+    source: Path = options.source
+    if not source.exists():
+        raise ExchangeError(f"there is no {source}; name the folder that holds the event files")
+    log = _SOURCES[options.tool](source)
+    metrics = names(log.ranks)
+    run = options.run or run_name(source)
+    _refuse_other_run(server, run, log)
+    duplicates = [
+        _post(server, batch) for batch in batches(log, metrics, run=run, project=options.project)
+    ]
+    return {
+        "run": run,
+        "project": options.project,
+        "ranks": len(log.ranks),
+        "stored_before": all(duplicates),
+        "tags": described(log, metrics),
+        "notes": list(log.notes),
+    }
+
+
+def _refuse_other_run(server: client.Server, run: str, log: Log) -> None:
+    """Points of two trainings in one run would make nonsense of both."""
+    try:
+        known = server.get(client.run_path(run))
+    except client.Refused as refused:
+        if refused.code == client.UNKNOWN_RUN:
+            return
+        raise
+    origin = known["config"].get("imported_from")
+    if origin != str(log.source):
+        what = f"was imported from {origin}" if origin else "was not imported"
+        raise ExchangeError(f"there is a run {run!r}, which {what}; give --run another name")
+
+
+def _post(server: client.Server, batch: wire.Batch) -> bool:
+    """Sends a batch; whether the server had it already."""
+    try:
+        answer = urllib3.request(
+            "POST",
+            f"{server.address}/api/v1/ingest",
+            body=wire.encode(batch),
+            headers={**server.headers, "Content-Type": wire.CONTENT_TYPE},
+            timeout=60.0,
+            retries=False,
+        )
+    except urllib3.exceptions.HTTPError as error:
+        raise client.unreachable(server.address, error) from error
+    return bool(server.read(answer.status, answer.data)["duplicate"])
