@@ -97,8 +97,8 @@ class Unmixed(Detector[UnmixedState]):
             same_ranks=False,
             why="each class that comes unlearns the one before",
         ),
-        # Which of them is named first depends on the length of an epoch. The order is the cause, where
-        # it is known soon enough; else what the order makes is there already, and takes it.
+        # Which of them is named first depends on the length of an epoch. The order is the cause,
+        # where it is known soon enough; else what the order makes is there already, and takes it.
         Rule(
             root=("data.unshuffled",),
             consequence=("data.unmixed",),
