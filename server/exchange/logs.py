@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rankscope.agent.wire import Column, limits
+from rankscope.agent import wire
+from rankscope.agent.wire import Column
 from rankscope.server.exchange.points import ExchangeError
 
 
@@ -45,7 +46,7 @@ class Collected:
 
     def add(self, tag: str, step: int, value: float) -> None:
         """Takes a point."""
-        if not 0 <= step <= limits.STEP.most:
+        if not 0 <= step <= wire.limits.STEP.most:
             self.refused += 1
             return
         steps, values = self.points.setdefault(tag, ([], []))
