@@ -15,6 +15,9 @@ from rankscope.server.detectors.walking import median
 from rankscope.server.detectors.wording import number
 
 SERIES = ("reconstruction_spread",)
+# Times of the spread below which reconstructions are alike, from which on they are unlike: more
+# than random weights leave of the inputs.
+_SPOKE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,19 @@ class Same:
 
 @dataclass(slots=True)
 class ReconstructionState:
-    """What is remembered of them."""
+    """What is remembered of them.
+
+    Attributes:
+        since: step from which they have been alike; -1: they are not.
+        spoke: whether they were unlike each other once.
+    """
 
     policy: ReconstructionPolicy
     watch: Watch[Same] = field(default_factory=lambda: Watch(clear_after=32))
     counted: int = 0
     inputs: float = math.nan
     since: int = -1
+    spoke: bool = False
     _recent: deque[float] = field(init=False)
     _losses: deque[float] = field(init=False)
 
@@ -76,12 +85,12 @@ class ReconstructionState:
             return
         self.counted += 1
         self._recent.append(spread)
-        # Since when each one was alike, but for one or two.
         alike = self.policy.rebuilt_alike * self.inputs**2
-        if spread >= alike and median(self._recent) >= alike:
-            self.since = -1
-        elif self.since < 0:
+        if self.since < 0 and (spread < alike or self.counted == 1):
             self.since = step
+        # A network that has not begun to say anything of its input has not lost it later.
+        elif median(self._recent) >= (alike if self.spoke else _SPOKE * alike):
+            self.since, self.spoke = -1, True
         if self.counted >= self.policy.rebuilt:
             self._judge(step, alike)
 

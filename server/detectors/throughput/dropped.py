@@ -30,6 +30,8 @@ _SIZES = ("samples", "sample_elements", "tokens")
 _NAMES = ("step_seconds", *_PARTS, *QUEUEING, *_SIZES)
 # Steps between two judgements.
 _STRIDE = 8
+# Share of a step that its ranks may have waited for a processor: of more the rest is no measure.
+_MOST_QUEUED = 0.5
 # Columns of what is remembered of a step: its number; its length, the same without what was waited
 # for a processor, and the size of its batch, as logarithms; its parts.
 _STEP, _LENGTH, _ALONE, _SIZE, _FIRST_PART = 0, 1, 2, 3, 4
@@ -112,8 +114,9 @@ class ThroughputDropped(Detector[DroppedState]):
     Statistic:
         The length of a step (`step_seconds`), median over the ranks, against that of the up to 256
         steps before the last 24. What a rank had to wait for a processor (`queued_seconds`, the
-        longest of all ranks, twice: the threads that reduce wait as well) does not count: the
-        machine has too much to do. Reported where the median has grown to 1.5 times and by 3 ms,
+        longest of all ranks, twice: the threads that reduce wait as well) does not count, nor do
+        steps of which that is more than half: the machine has too much to do. Reported where the
+        median has grown to 1.5 times and by 3 ms,
         and nine in ten steps are longer by 15 % than nine in ten before. Steps may grow with the
         square of the numbers that they are given (`samples` times `sample_elements`, `tokens`):
         attention does. The onset is the change point of the logarithm (least squares). Over when
@@ -259,8 +262,9 @@ def _numbers(window: Window) -> Float64:
     known = block.lengths > 0
     lengths = np.where(known, block.lengths, 1.0)
     # Threads that reduce wait for a processor as those do that compute, and only these are counted.
-    # Of what is nearly all waiting nothing can be said: a twentieth is left.
-    alone = np.maximum(lengths - 2 * queued, 0.05 * lengths)
+    # Of a step that is mostly waiting nothing can be said.
+    known &= 2 * queued <= _MOST_QUEUED * lengths
+    alone = np.where(known, lengths - 2 * queued, 1.0)
     # What is known of one of the ranks at the least is enough: batches of ranks are alike.
     samples, each, tokens = (_largest(block.series[name]) for name in _SIZES)
     size = np.where(np.isfinite(tokens), tokens, samples * np.where(np.isfinite(each), each, 1.0))

@@ -10,11 +10,13 @@ from tests.support.traces import Trace
 STEPS = 400
 
 
-def alerts(*, spread=0.002, since=0, falls=False, inputs=0.7, cuts=(), seed=0):
+def alerts(*, spread=0.002, since=0, begins=0.0, falls=False, inputs=0.7, cuts=(), seed=0):
     random = np.random.default_rng(seed)
     each, shape = np.arange(STEPS), (1, STEPS)
     loss = 20 + 10 * (np.linspace(1, 0, STEPS) if falls else np.exp(-each / 30))
-    spreads = np.where(each < since, 0.2, spread) * np.exp(0.3 * random.standard_normal(shape))
+    spreads = np.where(each < since, 0.2, spread + begins * np.exp(-each / 30)) * np.exp(
+        0.3 * random.standard_normal(shape)
+    )
     series = {
         "loss": loss + 0.3 * random.standard_normal(shape),
         "input_spread": np.full(shape, inputs),
@@ -32,6 +34,11 @@ def test_every_input_is_given_back_as_the_same_output(since):
     assert "posterior collapse" in alert.cause
     (cut,) = alerts(since=since, cuts=range(0, STEPS, 33))
     assert (cut.first_step, cut.evidence) == (alert.first_step, alert.evidence)
+
+
+def test_a_network_that_never_began_is_dated_from_its_start():
+    (alert,) = alerts(begins=0.03)
+    assert alert.first_step == 0
 
 
 @pytest.mark.parametrize("other", [{"spread": 0.1}, {"falls": True}, {"inputs": 0.05}])
