@@ -22,6 +22,7 @@ from rankscope.agent.probes.outputs import Outputs
 from rankscope.agent.probes.outside import OutsideOptimizer
 from rankscope.agent.probes.outside_writes import OutsideWrites
 from rankscope.agent.probes.parameters import Parameters
+from rankscope.agent.probes.precision import Precision
 from rankscope.agent.probes.rng import RandomState
 from rankscope.agent.probes.run_queue_delay import RunQueueDelay
 from rankscope.agent.probes.scheduler import Scheduler
@@ -40,6 +41,7 @@ PROBES: tuple[type[Probe], ...] = (
     Batch,
     Loss,
     Mode,
+    Precision,
     LearningRate,
     Scheduler,
     Settings,

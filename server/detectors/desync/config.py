@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from rankscope.server.detectors.base import Detector, Finding, Outcome
+from rankscope.server.detectors.desync.precision import SERIES, Precisions
 from rankscope.server.detectors.wording import agree, count, listing, ranks, sentences
 from rankscope.server.window import Check, Status, Window
 
@@ -92,6 +93,7 @@ class ConfigState:
     known: Mapping[int, Mapping[str, Any]] | None = None
     settings: tuple[Setting, ...] = ()
     first_step: int = 0
+    precisions: Precisions = field(default_factory=Precisions)
 
 
 class Config(Detector[ConfigState]):
@@ -103,12 +105,13 @@ class Config(Detector[ConfigState]):
         modules, as rates of dropout), code and libraries among all. It stands until the ranks are
         started again. Settings of modules that are another on every rank of three or more are meant
         to be: they are a rank's own number, say. Settings of the optimizer are
-        `desync.hyperparameters`.
+        `desync.hyperparameters`. And the precision of autocast (`autocast`), where it is not the
+        same on all ranks at four samples (key `precision`).
 
     Severity:
         That of the worst difference: critical for model, optimizer, trained parameters and what is
-        reduced; warning for code, modes and settings of torch's modules; info for settings of the
-        user's own classes, versions and devices.
+        reduced; warning for code, precision, modes and settings of torch's modules; info for
+        settings of the user's own classes, versions and devices.
 
     Evidence:
         `settings`: for each, its values and the ranks that have them.
@@ -118,6 +121,7 @@ class Config(Detector[ConfigState]):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("desync.config",)
+    wants: ClassVar[tuple[str, ...]] = (SERIES,)
     lasting: ClassVar[str] = "what ranks were started with is reported once, at attach"
     min_ranks: ClassVar[int] = 2
 
@@ -128,6 +132,7 @@ class Config(Detector[ConfigState]):
     def advance(self, window: Window, state: ConfigState) -> Outcome:
         """Compares, once all ranks have said what they are, and after a restart."""
         state.steps += len(window.steps)
+        precisions = state.precisions.take(window)
         configs = window.complete_configs
         if configs and len(window.steps) and configs != state.known:
             state.known = configs
@@ -138,7 +143,7 @@ class Config(Detector[ConfigState]):
         findings: tuple[Finding, ...] = ()
         if state.settings:
             findings = (_finding(state.settings, state.first_step, window.last_step),)
-        return Outcome({"desync.config": _check(window, state)}, findings)
+        return Outcome({"desync.config": _check(window, state)}, (*findings, *precisions))
 
 
 def _differences(window: Window, configs: Mapping[int, Mapping[str, Any]]) -> tuple[Setting, ...]:
@@ -330,6 +335,8 @@ def _remedy(worst: Setting) -> str:
 
 
 def _check(window: Window, state: ConfigState) -> Check:
+    if title := state.precisions.title(window.last_step):
+        return Check(Status.OPEN, f"{title}.")
     if state.settings:
         return Check(
             Status.OPEN, f"{_finding(state.settings, state.first_step, window.last_step).title}."
