@@ -338,8 +338,9 @@ def chain(
                 said.scalars["gradient_carried"] = 0.0
             if fault == "carried-once":
                 said.scalars["gradient_carried"] = norm if step == at else 0.0
-            if fault == "carried-by-one":
-                said.scalars["gradient_carried"] = norm if r == rank and hit else 0.0
+            if fault.startswith("carried-by-one"):
+                kept = r == rank and (step == at if fault.endswith("-once") else hit)
+                said.scalars["gradient_carried"] = norm if kept else 0.0
             if fault.startswith("fast-schedule") or fault == "kept-schedule":
                 times = {"fast-schedule-3": 3, "kept-schedule": 1}.get(fault, ranks)
                 said.scalars["scheduler_steps"] = float(times * step + 1)

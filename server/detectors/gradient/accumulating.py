@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope.server.detectors.base import LASTS_SAMPLED, Detector, Finding, Outcome, Reach
 from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.gradient.kept_alone import KeptAlone
 from rankscope.server.detectors.policy import Count, Policy, Share, Signed, Times
 from rankscope.server.detectors.statistics import mean_over_ranks, rank_rows
 from rankscope.server.detectors.wording import agree, count, number, ranks
@@ -83,6 +84,7 @@ class AddingState:
     norms: dict[int, float] = field(default_factory=dict)
     keeping: tuple[int, ...] = ()
     watch: Watch[Adding] = field(default_factory=lambda: Watch(clear_after=16))
+    alone: KeptAlone = field(default_factory=KeptAlone)
 
 
 class GradientAccumulating(Detector[AddingState]):
@@ -95,11 +97,13 @@ class GradientAccumulating(Detector[AddingState]):
         step's own, to 1e-3, twice in a row; named are the ranks that alone have carried something
         then. Else, a cosine above 0.8 to the gradient of the step
         before at 8 consecutive observations, while the norm grows to twice its size. Over after 16
-        steps.
+        steps. Once is enough where some ranks carry something and the others do not, after 8
+        samples at which none did (key `alone`).
 
     Severity:
-        Critical by what was there and by sums, warning by direction; direction says nothing where
-        the optimizer does not hold all of the model, since the others' gradients add up.
+        Critical by what was there and by sums, warning by direction and on some ranks once;
+        direction says nothing where the optimizer does not hold all of the model, since the others'
+        gradients add up.
 
     Evidence:
         `certain`, `emptied` (whether the gradients were empty when a step's own were added to them;
@@ -143,6 +147,7 @@ class GradientAccumulating(Detector[AddingState]):
             for step, row in zip(held.tolist(), rows, strict=True)
             if 0 < np.count_nonzero(row > 0) < np.count_nonzero(~np.isnan(row))
         }
+        each = dict(zip(held.tolist(), rows, strict=True))
         whole = all(_holds_all(config) for config in (window.config, *window.configs.values()))
         if not whole:
             cosines = {}
@@ -152,6 +157,8 @@ class GradientAccumulating(Detector[AddingState]):
         for step in sorted({*patterns, *cosines, *carried}):
             norm = norms.get(step, float("nan"))
             state.judged += 1
+            if step in each:
+                state.alone.observe(step, window.ranks, each[step])
             if step in carried:
                 self._carried(state, step, carried[step], norm)
                 if state.carried >= self.policy.certain:
@@ -166,7 +173,8 @@ class GradientAccumulating(Detector[AddingState]):
                     state.sums += 1
                 elif patterns[step].pattern == "" and state.sums:
                     state.sums = 0
-                if adds and state.sums >= self.policy.certain:
+                by_some = step in keep and state.alone.watch.open(step) is not None
+                if adds and state.sums >= self.policy.certain and not by_some:
                     self._found(state, step, cosines.get(step, float("nan")), norm, certain=True)
                     state.keeping = keep.get(step, state.keeping)
                     continue
@@ -180,7 +188,8 @@ class GradientAccumulating(Detector[AddingState]):
         findings = tuple(
             _finding(e, window, state.keeping) for e in state.watch.take(window.last_step)
         )
-        return Outcome({"gradient.accumulating": _check(window, state)}, findings)
+        alone = state.alone.findings(window)
+        return Outcome({"gradient.accumulating": _check(window, state)}, (*findings, *alone))
 
     def _carried(self, state: AddingState, step: int, size: float, norm: float) -> None:
         if np.isnan(size):
@@ -308,6 +317,8 @@ def _check(window: Window, state: AddingState) -> Check:
     episode = state.watch.open(window.last_step)
     if episode is not None:
         return Check(Status.OPEN, f"{_finding(episode, window, state.keeping).title}.")
+    if title := state.alone.title(window.last_step):
+        return Check(Status.OPEN, f"{title}.")
     if not state.judged:
         if state.steps < _GRACE:
             return Check(
