@@ -17,7 +17,7 @@ from rankscope.agent.delivery.records import Records
 from rankscope.agent.delivery.sender import Sender
 from rankscope.agent.launcher import Identity
 from rankscope.agent.options import Options
-from rankscope.agent.wire import Hello, TensorTable
+from rankscope.agent.wire import Event, Hello, TensorTable
 
 # Of a tensor table that changes, that many versions are sent.
 _VERSIONS = 4
@@ -99,7 +99,17 @@ class Session:
             on_problem=lambda text: _logger.log(level, "%s", text),
             on_connected=connected,
         )
+        if number > 1:
+            self._announce_to_first()
         _open.add(self)
+
+    def _announce_to_first(self) -> None:
+        """Says on the page of the process's first run that this one is beside it."""
+        run = self.identity.run
+        text = f"a further model of this process is watched as run {run}: its alerts are there"
+        for known in _open:
+            if known.alive and known._asked == self._asked and known.identity.run == self._asked[0]:
+                known.records.event(Event(step=0, kind="agent.note", text=text))
 
     @property
     def alive(self) -> bool:

@@ -123,6 +123,22 @@ def test_the_number_of_a_closed_run_is_free_again(watching):
     assert watching.attach(*pairs[2]).run == "run.2"
 
 
+def test_the_first_run_says_where_a_further_model_is_watched(watching):
+    pairs = [(model, sgd(model)) for model in (net(0), net(1))]
+    monitors = [watching.attach(*pair) for pair in pairs]
+    for monitor in monitors:
+        monitor.close()
+    notes = {
+        (batch.run, event.text)
+        for batch in watching.batches()
+        for event in batch.events
+        if event.kind == "agent.note" and "further model" in event.text
+    }
+    (note,) = notes
+    assert note[0] == "run"
+    assert "watched as run run.2" in note[1]
+
+
 def test_closed_by_a_block(watching):
     model = net()
     optimizer = sgd(model)
