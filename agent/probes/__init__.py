@@ -30,6 +30,7 @@ from rankscope.agent.probes.settings import Settings
 from rankscope.agent.probes.stale_gradients import StaleGradients
 from rankscope.agent.probes.state_changes import StateChanges
 from rankscope.agent.probes.timing import CollectiveWait, Timing
+from rankscope.agent.probes.unreduced import UnreducedGradients
 from rankscope.agent.probes.watched import WatchedModules
 
 # Timing first: what the others take must not count as the trainer's step.
@@ -48,6 +49,7 @@ PROBES: tuple[type[Probe], ...] = (
     Amp,
     Clipping,
     StaleGradients,
+    UnreducedGradients,
     Canary,
     LocalGradients,
     CollectiveWait,

@@ -12,7 +12,7 @@ from functools import cache
 _AGENTS = re.compile(
     r"rankscope/.*|hyperparameters/.*|lr|lr/.*|.*_seconds|samples|tokens|samples_per_second"
     r"|tokens_per_second|optimizer_steps|micro_steps|steps_skipped|scheduler_steps|amp_scale"
-    r"|parameters_written|modules_in_eval|autocast|passes_discarded|buffers_nonfinite|gradient_carried.*"
+    r"|parameters_written|modules_in_eval|autocast|passes_discarded|gradients_unreduced|buffers_nonfinite|gradient_carried.*"
     r"|tensors_.*|push_.*|outputs_compared|task|loss_classes"
 )
 # What it records of the training: their own past is judged by kinds of their own (`loss.*`,

@@ -21,6 +21,8 @@ from rankscope.server.detectors.reduction.clipped import ClippedBefore
 from rankscope.server.detectors.reduction.explain import Divisor, Fault, finding_of
 from rankscope.server.detectors.reduction.means import Means
 from rankscope.server.detectors.reduction.shards import ShardClipping
+from rankscope.server.detectors.reduction.unreduced import SERIES as LEFT
+from rankscope.server.detectors.reduction.unreduced import UnreducedGradients
 from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.window import Check, Float64, Misreduced, Reduction, Status, Window
 
@@ -102,6 +104,7 @@ class ReductionState:
     means: Means = field(default_factory=Means)
     shards: ShardClipping = field(default_factory=ShardClipping)
     averages: AveragedParameters = field(default_factory=AveragedParameters)
+    unreduced: UnreducedGradients = field(default_factory=UnreducedGradients)
     losses: LossWeights = field(default_factory=LossWeights)
     clipped: ClippedBefore = field(default_factory=ClippedBefore)
 
@@ -151,7 +154,12 @@ class ReductionWrong(Detector[ReductionState]):
         Averages of the parameters, as of local SGD, conserve the mean of all ranks: what the ranks
         are moved by adds up to zero, to 2 % of it. Where it does not at two averages in a row after
         three at which it did, or what moved it is the same weights from the start on (in steps of
-        equal samples), the ranks that count otherwise are named by least squares.
+        equal samples), the ranks that count otherwise are named by least squares. A multiple of the
+        mean is recognised at three averages, and at the first one, after three in order, a rank
+        that gave what all held after the one before.
+
+        Under FSDP2, gradients that are kept unreduced when the optimizer steps, twice in a row
+        (`gradients_unreduced`).
 
     Severity:
         Critical; a warning where a tensor's gradient is dropped, where what it is is not known,
@@ -178,6 +186,7 @@ class ReductionWrong(Detector[ReductionState]):
         *("clip_coefficient", "amp_scale", "micro_steps", "grad_norm_local", "grad_norm"),
         *("loss", *INPUTS),
         *COUNTS,
+        LEFT,
     )
     min_ranks: ClassVar[int] = 2
 
@@ -217,6 +226,8 @@ class ReductionWrong(Detector[ReductionState]):
         findings += state.shards.findings(window)
         state.averages.take(window)
         findings += state.averages.findings(window)
+        state.unreduced.take(window)
+        findings += state.unreduced.findings(window)
         return Outcome({"reduction.wrong": self._check(window, state)}, tuple(findings))
 
     # ---------------------------------------------------------------------------- one reduction
@@ -423,7 +434,7 @@ class ReductionWrong(Detector[ReductionState]):
             episode = watch.open(window.last_step)
             if episode is not None:
                 return Check(Status.OPEN, f"{finding_of(episode).title}.")
-        for part in (state.shards, state.means, state.averages):
+        for part in (state.shards, state.means, state.averages, state.unreduced):
             if title := part.title(window.last_step):
                 return Check(Status.OPEN, f"{title}.")
         hooks = _hooks(window)
