@@ -67,7 +67,8 @@ COMMANDS = (
         "rankscope.agent.delivery.sync:main",
         "send what an offline or cut-off run left on disk",
     ),
-    Command("db", "rankscope.server.cli:db", "inspect and upgrade the database", "server"),
+    Command("doctor", "rankscope.agent.doctor:main", "what works here, and what will be measured"),
+    Command("db", "rankscope.server.cli:db", "inspect, upgrade and prune the database", "server"),
 )
 
 USAGE_ERROR = 2

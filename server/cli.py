@@ -7,7 +7,8 @@ import errno
 import json
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rankscope.server.app import create_app
 from rankscope.server.commands import client
-from rankscope.server.detectors.wording import listing, ranks
+from rankscope.server.detectors.wording import count, listing, ranks
 from rankscope.server.evaluation.detector_settings import Given, read_file
 from rankscope.server.processes import supervisor
 from rankscope.server.settings import Settings, default_database
@@ -139,9 +140,15 @@ def db(argv: Sequence[str]) -> int:
         type=_age,
         help="with prune: runs that nothing was heard of for this long, for example 90d or 36h",
     )
+    parser.add_argument("--project", help="with prune: runs of this project alone")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="with prune: say what would go, and delete nothing"
+    )
     options = parser.parse_args(argv)
     if (options.action == "prune") != (options.older_than is not None):
         return _complain("--older-than says what `rankscope db prune` deletes; give both or none")
+    if options.action != "prune" and (options.project is not None or options.dry_run):
+        return _complain("--project and --dry-run are for `rankscope db prune`")
     engine = None
     try:
         settings = Settings(database=options.db or default_database())
@@ -178,16 +185,33 @@ def db(argv: Sequence[str]) -> int:
 
 def _maintain(options: argparse.Namespace, engine: Engine) -> None:
     if options.action == "prune":
-        count = 0
-        for run in pruning.prune(engine, seconds=options.older_than):
-            print(run)
-            count += 1
-        print(f"{count} run{'' if count == 1 else 's'} deleted")
+        _prune(options, engine)
     elif options.action == "partition":
         cut = partitions.partition(engine)
         print(f"cut: {', '.join(cut)}" if cut else "all large tables are cut already")
     else:
         print(f"{distribution.distribute(engine)} tables distributed")
+
+
+def _prune(options: argparse.Namespace, engine: Engine) -> None:
+    which: dict[str, Any] = {"seconds": options.older_than, "project": options.project}
+    old = pruning.old_runs(engine, **which)
+    gone: Iterable[pruning.OldRun] = (
+        (run for run in old if not run.running)
+        if options.dry_run
+        else pruning.prune(engine, **which)
+    )
+    number = 0
+    for run in gone:
+        seen = datetime.fromtimestamp(run.last_seen_at, UTC)
+        print(f"{run.id} ({run.project}), last heard of {seen:%Y-%m-%d %H:%M} UTC", flush=True)
+        number += 1
+    print(f"{count(number, 'run')} {'would be deleted' if options.dry_run else 'deleted'}")
+    if left := sum(run.running for run in old):
+        print(
+            f"{count(left, 'run')} left that no server has seen end: `rankscope serve` on this "
+            "database takes them for lost within minutes"
+        )
 
 
 def _age(text: str) -> float:

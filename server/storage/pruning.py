@@ -1,8 +1,9 @@
-"""Deletes runs that nobody has heard of for long, with all that belongs to them."""
+"""Deletes runs that ended long ago, with all that belongs to them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine, Select, Table, delete, select, tuple_
 
@@ -18,18 +19,52 @@ def belonging() -> list[Table]:
     return [t for t in schema.metadata.sorted_tables if "run" in t.c]
 
 
-def prune(engine: Engine, *, seconds: float) -> Iterator[str]:
-    """Deletes the runs of which nothing was heard for so long; yields the id of each.
+@dataclass(frozen=True, slots=True)
+class OldRun:
+    """A run of which nothing was heard for long.
+
+    Attributes:
+        last_seen_at: seconds since 1970.
+        running: no server has said that it ended: it stays.
+    """
+
+    key: int
+    id: str
+    project: str
+    last_seen_at: float
+    running: bool
+
+
+def old_runs(engine: Engine, *, seconds: float, project: str | None = None) -> list[OldRun]:
+    """Runs of which nothing was heard for so long, the oldest first.
+
+    Args:
+        project: of this one alone; None: of all.
+    """
+    with reading(engine) as connection:
+        query = _old(connection, seconds)
+        if project is not None:
+            query = query.where(schema.run.c.project == project)
+        return [
+            OldRun(r.key, r.id, r.project, r.last_seen_at, r.state == "running")
+            for r in connection.execute(query)
+        ]
+
+
+def prune(engine: Engine, *, seconds: float, project: str | None = None) -> Iterator[OldRun]:
+    """Deletes the runs that have ended and of which nothing was heard for so long; yields each.
 
     In small transactions, so that servers go on meanwhile; what was cut off goes on when it is
     called again. A run that is heard of while it is deleted keeps what is left of it.
+
+    Args:
+        project: of this one alone; None: of all.
     """
-    with reading(engine) as connection:
-        old = connection.execute(_old(connection, seconds)).all()
-    partitions.drop_whole(engine, {row.key for row in old})
-    for row in old:
-        if _delete(engine, row.key, seconds):
-            yield row.id
+    ended = [run for run in old_runs(engine, seconds=seconds, project=project) if not run.running]
+    partitions.drop_whole(engine, {run.key for run in ended})
+    for run in ended:
+        if _delete(engine, run.key, seconds):
+            yield run
 
 
 def _delete(engine: Engine, run: int, seconds: float) -> bool:
@@ -40,7 +75,8 @@ def _delete(engine: Engine, run: int, seconds: float) -> bool:
         more = True
         while more:
             with writing(engine) as connection:
-                held = _old(connection, seconds).where(r.c.key == run).with_for_update()
+                ended = (r.c.key == run) & (r.c.state != "running")
+                held = _old(connection, seconds).where(ended).with_for_update()
                 if connection.execute(held).first() is None:
                     return False
                 if table is not None:
@@ -60,10 +96,10 @@ def _delete_some(connection: Connection, table: Table, run: int) -> bool:
     return done.rowcount == _ROWS
 
 
-def _old(connection: Connection, seconds: float) -> Select[tuple[int, str]]:
+def _old(connection: Connection, seconds: float) -> Select[tuple[int, str, str, float, str]]:
     r = schema.run
     return (
-        select(r.c.key, r.c.id)
+        select(r.c.key, r.c.id, r.c.project, r.c.last_seen_at, r.c.state)
         .where(r.c.last_seen_at < dialect.clock(connection) - seconds)
         .order_by(r.c.last_seen_at)
     )

@@ -1,6 +1,7 @@
 """Old runs go, with all that belongs to them, and nothing else does."""
 
 import itertools
+import re
 import threading
 import time
 
@@ -35,6 +36,10 @@ def put(engine, name, *, days_ago, steps=40):
         return runs.find_run(connection, name).key
 
 
+def ids(found):
+    return [run.id for run in found]
+
+
 def counts(engine):
     """Rows of each table by run, of those that have any."""
     with reading(engine) as connection:
@@ -51,7 +56,7 @@ def test_old_runs_go_with_all_that_is_theirs(engine, monkeypatch):
     before = counts(engine)
     assert {run for _, run in before} == {old, young}
     monkeypatch.setattr(pruning, "_ROWS", 7)
-    assert list(pruning.prune(engine, seconds=90 * DAY)) == ["old"]
+    assert ids(pruning.prune(engine, seconds=90 * DAY)) == ["old"]
     assert counts(engine) == {k: n for k, n in before.items() if k[1] == young}
     with reading(engine) as connection:
         assert runs.find_run(connection, "old") is None
@@ -84,7 +89,10 @@ def test_the_command(database_url, capsys):
     engine.dispose()
     capsys.readouterr()
     assert db(["prune", "--db", database_url, "--older-than", "90d"]) == 0
-    assert capsys.readouterr().out == "old\n1 run deleted\n"
+    out = capsys.readouterr().out
+    assert re.fullmatch(
+        r"old \(digits\), last heard of [-0-9]{10} [0-9:]{5} UTC\n1 run deleted\n", out
+    )
     assert db(["prune", "--db", database_url]) == 2
     with pytest.raises(SystemExit):
         db(["prune", "--db", database_url, "--older-than", "soon"])
@@ -92,6 +100,35 @@ def test_the_command(database_url, capsys):
     if database_url.startswith("sqlite"):
         assert db(["partition", "--db", database_url]) == 2
         assert "only PostgreSQL has partitions" in capsys.readouterr().err
+
+
+def test_a_project_alone_what_would_go_and_what_still_runs(database_url, capsys):
+    assert db(["upgrade", "--db", database_url]) == 0
+    engine = open_engine(database_url)
+    r = schema.run
+    for name, project in (("a", "one"), ("b", "two"), ("c", "one"), ("d", "one")):
+        put(engine, name, days_ago=10 if name == "d" else 100, steps=10)
+        state = {"state": "running"} if name == "c" else {}
+        with writing(engine) as connection:
+            values = {"project": project, **state}
+            connection.execute(update(r).where(r.c.id == name).values(**values))
+    before = counts(engine)
+    capsys.readouterr()
+    command = ["prune", "--db", database_url, "--older-than", "30d", "--project", "one"]
+    assert db([*command, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("a (one), last heard of ")
+    assert "\n1 run would be deleted\n" in said
+    assert "1 run left that no server has seen end" in said
+    assert counts(engine) == before
+    assert db(command) == 0
+    assert "\n1 run deleted\n" in capsys.readouterr().out
+    with reading(engine) as connection:
+        left = set(connection.scalars(select(r.c.id)))
+    assert left == {"b", "c", "d"}
+    assert db(["current", "--db", database_url, "--dry-run"]) == 2
+    assert "are for `rankscope db prune`" in capsys.readouterr().err
+    engine.dispose()
 
 
 @pytest.fixture
@@ -128,7 +165,7 @@ def test_tables_are_cut_by_time_and_dropped(postgres):
         assert all(get_alert(connection, alert.id) for alert in found)
         assert {alert.run for alert in found} == {"a", "b0", "b1", "b2", "b3"}
     tables = set(inspect(engine).get_table_names())
-    assert set(pruning.prune(engine, seconds=90 * DAY)) == {"a", "b0", "b1", "b2"}
+    assert set(ids(pruning.prune(engine, seconds=90 * DAY))) == {"a", "b0", "b1", "b2"}
     gone = tables - set(inspect(engine).get_table_names())
     assert places[0] in gone
     assert {run for _, run in counts(engine)} == {keys[-1]}
