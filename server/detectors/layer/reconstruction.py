@@ -88,8 +88,11 @@ class ReconstructionState:
         alike = self.policy.rebuilt_alike * self.inputs**2
         if self.since < 0 and (spread < alike or self.counted == 1):
             self.since = step
-        # A network that has not begun to say anything of its input has not lost it later.
-        elif median(self._recent) >= (alike if self.spoke else _SPOKE * alike):
+        # A network that has not begun to say anything of its input has not lost it later. What
+        # random weights say of it is gone after some dozen steps.
+        elif self.counted >= 2 * self.policy.rebuilt_recent and median(self._recent) >= (
+            alike if self.spoke else _SPOKE * alike
+        ):
             self.since, self.spoke = -1, True
         if self.counted >= self.policy.rebuilt:
             self._judge(step, alike)

@@ -14,7 +14,7 @@ def alerts(*, spread=0.002, since=0, begins=0.0, falls=False, inputs=0.7, cuts=(
     random = np.random.default_rng(seed)
     each, shape = np.arange(STEPS), (1, STEPS)
     loss = 20 + 10 * (np.linspace(1, 0, STEPS) if falls else np.exp(-each / 30))
-    spreads = np.where(each < since, 0.2, spread + begins * np.exp(-each / 30)) * np.exp(
+    spreads = np.where(each < since, 0.2, spread + begins * np.exp(-each / 12)) * np.exp(
         0.3 * random.standard_normal(shape)
     )
     series = {
@@ -37,7 +37,7 @@ def test_every_input_is_given_back_as_the_same_output(since):
 
 
 def test_a_network_that_never_began_is_dated_from_its_start():
-    (alert,) = alerts(begins=0.03)
+    (alert,) = alerts(begins=0.2)
     assert alert.first_step == 0
 
 
