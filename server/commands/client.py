@@ -51,9 +51,14 @@ class Server:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def get(
-        self, path: str, query: Query | None = None, *, prefix: str = "/api/v1"
+        self,
+        path: str,
+        query: Query | None = None,
+        *,
+        prefix: str = "/api/v1",
+        timeout: float = 30.0,
     ) -> dict[str, Any]:
-        """JSON of a route under `prefix`.
+        """JSON of a route under `prefix`, which may take `timeout` seconds.
 
         Raises:
             Refused: there is no answer, or it is an error.
@@ -69,7 +74,7 @@ class Server:
                 f"{self.address}{prefix}{path}",
                 fields=fields,
                 headers=self.headers,
-                timeout=30.0,
+                timeout=timeout,
                 retries=False,
             )
         except urllib3.exceptions.HTTPError as error:

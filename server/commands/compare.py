@@ -11,6 +11,8 @@ from rankscope.server.detectors.wording import ranks
 
 _MOST_SETTINGS = 40
 _LONGEST = 60
+# All digests of two long runs of many ranks are read: seconds, or minutes.
+_PATIENCE_S = 300.0
 
 
 def compare(argv: Sequence[str]) -> int:
@@ -24,7 +26,8 @@ def compare(argv: Sequence[str]) -> int:
     parser.add_argument("b", metavar="B", type=client.run_id, help="id of another one")
     options = parser.parse_args(argv)
     try:
-        found = client.server_of(options).get("/compare", {"runs": [options.a, options.b]})
+        runs = {"runs": [options.a, options.b]}
+        found = client.server_of(options).get("/compare", runs, timeout=_PATIENCE_S)
     except client.Refused as refused:
         client.complain(str(refused))
         return refused.code

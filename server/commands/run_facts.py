@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from rankscope.server.commands.client import Server, run_path
 from rankscope.server.detectors.wording import count
 
 _GRAVITY = {"critical": 0, "warning": 1, "info": 2}
+_MOST_ERRORS = 3
 _ENDS = {
     "failed": "the run failed: at least one rank ended with an error or was lost",
     "lost": "the run was lost: no rank is heard of any more, and none had said that it was done",
@@ -105,7 +106,8 @@ def headline(facts: RunFacts) -> Headline:
     reasons = tuple(_sentence(reason) for reason in verdict["reasons"])
     if verdict["verdict"] == "fail":
         if run["state"] in _ENDS:
-            return Headline("critical", "Not fine", _sentence(_ENDS[run["state"]]))
+            title = _sentence(_ENDS[run["state"]])
+            return Headline("critical", "Not fine", title, tuple(_errors(run)))
         title = roots[0]["title"] if roots else "The verdict is: fail"
         return Headline("warning", "Nothing open, but the run does not pass", title, reasons)
     word = "Too early to tell" if running else "Cannot tell"
@@ -158,6 +160,13 @@ def _fine(facts: RunFacts, running: bool) -> Headline:
         f"{run['evaluated_step']}"
     )
     return Headline("ok", "Fine so far" if running else "Fine", title, tuple(notes))
+
+
+def _errors(run: dict[str, Any]) -> Iterator[str]:
+    """What failed ranks said, the first to fall first: it takes the others along."""
+    failed = [one for one in run["rank_status"] if one["state"] == "failed"]
+    for one in sorted(failed, key=lambda r: (r["last_step"], r["last_seen_at"]))[:_MOST_ERRORS]:
+        yield f"Rank {one['rank']}, after step {one['last_step']}: {one['error'] or 'no message'}"
 
 
 def _sentence(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,8 +17,14 @@ from rankscope.server.window import FingerprintKey, TensorDifference
 
 # Steps that are read at once: no more than a search needs that ends early.
 _WINDOW = 4096
+# Rows of fingerprints that are read at once, and how many a rank may have at a step.
+_ROWS = 50_000
+_ROWS_OF_A_STEP = 8
 # After the first difference: how far a fingerprint is looked for that names the tensor.
 _BEYOND = 8 * _WINDOW
+
+
+_Rows = tuple[Mapping[FingerprintKey, Any], Mapping[FingerprintKey, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +71,36 @@ class _Search:
             for run in self.runs
         ]
         found, met = between_runs.first_of_digests(*words)
-        until = last if found is None else found.step
-        rows = [
-            digests.fingerprint_rows(self.connection, run=run, first=first, last=until)
-            for run in self.runs
-        ]
-        common = [key for key in rows[0] if key in rows[1] and self.tables.get(key.rank)]
-        by_tensor = self._first_of_fingerprints(rows, common)
-        self.ranks |= met.ranks | {key.rank for key in common}
-        self.met += [met.steps, np.unique(np.array([key.step for key in common], np.int64))]
-        for n, (of_run, made) in enumerate(zip(words, rows, strict=True)):
-            steps = [s for s, _ in of_run.values()]
-            steps.append(np.array([key.step for key in made], np.int64))
-            self.sampled[n] += len(np.unique(np.concatenate(steps)))
+        self.ranks |= met.ranks
+        self.met.append(met.steps)
+        steps: list[list[Int64]] = [[s for s, _ in of_run.values()] for of_run in words]
+        by_tensor = None
+        for rows, common in self._fingerprints(first, last if found is None else found.step):
+            self.ranks |= {key.rank for key in common}
+            self.met.append(_steps_of(common))
+            for of_run, made in zip(steps, rows, strict=True):
+                of_run.append(_steps_of(made))
+            by_tensor = self._first_of_fingerprints(rows, common)
+            if by_tensor is not None:
+                break
+        for n, of_run in enumerate(steps):
+            self.sampled[n] += len(np.unique(np.concatenate(of_run))) if of_run else 0
         return min((d for d in (found, by_tensor) if d is not None), key=_place, default=None)
 
+    def _fingerprints(self, first: int, last: int) -> Iterator[tuple[_Rows, list[FingerprintKey]]]:
+        """Rows of both runs, some steps at a time, and of what both have some."""
+        at_once = max(1, _ROWS // max(1, len(self.tables) * _ROWS_OF_A_STEP))
+        for begin in range(first, last + 1, at_once):
+            end = min(begin + at_once - 1, last)
+            one, other = (
+                digests.fingerprint_rows(self.connection, run=run, first=begin, last=end)
+                for run in self.runs
+            )
+            common = [key for key in one if key in other and self.tables.get(key.rank)]
+            yield (one, other), common
+
     def _first_of_fingerprints(
-        self, rows: Sequence[Mapping[FingerprintKey, Any]], common: Collection[FingerprintKey]
+        self, rows: _Rows, common: Collection[FingerprintKey]
     ) -> Differing | None:
         # Equal contents are equal digests; unequal ones may differ in the rounding of a sketch.
         suspects = [k for k in common if _contents(rows[0][k]) != _contents(rows[1][k])]
@@ -93,9 +112,7 @@ class _Search:
                 return Differing(step, stage, tuple(wrong))
         return None
 
-    def tensors(
-        self, key: FingerprintKey, rows: Sequence[Mapping[FingerprintKey, Any]]
-    ) -> tuple[TensorDifference, ...]:
+    def tensors(self, key: FingerprintKey, rows: _Rows) -> tuple[TensorDifference, ...]:
         """Tensors that differ between the fingerprints of a rank at one step."""
         one, other = (
             digests.load_fingerprints(self.connection, run=run, rows=of_run[key])
@@ -108,18 +125,11 @@ class _Search:
         self, first: Differing, end: int
     ) -> tuple[tuple[TensorDifference, ...], tuple[int, str] | None]:
         """Which tensors differ by the first fingerprints of both from there on that do; of what."""
-        for begin in range(first.step, min(end, first.step + _BEYOND) + 1, _WINDOW):
-            last = min(begin + _WINDOW - 1, end)
-            rows = [
-                digests.fingerprint_rows(self.connection, run=run, first=begin, last=last)
-                for run in self.runs
-            ]
+        for rows, common in self._fingerprints(first.step, min(end, first.step + _BEYOND)):
             keys = [
                 key
-                for key in rows[0]
-                if key in rows[1]
-                and Differing(key.step, key.stage, ()).place >= first.place
-                and self.tables.get(key.rank)
+                for key in common
+                if Differing(key.step, key.stage, ()).place >= first.place
                 and _contents(rows[0][key]) != _contents(rows[1][key])
             ]
             for step, stage, ranks in between_runs.in_order(keys):
@@ -165,6 +175,10 @@ def compare_bits(connection: Connection, *, runs: tuple[int, int], end: int) -> 
     named, at = search.named(first, end)
     before = int(earlier[-1]) if len(earlier) else None
     return replace(bits, before=before, tensors=named, named_at=at)
+
+
+def _steps_of(keys: Iterable[FingerprintKey]) -> Int64:
+    return np.unique(np.array([key.step for key in keys], np.int64))
 
 
 def _place(differing: Differing) -> tuple[int, int]:
