@@ -77,8 +77,7 @@ function row(run) {
   return el(
     "tr",
     {},
-    el("td", { class: "pick" }, el("input", { type: "checkbox", "aria-label": `Compare ${run.id}`, checked: picked.includes(run.id), onchange: () => pick(run.id) })),
-    el("td", {}, el("a", { class: "run", href: runPage(run.id) }, run.name || run.id), el("div", { class: "muted" }, run.project)),
+    el("td", { class: "pick" }, el("input", { type: "checkbox", "aria-label": `Compare ${run.id}`, checked: picked.includes(run.id), onchange: () => pick(run.id) }), " ", el("a", { class: "run", href: runPage(run.id) }, run.name || run.id), el("div", { class: "muted" }, run.project)),
     el("td", { "data-label": "Verdict" }, verdict(run)),
     el("td", { "data-label": "State" }, stateBadge(run.state)),
     el("td", { "data-label": "Open alerts" }, openAlerts(run)),
