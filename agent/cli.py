@@ -63,6 +63,12 @@ COMMANDS = (
         "server",
     ),
     Command(
+        "check",
+        "rankscope.server.commands.check:check",
+        "judge what another tool has logged, without a server",
+        "server",
+    ),
+    Command(
         "sync",
         "rankscope.agent.delivery.sync:main",
         "send what an offline or cut-off run left on disk",

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import urllib3
@@ -21,7 +21,7 @@ from rankscope.server.gate.formats import FORMATS, Report
 
 PASS, FAIL, USAGE, UNREACHABLE, UNDECIDED = range(5)
 
-_EXIT_CODES = {"pass": PASS, "fail": FAIL, "pending": UNDECIDED}
+EXIT_CODES = {"pass": PASS, "fail": FAIL, "pending": UNDECIDED}
 _DEFAULT_SERVER = "http://127.0.0.1:8642"
 _POLL_SECONDS = 1.0
 # A run that has ended is waited for so long whatever was asked for, while the server evaluates what
@@ -53,11 +53,11 @@ def gate(argv: Sequence[str]) -> int:
     while True:
         report: Report | None = None
         try:
-            report = _report(server, options)
+            report = report_of(server, options)
         except _Ended as ended:
             code, message = ended.code, str(ended)
         else:
-            code, message = _EXIT_CODES[report.verdict], "; ".join(report.reasons)
+            code, message = EXIT_CODES[report.verdict], "; ".join(report.reasons)
         patience = options.wait
         if report is not None and report.is_being_evaluated:
             patience = max(patience, _EVALUATION_SECONDS)
@@ -71,11 +71,16 @@ def gate(argv: Sequence[str]) -> int:
     if report is None:
         print(f"rankscope gate: {message}", file=sys.stderr)
     else:
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            # A log that cannot show a letter must not turn a verdict into a traceback.
-            sys.stdout.reconfigure(errors="backslashreplace")
-        print(FORMATS[options.format](report))
+        show(report, options.format)
     return code
+
+
+def show(report: Report, form: str) -> None:
+    """Prints a verdict in one of `FORMATS`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A log that cannot show a letter must not turn a verdict into a traceback.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    print(FORMATS[form](report))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,6 +102,20 @@ def _parser() -> argparse.ArgumentParser:
         help="bearer token (default: $RANKSCOPE_TOKEN)",
     )
     parser.add_argument(
+        "--wait",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait for the server, the run and its end (default: 0); the evaluation of "
+        "a run that has ended is waited for anyway",
+    )
+    add_judging(parser)
+    return parser
+
+
+def add_judging(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that say what fails, and how that is printed."""
+    parser.add_argument(
         "--fail-on",
         choices=("warning", "critical"),
         default="warning",
@@ -117,16 +136,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KIND",
         help="ignore this kind of alert; may be repeated",
     )
-    parser.add_argument(
-        "--wait",
-        type=_seconds,
-        default=0.0,
-        metavar="SECONDS",
-        help="how long to wait for the server, the run and its end (default: 0); the evaluation of "
-        "a run that has ended is waited for anyway",
-    )
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="default: text")
-    return parser
 
 
 def _kind(text: str) -> str:
@@ -207,7 +217,21 @@ class _Server:
         return _Ended(UNREACHABLE, f"the server {self.url} cannot answer: {detail}")
 
 
-def _report(server: _Server, options: argparse.Namespace) -> Report:
+class Answers(Protocol):
+    """Answers what the REST interface would."""
+
+    url: str
+
+    def get(self, path: str, query: Sequence[tuple[str, str]] = ()) -> Json:
+        """The answer to a request below /api/v1."""
+
+
+def report_of(server: Answers, options: argparse.Namespace) -> Report:
+    """The verdict on `options.run`, by what `add_judging` has read.
+
+    Raises:
+        _Ended: there is none.
+    """
     if options.run in ("", ".", ".."):  # would be another address
         raise _Ended(
             USAGE, f"{options.run!r} is no id of a run; `rankscope runs` lists the runs there are"
@@ -217,7 +241,7 @@ def _report(server: _Server, options: argparse.Namespace) -> Report:
     query += [("kind", kind) for kind in options.kind]
     query += [("ignore", kind) for kind in options.ignore]
     verdict = server.get(f"{path}/verdict", query)
-    if verdict.get("verdict") not in _EXIT_CODES:
+    if verdict.get("verdict") not in EXIT_CODES:
         raise _Ended(UNREACHABLE, f"what answers at {server.url} is no Rankscope server")
     return Report(
         run=options.run,
@@ -253,7 +277,7 @@ def _counted(alerts: Sequence[Json], verdict: Json) -> list[Json]:
     return [a for a in alerts if a["id"] in ids]
 
 
-def _alerts(server: _Server, path: str) -> Iterator[Json]:
+def _alerts(server: Answers, path: str) -> Iterator[Json]:
     """All alerts of the run with what follows from them, newest first."""
     query = [("consequences", "true"), ("limit", "100")]
     cursor: str | None = None
