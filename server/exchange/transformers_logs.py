@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,13 @@ def read(source: Path) -> Log:
             raise ExchangeError(f"{path}: log_history[{number}] has no step")
         _take(collected, step, entry)
     ranks, notes = ranks_of(path.resolve(), {0: collected})
-    filtered = (
-        "Trainer replaces losses that are NaN or infinite by the mean of those before, unless "
-        "logging_nan_inf_filter is off: those cannot be seen in what it logs."
-    )
-    return Log(path.resolve(), "Transformers", ranks, (filtered, *notes))
+    _, losses = collected.points.get("train/loss", ([], []))
+    if all(map(math.isfinite, losses)):
+        notes.append(
+            "Trainer replaces losses that are NaN or infinite by the mean of those before, unless "
+            "logging_nan_inf_filter is off: there may have been some that cannot be seen here."
+        )
+    return Log(path.resolve(), "Transformers", ranks, tuple(notes))
 
 
 def find(source: Path) -> Path | None:

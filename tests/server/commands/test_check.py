@@ -141,6 +141,12 @@ def test_one_rank_that_differs_from_the_others_is_named(tmp_path, capsys):
     assert [(alert["ranks"], alert["first_step"]) for alert in found] == [([2], 250)]
 
 
+@pytest.mark.parametrize(("loss", "noted"), [(healthy, True), (nonfinite, False)])
+def test_what_trainer_may_have_filtered_is_said_where_it_may_have(tmp_path, capsys, loss, noted):
+    check([str(trainer_state(tmp_path, loss()))])
+    assert ("logging_nan_inf_filter" in capsys.readouterr().err) == noted
+
+
 def test_too_little_to_judge_is_no_pass(tmp_path, capsys):
     code, report = judged(capsys, summary_writer(tmp_path, healthy()[:5]))
     assert (code, report["verdict"]) == (4, "pending")
