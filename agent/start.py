@@ -15,6 +15,7 @@ from rankscope.agent.launcher import identify
 from rankscope.agent.model.arrays import Arrays
 from rankscope.agent.monitor import NullMonitor
 from rankscope.agent.options import facts_of, resolve
+from rankscope.agent.process.resident_memory import memory_limit
 from rankscope.agent.process.spawned import in_helper
 from rankscope.agent.steps.array_monitor import ArrayMonitor
 
@@ -69,6 +70,7 @@ def start(
         "script": Path(sys.argv[0]).name if sys.argv else "",
         "numpy": np.__version__,
         "python": ".".join(str(n) for n in sys.version_info[:3]),
+        "memory_limits": {"process": memory_limit()},
         **config_facts,
     }
     connection = Session(resolved, identity, config=facts)

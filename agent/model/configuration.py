@@ -19,7 +19,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.agent.model.facts import core, is_dealt_out, is_unsized, plain_name
+from rankscope.agent.process.device_memory import DeviceMemory
 from rankscope.agent.process.git import commit_of
+from rankscope.agent.process.resident_memory import memory_limit
 
 _MAX_NAMES = 20
 # Names of frozen (or of trained) tensors are reported where there are not more: a list of adapters,
@@ -89,6 +91,7 @@ def configuration(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
         "device": str(next((p.device for p in model.parameters()), "cpu")),
         "device_name": _device_name(model),
         "threads": torch.get_num_threads(),
+        "memory_limits": _memory_limits(model),
     }
 
 
@@ -273,6 +276,12 @@ def _device_name(model: torch.nn.Module) -> str:
         return ""
     name: str = torch.cuda.get_device_name(device)
     return name
+
+
+def _memory_limits(model: torch.nn.Module) -> dict[str, int]:
+    """Bytes that there are: for all processes of the machine or container, and of the device."""
+    device = next((p.device for p in model.parameters()), None)
+    return {"process": memory_limit(), "cuda": DeviceMemory(device).limit()}
 
 
 def _script() -> Path | None:

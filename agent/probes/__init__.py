@@ -13,6 +13,7 @@ from rankscope.agent.probes.gradients import Gradients
 from rankscope.agent.probes.layers import LayerNorms
 from rankscope.agent.probes.local_gradients import LocalGradients
 from rankscope.agent.probes.loss import Loss
+from rankscope.agent.probes.memory import Memory
 from rankscope.agent.probes.mode import Mode
 from rankscope.agent.probes.moved import MovedWithoutStep
 from rankscope.agent.probes.nonfinite import NonFinite
@@ -37,6 +38,7 @@ from rankscope.agent.probes.watched import WatchedModules
 PROBES: tuple[type[Probe], ...] = (
     Timing,
     RunQueueDelay,
+    Memory,
     OutsideWrites,
     StateChanges,
     Batch,

@@ -15,6 +15,7 @@ from rankscope.agent.fingerprint.array_plan import HostArray, numbers
 from rankscope.agent.model.arrays import ArrayGroup, Arrays, read
 from rankscope.agent.model.parts import part_of
 from rankscope.agent.monitor import Monitor
+from rankscope.agent.process.resident_memory import ResidentMemory
 from rankscope.agent.schedule import TIERS
 from rankscope.agent.wire import Event, Fingerprint
 
@@ -35,6 +36,7 @@ class ArrayMonitor(Monitor):
         self._parts: list[tuple[str, str]] = []
         self._ended: float | None = None
         self._bad_step = -_QUIET - 1
+        self._resident = ResidentMemory()
         if parameters is not None:
             with self._guard.probe("parameters"):
                 self._take(step, "start", "parameters", parameters, sketches=True)
@@ -84,6 +86,8 @@ class ArrayMonitor(Monitor):
             with self._guard.probe("gradients"):
                 self._gradients(step, "grad_norm", "reduced_gradient", gradients, full)
                 self._gradients(step, "grad_norm_local", "local_gradient", local_gradients, full)
+            with self._guard.probe("memory"):
+                self._memory(step)
             tiers["signals"] = time.perf_counter() - charged
         with self._bookkeeping:
             self._account(step, began, tiers)
@@ -136,6 +140,13 @@ class ArrayMonitor(Monitor):
         self._scalars(step, {metric: math.sqrt(squares)})
         if not math.isfinite(squares):
             self._not_finite(step, metric, held)
+
+    def _memory(self, step: int) -> None:
+        if (resident := self._resident.read()) is not None:
+            self._records.scalars(step, {"process_resident_memory_bytes": resident})
+
+    def _end(self, state: str) -> None:
+        self._resident.close()
 
     def _not_finite(self, step: int, metric: str, held: Mapping[str, HostArray]) -> None:
         """Reports which gradients hold values that are not finite, once for each incident."""

@@ -6,7 +6,8 @@ import { Plot } from "./plot.js";
 
 const FIRST = [
   "loss", "accuracy", "grad_norm", "grad_norm_local", "grad_norm_preclip", "lr", "step_seconds",
-  "samples_per_second", "eval/loss", "eval/accuracy",
+  "samples_per_second", "eval/loss", "eval/accuracy", "process_resident_memory_bytes",
+  "cuda_memory_allocated_bytes", "cuda_memory_reserved_bytes", "cuda_max_memory_allocated_bytes",
 ];
 // A family such as val/<what> with more members than this folds into one line, and so do the numbers
 // of single tensors and what the agent measures about itself.

@@ -46,6 +46,7 @@ Share = Annotated[float, Unit("share", most=1.0)]
 Times = Annotated[float, Unit("times")]
 Sigmas = Annotated[float, Unit("standard deviations")]
 Number = Annotated[float, Unit("")]
+Bytes = Annotated[float, Unit("bytes")]
 # A correlation, or a statistic that is negative where something falls.
 Signed = Annotated[float, Unit("", least=-math.inf)]
 

@@ -80,6 +80,7 @@ REGISTRY: Mapping[str, str] = {
     "rank.starved": "rank.starved:RankStarved",
     "collective.slow": "rank.straggler:RankStraggler",
     "throughput.dropped": "throughput.dropped:ThroughputDropped",
+    "memory.growing": "memory.growing:MemoryGrowing",
     "metric.anomaly": "metric.anomaly:MetricAnomaly",
 }
 

@@ -79,6 +79,15 @@ def duration(seconds: float) -> str:
     return f"{number(1000 * seconds)} ms" if seconds < 1 else f"{number(seconds)} s"
 
 
+def size(amount: float) -> str:
+    """`512 MB`, `1.4 GB`: bytes, in powers of 1,000."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if abs(amount) < 999.5:
+            return f"{number(amount)} {unit}"
+        amount /= 1000
+    return f"{number(amount)} TB"
+
+
 def percent(share: float) -> str:
     """A share as per cent."""
     return f"{100 * share:.0f} %"

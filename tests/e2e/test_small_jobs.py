@@ -103,3 +103,22 @@ def test_a_loss_far_from_those_before_it_has_the_next_steps_sampled(tmp_path):
     steps = {p.step for prints in posted for p in prints if p.stage == "local_gradient"}
     first = small_jobs.POISONED + 1
     assert steps >= set(range(first, first + SAMPLES))
+
+
+def test_a_rank_that_keeps_a_term_of_each_step_with_its_graph_is_named(tmp_path):
+    job = judged_job(SCRIPT, "memory-leak", "320", ranks=2, folder=tmp_path)
+    alert = job.alerts["memory.growing"]
+    assert alert.ranks == [1]
+    # Its graph holds two tensors of the size of the scores: 4 MB on average.
+    assert 2e6 < alert.evidence["bytes_per_step"] < 8e6
+    assert alert.evidence["series"] == "process_resident_memory_bytes"
+    assert alert.evidence["limit_bytes"] > alert.evidence["bytes"]
+    assert alert.first_step < 100
+
+
+def test_memory_that_batches_and_evaluations_come_and_go_with_is_healthy(tmp_path):
+    job = judged_job(SCRIPT, "memory", "320", ranks=2, folder=tmp_path)
+    assert "memory.growing" not in job.alerts
+    assert job.checks["memory.growing"].status == "ok"
+    resident = job.collector.points("process_resident_memory_bytes")
+    assert max(resident.values()) > min(resident.values()) > 5e7

@@ -17,6 +17,7 @@ from tests.support.courses import answers, constant_answers, thrown_away, weight
 from tests.support.layered import compressed, layered, noisy_gradients, odd_batches
 from tests.support.liveness import failing, silence, stalled
 from tests.support.logged import logged
+from tests.support.memory import memory
 from tests.support.phases import (
     dying,
     embeddings,
@@ -204,6 +205,7 @@ GENERATORS: dict[str, Callable[..., Any]] = {
         timings,
         norms,
         averages,
+        memory,
         evaluated_nonfinite,
         left_plateau,
         played,

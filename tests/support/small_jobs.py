@@ -96,6 +96,34 @@ def jumping(model, step, rank):
     return functional.cross_entropy(logits, torch.randint(0, CLASSES, (16,), generator=generator))
 
 
+kept = []
+
+
+def memory(*, leaks):
+    """Batches of 2 MB at the most; rank 1 keeps a term of each step with its graph, or not.
+
+    No backward pass goes through it (an entropy that is to be plotted, say): one would free what
+    the graph holds. At every 50th step there is an evaluation, whose outputs are kept until the
+    next one.
+    """
+    evaluated = []
+
+    def loss_of(model, step, rank):
+        generator = torch.Generator().manual_seed(1000 * rank + step)
+        size = int(torch.randint(2**15, 2**16, (), generator=generator))
+        x = torch.randn(size, FEATURES, generator=generator)
+        scores = model(x)
+        loss = functional.cross_entropy(scores, torch.arange(size) % CLASSES)
+        if leaks and rank == 1:
+            kept.append((scores.softmax(1) * scores.log_softmax(1)).sum())
+        if step % 50 == 49:
+            with torch.no_grad():
+                evaluated[:] = [model(x) for _ in range(20)]
+        return loss
+
+    return loss_of
+
+
 def main():
     name = sys.argv[1]
     steps = int(sys.argv[2])
@@ -113,6 +141,8 @@ def main():
         "late": (late, CLASSES, 0.01),
         "poisoned": (poisoned, CLASSES, 0.01),
         "jumping": (jumping, CLASSES, 0.01),
+        "memory-leak": (memory(leaks=True), CLASSES, 0.01),
+        "memory": (memory(leaks=False), CLASSES, 0.01),
     }[name]
     bare = nn.Linear(FEATURES, outputs)
     model = DistributedDataParallel(bare) if world > 1 else bare

@@ -38,6 +38,7 @@ class Trace:
         words: name -> uint64 [R, S], posted everywhere; not saved.
         hosts: the machine of each rank, where that is known; not saved.
         events: what ranks reported once; not saved.
+        configs: what each rank said of itself; not saved.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Trace:
     words: Mapping[str, np.ndarray] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     events: tuple[Occurrence, ...] = ()
+    configs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:
@@ -161,6 +163,7 @@ class Trace:
             present={name: mask[rows] for name, mask in self.present.items()},
             words={name: values[rows] for name, values in self.words.items()},
             hosts=tuple(self.hosts[row] for row in rows) if self.hosts else (),
+            configs={number[rank]: held for rank, held in self.configs.items()},
         )
 
     def thinned(self, every: int) -> Trace:
@@ -221,6 +224,7 @@ class Trace:
                 layers=_between(self.layers, before, last),
                 reductions=_between(self.reductions, before, last),
                 config=self.config,
+                configs=self.configs,
                 digests={
                     name: Series(
                         values[:, low:high].copy(), np.ones_like(values[:, low:high], bool)

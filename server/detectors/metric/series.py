@@ -8,12 +8,14 @@ from functools import cache
 # What the agent records of the job's settings, counts and times, and of itself. Settings and counts
 # are what they are set to, and are compared where they matter (`desync.hyperparameters`,
 # `schedule.mismatch`, `desync.config`, `update.missing`); times have tails that are no outliers,
-# and `rank.straggler`, `rank.starved` and `collective.slow` judge them.
+# and `rank.straggler`, `rank.starved` and `collective.slow` judge them. Memory moves in steps, on
+# each rank at a time of its own, and `memory.growing` judges it.
 _AGENTS = re.compile(
     r"rankscope/.*|hyperparameters/.*|lr|lr/.*|.*_seconds|samples|tokens|samples_per_second"
     r"|tokens_per_second|optimizer_steps|micro_steps|steps_skipped|scheduler_steps|amp_scale"
-    r"|parameters_written|modules_in_eval|autocast|passes_discarded|gradients_unreduced|buffers_nonfinite|gradient_carried.*"
-    r"|tensors_.*|push_.*|outputs_compared|task|loss_classes"
+    r"|parameters_written|modules_in_eval|autocast|passes_discarded|gradients_unreduced"
+    r"|buffers_nonfinite|gradient_carried.*|tensors_.*|push_.*|outputs_compared|task|loss_classes"
+    r"|process_resident_memory_bytes|cuda_(max_)?memory_(allocated|reserved)_bytes"
 )
 # What it records of the training: their own past is judged by kinds of their own (`loss.*`,
 # `accuracy.*`, `gradient.*`, `update.ratio`, `clipping.saturated`, `generalization.gap`), by rules

@@ -32,7 +32,7 @@ PUSHES = ["pushes none", "pushes stuck", "pushes many-lost", "pushes twice"]
 
 # Times and norms of the ranks alone.
 LATE = ["timings none", "timings computes", "timings fetches", "timings reduces"]
-LATE += ["norms larger", "norms bursts", "averages once"]
+LATE += ["norms larger", "norms bursts", "averages once", "memory 2", "memory -1"]
 NORMS = {"larger": {"factor": 4, "at": 100}, "bursts": {"factor": 50, "bursts_every": 13}}
 
 SCALED = ("one-scale", "skipped-overflow")
@@ -62,6 +62,9 @@ def scenario(name):
         return GENERATORS["logged"](0, fault=name.removeprefix("logged "))
     if name.startswith("averages "):
         return GENERATORS["averages"](0, fault=name.removeprefix("averages "))
+    if name.startswith("memory "):
+        rank = int(name.removeprefix("memory "))
+        return GENERATORS["memory"](0, rank=rank, limit=1.2e10, epoch=200, hosts=2)
     if name.startswith("norms "):
         return GENERATORS["norms"](0, **NORMS[name.removeprefix("norms ")])
     if name.startswith("chain "):

@@ -1,0 +1,412 @@
+"""Memory that grows with every step, until there is none left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from rankscope.server.detectors.base import TO_THE_END, Detector, Finding, Outcome, Reach
+from rankscope.server.detectors.episode import Episode, Watch
+from rankscope.server.detectors.memory.blocks import Minima
+from rankscope.server.detectors.memory.trend import Trend, steady
+from rankscope.server.detectors.policy import Blocks as BlockCount
+from rankscope.server.detectors.policy import Bytes, Observations, Policy, Share, Sigmas, Times
+from rankscope.server.detectors.restarts import passed
+from rankscope.server.detectors.statistics import Spacing, rank_rows
+from rankscope.server.detectors.wording import agree, count, if_several, ranks, sentences, size
+from rankscope.server.window import Check, Float64, Status, Window
+
+_RESIDENT, _DEVICE = "process_resident_memory_bytes", "cuda_memory_allocated_bytes"
+# Series -> key of its findings; how a person calls it; and whose memory it is that runs out.
+_JUDGED = {
+    _RESIDENT: ("process", "resident memory", "machine"),
+    _DEVICE: ("device", "device memory", "device"),
+}
+# Number of batches that the loader gives: an epoch has no more steps.
+_EPOCH = "loader_batches"
+# Consecutive judgements, one a block, that have to find it.
+_CONSECUTIVE = 4
+# Blocks without it after which it is over.
+_CALM = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingPolicy(Policy):
+    """Thresholds of `memory.growing`.
+
+    Attributes:
+        least_bytes: smallest growth. A process's allocator and the libraries that it loads take
+            some dozens of megabytes at a time.
+        least_share: the same as a share of what there was before.
+        points: number of blocks of 4 observations (of longer runs 8, 16, ...) that show it.
+        skipped: blocks at the beginning of a process that are not counted: pools and workspaces are
+            made there.
+        certain: slope over its standard error, at the least. Of 1,000 walks without an aim, of 640
+            observations each, 2 were reported with it and the thresholds below.
+        even: smallest slope of each quarter, as a share of the whole slope: steps in size are no
+            growth. A leak that adds to a block in four still has half of it in each.
+        keeps: smallest slope of the last quarter, as a share of that of the first, and of all of it
+            as a share of as much before: what fills up grows more slowly; a square root comes to
+            0.85 of it.
+        observed: observations before which it counts only where memory runs out soon: caches fill
+            evenly, too.
+        epochs: the same as a number of epochs, where their length is known: data that are kept in
+            memory have all been read then.
+        soon: a warning where memory runs out within this many times as long as it has been growing.
+            At 4 a fifth of what was free is gone.
+    """
+
+    least_bytes: Bytes = 2.0**25
+    least_share: Share = 0.05
+    points: BlockCount = 24
+    skipped: BlockCount = 2
+    certain: Sigmas = 20.0
+    even: Share = 0.5
+    keeps: Share = 0.9
+    observed: Observations = 256
+    epochs: Times = 1.25
+    soon: Times = 4.0
+
+
+@dataclass(slots=True)
+class Growth:
+    """What is known of one.
+
+    Attributes:
+        by_rank: ranks whose memory grows -> bytes a step.
+        before, now: bytes of the one that grows fastest, at the beginning and last.
+        calm: whether the memory of all other ranks does not grow.
+        all_ranks: whether that of all ranks does.
+        world_size: number of ranks.
+        since: step since which it grows.
+        limit: bytes that there are; 0 where that is not known.
+        exhausted: step at which they are used up, at this pace; infinite where that is not known.
+        serious: whether that was soon, once.
+    """
+
+    by_rank: Mapping[int, float]
+    before: float
+    now: float
+    calm: bool
+    all_ranks: bool
+    world_size: int
+    since: float
+    limit: float
+    exhausted: float
+    serious: bool = False
+
+
+@dataclass(slots=True)
+class Track:
+    """One series of all ranks.
+
+    Attributes:
+        consecutive: by rank, judgements in a row that found its memory growing.
+        restarts: by rank, how many of its processes have been replaced.
+        points: of the rank that has the most.
+    """
+
+    minima: Minima = field(default_factory=Minima)
+    consecutive: dict[int, int] = field(default_factory=dict)
+    restarts: dict[int, int] = field(default_factory=dict)
+    observed: int = 0
+    points: int = 0
+    spacing: Spacing = field(default_factory=Spacing)
+    watch: Watch[Growth] = field(default_factory=Watch)
+
+
+@dataclass(slots=True)
+class GrowingState:
+    """What is remembered.
+
+    Attributes:
+        epochs: steps at which a loader was met that gives more batches than those before, and how
+            many.
+    """
+
+    tracks: dict[str, Track] = field(default_factory=lambda: {name: Track() for name in _JUDGED})
+    epochs: list[tuple[int, float]] = field(default_factory=list)
+
+    def epoch(self, step: int) -> float:
+        """Steps that an epoch has at the most, as far as that is known at a step; 0 where not."""
+        return max((size for since, size in self.epochs if since <= step), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """The growth of one rank.
+
+    Attributes:
+        began: first step that its process reported.
+        since: step since which it grows.
+    """
+
+    trend: Trend
+    began: float
+    since: float
+    before: float
+    now: float
+
+
+class MemoryGrowing(Detector[GrowingState]):
+    """The memory of a process, or of its device, grows with every step.
+
+    Something is kept from each step to the next; at some step there is no memory left and the job
+    ends. What is kept is not seen, only how much more there is.
+
+    Statistic:
+        `process_resident_memory_bytes`, and on CUDA `cuda_memory_allocated_bytes`: the smallest
+        value of each block of 4 observations (more of longer runs), by rank, without the first two
+        blocks of a process. Its slope by Theil and Sen, over all blocks, their second half or their
+        last quarter (24 at the least), has to be 20 times its standard error, with the
+        autocorrelation of the residuals; that of each quarter at least half of it, that of the last
+        quarter 0.9 times that of the first, and all of it 0.9 times that of as many blocks before:
+        steps in size, and what fills up ever more slowly, are no growth. By 32 MiB and 5 % or more,
+        at four blocks in a row. It counts from 256 observations on, and after one and a quarter
+        epochs where the length of the loader is known (data kept in memory have been read then);
+        before, where memory runs out soon, within the first epoch. Over when 16 blocks have not
+        shown it.
+
+    Severity:
+        Info. Warning where, at this pace, memory runs out within four times as long as it has been
+        growing. The limit is that of the machine, or of the container, for all ranks of it
+        together, or of the device; without a known one it stays information.
+
+    Evidence:
+        `series`, `bytes_per_step` (of the fastest), `by_rank`, `bytes_before`, `bytes`,
+        `limit_bytes` and `exhausted_step`, where they are known.
+
+    Source:
+        pytorch.org, "Frequently Asked Questions": history that is kept across the training loop.
+        Sen (1968); effective numbers of related values: Bayley & Hammersley (1946).
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("memory.growing",)
+    needs: ClassVar[tuple[str, ...]] = (_RESIDENT,)
+    wants: ClassVar[tuple[str, ...]] = (_DEVICE, _EPOCH)
+    policies: ClassVar[type[Policy]] = GrowingPolicy
+    policy: GrowingPolicy
+
+    def reaches(self) -> tuple[Reach, ...]:
+        """As many observations as it counts from."""
+        return (Reach((_RESIDENT,), self.policy.observed, TO_THE_END),)
+
+    def start(self) -> GrowingState:
+        """Nothing seen yet."""
+        return GrowingState()
+
+    def advance(self, window: Window, state: GrowingState) -> Outcome:
+        """Goes through the observations of each series."""
+        for step, row in zip(*rank_rows(window, _EPOCH), strict=True):
+            batches = float(np.nanmax(row))
+            if batches > state.epoch(int(step)):
+                state.epochs.append((int(step), batches))
+        findings: list[Finding] = []
+        for name, track in state.tracks.items():
+            steps, rows = rank_rows(window, name)
+            for step, row in zip(steps.tolist(), rows, strict=True):
+                self._observe(window, state, name, step, row)
+            findings += [_finding(name, episode) for episode in track.watch.take(window.last_step)]
+        findings.sort(key=lambda finding: finding.seen_step)
+        return Outcome({"memory.growing": self._check(window, state)}, tuple(findings))
+
+    def _observe(
+        self, window: Window, state: GrowingState, name: str, step: int, row: Float64
+    ) -> None:
+        track = state.tracks[name]
+        track.observed += 1
+        track.spacing.push(step)
+        for rank, begins in window.begins.items():
+            replaced = passed(np.array(begins[1:], dtype=np.int64), step)
+            if replaced > track.restarts.get(rank, 0):
+                track.restarts[rank] = replaced
+                track.minima.forget(rank)
+        values = np.full(int(window.ranks[-1]) + 1, np.nan)
+        values[window.ranks] = row
+        if not track.minima.push(step, values):
+            return
+        found = {
+            rank: grown for rank in self._candidates(track) if (grown := self._of(track, rank))
+        }
+        track.consecutive = {rank: track.consecutive.get(rank, 0) + 1 for rank in found}
+        lasting = {r: g for r, g in found.items() if track.consecutive[r] >= _CONSECUTIVE}
+        facts = _facts(window, name, track, lasting) if lasting else None
+        if facts is None or not self._counts(state, track, facts, lasting, step):
+            track.watch.good(step)
+            return
+        track.watch.clear_after = track.spacing.steps(_CALM * track.minima.size)
+        began = min(int(grown.since) for grown in lasting.values())
+        _update(track.watch.bad(step, facts, first_step=began), facts, self.policy)
+
+    def _candidates(self, track: Track) -> list[int]:
+        """Ranks that have more by so much that it is worth a closer examination."""
+        blocks = track.minima.matrix()
+        known = np.isfinite(blocks).sum(axis=0) - self.policy.skipped
+        track.points = max(int(known.max(initial=0)), 0)
+        least = np.fmin.reduce(blocks, axis=0)
+        enough = (known >= self.policy.points) & (blocks[-1] - least >= self.policy.least_bytes)
+        return [int(rank) for rank in np.flatnonzero(enough)]
+
+    def _of(self, track: Track, rank: int) -> _Rank | None:
+        policy = self.policy
+        steps, values = track.minima.of(rank)
+        x, y = steps[policy.skipped :], values[policy.skipped :]
+        trend = steady(
+            x, y, least=policy.points, certain=policy.certain, even=policy.even, keeps=policy.keeps
+        )
+        if trend is None:
+            return None
+        before, now = float(y[trend.first]), float(y[-1])
+        if now - before < max(policy.least_bytes, policy.least_share * before):
+            return None
+        return _Rank(trend, float(steps[0]), float(x[trend.first]), before, now)
+
+    def _counts(
+        self,
+        state: GrowingState,
+        track: Track,
+        facts: Growth,
+        lasting: Mapping[int, _Rank],
+        step: int,
+    ) -> bool:
+        """Whether it is no cache that fills, as far as that can be known."""
+        if track.watch.open(step) is not None:
+            return True
+        began = max(grown.began for grown in lasting.values())
+        epoch = state.epoch(step)
+        if epoch and step - began < self.policy.epochs * epoch:
+            return _is_soon(facts, step, self.policy) and facts.exhausted < began + epoch
+        return track.observed >= self.policy.observed or _is_soon(facts, step, self.policy)
+
+    def _check(self, window: Window, state: GrowingState) -> Check:
+        for name, track in state.tracks.items():
+            episode = track.watch.open(window.last_step)
+            if episode is not None:
+                return Check(Status.OPEN, f"{_finding(name, episode).title}.")
+        track = state.tracks[_RESIDENT]
+        if track.points < self.policy.points:
+            least = (self.policy.points + self.policy.skipped) * Minima().size
+            why = f"{count(track.observed, 'observation')} of {least} of the memory in use."
+            return Check(Status.INSUFFICIENT_DATA, why)
+        device = " and of its device" if state.tracks[_DEVICE].points >= self.policy.points else ""
+        return Check(
+            Status.OK,
+            f"The memory of each process{device} was followed over "
+            f"{count(track.observed, 'observation')}.",
+        )
+
+
+def _facts(window: Window, name: str, track: Track, found: Mapping[int, _Rank]) -> Growth:
+    fastest = max(found, key=lambda rank: found[rank].trend.slope)
+    others = [rank for rank in window.ranks.tolist() if rank not in found]
+    limit, free, pace = _what_is_left(window, name, track, found, fastest)
+    since, now = found[fastest].since, track.minima.steps[-1]
+    return Growth(
+        by_rank={rank: grown.trend.slope for rank, grown in sorted(found.items())},
+        before=found[fastest].before,
+        now=found[fastest].now,
+        calm=bool(others) and all(_is_calm(track, rank, since, found) for rank in others),
+        all_ranks=not others,
+        world_size=window.world_size,
+        since=since,
+        limit=limit,
+        exhausted=now + max(free, 0.0) / pace if limit else math.inf,
+    )
+
+
+def _is_calm(track: Track, rank: int, since: float, found: Mapping[int, _Rank]) -> bool:
+    """Whether a rank has not even a quarter more, meanwhile, of what the slowest of those has."""
+    steps, values = track.minima.of(rank)
+    later = values[steps >= since]
+    least = min(grown.now - grown.before for grown in found.values())
+    return len(later) > 1 and float(later[-1] - later[0]) < least / 4
+
+
+def _what_is_left(
+    window: Window, name: str, track: Track, found: Mapping[int, _Rank], rank: int
+) -> tuple[float, float, float]:
+    """Bytes that there are where a rank is, those of them that are free, and bytes a step."""
+    own = found[rank]
+    key = "process" if name == _RESIDENT else "cuda"
+    limits = (window.configs.get(rank) or {}).get("memory_limits")
+    limit = limits.get(key) if isinstance(limits, Mapping) else None
+    if not isinstance(limit, int | float) or not 0 < limit < math.inf:
+        return 0.0, math.inf, own.trend.slope
+    if key == "cuda":
+        return float(limit), limit - own.now, own.trend.slope
+    hosts = {life.rank: life.host for life in window.liveness}
+    beside = [r for r in window.ranks.tolist() if hosts.get(rank) and hosts.get(r) == hosts[rank]]
+    used = sum(float(np.nan_to_num(track.minima.rows[-1][r])) for r in beside or [rank])
+    pace = sum(found[r].trend.slope for r in beside or [rank] if r in found)
+    return float(limit), limit - used, pace
+
+
+def _is_soon(facts: Growth, step: int, policy: GrowingPolicy) -> bool:
+    return facts.exhausted - step <= policy.soon * (step - facts.since)
+
+
+def _update(episode: Episode[Growth], facts: Growth, policy: GrowingPolicy) -> None:
+    """What is known by now; what was said of an alert's severity stays."""
+    serious = episode.facts.serious or _is_soon(facts, episode.last_step, policy)
+    episode.facts = facts
+    episode.facts.serious = serious
+
+
+def _finding(name: str, episode: Episode[Growth]) -> Finding:
+    facts, step = episode.facts, episode.first_step
+    key, called, whose = _JUDGED[name]
+    who = tuple(facts.by_rank)
+    slope = max(facts.by_rank.values())
+    of = "every rank" if facts.all_ranks else ranks(who)
+    whom = if_several(facts.world_size, f"of {of}")
+    known = math.isfinite(facts.exhausted)
+    end = f"; at this pace it runs out at about step {facts.exhausted:,.0f}" if known else ""
+    shared = "all processes of its " if key == "process" else "its "
+    return Finding(
+        kind="memory.growing",
+        key=key,
+        severity="warning" if facts.serious else "info",
+        title=f"The {called}{whom} grows by {size(slope)} a step since step {step}{end}",
+        seen_step=episode.seen_step,
+        last_step=episode.last_step,
+        first_step=step,
+        ranks=() if facts.all_ranks else who,
+        cause=sentences(
+            f"It has grown from {size(facts.before)} to {size(facts.now)}, by about as much at "
+            f"each step{'' if len(who) == 1 else ' on the rank where it grows fastest'}.",
+            f"That of the other ranks has not: it is something that {of} "
+            f"{agree(len(who), 'does')} and they do not."
+            if facts.calm
+            else "",
+            f"There are {size(facts.limit)} for {shared}{whose}." if facts.limit else "",
+            "What is kept was not seen. It may be losses or outputs that are added up or put into "
+            "a list together with the graphs that made them; a cache or a buffer that has no "
+            "bound, or has not reached it, looks the same.",
+        ),
+        remedy=(
+            "Look for what the loop keeps from each step: outputs and losses that are added up or "
+            "put into a list keep their graphs, and all that these hold where no backward pass "
+            "goes through them (metrics, evaluations without `torch.no_grad()`); `.item()` and "
+            "`.detach()` do not. Look at hooks, caches, and objects that a logger holds, too"
+            f"{', under `if rank == ...` above all' if facts.calm else ''}. "
+            + (
+                "`torch.cuda.memory._record_memory_history` shows who allocates it."
+                if name == _DEVICE
+                else "`tracemalloc` shows who allocates it, as far as it is Python's."
+            )
+        ),
+        clear_after=episode.clear_after,
+        evidence={
+            "series": name,
+            "bytes_per_step": slope,
+            "by_rank": {str(rank): grown for rank, grown in facts.by_rank.items()},
+            "bytes_before": facts.before,
+            "bytes": facts.now,
+            **({"limit_bytes": facts.limit} if facts.limit else {}),
+            **({"exhausted_step": round(facts.exhausted)} if known else {}),
+        },
+    )
