@@ -59,6 +59,8 @@ class Session:
         self._asked = (identity.run, identity.rank)
         number = 1 + sum(c.alive and c._asked == self._asked for c in _open)
         if number > 1:
+            # With it the server judges the first run together with those beside it.
+            config = {**config, "first_run": identity.run}
             identity = replace(identity, run=f"{identity.run}.{number}")
         self.options = options
         self.identity: Identity = identity

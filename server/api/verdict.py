@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Query
@@ -13,7 +14,7 @@ from rankscope.server.api import models
 from rankscope.server.api.deps import Database, RunId, known_run
 from rankscope.server.api.problems import Problem
 from rankscope.server.detectors.settings import ENABLED, Effective
-from rankscope.server.storage import agents, detector_settings
+from rankscope.server.storage import agents, detector_settings, runs
 from rankscope.server.storage.alerts import Findings, findings
 from rankscope.server.storage.engine import reading
 
@@ -33,14 +34,20 @@ def get_verdict(
     kind: Kinds = None,
     ignore: Kinds = None,
 ) -> models.Verdict:
-    """Whether a run is healthy, with every check that was or was not made."""
+    """Whether a run is healthy, with every check that was or was not made.
+
+    Where its processes train further models, each in a run of its own (`RUN.2`), it passes only if
+    those do, by the same options.
+    """
     for name, kinds in (("kind", kind), ("ignore", ignore)):
         known = detectors.installed().kinds
         if unknown := sorted(set(kinds or ()) - set(known)):
             raise Problem(422, f"{name}: {', '.join(unknown)}: is none of {', '.join(known)}")
     with reading(engine) as connection:
         row = known_run(connection, run)
-        found = findings(connection, runs={row.key: row.id}, now=time.time())[row.key]
+        beside = runs.list_beside(connection, row)
+        judged = {one.key: one.id for one in (row, *beside)}
+        every = findings(connection, runs=judged, now=time.time())
         kept = detector_settings.load_run(connection, run=row.key)
         plans = agents.sampling(connection, run=row.key)
     judged_by = None if kept is None else Effective.from_json(kept)
@@ -49,15 +56,21 @@ def get_verdict(
         "kinds": frozenset(kind or ()),
         "ignored": frozenset(ignore or ()),
     }
+    found = every[row.key]
     verdict = _judge(row.state, row, found, **options)
-    unevaluated = _unevaluated(row)
+    others = {one.id: _judge(one.state, one, every[one.key], **options) for one in beside}
+    names = [_name(verdict, row), *(_name(others[one.id], one) for one in beside)]
+    unevaluated = [reason for one in (row, *beside) for reason in _unevaluated(one)]
     sampled = least_sampled([plan.sampled for plan in plans.values()])
     farthest = max((plan.intervals.get("full", 1) for plan in plans.values()), default=1)
-    so_far = "finished" if row.state == "running" else row.state
+    so_far = [
+        _judge("finished" if one.state == "running" else one.state, one, every[one.key], **options)
+        for one in (row, *beside)
+    ]
     return models.Verdict(
-        verdict=_name(verdict, row),
-        so_far=cast(models.VerdictName, _judge(so_far, row, found, **options).verdict),
-        reasons=[*verdict.reasons, *unevaluated],
+        verdict=_worst(names),
+        so_far=_worst([one.verdict for one in so_far]),
+        reasons=[*verdict.reasons, *_of_others(others), *unevaluated],
         checks=[
             models.CheckLine.model_validate({"name": c.name, "state": c.state, "why": c.why})
             for c in verdict.checks
@@ -75,6 +88,21 @@ def get_verdict(
         start=row.start,
         resumed_step=row.resumed_step,
     )
+
+
+def _worst(verdicts: Sequence[str]) -> models.VerdictName:
+    """Of several runs together."""
+    return cast(models.VerdictName, min(verdicts, key=("fail", "pending", "pass").index))
+
+
+def _of_others(verdicts: Mapping[str, Verdict]) -> list[str]:
+    """Why runs beside the one that was asked for do not pass."""
+    return [
+        f"run {run}, of a further model in the same processes: {reason}"
+        for run, verdict in verdicts.items()
+        if verdict.verdict != "pass"
+        for reason in verdict.reasons
+    ]
 
 
 def _settings(row: Any, judged_by: Effective | None) -> models.VerdictSettings:

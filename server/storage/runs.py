@@ -53,6 +53,18 @@ def find_run(connection: Connection, run_id: str) -> Any | None:
     return connection.execute(select(schema.run).where(schema.run.c.key == key)).first()
 
 
+def list_beside(connection: Connection, row: Any) -> list[Any]:
+    """Rows of the runs of further models that a run's processes train, of the same start.
+
+    They are called RUN.2, RUN.3 and so on, and say themselves whose they are: a user may call a run
+    so, too.
+    """
+    found: list[Any] = []
+    while (other := find_run(connection, f"{row.id}.{len(found) + 2}")) is not None:
+        found.append(other)
+    return [r for r in found if r.config.get("first_run") == row.id and r.start == row.start]
+
+
 def ranks_seen(connection: Connection, *, runs: Sequence[int]) -> Mapping[int, Sequence[int]]:
     """Ranks that have posted, ascending, by run."""
     t = schema.attempt

@@ -137,6 +137,10 @@ def test_the_first_run_says_where_a_further_model_is_watched(watching):
     (note,) = notes
     assert note[0] == "run"
     assert "watched as run run.2" in note[1]
+    sent = watching.collector.batches
+    hellos = {b.run: b.hello.config for b in sent if b.hello is not None}
+    assert "first_run" not in hellos["run"]
+    assert hellos["run.2"]["first_run"] == "run"
 
 
 def test_closed_by_a_block(watching):

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import time
+from dataclasses import replace
 from datetime import datetime
 
 import numpy as np
@@ -362,6 +363,30 @@ def test_a_run_that_goes_on_is_judged_as_if_it_ended_now(client):
     evaluated(client, "healthy")
     verdict = get(client, "/runs/healthy/verdict")
     assert (verdict["verdict"], verdict["so_far"]) == ("pass", "pass")
+
+
+def test_a_run_passes_with_the_further_models_of_its_processes(client):
+    """Each has a run of its own, that says whose it is; a user may call a run so, too."""
+    runs = {
+        "gan": ({}, None),
+        "gan.2": ({"first_run": "gan"}, (1, 100)),
+        "gpt": ({}, None),
+        "gpt.2": ({}, (1, 100)),
+    }
+    for name, (config, desync) in runs.items():
+        run = SyntheticRun(run=name, ranks=2, steps=200, desync=desync)
+        for sent in run.batches():
+            if sent.hello is not None:
+                sent = replace(sent, hello=replace(sent.hello, config=config))
+            assert post(client, sent).status_code == 200
+    for name in runs:
+        evaluated(client, name)
+    found = {name: get(client, f"/runs/{name}/verdict") for name in runs}
+    said = {name: verdict["verdict"] for name, verdict in found.items()}
+    assert said == {"gan": "fail", "gan.2": "fail", "gpt": "pass", "gpt.2": "fail"}
+    assert found["gan"]["reasons"][0].startswith("run gan.2, of a further model")
+    only = get(client, "/runs/gan/verdict", kind="loss.spike")
+    assert only["verdict"] == "pass"
 
 
 def test_data_that_nobody_reads_are_reported(database_url):
