@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -38,16 +39,24 @@ def watch(argv: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", type=client.run_id, help="id of the run")
     options = parser.parse_args(argv)
     server, screen = client.server_of(options), console()
+    interrupted = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        # It is lost where it hits what reports errors and goes on, as a weak reference's callback.
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
     try:
         if screen.is_terminal:
-            return _live(server, options.run, screen)
-        return _lines(server, options.run, screen)
+            return _live(server, options.run, screen, interrupted)
+        return _lines(server, options.run, screen, interrupted)
     except client.Refused as refused:
         client.complain(str(refused))
         return refused.code
 
 
-def _live(server: client.Server, run: str, screen: Console) -> int:
+def _live(server: client.Server, run: str, screen: Console, interrupted: threading.Event) -> int:
     def drawn(facts: RunFacts) -> RenderableType:
         return view(facts, width=screen.width, plain=not screen.encoding.startswith("utf"))
 
@@ -56,15 +65,15 @@ def _live(server: client.Server, run: str, screen: Console) -> int:
     with Live(
         drawn(first), console=screen, auto_refresh=False, vertical_overflow="ellipsis"
     ) as live:
-        for facts in _changes(server, run, first):
+        for facts in _changes(server, run, first, interrupted):
             live.update(drawn(facts), refresh=True)
     return client.OK
 
 
-def _lines(server: client.Server, run: str, screen: Console) -> int:
+def _lines(server: client.Server, run: str, screen: Console, interrupted: threading.Event) -> int:
     facts = load(server, run)
     reported: set[str] = set()
-    for changed in chain([facts], _changes(server, run, facts)):
+    for changed in chain([facts], _changes(server, run, facts, interrupted)):
         facts = changed
         for alert in serious(facts.roots):
             if alert["id"] not in reported:
@@ -74,7 +83,9 @@ def _lines(server: client.Server, run: str, screen: Console) -> int:
     return client.OK
 
 
-def _changes(server: client.Server, run: str, facts: RunFacts) -> Iterator[RunFacts]:
+def _changes(
+    server: client.Server, run: str, facts: RunFacts, interrupted: threading.Event
+) -> Iterator[RunFacts]:
     """The facts after each change, until the run has ended and is evaluated."""
     listener = _Listener(server, run)
     listener.start()
@@ -82,6 +93,8 @@ def _changes(server: client.Server, run: str, facts: RunFacts) -> Iterator[RunFa
     while facts.run["state"] == "running":
         listener.changed.wait(_POLL_SECONDS)
         listener.changed.clear()
+        if interrupted.is_set():
+            raise KeyboardInterrupt
         try:
             facts = load(server, run)
         except client.Refused as refused:

@@ -31,7 +31,9 @@ class Budget:
     """This many seconds of the processor for what one thread does, again and again.
 
     `Overdue` is raised between two instructions of Python; a single call into C is not cut short.
-    Should it come a moment too late, it hits what the thread does next: that has to bear it.
+    Should it come a moment too late, it hits what the thread does next: that has to bear it. Where
+    it gets lost (what a weak reference calls reports errors, and goes on), it is raised again after
+    as many seconds.
 
     Args:
         seconds: of the thread's own processor time, where the system shows it; else by the clock.
@@ -68,7 +70,7 @@ class Budget:
             except OSError:
                 continue  # the thread has ended
             if over and self._job is job:
-                self._job = None
+                job.until = job.clock() + self.seconds
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(job.thread), ctypes.py_object(Overdue)
                 )

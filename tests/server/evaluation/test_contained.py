@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import select, update
 
 from rankscope.agent import wire
+from rankscope.server.detectors import registry
 from rankscope.server.evaluation import run as run_evaluation
 from rankscope.server.evaluation.worker import Worker
 from rankscope.server.health import Health
@@ -114,9 +115,11 @@ def test_a_run_that_cannot_be_evaluated_fails_alone(engine, monkeypatch, fails, 
         return evaluate(self, *args)
 
     monkeypatch.setattr(run_evaluation.RunEvaluation, "evaluate", spoilt)
+    # That they are imported at the first evaluation is not to be paid from a budget so small.
+    registry.classes()
     for run in ("first", "hostile", "last"):
         store(engine, run)
-    with Served(engine, budget=1.0) as served:
+    with Served(engine, budget=2.0) as served:
         served.until(lambda: evaluated(engine) == {"first", "last"})
         served.until(lambda: served.health.report()["counts"].get("evaluation_failures", 0) > 0)
         assert served.health.report()["failing"] == {"evaluation": 1}
