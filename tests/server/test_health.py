@@ -147,6 +147,11 @@ def test_what_never_returns_is_ended_and_what_does_is_not():
     try:
         with pytest.raises(Overdue), budget.spent():
             sum(1 for _ in iter(int, 1))
+        # Where it gets lost it comes again.
+        with budget.spent():
+            for _ in range(3):
+                with pytest.raises(Overdue):
+                    sum(1 for _ in iter(int, 1))
         # Time in which nothing is computed does not count.
         with budget.spent():
             threading.Event().wait(2 * health._FIRST_PAUSE_S)

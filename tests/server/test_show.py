@@ -11,7 +11,10 @@ import time
 import httpx
 import pytest
 
+from rankscope.server.commands.client import Server
+from rankscope.server.commands.run_facts import load
 from rankscope.server.commands.terminal import mean_loss, sparkline
+from rankscope.server.commands.watch import _changes
 from rankscope.server.demo.processes import RANKSCOPE
 from tests.support.fixture_run import HOSTILE, SyntheticRun, post, wait_until_evaluated
 from tests.support.service import Service, eventually
@@ -176,6 +179,16 @@ def test_watch_draws_in_a_terminal_and_control_c_ends_it_cleanly(service):
     assert b"\x1b[" in seen
     # The cursor is shown again.
     assert seen.rfind(b"\x1b[?25h") > seen.rfind(b"\x1b[?25l")
+
+
+def test_an_interrupt_that_got_lost_still_ends_it(service):
+    post(service.url, SyntheticRun(run="lost", ranks=2, steps=400, state="running"), 0, 50)
+    server = Server(service.url)
+    interrupted = threading.Event()
+    interrupted.set()
+    changes = _changes(server, "lost", load(server, "lost"), interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(changes)
 
 
 def test_a_sparkline_spans_from_the_smallest_to_the_largest():
