@@ -422,8 +422,12 @@ class Desync(Detector[DesyncState]):
                             bool(state.returns)
                             or not any(state.last_equal.get(s) for s in (*_GRADIENTS, "parameters"))
                         )
-                        # Who shares gradients is not averaged now and then.
-                        and not any(c.equal and c.stage in _GRADIENTS for c in comparisons)
+                        # Who shares gradients does not clip them in a way of its own; parameters
+                        # that each updates in part may be gathered before the next forward pass.
+                        and not (
+                            first.stage in _GRADIENTS
+                            and any(c.equal and c.stage in _GRADIENTS for c in comparisons)
+                        )
                         and not window.config.get("data_parallel")
                         and "data_parallel" in window.config
                     )
