@@ -73,7 +73,9 @@ def chain(
 
     Faults that begin with `alone` reduce nothing from the first step on: in `alone-averaged` the
     parameters are averaged every `at` steps, in `alone-shared` two ranks have one gradient at step
-    `at`, and in `alone-wrapped` there is a wrapper that the forward pass goes around.
+    `at`, and in `alone-wrapped` there is a wrapper that the forward pass goes around. In
+    `gathered-late`, which is none, each rank updates tensors of its own, and all get them before
+    the next forward pass.
     """
     random = np.random.default_rng(seed)
     reducer = hook_of(hook)
@@ -129,6 +131,11 @@ def chain(
                     changed = [t * np.float32(0.99) for t in held[r]]
                     written[r] = (model_word(changed) - model_word(held[r])) % 2**64
                     held[r] = changed
+        if fault == "gathered-late" and step:
+            gathered = [held[i % ranks][i] for i in range(len(NAMES))]
+            for r in range(ranks):
+                written[r] = (model_word(gathered) - model_word(held[r])) % 2**64
+                held[r] = [t.copy() for t in gathered]
         if fault == "alone-averaged" and step and step % at == 0:
             mean = [np.mean(tensors, axis=0) for tensors in zip(*held, strict=True)]
             for r in range(ranks):
@@ -242,6 +249,8 @@ def chain(
                 for i, gradient in enumerate(applied[r]):
                     velocity[r][i] = np.float32(0.9) * velocity[r][i] + gradient
                     still = stuck or (fault == "one-tensor-frozen" and hit and i == target)
+                    if fault == "gathered-late" and i % ranks != r:
+                        continue
                     if still:
                         unchanged += 1
                         continue

@@ -24,7 +24,7 @@ class LeakedPolicy(Policy):
         share: mean cross entropy at the worst of the places whose target is in the input, over that
             at the last place, whose target is not, below which the one is known from the input. A
             model that does not look ahead errs by as much at both.
-        margin: smallest difference of both, in nats: what is learned by heart is near 0 everywhere.
+        margin: smallest difference of both, in nats: what is memorised is near 0 everywhere.
     """
 
     recent: Observations = 16

@@ -21,7 +21,7 @@ _SHORTEST = 9
 # Remembered observations of all ranks together, and of each at least; an epoch that is longer is
 # not recognised.
 _MEMORY = 65_536
-_LEAST = 512
+_LEAST = 512  # epochs of some hundred batches are known of 1,000 ranks, too
 
 
 @dataclass(slots=True)

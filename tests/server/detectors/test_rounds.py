@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from rankscope.server.detectors.desync.detector import Desync
 from rankscope.server.detectors.rank import RankStarved, RankStraggler
 from rankscope.server.window import Comparison
 from tests.support.judging import judge
+from tests.support.scenarios import GENERATORS
 from tests.support.traces import Trace
 
 RANKS, STEPS, EVERY, STEP = 4, 480, 8, 0.025
@@ -78,3 +80,13 @@ def test_what_is_written_where_all_hold_the_same_is_no_average():
     trace.series["step_seconds"][:] += 0.02
     (alert,) = said(trace).alerts
     assert (alert.kind, alert.ranks) == ("rank.starved", (3,))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_parameters_gathered_before_the_next_forward_pass_are_no_fault(ranks):
+    """Each rank updates tensors of its own; gradients are shared, as no averaging would have it."""
+    made = GENERATORS["chain"](0, fault="gathered-late", ranks=ranks, wrapped=False)
+    found = judge(made, [Desync()], range(0, 2000, 33))
+    assert {alert.severity for alert in found.alerts} == {"info"}
+    (lasting,) = [alert for alert in found.alerts if alert.state == "open"]
+    assert "made equal every step" in lasting.cause
